@@ -1,4 +1,4 @@
-"""Workers without process, torch or clock that have a fault, most often in head."""
+"""Fake workers without process, torch or clock, which have a planted fault, most often in head."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ from esbench.gate.worker_process import WorkerProcess
 from esbench.schema import Case, Variant
 
 LAUNCH_NS = 1e7
-"""So slow that a cell has no more than the least number of rounds."""
+"""So slow that a cell has only the minimum number of rounds."""
 BETWEEN, WITHIN, NOISY = 0.001, 0.01, 0.3
 """Relative standard deviations between processes, between launches, and between processes if noisy."""
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
@@ -42,7 +42,7 @@ FAILS_AT = 40
 
 
 class FakeWorker(WorkerProcess):
-    """Answers as a worker would, except for its fault; everything after the pipe is the gate's own code."""
+    """A worker that answers like a real one except for its fault; the rest of the test is the gate's code."""
 
     def _start(self, orders: Orders, program: Sequence[str]) -> None:
         self.fault, number = program
@@ -57,10 +57,10 @@ class FakeWorker(WorkerProcess):
         self._lines.put(b"Segmentation fault?\n" if broken else msgspec.json.encode(answer))
 
     def stop(self) -> None:
-        """There is no process to be ended."""
+        """Do nothing: there is no process to end."""
 
     def _hello(self) -> Answer:
-        """Name the same cells in both arms, unless that is the fault."""
+        """Return the same cells in both arms, unless the fault changes them."""
         if self.fault == "unloadable" and not self.is_head:
             return WorkerFailure(reason="PluginError: cannot load variants from impls")
         absent = VICTIM if self.fault in {"missing", "dropped"} and self.is_head else ""
@@ -92,7 +92,7 @@ class FakeWorker(WorkerProcess):
                 self.visits += 1
                 times = (self.launch_ns * (1 + self.rng.gauss(0, WITHIN)) for _ in range(question.launches))
                 return Visited(samples=tuple(map(abs, times)))
-        # Each process is slower or faster as a whole: another layout, another place in the caches.
+        # Each process is slower or faster as a whole, as real ones are by their memory layout.
         self.launch_ns *= 1 + self.rng.gauss(0, NOISY if self.fault == "noisy" else BETWEEN)
         return Opened(launch_ns=abs(self.launch_ns))
 
@@ -108,14 +108,14 @@ class FakeWorker(WorkerProcess):
 
 
 class FakeWorkers:
-    """Starts fake workers with a fault; their times are the same in each gate."""
+    """A factory of fake workers with a fault; their times are the same in each gate."""
 
     def __init__(self, fault: str) -> None:
-        """Count the pairs of processes."""
+        """Start to count the pairs of processes."""
         self.fault, self.number = fault, itertools.count()
 
     @contextmanager
     def __call__(self, orders: Mapping[Arm, Orders]) -> Iterator[dict[Arm, WorkerProcess]]:
-        """Start one for each arm."""
+        """Start a worker for each arm."""
         program = self.fault, str(next(self.number))
         yield {arm: FakeWorker(arm, one, Path(os.devnull), program) for arm, one in orders.items()}

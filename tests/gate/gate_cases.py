@@ -1,4 +1,4 @@
-"""Evidence and decisions of gates that were never run, for tests of the decision and of its presentation."""
+"""Invented evidence and decisions of gates, for tests of the decision and its presentation."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ Shares = Mapping[str, float]
 
 
 def cell(scheme: str, method: str = "host") -> Cell:
-    """A cell of a variant without options."""
+    """Return a cell of a variant without options."""
     return Cell(variant=Variant(scheme=scheme), case=CASE, phase="forward", method=method)
 
 
@@ -41,30 +41,30 @@ ABLE, BAKER, DOG = CELLS = tuple(cell(name) for name in ("Able", "Baker", "Dog")
 
 
 def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
-    """Log ratios evenly around that of a slowdown; their mean is exactly there."""
+    """Return log ratios spaced evenly around that of a slowdown, which is exactly their mean."""
     return [math.log1p(share) + noise * (2 * place / (count - 1) - 1) for place in range(count)]
 
 
 def timed(name: str, log_ratio: float) -> Timed:
-    """A cell of which both rounds of a replicate are equal; the first launch of a visit is slow."""
+    """Return a cell whose replicates have two equal rounds; the first launch of a visit is slow."""
     base = ((9e9, 1e5, 1e5),) * 4
     head = ((9e9, *(1e5 * math.exp(log_ratio),) * 2),) * 4
     return Timed(cell=name, first=(ARMS[0],) * 2, base=base, head=head)
 
 
 def surveyed(of: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Surveyed:
-    """The row of a cell in an arm, with the usual counts."""
+    """Return the row of a cell in an arm, with the usual counts."""
     figures = COUNTS if status == "ok" else {}
     return Surveyed(cell=of, arm=arm, status=status, figures=figures, reason=reason)  # type: ignore[arg-type]  # a status
 
 
 def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
-    """Both arms have all cells, and the same counts."""
+    """Return surveys in which both arms have all cells and the same counts."""
     return [surveyed(one, arm) for one in cells for arm in ARMS]
 
 
 def replicates(stage: Stage, found: Mapping[str, Sequence[float]]) -> list[Replicate]:
-    """As many replicates as the longest list is long; a name is in as many as it has numbers."""
+    """Return as many replicates as the longest list has numbers; each name is in one per number."""
     return [
         Replicate(
             stage=stage,
@@ -85,7 +85,7 @@ def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
     confirm_noise: float = QUIET,
     controls: Shares = CONTROLS,
 ) -> Evidence:
-    """A whole gate of three cells without an effect, except for the slowdowns that are given.
+    """Return the evidence of a whole gate: three cells without an effect, except for the given slowdowns.
 
     Cells in ``confirm`` and the controls have replicates of the confirmation.
     """
@@ -103,7 +103,7 @@ def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
 
 
 def opening() -> Opening:
-    """The first line of a gate on a machine that does not exist."""
+    """Return the first line of a gate on an invented machine."""
     return Opening(
         schema=1,
         gate_id="20260101T000000Z-gate-0001",
@@ -121,7 +121,7 @@ def opening() -> Opening:
 
 
 def decided(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
-    """The decision on the evidence."""
+    """Return the decision on the evidence."""
     return decide(opening(), found, settings, wall_s=12.0, invalid=invalid)
 
 
@@ -132,7 +132,7 @@ def decision(
     invalid: tuple[str, ...] = (),
     exit_code: int = 0,
 ) -> Decision:
-    """A decision of these verdicts, whatever the rule would decide."""
+    """Return a decision with these verdicts, whatever the decision rule would return."""
     return Decision(
         schema=1,
         gate_id="20260101T000000Z-gate-0001",
@@ -148,15 +148,15 @@ def decision(
 
 
 def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:
-    """Bounds at the same distance on both sides of an effect."""
+    """Return bounds at the same distance on both sides of an effect."""
     return Bounds(effect=effect, low=effect - half, high=effect + half, mde=mde, p=0.001, replicates=count)
 
 
 def fail(name: str, effect: float = 0.02) -> Verdict:
-    """A cell that is slower."""
+    """Return the verdict of a slower cell."""
     return Verdict(cell=name, metric="latency_ns", status="FAIL", code="slower", bounds=bounds(effect))
 
 
 def no_sign(name: str, effect: float = 0.0) -> Verdict:
-    """A cell that is not slower."""
+    """Return the verdict of a cell that is not slower."""
     return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=bounds(effect))

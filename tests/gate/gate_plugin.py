@@ -1,6 +1,6 @@
-"""A package of tiny variants in one file, as text: what a gate compares in tests.
+"""The source of a plug-in of tiny variants in one file, which gates compare in tests.
 
-Each variant adds numbers up. It is a file of a person's, that imports nothing but torch and the contracts.
+Each variant adds numbers up. Like a user's file, it imports nothing but torch and the contracts.
 """
 
 SOURCE = '''
@@ -98,15 +98,15 @@ class {name}(TinyWorkload):
 
 
 def plain(name: str) -> str:
-    """A variant that does as it should."""
+    """Return the source of a correct variant."""
     return PLAIN.format(name=name)
 
 
 def of(name: str, what: str, *body: str) -> str:
-    """A variant one of whose methods is another one."""
+    """Return the source of a variant with one method replaced."""
     return OF.format(name=name, what=what, body="\n".join(f"        {line}" for line in body))
 
 
 def plugin(*variants: str) -> str:
-    """The text of a file with these variants."""
+    """Return the text of a file with these variants."""
     return SOURCE + "".join(variants)

@@ -1,4 +1,4 @@
-"""A small git repository of a test's own."""
+"""A small git repository for a test."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ Files = Mapping[str, str]
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Return what git says, whatever the configuration of the person who runs the tests."""
+    """Return the output of git, independent of the user's git configuration."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     done = subprocess.run(
@@ -24,14 +24,14 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def write(folder: Path, files: Files) -> None:
-    """Put files into a folder."""
+    """Write files into a folder."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 
 def commit(top: Path, files: Files, *removed: str) -> str:
-    """Commit files, and that others are gone; return the commit."""
+    """Commit new files and removals; return the commit."""
     write(top, files)
     for name in removed:
         (top / name).unlink()
@@ -41,7 +41,7 @@ def commit(top: Path, files: Files, *removed: str) -> str:
 
 
 def repository(folder: Path, files: Files) -> Path:
-    """Make a repository with one commit on the branch main; return its top."""
+    """Create a repository with one commit on the branch main; return its top folder."""
     folder.mkdir(parents=True)
     git(folder, "init", "--quiet")
     git(folder, "symbolic-ref", "HEAD", "refs/heads/main")
@@ -52,13 +52,13 @@ def repository(folder: Path, files: Files) -> Path:
 
 
 def worktrees(top: Path) -> list[str]:
-    """The work trees that git knows of, beside the repository's own."""
+    """Return the work trees known to git, without the repository's main one."""
     lines = git(top, "worktree", "list", "--porcelain").splitlines()
     return [line for line in lines if line.startswith("worktree ")][1:]
 
 
 def state(top: Path) -> dict[str, object]:
-    """Everything that a gate must leave as it was: index, branches, status, stash and files."""
+    """Return what a gate must not change: index, branches, status, stash and files."""
     folder = Path(git(top, "rev-parse", "--absolute-git-dir"))
     return {
         "index": (folder / "index").read_bytes(),

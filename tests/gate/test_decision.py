@@ -1,4 +1,4 @@
-"""The decision rule: which verdicts and which exit code follow from what was measured."""
+"""The decision rule: verdicts and exit code as functions of the evidence."""
 
 import random
 
@@ -34,19 +34,19 @@ LOOKS_SLOWER = {BAKER.name: 0.02, DOG.name: -0.03}
 
 
 def time_of(decision: Decision, name: str = BAKER.name) -> tuple[str, str]:
-    """Status and code of the time of a cell, or of the mean."""
+    """Return status and code of the time verdict of a cell or of the mean."""
     rows = [*decision.verdicts, *([decision.mean] if decision.mean else [])]
     (one,) = [row for row in rows if row.cell == name and row.metric == "latency_ns"]
     return one.status, one.code
 
 
 def exact(*rows: Surveyed) -> list[tuple[str, str, str]]:
-    """Metric, status and code of what follows from surveys alone."""
+    """Return metric, status and code of the verdicts that follow from surveys alone."""
     return [(one.metric, one.status, one.code) for one in decided(Evidence(surveys=list(rows))).verdicts]
 
 
 def test_a_revision_against_itself_passes() -> None:
-    """No cell and not the mean shows a sign; the controls behave; the decision can be read back."""
+    """No cell nor the mean shows a sign, the controls are valid, and the decision can be read back."""
     decision = decided(evidence())
     assert [one.code for one in decision.verdicts] == ["no-sign"] * 3
     assert decision.mean is not None
@@ -59,7 +59,7 @@ def test_a_revision_against_itself_passes() -> None:
 
 
 def test_a_cell_that_new_replicates_show_to_be_slower_fails() -> None:
-    """Its effect is that of the confirmation, not of the screen that selected it; no other cell fails."""
+    """The effect is that of the confirmation, not of the selecting screen; no other cell fails."""
     gate = evidence({BAKER.name: 0.05, DOG.name: -0.06}, SLOWER)
     decision = decided(gate)
     assert (time_of(decision), decision.exit_code) == (("FAIL", "slower"), 1)
@@ -70,11 +70,11 @@ def test_a_cell_that_new_replicates_show_to_be_slower_fails() -> None:
     assert (bounds.replicates, bounds.low > SETTINGS.margin) == (10, True)
     for share, code in ((0.0, "not-confirmed"), (0.004, "not-confirmed"), (0.006, "slower")):  # the margin
         assert time_of(decided(evidence(LOOKS_SLOWER, {BAKER.name: share})))[1] == code
-    for margin in (0.0, 0.019, 0.021, 0.04):  # the control with 2 % more work must be found all the same
+    for margin in (0.0, 0.019, 0.021, 0.04):  # the control with 2 % more work must still be found
         other = decided(evidence(LOOKS_SLOWER, SLOWER), settings=Settings(margin=margin))
         assert other.invalid == ()
         assert (time_of(other)[0], other.exit_code) == (("FAIL", 1) if margin < 0.02 else ("PASS", 0)), margin
-    # The order of surveys, of replicates and of cells in them changes no verdict.
+    # Verdicts do not depend on the order of surveys, replicates or cells.
     rng = random.Random(0)  # noqa: S311  # an order
     rng.shuffle(gate.surveys)
     gate.replicates = [
@@ -88,7 +88,7 @@ def test_a_cell_that_new_replicates_show_to_be_slower_fails() -> None:
 
 
 def test_a_cell_too_noisy_to_show_a_regression_is_inconclusive() -> None:
-    """It is confirmed though it looks no slower; it passes if it is quiet then."""
+    """A noisy cell is confirmed even if it looks no slower, and passes if its new replicates agree."""
     noisy = evidence(screen_noise=0.5, confirm=ALL, confirm_noise=0.5)
     assert noisy.cells_to_confirm(SETTINGS) == list(CELLS)
     decision = decided(noisy)
@@ -99,7 +99,7 @@ def test_a_cell_too_noisy_to_show_a_regression_is_inconclusive() -> None:
 
 
 def test_only_suspects_are_confirmed_and_all_of_them_must_be() -> None:
-    """A suspect without new replicates is inconclusive, the gate invalid; others keep their first verdict."""
+    """A suspect without new replicates is inconclusive, the gate invalid; others keep their verdict."""
     gate = evidence(LOOKS_SLOWER)
     assert gate.cells_to_confirm(SETTINGS) == [BAKER]
     decision = decided(gate)
@@ -110,8 +110,8 @@ def test_only_suspects_are_confirmed_and_all_of_them_must_be() -> None:
 
 
 def test_all_cells_are_confirmed_if_their_mean_looks_slower() -> None:
-    """Even if no cell does by itself; with replicates of some cells alone the mean is inconclusive."""
-    # Each cell by itself is noisy, but the noise cancels in the mean.
+    """The mean needs new replicates of all cells, even if no single cell looks slower."""
+    # Single cells are noisy, but the noise cancels in the mean.
     screen = {
         one.name: [0.012 + shift * place for place in (-1, 0, 1)]
         for one, shift in zip(CELLS, (0.012, -0.006, -0.0059), strict=True)
@@ -128,7 +128,7 @@ def test_all_cells_are_confirmed_if_their_mean_looks_slower() -> None:
 
 
 def test_a_larger_family_is_tested_at_a_stricter_level() -> None:
-    """A cell that is slower by itself is not when a dozen others are confirmed beside it."""
+    """A cell that would fail alone passes if a dozen others are confirmed with it."""
     noise = 0.0095
     many = [cell(f"C{place}") for place in range(12)]
     assert time_of(decided(evidence(SLOWER, {BAKER.name: 0.011}, confirm_noise=noise)))[1] == "slower"
@@ -142,7 +142,7 @@ def test_a_larger_family_is_tested_at_a_stricter_level() -> None:
 
 
 def test_rows_and_outputs_are_compared_exactly() -> None:
-    """A row that head lacks fails, and so does a wrong output of head, whatever base does.
+    """A row missing in head fails, and so does a wrong output of head, whether or not base is right.
 
     Only cells that both arms compute correctly are timed.
     """
@@ -169,7 +169,7 @@ def test_rows_and_outputs_are_compared_exactly() -> None:
 
 
 def test_counts_are_compared_exactly() -> None:
-    """One byte or launch more fails, fewer pass, a count that head lost fails."""
+    """One byte or launch more fails, fewer pass, and a count missing in head fails."""
     for metric in ("peak_bytes", "noise_bytes", "launches"):
         more = "more-launches" if metric == "launches" else "more-bytes"
         for before, after, expected in (
@@ -188,7 +188,7 @@ def test_counts_are_compared_exactly() -> None:
 
 
 def test_controls_that_misbehave_make_a_gate_invalid() -> None:
-    """Equal work that differs, more work that is not found, and a control that was not measured."""
+    """Equal work that differs, extra work that is not found, or an unmeasured control is a reason."""
     for same, more, reason in (
         (0.01, 0.02, "equal work differs between the arms (+1.00 %, at least"),
         (-0.01, 0.02, "equal work differs between the arms (-1.00 %, at least"),
@@ -205,7 +205,7 @@ def test_controls_that_misbehave_make_a_gate_invalid() -> None:
         decision = decided(evidence(controls=rest))
         assert decision.exit_code == 3
         assert decision.invalid[-1] == f"{lacking} | host: 0 of 10 replicates of the confirm"
-    # Controls timed by the host say nothing about what is timed by a graph.
+    # Controls timed by the host do not validate cells timed by a graph.
     graph = cell("Able", method="graph")
     shares, rows = {graph.name: 0.0}, surveys((*CELLS, graph))
     deaf = {**CONTROLS, f"{SAME} | graph": 0.0, f"{MORE} | graph": 0.0}
@@ -218,7 +218,7 @@ def test_controls_that_misbehave_make_a_gate_invalid() -> None:
 @pytest.mark.parametrize("stage", ["screen", "confirm"])
 @pytest.mark.parametrize("more", [-1, 1], ids=["missing", "extra"])
 def test_a_replicate_too_few_or_too_many_makes_a_gate_invalid(stage: str, more: int) -> None:
-    """Of one cell, at either stage; the reason counts them."""
+    """A wrong number of replicates of one cell, at either stage, is a reason with the counts."""
     gate = evidence(SLOWER, SLOWER)
     count = {"screen": SETTINGS.screen, "confirm": SETTINGS.confirm}[stage]
     last = [one for one in gate.replicates if one.stage == stage][-1]
@@ -234,7 +234,7 @@ def test_a_replicate_too_few_or_too_many_makes_a_gate_invalid(stage: str, more: 
 
 
 def test_a_gate_that_measured_nothing_or_was_disturbed_is_invalid() -> None:
-    """No cell in both arms; or a reason from outside, such as a killed worker: a slower cell then is no 1."""
+    """Without a common cell, or after a killed worker, even a slower cell makes the gate invalid."""
     lone = decided(Evidence(surveys=[surveyed(ABLE, "head"), surveyed(ABLE, "base", "absent")]))
     assert (lone.exit_code, lone.invalid) == (3, ("no cell was measured in both arms",))
     killed = decided(evidence(LOOKS_SLOWER, SLOWER), "the worker of head ended")
@@ -257,9 +257,9 @@ VERDICTS = st.lists(
 
 @given(VERDICTS, st.lists(st.just("why")), EXACT)
 def test_nothing_bad_passes(verdicts: list[Verdict], invalid: list[str], metric: Metric) -> None:
-    """Exit code 0 needs verdicts that pass or were waived, in a valid gate; one exact failure more is 1.
+    """Exit code 0 needs a valid gate in which every verdict passes or is waived; an exact failure makes it 1.
 
-    A slower cell is 1 in a valid gate, also beside a noisy one.
+    A slower cell makes it 1 in a valid gate, also beside a noisy cell.
     """
     code = exit_code(verdicts, invalid)
     bad = [one for one in verdicts if one.status != "PASS" and not (one.status == "FAIL" and one.accepted)]

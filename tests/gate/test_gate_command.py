@@ -1,4 +1,4 @@
-"""The command ``gate`` in a repository with a package of variants; it leaves nothing behind."""
+"""The command ``gate`` in a repository with a package of variants; it leaves no files behind."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ TINY = ["--device", "cpu", "--suite", "tiny", "--plugin", FILE]
 
 
 class Ended(NamedTuple):
-    """How a gate ended: its exit code, and what it printed."""
+    """The result of a gate command: its exit code and what it printed."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
     @property
     def only_line(self) -> str:
-        """The one line of a command that could not decide; before it there is only progress."""
+        """Return the one error line of a command that could not decide; only progress may precede it."""
         assert self.code == 2
         assert self.err.splitlines()[-1].startswith("esbench: ")
         assert self.err.count("esbench: ") == 1
@@ -50,8 +50,8 @@ class Place:
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Make the repository; change into it."""
-        # Its own package impls, which is empty, keeps the workers from importing the real one for seconds.
+        """Create the repository and change into it."""
+        # An empty package impls saves the workers the seconds that importing the real one takes.
         files = {FILE: GOOD, "below/empty.txt": "", "impls/__init__.py": ""}
         self.top = repository(folder / "repository", files)
         self.out, self.temporary, self.capsys = folder / "out", folder / "temporary", capsys
@@ -68,7 +68,7 @@ class Place:
         monkeypatch.setattr(gate, "MAX_ROUNDS", 8)
 
     def run(self, *arguments: str) -> Ended:
-        """Run a gate in this process; check that it leaves everything as it was."""
+        """Run a gate in this process; check that the repository is unchanged."""
         before = state(self.top)
         self.capsys.readouterr()
         code = run("gate", "--out", str(self.out), *arguments)
@@ -80,7 +80,7 @@ class Place:
         return ended
 
     def workers(self) -> list[psutil.Process]:
-        """The workers whose work trees are in this place."""
+        """Return the worker processes whose work trees are in this place."""
         found = []
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -89,18 +89,18 @@ class Place:
         return found
 
     def decision(self) -> Decision:
-        """The content of gate.json."""
+        """Return the content of gate.json."""
         return msgspec.json.decode((self.out / "gate.json").read_bytes(), type=Decision)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Place:
-    """A repository to be gated in this process."""
+    """Return a repository for a gate in this process."""
     return Place(tmp_path, monkeypatch, capsys)
 
 
 def test_a_revision_against_itself_does_not_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a folder below the top, whose files a plug-in is named from; every sample is on disk."""
+    """Run from a subfolder, to which a plug-in's path is relative; every sample is written to disk."""
     monkeypatch.chdir(place.top / "below")
     done = place.run("--base", "HEAD", "--device", "cpu", "--suite", "tiny", "--plugin", f"../{FILE}")
     assert done.code in {0, 3}, done.out + done.err
@@ -120,7 +120,7 @@ def test_a_revision_against_itself_does_not_fail(place: Place, monkeypatch: pyte
 def test_a_missing_or_wrong_row_fails_by_name(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On stdout, in both files and on GitHub; a dirty folder is measured only if asked for."""
+    """It is named on stdout, in both files and on GitHub; uncommitted changes are measured on request."""
     write(place.top, {FILE: WRONG})
     assert "--head worktree" in place.run("--base", "HEAD", *TINY).only_line
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
@@ -143,7 +143,7 @@ def test_a_missing_or_wrong_row_fails_by_name(
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names what is wrong, and an earlier decision is removed; waivers are those of head."""
+    """The line names the error, an earlier decision is removed, and waivers are read from head."""
     waiver = '[[accept]]\ncell = "*"\nmetric = "row"\nreason = "long ago, it was"\nexpires = 2020-01-01\n'
     commit(place.top, {"gate.toml": waiver})
     for arguments, words in (
@@ -162,7 +162,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
 
 
 def test_an_interrupt_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 130; further signals while it cleans up do not disturb it, and handlers are put back."""
+    """An interrupt exits with 130; further signals do not stop the clean-up, and handlers are restored."""
     seen = []
     before = signal.getsignal(signal.SIGTERM)
     remove = shutil.rmtree

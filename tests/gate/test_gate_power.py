@@ -1,4 +1,4 @@
-"""The study of the gate: what is stored of it, what resampled suites find, and its page."""
+"""The study of the gate: its stored data, its resampled suites and its page."""
 
 import math
 import re
@@ -23,7 +23,7 @@ SETTINGS = Settings()
 
 
 def study(results: Path, replicates: int = 16, fault: str = "none") -> GateStudy:
-    """Measure a study of four cells on fake workers, store it and read it back."""
+    """Measure a study of four cells on fake workers; store it and read it back."""
     gate = Gate(
         orders=Orders(device="cpu", threads=1, seed=0, suite="gate"),
         folders={arm: results / arm for arm in ARMS},
@@ -37,7 +37,7 @@ def study(results: Path, replicates: int = 16, fault: str = "none") -> GateStudy
 
 
 def test_a_study_holds_the_log_ratios_of_all_replicates(tmp_path: Path) -> None:
-    """A control reads as its planted slowdown; a third of the rounds tells less."""
+    """A control measures as its planted slowdown; with a third of the rounds it is less certain."""
     found = study(tmp_path)
     assert [one.name.split("Linear")[0] for one in found.cells] == [*NAMES]
     assert {len(logs) for one in found.cells for logs in (one.confirm, one.screen)} == {16}
@@ -57,7 +57,7 @@ def normal_logs(spread: float, means: Sequence[float], names: Sequence[str] = ()
 
 
 def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
-    """Unchanged suites raise no alarm; power grows with the slowdown, and no unchanged cell is named."""
+    """Unchanged suites raise no alarm, power grows with the slowdown, and only changed cells are named."""
     cells = normal_logs(0.004, [0.0] * 40)
     alarms = gate_power.alarms(cells, SETTINGS, 60)
     assert (alarms.alarmed, alarms.failed, alarms.suites, alarms.cells) == (0, 0, 60, 40)
@@ -79,7 +79,7 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
 
 
 def test_controls_that_misbehave_are_counted_by_kind() -> None:
-    """More work that is not found, and equal work that differs in either direction, are told apart."""
+    """Undetected extra work and equal work that differs, in either direction, have separate counts."""
     names = [f"{name} | host" for name in (SAME, MORE)]
     for kind, same, more, expected in (
         ("good", 0.0, 0.02, (0, 0)),
@@ -97,9 +97,9 @@ def goals(page: str) -> list[str]:
 
 
 def test_the_page_says_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a verdict for each goal, and the false-alarm rate with its count and interval.
+    """The page has a verdict for each goal, and the false-alarm rate with its count and interval.
 
-    A study whose arms differ, one with too few replicates and a file of something else are told from it.
+    The page of a study whose arms differ says so. Too few replicates or a file of another kind are errors.
     """
     monkeypatch.setattr(gate_power, "SUITES", 60)
     monkeypatch.setattr(gate_power, "TRIALS", 20)
@@ -111,7 +111,7 @@ def test_the_page_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(goals(text)) == 5
     assert "| 0 of 60 suites: 0 % (95 % interval 0 % to 5.96 %)" in goals(text)[0]
     assert goals(text)[0].endswith("  met")
-    # The mean of the cells is slower by 1.2 % in head: the arms differ as measured.
+    # The mean of the cells is slower by 1.2 % in head, so the measured arms differ.
     offset = gate_power.page([study(tmp_path / "offset", fault="everywhere")])
     assert re.search(r"head / base is \+1\.[12]\d* %", offset)
     monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)

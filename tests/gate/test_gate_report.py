@@ -1,4 +1,4 @@
-"""Decisions on a terminal, in a pull request and as GitHub's annotations, with hostile names."""
+"""Decisions shown on a terminal, in a pull request and as GitHub annotations, with hostile names."""
 
 import re
 
@@ -44,9 +44,9 @@ ANNOTATIONS = """\
 
 
 def test_a_decision_is_shown_with_the_worst_first() -> None:
-    """On a terminal without cells that show no sign; as Markdown with all rows to unfold, and the machine.
+    """The terminal leaves out cells without a sign; Markdown has all rows, folded, and the machine.
 
-    GitHub is told of what fails and of what is unclear, but not of what was accepted; a pass is a notice.
+    GitHub annotations list failures and unclear cells, but not waived ones; a pass is a notice.
     """
     text, page = report.text(RED), report.markdown(GREEN)
     header, _, *rows = [re.split(r" {2,}", line) for line in text.partition("\n\n")[0].splitlines()]
@@ -66,7 +66,7 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
     shown, _, folded = page.partition("<details><summary>all 3 rows</summary>")
     assert [shown.count(word) for word in ("not-confirmed", "no-sign", "| found")] == [1, 0, 0]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:3]] for line in folded.splitlines()]
-    assert [pair for pair in cells if len(pair) == 2][2:] == [  # below the header
+    assert [pair for pair in cells if len(pair) == 2][2:] == [  # after the header
         ["PASS", "not-confirmed"],
         ["PASS", "no-sign"],
         ["", "found"],
@@ -78,7 +78,7 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
 
 
 def test_the_headline_is_the_exit_code_in_a_word() -> None:
-    """It counts the verdicts of each kind; an invalid gate says why, and a certain failure is called one."""
+    """It counts the verdicts of each kind; that of an invalid gate has the reason and any failure."""
     for verdict, code, word in ((FINE, 0, "PASS"), (SLOWER, 1, "FAIL"), (NOISY, 3, "INCONCLUSIVE")):
         line = report.headline(decision(verdict, exit_code=code))
         assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, median")
@@ -114,7 +114,7 @@ HOSTILE = (
 
 
 def hostile(name: str) -> Decision:
-    """A decision in which every name and text is this one."""
+    """Return a decision in which every name and text is this one."""
     rows = [msgspec.structs.replace(one, cell=name, reason=name) for one in (SLOWER, HEAVIER, GONE, NOISY)]
     rows.append(msgspec.structs.replace(ACCEPTED, cell=name, accepted=name or "x"))
     made = decision(*rows, mean=WHOLE, invalid=(name,), exit_code=1)
@@ -125,7 +125,7 @@ def hostile(name: str) -> Decision:
 
 
 def check(name: str) -> None:
-    """Check that such a name stays a word in its place, in each form."""
+    """Check that such a name stays plain text in each form."""
     found = hostile(name)
     text, page, commands = report.text(found), report.markdown(found), list(report.annotations(found))
     lines = [*text.splitlines(), *page.splitlines()]
@@ -146,12 +146,12 @@ def check(name: str) -> None:
 
 @given(st.text(alphabet=st.one_of(st.sampled_from("|\\\n\r:%<>`#@*_ "), st.characters())))
 def test_a_hostile_name_stays_a_word_in_its_place(name: str) -> None:
-    """It breaks no table, begins no line and no command, and is no link and no tag."""
+    """A name cannot break a table, begin a line or a GitHub command, or become a link or a tag."""
     check(name)
 
 
 def test_well_known_hostile_names_do_no_harm() -> None:
-    """A long one is shown whole."""
+    """Known hostile names stay plain text; a long one is shown whole."""
     for name in HOSTILE:
         check(name)
     assert "x" * 200 in report.text(hostile("x" * 200))

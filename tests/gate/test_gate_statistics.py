@@ -32,7 +32,7 @@ LEVELS = st.sampled_from([0.01, 0.05, 0.2])
 
 @st.composite
 def replicates(draw: st.DrawFn) -> Timed:
-    """Times of two workers, in rounds of two visits each."""
+    """Return times of two workers, in rounds of two visits each."""
     rounds = draw(st.integers(1, 25))
     visit = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=8).map(tuple)
     visits = st.lists(visit, min_size=2 * rounds, max_size=2 * rounds).map(tuple)
@@ -40,7 +40,7 @@ def replicates(draw: st.DrawFn) -> Timed:
 
 
 def of_visits(base: Sequence[float], head: Sequence[float]) -> Timed:
-    """A replicate whose visits have one launch each."""
+    """Return a replicate whose visits have one launch each."""
     count = len(base) // 2
     visits = (tuple((t,) for t in arm) for arm in (base, head))
     return Timed(cell="A", first=(ARMS[0],) * count, base=next(visits), head=next(visits))
@@ -48,7 +48,7 @@ def of_visits(base: Sequence[float], head: Sequence[float]) -> Timed:
 
 @given(replicates(), st.sampled_from([0.0, 0.1, 0.25]), st.floats(0.01, 100.0))
 def test_a_replicate_is_the_trimmed_mean_of_its_rounds(one: Timed, trim: float, factor: float) -> None:
-    """Of log(geometric mean of head / that of base); a factor on all times cancels, on head it shows."""
+    """A round is log(geometric mean of head / that of base); a factor on both arms cancels."""
     logs = []
     for place in range(0, len(one.base), 2):
         medians = [median(visit) for arm in (one.base, one.head) for visit in arm[place : place + 2]]
@@ -70,7 +70,7 @@ def test_a_replicate_is_the_trimmed_mean_of_its_rounds(one: Timed, trim: float, 
 
 
 def test_outliers_do_not_move_a_replicate() -> None:
-    """Two rounds of twenty may take a million times as long; the first launch of a visit is outvoted."""
+    """Two rounds of twenty may take a million times as long, and the first launch of a visit may be slow."""
     for bursts in ((1e6, 1e6), (1.0, 1e6), (1e6, 1.0)):
         head = [burst for burst in (*bursts, *[1.0] * 18) for _ in range(2)]
         assert replicate_log_ratio(of_visits([1.0] * 40, head), 0.1) == pytest.approx(0.0, abs=1e-12)
@@ -79,7 +79,7 @@ def test_outliers_do_not_move_a_replicate() -> None:
 
 @given(st.lists(st.sampled_from(ARMS), min_size=1, max_size=20), st.floats(-0.05, 0.05), st.floats(-0.2, 0.2))
 def test_linear_drift_cancels(first: list[Arm], drift: float, effect: float) -> None:
-    """Within a round of ABBA or BAAB; in one of ABAB it would pass for an effect."""
+    """Drift cancels within a round of ABBA or BAAB; in a round of ABAB it would look like an effect."""
     visits: dict[Arm, list[float]] = {"base": [], "head": []}
     moment = itertools.count()
     for one in first:
@@ -94,7 +94,7 @@ def test_linear_drift_cancels(first: list[Arm], drift: float, effect: float) -> 
 
 @given(LOGS, LEVELS, st.sampled_from([0.0, 0.005, 0.02]))
 def test_bounds_are_students(logs: list[float], alpha: float, null: float) -> None:
-    """Effect, bounds, p-value and detectable effect from mean, standard error and Student's t."""
+    """Effect, bounds, p-value and detectable effect follow from mean, standard error and Student's t."""
     error = stdev(logs) / math.sqrt(len(logs))
     if error < 1e-9:
         return
@@ -114,7 +114,7 @@ def test_bounds_are_students(logs: list[float], alpha: float, null: float) -> No
 
 
 def test_bounds_of_extreme_replicates_are_finite() -> None:
-    """Equal ones are certain, without a division by zero; the widest do not overflow."""
+    """Equal replicates are certain, without division by zero; the widest ones do not overflow."""
     for log, p in ((0.1, 0.0), (0.006, 0.0), (0.005, 0.0), (math.log1p(0.005), 1.0), (0.0, 1.0), (-1.0, 1.0)):
         found = bounds([log] * 3, null=0.005, alpha=0.01, power=0.8)
         assert (found.p, found.low, found.high) == (p, found.effect, found.effect), log
@@ -126,13 +126,13 @@ def test_bounds_of_extreme_replicates_are_finite() -> None:
 
 
 def repeated(effect: float, noise: float, count: int, alpha: float) -> list[Bounds]:
-    """The bounds of 2000 gates, drawn from a seed."""
+    """Return the bounds of 2000 gates, drawn from a seed."""
     draws = np.random.default_rng(0).normal(effect, noise, (2000, count)).tolist()
     return [bounds(logs, null=0.005, alpha=alpha, power=0.8) for logs in draws]
 
 
 def test_bounds_cover_the_true_effect_as_often_as_they_say() -> None:
-    """In 2000 simulated gates, within three standard errors; so false alarms are as rare as they say."""
+    """Coverage in 2000 simulated gates is within three standard errors of nominal; so is the error rate."""
     for count, alpha in ((3, 0.05), (10, 0.01)):
         found = repeated(math.log1p(0.005), 0.003, count, alpha)
         expected, error = 2000 * alpha, math.sqrt(2000 * alpha * (1 - alpha))
@@ -142,14 +142,14 @@ def test_bounds_cover_the_true_effect_as_often_as_they_say() -> None:
             sum(one.p < alpha for one in found),
         ):
             assert abs(missed - expected) < 3 * error
-    # A cell that is slower by the median of the detectable effects is found by some 80 % of the gates.
+    # About 80 % of the gates find a cell that is slower by the median detectable effect.
     mde = median(one.mde for one in repeated(0.0, 0.003, 10, 0.01))
     slower = repeated(math.log1p(mde), 0.003, 10, 0.01)
     assert sum(one.p < 0.01 for one in slower) / len(slower) == pytest.approx(0.8, abs=0.05)
 
 
 def test_the_prior_is_that_which_the_variances_were_drawn_from() -> None:
-    """For twenty thousand cells of two degrees of freedom; shrunk t-statistics then are t-distributed."""
+    """Twenty thousand cells of two degrees of freedom recover it; shrunk t-statistics are t-distributed."""
     rng, cells = np.random.default_rng(3), 20_000
     for variance in (1e-6, 4.0):
         for freedom in (2.0, 4.0, 10.0):
@@ -169,7 +169,7 @@ def test_the_prior_is_that_which_the_variances_were_drawn_from() -> None:
 
 
 def test_variances_that_scatter_by_chance_alone_are_pooled() -> None:
-    """The prior then has infinitely many degrees of freedom; too few or equal replicates give none."""
+    """The prior then has infinite degrees of freedom; too few or equal replicates have no prior."""
     found = variance_prior([1.0, 1.1, 0.9, 1.0], 2)
     assert found is not None
     assert (found.freedom, found.pooled) == (math.inf, 8.0)
@@ -184,7 +184,7 @@ def test_variances_that_scatter_by_chance_alone_are_pooled() -> None:
 def test_a_shrunk_variance_is_between_that_of_the_cell_and_the_prior(
     variances: list[float], freedom: int
 ) -> None:
-    """With more degrees of freedom than the cell has, and no more than all cells have."""
+    """Its degrees of freedom are more than the cell's and at most those of all cells together."""
     found = variance_prior(variances, freedom)
     assert found is not None
     for one in variances:
@@ -195,10 +195,10 @@ def test_a_shrunk_variance_is_between_that_of_the_cell_and_the_prior(
 
 
 def test_the_screen_learns_from_all_cells() -> None:
-    """Three replicates that agree by chance are not taken for precise; its level is as it says."""
+    """Three replicates that agree by chance do not make a cell precise; the false-alarm rate is nominal."""
     settings = Settings()
     alone = bounds([0.0, 0.1], null=0.0, alpha=0.05, power=0.8)
-    assert screen({"a": [0.0, 0.1], "b": [0.2, 0.4]}, settings)["a"] == alone  # too few to learn from
+    assert screen({"a": [0.0, 0.1], "b": [0.2, 0.4]}, settings)["a"] == alone  # too few cells for a prior
     rng = np.random.default_rng(0)
     others = {str(place): logs for place, logs in enumerate(rng.normal(0, 0.01, (200, 3)).tolist())}
     lucky = [0.0, 0.0001, 0.0002]
@@ -206,8 +206,8 @@ def test_the_screen_learns_from_all_cells() -> None:
     assert found["lucky"].mde > 5 * alone.mde
     assert found["lucky"].effect == alone.effect
     unshrunk = sorted(bounds(one, null=0.0, alpha=0.05, power=0.8).mde for one in others.values())
-    assert max(one.mde for one in found.values()) < unshrunk[-20]  # nor is any noisy by chance
-    for scatter in (0.0, 0.5):  # of cells without an effect, one in twenty is confirmed
+    assert max(one.mde for one in found.values()) < unshrunk[-20]  # nor does chance make a cell noisy
+    for scatter in (0.0, 0.5):  # one in twenty cells without an effect is confirmed
         count = 0
         for _ in range(20):
             noise = 0.01 * np.exp(rng.normal(0, scatter, (200, 1)))
@@ -225,7 +225,7 @@ P_VALUES = st.dictionaries(
 
 
 def rejected_by_closure(p_values: Mapping[str, float], alpha: float) -> set[str]:
-    """Holm's rejections by definition: every family with the member is rejected by Bonferroni."""
+    """Return Holm's rejections by definition: Bonferroni rejects every family with the member."""
     families = [
         family for size in range(1, len(p_values) + 1) for family in itertools.combinations(p_values, size)
     ]
@@ -235,7 +235,7 @@ def rejected_by_closure(p_values: Mapping[str, float], alpha: float) -> set[str]
 
 @given(P_VALUES, st.sampled_from([0.01, 0.05]), st.randoms(use_true_random=False))
 def test_levels_are_holms(p_values: dict[str, float], alpha: float, rng: random.Random) -> None:
-    """The closed test rejects exactly those with p <= level, in whatever order the family is given."""
+    """The levels reject the same members as the closed test, whatever the order of the family."""
     levels = holm(p_values, alpha)
     rejected = rejected_by_closure(p_values, alpha)
     assert {name for name, p in p_values.items() if p <= levels[name]} == rejected
@@ -249,7 +249,7 @@ def test_levels_are_holms(p_values: dict[str, float], alpha: float, rng: random.
 
 @given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_the_mean_over_cells_is_geometric(ratios: list[list[float]]) -> None:
-    """Of each replicate by itself; a cell that lacks a replicate has no place in it."""
+    """Each replicate has its own mean; cells that lack a replicate are left out."""
     cells = {str(place): [math.log(one) for one in found] for place, found in enumerate(ratios)}
     expected = [math.prod(column) ** (1 / len(ratios)) for column in zip(*ratios, strict=True)]
     assert [math.exp(one) for one in geometric_mean(cells)] == pytest.approx(expected)

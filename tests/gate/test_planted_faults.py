@@ -1,6 +1,6 @@
-"""Every planted fault ends a gate with its exit code and is named.
+"""Every planted fault ends a gate with the right exit code and is named.
 
-Fake workers have the fault; everything else is the gate's own code, without git, torch and a clock.
+Fake workers have the fault; everything else is the gate's own code, without git, torch or a clock.
 """
 
 import datetime as dt
@@ -23,7 +23,7 @@ WAIVER = '[[accept]]\ncell = "*"\nmetric = "latency_ns"\nreason = "meant to be s
 
 
 def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
-    """Run a gate on fake workers with a fault; return its exit code and what it says beyond "PASS"."""
+    """Run a gate on fake workers with a fault; return its exit code and its messages other than "PASS"."""
     folder.mkdir()
     (folder / waivers.FILE).write_text(gate_toml, encoding="utf-8")
     gate = Gate(
@@ -50,9 +50,9 @@ def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
         ("slower", FAIL, VICTIM),  # one cell is slower by 2 %
         ("everywhere", FAIL, "geometric mean"),  # every cell is slower by 1.2 %
         ("missing", FAIL, VICTIM),  # a variant was removed
-        ("dropped", FAIL, "no longer has it"),  # a row was taken out of the suite
+        ("dropped", FAIL, "no longer has it"),  # a row was removed from the suite
         ("wrong", FAIL, "oracle"),
-        ("peak_bytes", FAIL, "peak_bytes"),  # one byte more
+        ("peak_bytes", FAIL, "peak_bytes"),  # one more byte
         ("garbage", INVALID, "no valid answer"),
         ("deaf", INVALID, "2 % more work was not found"),
         ("biased", INVALID, "equal work differs"),
@@ -67,11 +67,11 @@ def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
 def test_a_fault_ends_with_its_exit_code_and_is_named(
     fault: str, code: int, words: str, tmp_path: Path
 ) -> None:
-    """A revision against itself passes; the right exit code for another reason is not enough."""
+    """An unchanged revision passes; a fault needs both its exit code and its name in the output."""
     found, said = outcome(fault, tmp_path / "gate")
     assert (found, "\n" in said) == (code, False), said
     assert words in said
-    if fault == "slower":  # and only the victim; it passes if it is waived
+    if fault == "slower":  # only the victim fails, and it passes if waived
         assert said.count("FAIL") == 1
         found, said = outcome(fault, tmp_path / "waived", WAIVER)
         assert found == PASS
@@ -97,4 +97,4 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
             assert len(timed.base) == len(timed.head) == 2 * rounds
             assert {*timed.first} == {*ARMS}
     orders = [[timed.cell for timed in one.cells] for one in replicates[:3]]
-    assert orders[0] != orders[1] or orders[1] != orders[2]  # shuffled
+    assert orders[0] != orders[1] or orders[1] != orders[2]  # at least one order was shuffled

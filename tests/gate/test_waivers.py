@@ -1,4 +1,4 @@
-"""Waivers: what gate.toml may contain, what it accepts, and what it must not hide."""
+"""Waivers: the contents of gate.toml, the verdicts that it accepts, and what it must not hide."""
 
 import datetime as dt
 from pathlib import Path
@@ -30,17 +30,17 @@ expires = 2026-03-01
 
 
 def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to be") -> Waiver:
-    """A waiver that has not expired."""
+    """Return a waiver that has not expired."""
     return Waiver(cell=cell, metric=metric, reason=reason, expires=TODAY)  # type: ignore[arg-type]  # a metric in each test
 
 
 def failed(*verdicts: Verdict, mean: Verdict | None = None, invalid: tuple[str, ...] = ()) -> Decision:
-    """A decision with exit code 1."""
+    """Return a decision with exit code 1."""
     return decision(*verdicts, mean=mean, invalid=invalid, exit_code=1)
 
 
 def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
-    """Afterwards it is an error that names it, also beside others; without a file there is none."""
+    """An expired waiver is an error that names it; a missing file means no waivers."""
     assert read(tmp_path, TODAY) == ()
     file = tmp_path / FILE
     old = GOOD.replace("2026-03-01", "2026-02-28").replace("Baker", "Old")
@@ -53,7 +53,7 @@ def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
 
 
 def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
-    """With the file and the field, if there is one; the same waiver twice, too."""
+    """The error has the file and the field, if any; a duplicate waiver is refused as well."""
     for old, new, words in (
         ('cell = "Baker*"', 'cell = ""', "length >= 1"),
         ('cell = "Baker*"', "", "missing required field `cell`"),
@@ -77,7 +77,7 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_waiver_accepts_what_it_names_and_nothing_else() -> None:
-    """Neither another cell or metric, nor a wrong output, noise or an invalid gate."""
+    """A waiver never accepts another cell or metric, a wrong output, noise or an invalid gate."""
     for name in (BAKER.name, "Baker*", "*Linear(4, 4)*forward*", "*"):
         found = apply(failed(SLOWER, FINE), [accept(name)])
         assert found.exit_code == 0
@@ -97,7 +97,7 @@ def test_a_waiver_accepts_what_it_names_and_nothing_else() -> None:
     assert apply(failed(GONE, HEAVIER, SLOWER), rules).exit_code == 1
     assert apply(failed(NOISY), [accept()]).exit_code == 3
     assert apply(failed(SLOWER, invalid=("why",)), [accept()]).exit_code == 3
-    # A glob over cells does not match their mean, which is waived by its name alone.
+    # A glob over cells does not match their mean, which can be waived only by name.
     assert apply(failed(SLOWER, mean=WHOLE), [accept()]).exit_code == 1
     found = apply(failed(SLOWER, mean=WHOLE), [accept(), accept(MEAN)])
     assert found.mean is not None
@@ -105,7 +105,7 @@ def test_a_waiver_accepts_what_it_names_and_nothing_else() -> None:
 
 
 def test_an_unused_waiver_is_an_error() -> None:
-    """It would hide the next regression; an exit code that is worse stays. Only unused ones are named."""
+    """An unused waiver would hide the next regression; it does not lower a worse exit code."""
     rules = [accept("Baker*"), accept("Able*", "peak_bytes")]
     for verdict, code in ((FINE, 2), (NOISY, 3), (WRONG, 1)):
         found = apply(decision(verdict, exit_code=code), rules)
@@ -114,17 +114,17 @@ def test_an_unused_waiver_is_an_error() -> None:
             "gate.toml: the waiver for latency_ns of Baker* applies to nothing: remove it",
             "gate.toml: the waiver for peak_bytes of Able* applies to nothing: remove it",
         )
-    # Of two waivers that match, the first is shown and both are in use.
+    # If two waivers match, the first is shown and neither is unused.
     rules = [accept("Baker*", reason="the first one"), accept(BAKER.name), accept("Charlie*")]
     found = apply(failed(SLOWER), rules)
     assert (found.exit_code, len(found.unused), found.verdicts[0].accepted) == (2, 1, "the first one")
-    # Whether a small slowdown is found again depends on chance: a time that may be slower uses its waiver.
+    # A small slowdown is found only by chance, so any time that may be slower uses its waiver.
     may_be_slower = msgspec.structs.replace(FINE, bounds=bounds(0.002, half=0.01))
     assert apply(decision(may_be_slower), [accept("Able*")]).unused == ()
 
 
 def test_a_waiver_for_what_was_not_measured_is_not_unused() -> None:
-    """Another device, another method, or a gate of some variants only."""
+    """A waiver for another device, method or variant is ignored if the gate did not measure it."""
     for device, code in (("cuda", 1), ("cpu", 0)):
         waiver = msgspec.structs.replace(accept(MEAN), device=device)
         assert apply(failed(FINE, mean=WHOLE), [waiver]).exit_code == code

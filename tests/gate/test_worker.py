@@ -1,4 +1,4 @@
-"""The real worker on a small package of variants: what it loads, what it answers, what it survives."""
+"""The real worker on a small package of variants: loading, answers and recovery from errors."""
 
 import contextlib
 import time
@@ -59,14 +59,14 @@ VARIANTS = (
 
 
 def orders(root: Path, **others: object) -> Orders:
-    """What a worker is told."""
+    """Return the orders for a worker."""
     told: dict[str, object] = {"suite": "tiny", "plugins": (FILE,), **others}
     return Orders(root=str(root), device="cpu", threads=1, seed=0, **told)  # type: ignore[arg-type]  # fields of orders
 
 
 @contextlib.contextmanager
 def worker(root: Path, log: Path, **others: object) -> Iterator[WorkerProcess]:
-    """A real worker for a folder; ended afterwards."""
+    """Start a real worker for a folder, and end it afterwards."""
     one = WorkerProcess("head", orders(root, **others), log, WORKER)
     try:
         yield one
@@ -83,7 +83,7 @@ class Serving:
         self.hello: Hello = process.hello()
 
     def survey(self, name: str, *phases: Phase) -> Found | Refused:
-        """What the worker says of a variant."""
+        """Return the worker's survey of a variant."""
         question = Survey(variant=Variant(scheme=name), case=CASE, phases=phases or ("forward",))
         return self.process.ask(question, Found)
 
@@ -93,15 +93,15 @@ class Serving:
         return self.process.ask(Open(cell=cell), Opened)
 
     def visit(self, launches: int) -> tuple[float, ...]:
-        """Time what is open."""
+        """Time the open cell."""
         return self.process.require(Visit(launches=launches), Visited).samples
 
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One worker for many questions: it takes seconds to start.
+    """Return one worker for many tests, because it takes seconds to start.
 
-    At last it is in a variant that hangs, and ends when stdin closes, as after its gate was killed.
+    At the end it runs a variant that hangs, and must end when stdin closes, as after its gate was killed.
     """
     root, log = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("logs") / "log"
     (root / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
@@ -139,7 +139,7 @@ def test_a_correct_variant_is_surveyed_and_timed(serving: Serving) -> None:
 
 
 def test_a_variant_that_cannot_be_measured_has_its_reason(serving: Serving) -> None:
-    """Global state that it changed is restored: the next variant is measured as if nothing had happened."""
+    """Global state that a variant changed is restored before the next variant is measured."""
     for name, status, reason in (
         ("TinyGone", "absent", "no variant TinyGoneTiny"),
         ("TinyNot", "unavailable", "needs a quantum computer"),
@@ -170,7 +170,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: Serving) -> N
 
 
 def test_what_a_variant_prints_goes_to_the_log(serving: Serving) -> None:
-    """By print or by the file descriptor, it does not mix with the answers."""
+    """Output by print or by file descriptor does not mix with the answers."""
     assert isinstance(serving.survey("TinyLoud"), Found)
     assert isinstance(serving.open("TinyLoud"), Opened)
     assert len(serving.visit(3)) == 3
@@ -180,7 +180,7 @@ def test_what_a_variant_prints_goes_to_the_log(serving: Serving) -> None:
 
 
 def test_a_variant_that_fails_while_it_is_timed_is_refused(serving: Serving) -> None:
-    """Nothing stays open that could be visited by mistake."""
+    """Its cell is closed, so that it cannot be visited by mistake."""
     assert isinstance(serving.open("TinyExits"), Refused)
     assert isinstance(serving.open("TinyLate"), Opened)
     (serving.root / "late").touch()
@@ -192,7 +192,7 @@ def test_a_variant_that_fails_while_it_is_timed_is_refused(serving: Serving) -> 
 
 
 def test_control_work_comes_in_units(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit is one product of matrices; the worker sets up and times as many as it is told."""
+    """A unit is one matrix product; the worker sets up and times the requested number."""
     products = Mock(wraps=torch.mm)
     monkeypatch.setattr(torch, "mm", products)
     for units in (3, 20):
@@ -204,7 +204,7 @@ def test_control_work_comes_in_units(serving: Serving, monkeypatch: pytest.Monke
 
 
 def test_variants_come_from_the_work_tree_and_the_harness_does_not(tmp_path: Path) -> None:
-    """Its impls are loaded, its esbench is not; names that it does not have are said.
+    """The work tree's impls is loaded, its esbench is not; missing names are reported.
 
     A work tree that cannot be loaded, or replaces a timer when it is imported, is not measured.
     """

@@ -1,4 +1,4 @@
-"""The gate's handle on a worker: which answers are accepted, and that the process always ends."""
+"""The gate's handle on a worker process: it accepts only valid answers and always ends the process."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ CONTROL = Control(units=200, method="host")
 
 
 def orders(root: Path) -> Orders:
-    """What a worker is told."""
+    """Return the orders for a worker."""
     return Orders(root=str(root), device="cpu", threads=1, seed=0, suite="gate")
 
 
 @contextlib.contextmanager
 def started(folder: Path, *lines: str) -> Iterator[WorkerProcess]:
-    """Start a worker of a few lines, in which ``say`` writes one; afterwards its processes are gone."""
+    """Start a worker with this source, in which ``say`` writes a line; end its processes afterwards."""
     say = """
         import os, sys, time
         def say(line):
@@ -47,7 +47,7 @@ def started(folder: Path, *lines: str) -> Iterator[WorkerProcess]:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether a process ends within some seconds, perhaps as a zombie."""
+    """Return whether a process ends within some seconds, perhaps as a zombie."""
     deadline = time.monotonic() + 10
     with contextlib.suppress(psutil.NoSuchProcess):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -58,23 +58,23 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 class Canned(WorkerProcess):
-    """A worker without a process, whose lines are given."""
+    """A worker without a process, which answers with the given lines."""
 
     def __init__(self, *lines: str | bytes) -> None:
-        """Say them one after the other."""
+        """Store the lines, which are read one after the other."""
         super().__init__("head", orders(Path()), Path(os.devnull))
         for line in lines:
             self._lines.put(line.encode() if isinstance(line, str) else line)
 
     def _start(self, orders: Orders, program: object) -> None:
-        """Start nothing."""
+        """Start no process."""
 
     def _write(self, line: bytes) -> None:
         """Ignore the question."""
 
 
 def error_of(one: WorkerProcess) -> str:
-    """The one short line about a worker that sends no valid hello."""
+    """Return the one short error line about a worker without a valid hello."""
     with pytest.raises(WorkerError) as error:
         one.hello()
     told = str(error.value)
@@ -85,7 +85,7 @@ def error_of(one: WorkerProcess) -> str:
 
 
 def test_an_answer_is_valid_and_of_the_kind_that_was_asked_for() -> None:
-    """Anything else is an error that says what it was about; a refusal is an answer to a question."""
+    """Any other answer is an error that names the question; a refusal answers any question."""
     for line in ("\n", "{}", "[" * 100_000, "0", b"\xff\n", HELLO[:-1] + ',"more":1}'):
         assert "sent no valid answer at start" in error_of(Canned(line))
     assert "refused at start: off" in error_of(Canned(REFUSED))
@@ -112,9 +112,9 @@ def test_an_answer_is_valid_and_of_the_kind_that_was_asked_for() -> None:
 
 
 def test_a_worker_runs_on_its_own_and_is_stopped(tmp_path: Path) -> None:
-    """In a session of its own, so that an interrupt reaches only the gate; stopping twice is stopping.
+    """A worker has its own session, so that an interrupt reaches only the gate; it may be stopped twice.
 
-    Neither its harness nor its libraries are those of the work tree, though it runs in that folder.
+    It runs in the work tree's folder, but imports neither harness nor libraries from there.
     """
     (tmp_path / "esbench").mkdir()
     (tmp_path / "esbench" / "__init__.py").write_text("raise SystemExit('another harness')")
@@ -146,7 +146,7 @@ def test_a_process_that_ends_is_named_with_its_exit_code_and_stderr(tmp_path: Pa
 def test_a_worker_that_hangs_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it ignores signals, writes half a line, closes its output, or leaves a child behind."""
+    """The worker may ignore signals, write half a line, close its output, or leave a child running."""
     monkeypatch.setattr(worker_process, "SILENCE_S", 0.4)
     monkeypatch.setattr(worker_process, "GRACE_S", 0.1)
     for line, words in (
@@ -161,7 +161,7 @@ def test_a_worker_that_hangs_is_ended_with_its_children(
 
 
 def test_both_workers_end_whatever_happens(tmp_path: Path) -> None:
-    """After an interrupt their logs go, too; if the second cannot be started the first one ends."""
+    """An interrupt also deletes their logs; if the second cannot be started, the first one ends."""
     processes: list[psutil.Process] = []
     program = ("-S", "-c", "import time; time.sleep(600)")
 

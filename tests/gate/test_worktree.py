@@ -1,4 +1,4 @@
-"""Temporary work trees in real repositories: which revisions are refused, and that nothing is left."""
+"""Temporary work trees in real repositories: revisions that are refused, and complete clean-up."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from tests.gate.gate_repository import commit, git, repository, state, worktrees
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files; the git configuration of the user does not count."""
+    """Use a folder for temporary files, and ignore the user's git configuration."""
     (tmp_path / "home").mkdir()
     (tmp_path / "temporary").mkdir()
     for name in [one for one in os.environ if one.startswith("GIT_")]:
@@ -30,19 +30,19 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """A repository of two commits."""
+    """Return the top folder of a repository with two commits."""
     made = repository(tmp_path / "repository", {"a.txt": "one\n", "folder/b.txt": "b\n"})
     commit(made, {"a.txt": "two\n"})
     return made
 
 
 def both(top: Path, base: str = "HEAD~1", head: str = "HEAD") -> dict[Arm, Revision]:
-    """The revisions of both arms."""
+    """Return the revisions of both arms."""
     return {"base": resolve(top, base, "base"), "head": resolve(top, head, "head")}
 
 
 def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
-    """The one line in which a revision is refused."""
+    """Return the one line with which a revision is refused."""
     with pytest.raises(GitError) as error:
         resolve(top, asked, arm)
     assert isinstance(error.value, UserError)
@@ -51,9 +51,9 @@ def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
 
 
 def test_both_revisions_stand_side_by_side(top: Path, tmp_path: Path) -> None:
-    """In folders whose paths have the same length; a branch may be checked out twice, and hooks do not run.
+    """Both paths have the same length, a branch may be checked out twice, and hooks do not run.
 
-    A repository may have other work trees, which stay.
+    Other work trees of the repository stay.
     """
     hook = top / ".git" / "hooks" / "post-checkout"
     write(hook.parent, {hook.name: "#!/bin/sh\ntouch hooked\nexit 1\n"})
@@ -74,7 +74,7 @@ def test_both_revisions_stand_side_by_side(top: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind(top: Path, temporary: Path) -> None:
-    """After an interrupt, a revision that cannot be checked out, or a tree that git has half made."""
+    """Work trees are removed after an interrupt, a failed checkout, or one that git left half done."""
     before = state(top)
 
     def interrupted() -> None:
@@ -90,7 +90,7 @@ def test_nothing_is_left_behind(top: Path, temporary: Path) -> None:
     with pytest.raises(GitError, match="git worktree: "), trees(top, revisions):
         pass
     assert worktrees(top) == []
-    with trees(top, both(top)) as folders:  # as if git was killed while it checked out
+    with trees(top, both(top)) as folders:  # as if git was killed during the checkout
         (folders["head"] / ".git").unlink()
         write(top / ".git" / "worktrees" / "head", {"locked": "initializing"})
     assert worktrees(top) == []
@@ -111,7 +111,7 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
     assert not list(top.rglob("gotcha"))
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{top}", "shallow")
     assert "in a shallow clone, fetch it first" in refusal(tmp_path / "shallow", old)
-    # Without a name, the base is where the work left the main branch.
+    # The default base is the commit where the branch left main.
     git(top, "checkout", "--quiet", "-b", "work")
     commit(top, {"a.txt": "three\n"})
     git(top, "checkout", "--quiet", "main")
@@ -126,7 +126,7 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
 def test_without_a_repository_a_commit_or_git_the_line_says_so(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the folder, the revision or the program."""
+    """The line names the folder, the revision or the program."""
     with pytest.raises(GitError, match="is not in a git repository, whose revisions the gate") as error:
         gate_trees.repository(tmp_path)
     assert str(tmp_path.resolve()) in str(error.value)
@@ -140,7 +140,7 @@ def test_without_a_repository_a_commit_or_git_the_line_says_so(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_a_folder_may_have_a_name_that_is_no_text(top: Path, tmp_path: Path) -> None:
-    """Git prints bytes, as they are on disk, and so does the error about a revision."""
+    """Paths that are not valid text work, and so does the error about a revision there."""
     moved = top.rename(tmp_path / os.fsdecode(b"caf\xe9"))
     assert gate_trees.repository(moved / "folder") == moved
     assert str(moved) in refusal(moved, "nope")
@@ -149,9 +149,9 @@ def test_a_folder_may_have_a_name_that_is_no_text(top: Path, tmp_path: Path) -> 
 
 
 def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> None:
-    """They would not be measured: the line names them, also if the user hides untracked files.
+    """They would not be measured; the line names them, even if the user hides untracked files.
 
-    What measuring writes, what git ignores and a folder of output are no changes.
+    Files written by measuring, files that git ignores and a folder of output do not matter.
     """
     git(top, "config", "status.showUntrackedFiles", "no")
     commit(top, {".gitignore": "*.log\n"})
@@ -178,10 +178,10 @@ def test_uncommitted_changes_are_refused_if_the_tip_is_asked_for(top: Path) -> N
 def test_the_worktree_is_what_the_folder_holds(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changed, new and removed files; index, branch and status stay as they are.
+    """Changed, new and removed files are copied; index, branch and status stay as they are.
 
-    Without changes it is the commit of HEAD; a machine may have no git user. In a hook of another repository,
-    git names that one and its index in variables, which are ignored.
+    Without changes the result is the commit of HEAD. A machine may have no git user. Inside a hook of another
+    repository, git's variables for that repository and its index are ignored.
     """
     other = repository(tmp_path / "other", {"other.txt": ""})
     of_other = state(other)
@@ -213,7 +213,7 @@ def test_the_worktree_is_what_the_folder_holds(
 def test_the_work_trees_of_a_killed_gate_are_removed_by_the_next(
     top: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if git was killed with it and left a lock; those of a running gate and similar names stay."""
+    """Locks left by a killed git are removed as well; running gates and similar names are kept."""
     dead, living, similar = (tmp_path / name for name in (f"{PREFIX}1-x", f"{PREFIX}2-x", f"my-{PREFIX}1-x"))
     monkeypatch.setattr("esbench.gate.worktree.psutil.pid_exists", lambda number: number == 2)
     for folder in (dead, living, similar, tmp_path / f"{PREFIX}mine"):
@@ -225,6 +225,6 @@ def test_the_work_trees_of_a_killed_gate_are_removed_by_the_next(
     assert not dead.exists()
     assert len(worktrees(top)) == 3
     assert (living / "base" / "a.txt").exists()
-    with trees(top, both(top)):  # named after the process of the gate
+    with trees(top, both(top)):  # the folders have the gate's process id in their names
         (own,) = temporary.iterdir()
         assert own.name.startswith(f"{PREFIX}{os.getpid()}-")

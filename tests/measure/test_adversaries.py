@@ -1,4 +1,4 @@
-"""Variants that cheat: each is caught, and its row says what it did."""
+"""Variants that cheat are caught, and their rows say how they cheated."""
 
 import dataclasses
 import gc
@@ -28,11 +28,11 @@ from tests.fakes import FakeClock, FakeScheme, World
 from tests.loop_cases import measure, measurements
 
 Act = Callable[[Phase, int, int], object]
-"""Gets the phase, the number of the call, and that since the phase was entered."""
+"""Maps the phase, the number of the call and its number in the phase to a result."""
 
 
 def failure_of(lines: list[Record], cheat: str = "Cheat") -> str:
-    """Return the one reason why the cheat failed; the honest variant beside it is measured."""
+    """Return why the cheat failed; check that only the honest variant beside it was measured."""
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert (row.variant.scheme, row.status) == (cheat, "failed")
     assert {line.variant.scheme for line in lines if isinstance(line, Measurement)} == {"Honest"}
@@ -40,7 +40,7 @@ def failure_of(lines: list[Record], cheat: str = "Cheat") -> str:
 
 
 def caught(act: Act, world: World, tools: Instruments | None = None, phase: Phase = "forward") -> str:
-    """Measure a cheat after an honest variant, which must not be blamed for it; return the cheat's reason."""
+    """Measure an honest variant, which must not be blamed, then a cheat; return why the cheat failed."""
     entries = [
         FakeScheme("Honest", world, phases=(phase,)).entry(),
         FakeScheme("Cheat", world, phases=(phase,), act=act).entry(),
@@ -51,12 +51,12 @@ def caught(act: Act, world: World, tools: Instruments | None = None, phase: Phas
 
 
 def result(turn: int) -> Tensor:
-    """Return what an honest call gives."""
+    """Return the result of an honest call."""
     return torch.full((4,), float(turn))
 
 
 def since(number: int, action: Callable[[], object]) -> Act:
-    """Be honest, but for an action at one call."""
+    """Return an honest act that also performs an action at the call with this number."""
 
     def act(phase: Phase, call: int, turn: int) -> Tensor:
         del phase
@@ -68,7 +68,7 @@ def since(number: int, action: Callable[[], object]) -> Act:
 
 
 def test_a_call_that_returns_its_last_output_again_is_caught() -> None:
-    """Even as a copy: other inputs must give other results."""
+    """A result that does not change with the inputs fails, even if each call returns a new copy of it."""
     kept = result(1)
     phases: tuple[Phase, ...] = ("sample", "forward", "update")
     for phase in phases:
@@ -78,7 +78,7 @@ def test_a_call_that_returns_its_last_output_again_is_caught() -> None:
 
 
 def test_a_call_that_writes_its_output_late_is_caught() -> None:
-    """What it returned changes once the device has been waited for."""
+    """An output that still changes after a device synchronization fails."""
     world, pending = World(), []
 
     def act(phase: Phase, number: int, turn: int) -> Tensor:
@@ -96,7 +96,7 @@ def test_a_call_that_writes_its_output_late_is_caught() -> None:
 
 
 def test_work_on_another_stream_is_caught() -> None:
-    """The trace tells where each kernel ran."""
+    """A trace with kernels on another stream fails the variant: they are not timed."""
     world = World()
     seen = {"Cheat": Trace(launches=3, waits=(), other_streams=(17,))}
 
@@ -111,7 +111,7 @@ def test_work_on_another_stream_is_caught() -> None:
 
 
 def test_a_call_that_synchronises_inside_is_labelled() -> None:
-    """It may have to, so it keeps its time, and its row says what it does."""
+    """A variant that synchronizes inside keeps its time, because it may have to; its row has a label."""
     world = World()
     trace = Trace(launches=3, waits=("cudaStreamSynchronize", "cudaStreamSynchronize"), other_streams=())
     tools = dataclasses.replace(world.tools, trace=lambda _: trace)
@@ -121,7 +121,7 @@ def test_a_call_that_synchronises_inside_is_labelled() -> None:
 
 
 def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its first call or in the midst of the rounds, a function or a method; the right one is put back."""
+    """Replacing a timer fails, in the first call or during the rounds; the original timer is restored."""
     places: tuple[tuple[object, str], ...] = (
         (time, "perf_counter_ns"),
         (torch.cuda, "synchronize"),
@@ -130,7 +130,7 @@ def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch)
     )
     for owner, name in places:
         right = getattr(owner, name)
-        monkeypatch.setattr(owner, name, right)  # put back at the end, whatever happens
+        monkeypatch.setattr(owner, name, right)  # so that monkeypatch restores it even if the test fails
         for number in (1, 12):
             words = caught(since(number, partial(setattr, owner, name, lambda *_: 0)), World())
             assert getattr(owner, name) is right
@@ -139,7 +139,7 @@ def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_call_that_changes_torch_for_all_is_caught() -> None:
-    """At once or in the midst of the rounds; what was set before is set again."""
+    """Changing a global torch setting fails, in the first call or later; the old value is restored."""
     threads = torch.get_num_threads()
     changes: tuple[tuple[Callable[[], object], str], ...] = (
         (partial(torch.set_num_threads, 3), f"the number of threads from {threads} to 3"),
@@ -160,7 +160,7 @@ def test_a_call_that_changes_torch_for_all_is_caught() -> None:
 
 
 def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
-    """The first step must give after the rounds what it gave before."""
+    """The first step must draw the same noise after the rounds as before them."""
 
     def act(phase: Phase, number: int, turn: int) -> Tensor:
         del phase
@@ -171,7 +171,7 @@ def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
 
 
 def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
-    """By the allocator's own count, to the byte."""
+    """Memory that a call keeps is found by the allocator's count, to the byte."""
     world, hoard = World(), []
 
     def act(phase: Phase, number: int, turn: int) -> Tensor:
@@ -184,7 +184,7 @@ def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
 
 
 def test_a_graph_that_skips_work_is_caught() -> None:
-    """Replayed on inputs that it has not seen, it must give what the call gives."""
+    """A graph replayed on new inputs must return what the call itself returns."""
     world, buffers = World(), (torch.ones(4), torch.full((4,), 2.0))
 
     class SkippingClock(FakeClock):
@@ -210,7 +210,7 @@ def test_a_graph_that_skips_work_is_caught() -> None:
 def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is measured, in one line."""
+    """Such a plugin is refused in one line, before anything is measured."""
     plugin = tmp_path / "patch.py"
     plugin.write_text("import esbench.measure.timers as timing\ntiming._host_ns = lambda: 0\n")
     right = vars(timers)["_host_ns"]
@@ -226,54 +226,54 @@ def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
 
 @dataclass(eq=False)
 class Memory:
-    """What a cheat remembers from call to call."""
+    """State that a cheat keeps between calls."""
 
     calls: int = 0
     results: dict[object, Tensor] = dataclasses.field(default_factory=dict)
 
 
 Cheat = Callable[[Memory, Callable[[], Tensor], Tensor], Tensor]
-"""Gets what it remembers, a function that computes the right result, and the input."""
+"""Maps its state, a function that computes the correct result, and the input to a result."""
 
 
 def always_the_first(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Return for ever what was right once."""
+    """Return the first correct result forever."""
     return memory.results.setdefault(tuple(x.shape), compute()).clone()
 
 
 def stale_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Be honest for the first calls."""
+    """Return the correct result for the first calls, then an old one."""
     if memory.calls <= 4:
         memory.results[tuple(x.shape)] = compute()
     return memory.results[tuple(x.shape)].clone()
 
 
 def by_address(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Take an input for the one that was at its address before."""
+    """Return the result cached for the input's address, even if the data there have changed."""
     return memory.results.setdefault((tuple(x.shape), x.data_ptr()), compute()).clone()
 
 
 def nothing_after_the_first_call(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Look like noise that drops every input."""
+    """Return zeros after the first call, as if the noise dropped every input."""
     del x
     return compute() if memory.calls <= 1 else torch.zeros_like(compute())
 
 
 def negated_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Have the right norm."""
+    """Return the result with its sign flipped after some calls, so that its norm is right."""
     del x
     return compute() if memory.calls <= 4 else -compute()
 
 
 def nan_while_no_garbage_is_collected(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
-    """Know the conditions in which calls are timed."""
+    """Return NaN while the collector is off, which shows that calls are being timed."""
     del memory, x
     return compute() if gc.isenabled() else compute() * math.nan
 
 
 @dataclass(frozen=True, eq=False)
 class Cheating(impls.Perturbed):
-    """A forward that is not what it seems."""
+    """A scheme whose forward pass may return something else than the correct result."""
 
     cheat: Cheat = always_the_first
     memory: Memory = dataclasses.field(default_factory=Memory)
@@ -288,7 +288,7 @@ class Cheating(impls.Perturbed):
 
 @dataclass(frozen=True, eq=False)
 class Forgetting(impls.Perturbed):
-    """Sums its members correctly at first, and returns an old sum from then on."""
+    """A scheme that sums its members correctly at first and later returns an old sum."""
 
     memory: Memory = dataclasses.field(default_factory=Memory)
 
@@ -317,9 +317,10 @@ LATE = "found after timing, on new inputs"
 
 
 def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
-    """With the instruments of this machine, beside an honest scheme that is measured.
+    """Real instruments catch each cheat beside an honest scheme, which is measured.
 
-    An update is compared with the sum of written-out noise, for utilities that it has not seen.
+    The update is compared with the sum of written-out noise, for utilities that the scheme has not been
+    called with.
     """
     case = Case(operator="Linear", out_channels=64, in_channels=64, members=64)
     for cheat, words in (
@@ -337,7 +338,7 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
 
 
 def test_noise_that_drops_every_input_is_not_accused() -> None:
-    """Outputs and noise may be equal from call to call where the reference and other draws agree."""
+    """Equal outputs and equal noise pass if the reference and other draws are equal as well."""
     case = Case(operator="Linear", out_channels=1, in_channels=1, members=1)
     phases: tuple[Phase, ...] = ("sample", "forward", "update", "step")
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""The time of a run: how long it takes by arithmetic, and how it keeps to a time budget, on a fake clock."""
+"""The estimated time of a run and its time budget, on a fake clock."""
 
 import dataclasses
 import itertools
@@ -34,7 +34,7 @@ NAMES = ("Base", "A", "B", "C", "D", "E")
 def entries(
     world: World, cost_s: float = 0.02, set_up_s: float = 0.1, names: Sequence[str] = NAMES
 ) -> list[Entry]:
-    """Make variants whose calls and set-ups take so long."""
+    """Return variants whose calls take ``cost_s`` and whose set-up takes ``set_up_s``."""
 
     def check(case: Case) -> None:
         del case
@@ -47,7 +47,7 @@ def entries(
 def within(
     budget_s: float, world: World, variants: Sequence[Entry], past: Iterable[Record] = ()
 ) -> tuple[RunSummary, list[Record], float]:
-    """Measure variants on all cases within a budget; return summary, records, and the seconds it took."""
+    """Measure variants on all cases within a budget; return summary, records and the seconds used."""
     start_s, stopwatch = world.clock.now_s, Stopwatch(world.clock.seconds)
     summary, lines = measure(
         *variants, world=world, past=past, stopwatch=stopwatch, cases=CASES, end_s=start_s + budget_s
@@ -56,17 +56,17 @@ def within(
 
 
 def jittery() -> World:
-    """Make a world whose samples vary, so that a cell takes the time that it has."""
+    """Return a world whose samples vary, so that each cell is sampled until its time is used up."""
     return World(jitter=0.2)
 
 
 def lost(lines: Sequence[Record]) -> list[Skipped]:
-    """Return the rows that were not measured for want of time."""
+    """Return the rows that were not measured because the time budget was used up."""
     return [line for line in lines if isinstance(line, Skipped) and line.reason == OUT_OF_TIME]
 
 
 def test_samples_shrink_before_rows_are_cut() -> None:
-    """A budget that suffices changes nothing; within a third every cell has a number, from fewer rounds."""
+    """A sufficient budget changes nothing; with a third of it every cell is measured in fewer rounds."""
     free, enough, short = jittery(), jittery(), jittery()
     _, unbounded, whole_s = within(1e9, free, entries(free))
     summary, bounded, _ = within(2 * whole_s, enough, entries(enough))
@@ -83,9 +83,9 @@ def test_samples_shrink_before_rows_are_cut() -> None:
 
 
 def test_where_the_least_samples_do_not_fit_the_last_rows_are_cut() -> None:
-    """Base and the first variants have all their numbers, the last ones a reason; the end counts them.
+    """Base and the first variants have all their numbers; the last variants have a reason and are counted.
 
-    A resumed run does not measure them later, and has the time of its own budget for the rest.
+    A resumed run does not measure the rows that were cut; it spends its own budget on the rest.
     """
     world = World()
     summary, lines, took_s = within(16.0, world, entries(world, set_up_s=1.0))
@@ -111,7 +111,7 @@ def test_where_the_least_samples_do_not_fit_the_last_rows_are_cut() -> None:
 
 
 def test_a_run_ends_in_time_whatever_it_costs() -> None:
-    """Except for what is under way: a set-up, and the calls of a cell. Each row has a number or a reason."""
+    """A run overruns its budget only by the set-up or cell in progress; each row has a number or a reason."""
     for budget_s, set_up_s, cost_s in (
         *itertools.product((0.5, 5.0, 20.0, 80.0), (0.01, 3.0), (0.001, 1.0)),
         (10.0, 0.3, 0.05),
@@ -127,7 +127,7 @@ def test_a_run_ends_in_time_whatever_it_costs() -> None:
 
 
 def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
-    """It is cut where it does not fit; base has its numbers on every case."""
+    """A slow variant is cut where it does not fit, and base is measured on every case."""
     world = jittery()
     slow = FakeScheme("Slow", world, cost_s=4.0).entry()
     _, lines, took_s = within(60.0, world, [*entries(world, names=("Base", "A")), slow])
@@ -136,7 +136,7 @@ def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
 
 
 def test_the_search_for_the_largest_population_keeps_to_the_budget() -> None:
-    """It begins no attempt without time, and makes no row then."""
+    """The search starts no attempt when time is up, and then writes no row."""
     world = World(room_bytes=500)
     big = FakeScheme("Big", world, built_bytes=0, bytes_per_member=100, cost_s=0.3).entry()
     _, lines, took_s = within(8.0, world, [*entries(world, names=("Base",)), big])
@@ -149,7 +149,7 @@ KERNEL_NS = {"Base": 20_000.0, "A": 50_000.0, "Syncs": 30_000.0}
 
 
 def on_gpu(budget_s: float) -> tuple[list[Record], float]:
-    """Measure three variants by the readme suite's methods on a fake device."""
+    """Measure three variants by the readme suite's methods on a fake device; return records and seconds."""
     world, device = World(), FakeCuda()
     noise = random.Random(0)  # noqa: S311  # jitter, not a secret
 
@@ -185,11 +185,11 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
 
 
 def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -> None:
-    """Cold, warm and host times; what cannot be captured has a reason and is timed by no other method.
+    """Cold, warm and host times are rows; a phase that cannot be captured has a reason and no eager time.
 
-    The forward of base is timed by both methods: the sample of other variants is compared with it. Warm-ups
-    of the device's clocks take most of a short run; what does not fit has its reason, all of it where the
-    budget is less than a single row is expected to take.
+    The forward of base is timed by both methods because the sample of other variants is compared with it.
+    Warm-ups of the device's clocks take most of a short run. Rows that do not fit have a reason; if the
+    budget is less than the expected time of a single row, all rows have one.
     """
     lines, whole_s = on_gpu(1e9)
     reasons = {(r.variant.scheme, r.phase, r.method, r.reason[:20]) for r in lines if isinstance(r, Skipped)}
@@ -213,7 +213,7 @@ def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -
             assert all(len(row.positions) == len(row.samples) == len(row.conditions) for row in times)
             assert times[0].conditions[0][0].clock_hz == 1.7e9
             assert times[0].warm_up.startswith("flat after")
-        else:  # stored once for all times of a visit
+        else:  # a condition is stored once for all times of a visit
             assert not any(row.conditions for row in times)
     for part in (0.2, 0.5, 0.8):
         lines, took_s = on_gpu(part * whole_s)
@@ -224,7 +224,7 @@ def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -
 
 
 def test_costs_are_those_of_the_last_case_or_typical_ones() -> None:
-    """One slow variant says nothing about the others."""
+    """A variant without a known cost gets a typical one, which one slow variant does not raise much."""
     known = Known(1.0)
     base, slow, new = (FakeScheme(name, World()).entry().variant for name in ("Base", "Slow", "New"))
     assert known[base] == 1.0
@@ -242,10 +242,7 @@ def test_costs_are_those_of_the_last_case_or_typical_ones() -> None:
 
 
 def test_the_seconds_of_a_cell_are_said_with_two_digits() -> None:
-    """They stand in the row as the reason why its sampling ended; never less than the least.
-
-    Without a budget there is always time, and a cell has what its suite gives it, to the last digit.
-    """
+    """The seconds of a cell have two digits, as they stand in its row, and are never below the minimum."""
     free = Plan(entries=(), cases=CASES, phases=PHASES, cell_s=0.123456)
     budget, entry = Budget(free, lambda: 1e12), FakeScheme("A", World()).entry()
     budget.begin([entry.variant] * 3, [entry.variant] * 5)
@@ -268,7 +265,7 @@ def test_the_seconds_of_a_cell_are_said_with_two_digits() -> None:
 
 
 def plan(suite: str, device: str, cases: str = "*", phases: str = "", methods: str = "") -> Plan:
-    """Return the plan of a suite on a device that need not be there."""
+    """Return the plan of a suite on a device, which this machine need not have."""
     return plan_of(Request(cases=cases, phases=phases, methods=methods), suite, device, 0)
 
 
@@ -289,7 +286,7 @@ def test_an_estimate_grows_with_what_is_measured() -> None:
 
 
 def test_on_a_gpu_the_readme_suite_has_one_method_for_each_phase() -> None:
-    """Unless a person names methods; a CPU has one. What is traced is never nothing."""
+    """Requested methods replace the default ones; a CPU has only one. At least one phase is always traced."""
     gpu = plan("readme", "cuda")
     assert {phase: tuple(gpu.methods_of(phase)) for phase in gpu.timed} == {
         "sample": ("eager",),
@@ -306,7 +303,7 @@ def test_on_a_gpu_the_readme_suite_has_one_method_for_each_phase() -> None:
 
 
 def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
-    """Compiled schemes are asked for by name, a population of a million members by its suite."""
+    """Compiled schemes run only if named; only suite ``unstored`` has a million members."""
     suites = [suite for suite in REGISTRY.suites.values() if suite.name != "check"]
     for suite in suites:
         met = [
@@ -321,7 +318,7 @@ def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
 def test_an_estimate_is_printed_and_nothing_is_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Also for a device that is not there; with a budget it says what that changes. A bad one is refused."""
+    """An estimate needs no device and says what a budget would change; an invalid budget is refused."""
     words = ("run", "--estimate", "--suite", "readme", "--device", "cuda", "--out", str(tmp_path))
     assert cli_runner.run(*words) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The experiment on ways of flushing the cache, as a dry run on a CPU."""
+"""The study of ways to flush the cache, as a dry run on a CPU."""
 
 import re
 
@@ -12,9 +12,9 @@ from esbench.studies import cache_flush
 def test_each_call_is_timed_after_each_way_of_flushing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nine lines: three calls, three ways, each with its ratio to the first way.
+    """The table has nine lines: three calls, three ways of flushing, each with its ratio to the first way.
 
-    Without a GPU it says what to do, and never falls back to the CPU by itself.
+    Without a GPU the error says what to do; the study never falls back to the CPU unasked.
     """
     cache_flush.main(["--device", "cpu", "--seconds", "0.02"])
     title, *lines = capsys.readouterr().out.splitlines()
@@ -30,7 +30,7 @@ def test_each_call_is_timed_after_each_way_of_flushing(
 
 
 def test_the_steps_of_a_flush_precede_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order that the way says, outside what is timed."""
+    """The steps run in the listed order before each call and are not timed."""
     log: list[str] = []
     for step in ("write", "read"):
         monkeypatch.setattr(CacheBuffer, step, lambda _, step=step: log.append(step))

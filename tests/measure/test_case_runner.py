@@ -1,4 +1,4 @@
-"""The loop over variants and phases, on fakes: what it stores, shows and survives."""
+"""The loop over variants and phases, on fakes: its rows, its progress, and the errors that it survives."""
 
 import dataclasses
 import gc
@@ -24,12 +24,12 @@ from tests.loop_cases import measure, measurements, plan_of, rows_of, skipped
 
 
 def groups(lines: Sequence[Record]) -> list[tuple[int, str]]:
-    """Return group and scheme of each time."""
+    """Return the group and the scheme of each time."""
     return [(row.group, row.variant.scheme) for row in measurements(lines)]
 
 
 def test_every_variant_and_phase_gets_its_rows() -> None:
-    """Times, peaks and the noise's size; the reason for a phase that a variant does not have."""
+    """Each phase has times, peaks and the size of its noise, or the reason why the variant lacks it."""
     world = World()
     summary, lines = measure(
         FakeScheme("A", world).entry(),
@@ -54,7 +54,7 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
 
 
 def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:
-    """A phase ends with its checkpoint, a case with the last one; every cell is counted."""
+    """A phase and a case end with a checkpoint; progress counts every cell, but not during rounds."""
     world, shown = World(), []
     batches: list[Sequence[Record]] = []
 
@@ -74,7 +74,7 @@ def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:
 
 
 def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
-    """Ctrl-C passes through; what was complete has been stored, and the collector is on again."""
+    """Ctrl-C is not swallowed; complete phases are stored, and the garbage collector is on again."""
     world = World()
     lines: list[Record] = []
     scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=30))
@@ -86,7 +86,7 @@ def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
 
 
 def test_utilisation_power_and_energy_are_rows_or_a_note() -> None:
-    """Readings make rows of the forward, on the cases that a suite names; a reason for none is noted once."""
+    """Readings make rows of the forward on the cases that a suite names; a missing one makes one note."""
     world = World()
     entries = [FakeScheme(name, world).entry() for name in "AB"]
     larger = msgspec.structs.replace(CASE, out_channels=8)
@@ -104,7 +104,7 @@ def test_utilisation_power_and_energy_are_rows_or_a_note() -> None:
 
 
 def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line: nothing more is tried, and freeing memory, which raises then, does not hide the error."""
+    """One error line ends the run; a second error, raised while memory is freed, does not hide the first."""
     world = World()
     lost = FakeScheme("Lost", world, act=raising(RuntimeError("CUDA error: device lost")))
     tools = dataclasses.replace(world.tools, alive=lambda: False)
@@ -120,7 +120,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_profiler_that_fails_costs_no_time() -> None:
-    """The times are kept, without launches, and their label says that the streams were not checked."""
+    """Times are kept without launch counts, and a label says that the streams were not checked."""
     world = World()
     tools = dataclasses.replace(world.tools, trace=Mock(side_effect=ProfileError("no records came back")))
     summary, lines = measure(FakeScheme("A", world).entry(), world=world, tools=tools, phases=("forward",))
@@ -131,7 +131,7 @@ def test_a_profiler_that_fails_costs_no_time() -> None:
 
 
 def test_what_does_not_fit_beside_the_others_is_measured_in_the_next_group() -> None:
-    """Whether it is set up, enters a phase or is called; base is measured again beside it."""
+    """A variant that runs out of memory in set-up or phase is moved to a new group with base."""
     apart = [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
     together = [(0, "Base"), (0, "A"), (0, "B")]  # a call's memory is free again when the next one is called
     needs: dict[str, list[tuple[int, str]]] = {
@@ -148,7 +148,7 @@ def test_what_does_not_fit_beside_the_others_is_measured_in_the_next_group() -> 
         assert groups(lines) == expected, need
         assert summary.unavailable == summary.failed == 0
         assert {len(row.samples) for row in measurements(lines)} == {FEWEST_ROUNDS}
-    # Where base's call does not fit beside the variants, the last of these has to wait.
+    # Where base's call does not fit beside both variants, the last variant moves to the next group.
     world = World(room_bytes=1000)
     base = FakeScheme("Base", world, call_bytes=300).entry("base")
     entries = [FakeScheme(name, world, built_bytes=400).entry() for name in "AB"]
@@ -156,7 +156,7 @@ def test_what_does_not_fit_beside_the_others_is_measured_in_the_next_group() -> 
 
 
 def test_base_takes_its_memory_first_and_gives_a_reason_once() -> None:
-    """However late it is registered; it is in every group, but why it has no sample is one row."""
+    """Base is set up first even if registered last; each group has it, but its missing sample is one row."""
     world = World(room_bytes=1000)
     variant = FakeScheme("A", world, built_bytes=600).entry()
     _, lines = measure(variant, FakeScheme("Base", world, built_bytes=600).entry("base"), world=world)
@@ -171,7 +171,7 @@ def test_base_takes_its_memory_first_and_gives_a_reason_once() -> None:
 
 
 def test_what_never_fits_is_unavailable_with_its_bytes() -> None:
-    """Not failed: the machine cannot. The run goes on, and no further group is tried."""
+    """A variant too big for the machine is unavailable, not failed; it is not tried in further groups."""
     for built_bytes, reason in (
         (5000, "out of memory: tried to allocate 5000 bytes"),
         (800, "out of memory: tried to allocate 300 bytes"),
@@ -186,7 +186,7 @@ def test_what_never_fits_is_unavailable_with_its_bytes() -> None:
 
 
 def refusing(error: Exception, dtype: str = "") -> Callable[[Case], None]:
-    """Return a check that raises, on all cases or on those of one type."""
+    """Return a check that raises an error, on all cases or only on those of one dtype."""
 
     def check(case: Case) -> None:
         if dtype in {"", case.dtype}:
@@ -196,7 +196,7 @@ def refusing(error: Exception, dtype: str = "") -> Callable[[Case], None]:
 
 
 def test_a_variant_that_fails_its_check_gets_no_number() -> None:
-    """It is never called, and its row says what was wrong; one that cannot is unavailable, not failed."""
+    """It is never called, and its row has the error; a variant that cannot run is unavailable, not failed."""
     for error, status, reason in (
         (WrongResultError("forward is off by 3"), "failed", "oracle: forward is off by 3"),
         (UnavailableError("needs a GPU"), "unavailable", "needs a GPU"),
@@ -209,7 +209,7 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
 
 
 def test_exact_cases_decide_once_for_an_operator() -> None:
-    """Those of that operator alone; a variant that does not support them is not refused by that."""
+    """A failed exact case refuses the variant on its operator only; unsupported exact cases are skipped."""
     world, seen = World(), []
     exact = msgspec.structs.replace(CASE, dtype="float64")
     checks = (msgspec.structs.replace(exact, operator="Conv2d"), exact)
@@ -228,7 +228,7 @@ def test_exact_cases_decide_once_for_an_operator() -> None:
 
 
 def test_an_output_that_is_not_finite_is_wrong() -> None:
-    """One such number anywhere in what a call returns refuses the variant, also if it comes late."""
+    """One inf or NaN anywhere in a call's result fails the variant, in the first call or a later one."""
     wraps: tuple[Callable[[torch.Tensor], object], ...] = (lambda t: t, lambda t: [t], lambda t: {"y": (t,)})
     for value, wrap, first in (
         *itertools.product((float("nan"), float("inf"), float("-inf")), wraps, (1,)),
@@ -248,7 +248,7 @@ def test_an_output_that_is_not_finite_is_wrong() -> None:
 
 
 def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
-    """First call, warm-up, rounds or memory pass: one encodable line, and the others go on."""
+    """An error in first call, warm-up, rounds or memory pass is one encodable row; other variants go on."""
     for after in (0, 1, 2, 9, 15, 16, 17):
         world = World()
         bad = FakeScheme("Bad", world, act=raising(ValueError("two\n lines \ud800"), after=after))
@@ -262,12 +262,12 @@ def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
 
 
 class Sweep:
-    """Forward calls over growing populations."""
+    """A run of forward calls over growing populations."""
 
     cases = tuple(msgspec.structs.replace(CASE, members=members) for members in (256, 64, 1024, 16))
 
     def __init__(self, world: World, *schemes: FakeScheme, **options: Any) -> None:
-        """Measure the schemes."""
+        """Measure the schemes and store the records."""
         options = {"cases": self.cases, "phases": ("forward",), "sweep": "members", **options}
         stopwatch = Stopwatch(world.clock.seconds)
         entries = [scheme.entry() for scheme in schemes]
@@ -279,14 +279,14 @@ class Sweep:
 
     @property
     def reasons(self) -> list[tuple[int, str]]:
-        """Members and reason of the rows without a number."""
+        """Return members and reason of each row without a number."""
         return [(row.case.members, row.reason) for row in self.lines if isinstance(row, Skipped)]
 
 
 def test_what_takes_too_long_is_not_tried_on_larger_cases() -> None:
-    """The reason names the case, its time and the limit; it holds when the run is resumed as well.
+    """The reason has the case, its time and the limit; it also holds in a resumed run.
 
-    A sweep goes from small to large, whatever the order of the suite's cases.
+    A sweep runs from small to large populations, whatever the order of the suite's cases.
     """
     world = World()
 
@@ -302,7 +302,7 @@ def test_what_takes_too_long_is_not_tried_on_larger_cases() -> None:
     assert first.startswith("time budget: members 64 took 64")
     assert first.endswith(" s in all, above 60 s")
     assert [members for members, _ in whole.reasons] == [256, 1024]
-    # Cut between the last phase of 64 members and the end of that case.
+    # Cut the run between the last phase of 64 members and the end of that case.
     ends = [n for n, line in enumerate(whole.lines) if isinstance(line, Checkpoint) and line.phase]
     kept = whole.lines[: ends[1] + 1]
     rest = Sweep(World(), dataclasses.replace(slow, check=lambda _: None), stop_s=60.0, past=kept)
@@ -311,7 +311,7 @@ def test_what_takes_too_long_is_not_tried_on_larger_cases() -> None:
 
 
 def test_what_does_not_fit_is_not_tried_on_larger_cases() -> None:
-    """The first case that does not fit says how many members do, by bisection."""
+    """On the first case that does not fit, bisection finds how many members do."""
     world = World(room_bytes=1000)
     found = Sweep(world, FakeScheme("Big", world, bytes_per_member=5))
     assert found.timed("Big") == [16, 64]
@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_not_tried_on_larger_cases() -> None:
 
 
 def test_the_largest_population_is_searched_in_a_phase_that_all_variants_have() -> None:
-    """Base draws no noise: its forward is tried."""
+    """The search uses forward for base, which draws no noise and has no sample phase."""
     world = World(room_bytes=100)
     base = FakeScheme("Base", world, built_bytes=200, phases=("forward",)).entry("base")
     summary, lines = measure(base, world=world)

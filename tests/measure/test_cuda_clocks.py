@@ -1,4 +1,4 @@
-"""The clocks of CUDA, on a fake device whose timelines are known."""
+"""The CUDA clocks, on a fake device with known timelines."""
 
 import contextlib
 import gc
@@ -22,12 +22,12 @@ METHODS = ("eager", "graph")
 
 
 def clock_of(device: FakeCuda, method: str = "eager") -> CudaClock:
-    """A clock of one device."""
+    """Return a clock of a fake device."""
     return CudaClock(method, device, Streak())
 
 
 def kernels(device: FakeCuda, count: int, device_ns: float, launch_ns: float = 5_000.0) -> Call:
-    """A call that launches a number of kernels of a length."""
+    """Return a call that launches kernels of a given length."""
 
     def call() -> None:
         for _ in range(count):
@@ -41,7 +41,7 @@ def kernels(device: FakeCuda, count: int, device_ns: float, launch_ns: float = 5
 def test_a_kernel_of_known_length_reads_right(
     method: str, device_ns: float, launch_ns: float, count: int
 ) -> None:
-    """To 0.2 %, from 2 us to 50 ms, whatever its launches cost the host, which is told beside it."""
+    """Times from 2 us to 50 ms are right to 0.2 % whatever a launch costs the host, which is measured too."""
     device = FakeCuda()
     clock = clock_of(device, method)
     call = clock.prepare(kernels(device, count, device_ns / count, launch_ns), 2)
@@ -55,18 +55,18 @@ def test_a_kernel_of_known_length_reads_right(
 
 
 def test_the_block_lasts_as_long_as_issuing_takes_with_a_margin() -> None:
-    """It is learnt: from the pass that times the host, and from what was issued around earlier calls."""
+    """The length of the blocking kernel is set from the measured time that issuing takes, plus a margin."""
     device = FakeCuda()
     clock, call = clock_of(device), kernels(device, 3, 10_000, launch_ns=50_000)
     clock.visit(call, 4)
     device.spins.clear()
     clock.visit(call, 4)
-    around_ns = 3 * device.verb_ns  # flush and two events
+    around_ns = 3 * device.verb_ns  # the flush and two events
     assert device.spins == pytest.approx([1.5 * (150_000 + around_ns)] * 8)
 
 
 def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
-    """Calls that take longer to issue than the longest block, fill the queue, or wait inside."""
+    """Calls that issue longer than the longest block, fill the queue or wait inside are labelled."""
     device = FakeCuda()
     slow = clock_of(device).visit(kernels(device, 2, 10_000, launch_ns=3e7), 3)
     assert slow.dispatch_bound == 3
@@ -76,7 +76,7 @@ def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
     device = FakeCuda()
     many = clock_of(device).visit(kernels(device, 2000, 1_000), 1)
     assert many.dispatch_bound == 1
-    assert many.samples["host_latency_ns"] == pytest.approx([2000 * 5_000])  # taken before the queue was full
+    assert many.samples["host_latency_ns"] == pytest.approx([2000 * 5_000])  # timed before the queue was full
 
     device = FakeCuda()
 
@@ -87,7 +87,7 @@ def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
 
     waits = clock_of(device).visit(waiting, 3)
     assert waits.dispatch_bound == 3
-    assert max(waits.samples["host_latency_ns"]) < 50_000  # without the block
+    assert max(waits.samples["host_latency_ns"]) < 50_000  # the block is not included
 
     device, numbers = FakeCuda(), iter(range(100))
 
@@ -103,7 +103,7 @@ def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
 
 
 def test_cold_calls_find_the_cache_overwritten_and_memory_that_is_taken_is_told() -> None:
-    """The flush itself is in no figure; once the allocator holds enough, nothing is told."""
+    """The flush is not in the time; a label says when the allocator had to reserve memory."""
     device = FakeCuda()
     visit = clock_of(device).visit(partial(device.launch, 10_000, cold_ns=3_000), 6)
     assert visit.samples["latency_ns"] == pytest.approx([13_000] * 6)
@@ -120,7 +120,7 @@ def test_cold_calls_find_the_cache_overwritten_and_memory_that_is_taken_is_told(
 
 
 def test_impossible_times_are_errors() -> None:
-    """What events on this stream do not see, and a clock that goes backwards."""
+    """Work that the stream's events do not include and a clock that runs backwards are errors."""
     device = FakeCuda()
     with pytest.raises(ClockError, match=r"^the clock read 0 ns: "):
         clock_of(device).visit(partial(device.launch, 1e6, "other"), 3)
@@ -130,7 +130,7 @@ def test_impossible_times_are_errors() -> None:
 
 
 def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
-    """One graph for each turn, with what that call returned; each prepared call has its own turns."""
+    """Each prepared call has one graph per turn, which returns what that call returned."""
     device = FakeCuda()
     clock = clock_of(device, "graph")
     turns, collecting = iter("abcdef"), set[bool]()
@@ -142,7 +142,7 @@ def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
     first, second = clock.prepare(call, 3), clock.prepare(lambda: "x", 2)
     assert [first(), second(), first(), first(), first()] == ["d", "x", "e", "f", "d"]
     assert device.replayed == [0, 0, 1, 2, 0]
-    assert collecting == {False}  # what the collector frees could break the capture
+    assert collecting == {False}  # memory freed by the collector could break the capture
     assert gc.isenabled()
 
     device = FakeCuda()
@@ -152,7 +152,7 @@ def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
 
 
 def test_what_cannot_be_captured_is_unavailable_and_never_timed_otherwise() -> None:
-    """The reason is one line that is never empty, and the device works as before."""
+    """The reason is one line, never empty, and the device still works."""
     device = FakeCuda(refuses="no such luck\nand more about it")
     launch = partial(device.launch, 10_000)
     with pytest.raises(UnavailableError, match=r"^graph capture failed: no such luck$"):
@@ -172,9 +172,10 @@ def test_what_cannot_be_captured_is_unavailable_and_never_timed_otherwise() -> N
 
 
 def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> None:
-    """0.3 s for the first call; only until it is flat for one right after it, by either clock.
+    """The first call warms up for 0.3 s; the next one only until its times are flat, by either clock.
 
-    A call of 1 us costs a hundred times as much to time: a visit still lasts but some milliseconds.
+    Timing a call of 1 us takes a hundred times as long as the call, but a visit still lasts only some
+    milliseconds.
     """
     device, streak = FakeCuda(), Streak()
     eager, graph = (CudaClock(method, device, streak) for method in METHODS)
@@ -198,7 +199,7 @@ def _seconds(device: FakeCuda, action: Callable[[], object]) -> float:
 
 
 def test_a_device_has_a_clock_for_each_of_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, or those that were asked for, each once; another method is refused."""
+    """A device returns all its clocks, or one for each requested method; an unknown method is refused."""
     monkeypatch.setattr(cuda, "Cuda", FakeCuda)
     assert [clock.method for clock in clocks("cuda")] == ["eager", "graph"]
     assert [clock.method for clock in clocks("cuda", ("graph", "graph"))] == ["graph"]
@@ -209,31 +210,31 @@ def test_a_device_has_a_clock_for_each_of_its_methods(monkeypatch: pytest.Monkey
 
 
 class FakeGraph:
-    """Stands for torch's graph; ``broken`` refuses to end the captures whose number is in it."""
+    """A fake of torch's CUDAGraph; captures whose number is in ``broken`` raise when they end."""
 
     log: list[str]
     broken: set[int]
 
     def capture_begin(self, **options: object) -> None:
-        """Note the pool that the capture is to use."""
+        """Store the pool that the capture uses."""
         self.number = sum(line.startswith("begin") for line in self.log)
         self.log.append(f"begin {options.get('pool')}")
 
     def capture_end(self) -> None:
-        """End the capture unless it is broken."""
+        """End the capture, or raise if it is broken."""
         if self.number in self.broken:
             message = "operation failed due to a previous error during capture"
             raise RuntimeError(message)
         self.log.append("end")
 
     def reset(self) -> None:
-        """Let go of everything."""
+        """Do nothing."""
         self.log.append("reset")
 
 
 @pytest.fixture
 def facade(monkeypatch: pytest.MonkeyPatch) -> cuda.Cuda:
-    """The real facade over a torch that does nothing but note what it is asked."""
+    """Return the real facade over a fake torch that records its calls."""
     log: list[str] = []
     monkeypatch.setattr(FakeGraph, "log", log, raising=False)
     monkeypatch.setattr(FakeGraph, "broken", set(), raising=False)
@@ -263,9 +264,9 @@ def facade(monkeypatch: pytest.MonkeyPatch) -> cuda.Cuda:
 
 
 def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
-    """The allocator stops allocating for it, its pool is released, and a capture succeeds that draws.
+    """After a broken capture its pool is released, and a later capture that draws noise succeeds.
 
-    The error is the call's own, if it raised one, not that of ending the capture.
+    If the call itself raised an error, that error is raised, not the one from ending the capture.
     """
     mended = ["reset", "end allocating pool", "release pool", "begin None", "random", "end"]
     FakeGraph.broken = {0}
@@ -287,22 +288,22 @@ def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
 
 
 def test_what_the_facade_asks_torch_for(facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cycles at the highest clock rate, all of a buffer of twice the cache, whole nanoseconds."""
+    """Waits are never too short, a flush covers twice the cache, and times are whole nanoseconds."""
     asked: list[int] = []
     monkeypatch.setattr(cuda, "_spin", asked.append)
     facade.spin(1000.2)
-    assert asked == [2001]  # 2 GHz: never shorter than asked for
+    assert asked == [2001]  # 2 GHz, rounded up
 
     assert facade.cache.nbytes >= 2000
     facade.cache.rows.fill_(1)
     facade.cache.sums.fill_(1)
     facade.flush()
     assert not facade.cache.rows.any()
-    assert not facade.cache.sums.any()  # each row was read after it was written: its lines are clean
+    assert not facade.cache.sums.any()  # each row was read after the write, so its cache lines are clean
 
     monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *_: 1e-9)
     assert cuda._elapsed_ms is not torch.cuda.Event.elapsed_time  # noqa: SLF001  # bound before any variant
-    # Events tell milliseconds in single precision: more digits are noise, and fill the files of runs.
+    # Events measure milliseconds in single precision; more digits are noise and make run files larger.
     monkeypatch.setattr(cuda, "_elapsed_ms", lambda *_: 0.02457599900662899)
     assert repr(facade.elapsed_ns(None, None)) == "24576"
     monkeypatch.setattr("time.perf_counter_ns", lambda: 0)

@@ -1,4 +1,4 @@
-"""One run on a device at a time, with real processes."""
+"""The lock that allows one run on a device at a time, with real processes."""
 
 import contextlib
 import getpass
@@ -31,7 +31,7 @@ with holding(sys.argv[1], sys.argv[2], print, wait_s=0):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Lock in a folder of this test, and poll often."""
+    """Lock in the test's own folder, and poll often."""
     monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path))
     monkeypatch.setattr(device_lock, "POLL_S", 0.01)
     return tmp_path
@@ -55,7 +55,7 @@ def holder() -> Iterator["subprocess.Popen[str]"]:
 
 
 def refusal() -> str:
-    """Return the error of a run that does not wait."""
+    """Return the error of a run that does not wait for the lock."""
     with pytest.raises(LockError) as error, holding("cpu", "suite readme", pytest.fail, wait_s=0):
         pass
     assert "\n" not in str(error.value)
@@ -63,7 +63,7 @@ def refusal() -> str:
 
 
 def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
-    """The error names suite, process, user and time; a second run says once that it waits, then runs."""
+    """The error has suite, process, user and time; a run that waits says so once, then runs."""
     said: list[str] = []
     with holder() as process:
         told = refusal()
@@ -91,19 +91,19 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
 
 
 def test_a_killed_holder_holds_nothing(folder: Path) -> None:
-    """The system takes the lock back, from under a run that waits; the note that is left is ignored."""
+    """A killed process loses its lock to a waiting run, and the note that it leaves is ignored."""
     with holder() as process:
         note = folder / "esbench-cpu.holder"
         left = note.read_bytes()
         assert str(process.pid).encode() in left
         with holding("cpu", "suite readme", lambda _: process.kill()):
             assert process.wait(10) == -signal.SIGKILL
-            note.write_bytes(left)  # as if this holder had not written its note yet
+            note.write_bytes(left)  # as if this process had not written its note yet
             assert device_lock.UNKNOWN_HOLDER in refusal()
 
 
 def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
-    """The error is one line all the same."""
+    """An unreadable note still makes an error of one line."""
     note = folder / "esbench-cpu.holder"
     with holding("cpu", "", pytest.fail):
         for nonsense in (b"", b"\xff\xfe", b"{" * 10_000, b'{"pid":1}'):
@@ -113,7 +113,7 @@ def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
 def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
-    """Not twice within one process; the note is removed. Other users can lock, whatever the umask."""
+    """A process cannot lock twice; an error removes the note. Other users can lock, whatever the umask."""
     before = os.umask(0o077)
     try:
         with holding("cpu", "suite quick", pytest.fail):
@@ -131,7 +131,7 @@ def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
 def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path that is no folder, and the lock of another user that is closed."""
+    """A path that is not a folder and another user's unreadable lock are errors of one line."""
     (folder / "file").write_text("", encoding="utf-8")
     with monkeypatch.context() as patch:
         patch.setenv("ESBENCH_LOCK_DIR", str(folder / "file" / "below"))
@@ -150,7 +150,7 @@ def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
 
 
 def test_defaults_where_the_system_says_little(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks are in the folder for temporary files; a user without a name has a number."""
+    """Locks are in the folder for temporary files; a user without a name is a number."""
 
     def nameless() -> str:
         raise KeyError

@@ -1,4 +1,4 @@
-"""Peaks of a device, by a clock that says how long a product of its size takes."""
+"""Device peaks, measured with a clock that computes times from the size of a product."""
 
 import time
 from collections.abc import Callable
@@ -24,16 +24,16 @@ MIB = 2**20
 
 
 class RatedClock(HostClock):
-    """A clock by which a call takes an overhead, and the cube of its result's side over a rate."""
+    """A clock by which a call takes a fixed overhead plus the cube of its result's side over a rate."""
 
     def __init__(self, flops_per_ns: float, overhead_ns: float = 0.0) -> None:
-        """Start with no call made."""
+        """Set the clock up before any call."""
         self.flops_per_ns = flops_per_ns
         self.overhead_ns = overhead_ns
         self.calls = 0
 
     def visit(self, call: Call, calls: int) -> Visit:
-        """Call once, and answer for as many."""
+        """Call once, and return as many equal times as requested."""
         result = call()
         assert isinstance(result, torch.Tensor)
         self.calls += calls
@@ -45,12 +45,12 @@ class RatedClock(HostClock):
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copy needs to be large where a clock makes its time up."""
+    """Copy small buffers: the fake clock's times do not depend on them."""
     monkeypatch.setitem(module.MOST_BUFFER, "cpu", MIB)
 
 
 def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the device's rate, that rate is found, and all samples are kept."""
+    """The rate of a device is found whether it is slow or fast, and all samples are kept."""
     for flops_per_ns in (0.1, 1.0, 10.0, 50.0):
         copy, product = device_peaks("cpu", ["float32"], RatedClock(flops_per_ns))
         assert PRODUCT_NS["cpu"] <= product.samples[0] < 8 * PRODUCT_NS["cpu"]
@@ -58,16 +58,16 @@ def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.Monkey
         assert (product.kind, product.dtype) == ("matmul", "float32")
         assert (copy.kind, copy.dtype, copy.amount) == ("copy", "uint8", 2 * MIB)
         assert all(5 <= len(peak.samples) <= MOST_CALLS for peak in (copy, product))
-    # A dispatch of ten milliseconds is no rate: the product grows until its own work shows.
+    # An overhead of ten milliseconds hides the rate: the product grows until its own work is visible.
     _, product = device_peaks("cpu", ["float32"], RatedClock(10.0, overhead_ns=10e6))
     assert product.samples[0] > 2 * 10e6
-    # One that takes seconds at a usual size: the smallest product is enough.
+    # On a device that takes seconds at a usual size, the smallest product is enough.
     clock = RatedClock(1e-3)
     _, product = device_peaks("cpu", ["float16"], clock)
     assert product.amount == 2 * 64**3
     assert product.samples[0] > LONG * PRODUCT_NS["cpu"]
     assert clock.calls < 40
-    # However fast the device is, there is a largest size.
+    # The size is bounded, however fast the device.
     monkeypatch.setattr(module, "LAST_SIDE", 256)
     assert LAST_SIDE > 256
     _, product = device_peaks("cpu", ["float32"], RatedClock(1e9))
@@ -75,7 +75,7 @@ def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.Monkey
 
 
 def raising(error: Exception) -> Callable[..., object]:
-    """Return what raises an error, whatever it is given."""
+    """Return a function that raises an error for any arguments."""
 
     def fail(*_: object, **__: object) -> object:
         raise error
@@ -86,7 +86,7 @@ def raising(error: Exception) -> Callable[..., object]:
 def test_each_type_is_measured_once_and_what_the_device_lacks_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Types, room for a product or for a copy; other errors pass through: the device is broken."""
+    """Dtypes or sizes that the device lacks are left out; any other error is raised."""
 
     def found(*dtypes: str) -> list[str]:
         return [peak.dtype for peak in device_peaks("cpu", dtypes, RatedClock(1.0))]
@@ -111,13 +111,13 @@ def test_each_type_is_measured_once_and_what_the_device_lacks_is_left_out(
 
 
 def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
-    """What was measured by then is there; nothing at all where there is no time for the first."""
+    """Peaks measured before the deadline are returned; without time for the first one there are none."""
     with pytest.raises(UnavailableError, match="time budget"):
         list(device_peaks("cpu", ["float32"], RatedClock(1.0), time.monotonic() + 0.5 * module.PEAK_S["cpu"]))
 
 
 def test_a_copy_is_beyond_the_cache_and_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight times the largest cache, bounded, and never more than an eighth of what is free."""
+    """A copy has eight times the largest cache, within bounds, and at most an eighth of the free memory."""
     monkeypatch.setitem(module.MOST_BUFFER, "cpu", 512 * MIB)
     for device, cache, free, expected in (
         ("cpu", 0, 2**40, 64 * MIB),
@@ -139,7 +139,7 @@ def test_a_copy_is_beyond_the_cache_and_leaves_room(tmp_path: Path, monkeypatch:
 
 
 def test_peaks_of_this_machine_leave_its_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured by the host's clock; nothing of the run's random numbers is used up."""
+    """Measuring with the host's clock draws no number from the global generator."""
     monkeypatch.setitem(module.PRODUCT_NS, "cpu", 1e4)
     monkeypatch.setattr(module, "BUDGET_NS", 1e6)
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""What the doctor says of a machine."""
+"""The findings of ``esbench doctor`` about a machine."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from tests.fresh_process import new_process
 
 @pytest.fixture(autouse=True)
 def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Know nothing of the GPU from another test."""
+    """Clear what other tests have cached about the GPU."""
     with new_process(tmp_path, monkeypatch):
         yield
 
 
 def findings() -> dict[str, Finding]:
-    """Return what the doctor says of each subject, each of which comes once."""
+    """Return the finding of each subject; check that each subject appears once."""
     found = diagnosis()
     by_subject = {finding.subject: finding for finding in found}
     assert len(by_subject) == len(found)
@@ -33,7 +33,7 @@ def findings() -> dict[str, Finding]:
 
 
 def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that has neither git nor a GPU, runs too many threads and counts no memory."""
+    """A machine without git, GPU or memory count, with too many threads, has a reason for each of them."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = findings()
     assert found["CPU timing"].able
@@ -52,7 +52,7 @@ def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each quantity with what it is now."""
+    """Each NVML quantity appears with its present value."""
     listed = [[], processes(8)]
     install(
         monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(8)
@@ -74,7 +74,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Question by question, with the reason; and who else computes on the GPU."""
+    """Each failed NVML query has its reason, and other processes on the GPU are listed."""
     listed = [processes(7), processes(7, 8)]
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("GPU power", {"PowerUsage": refusing}, "NVML cannot read the power: Insufficient Perm"),
@@ -103,7 +103,7 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And does not wait."""
+    """The doctor reports a locked device without waiting for it."""
     install(monkeypatch)
     for subject, key in (("CPU to one run", "cpu"), ("GPU to one run", UUID)):
         assert findings()[subject].able
@@ -114,7 +114,7 @@ def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.Monkey
 
 
 def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types and kernels that need capability 8.0; a newer one has them."""
+    """An old GPU lacks dtypes and kernels that need capability 8.0; a newer one has them."""
     subjects = ("bfloat16", "tfloat32", "fused kernels")
     install(monkeypatch)
     found = findings()

@@ -1,4 +1,4 @@
-"""Where a run is taken."""
+"""The description of the machine that a run was measured on."""
 
 import inspect
 import platform
@@ -39,14 +39,14 @@ from tests.fresh_process import new_process
 
 @pytest.fixture(autouse=True)
 def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Know nothing of the GPU from another test."""
+    """Clear what other tests have cached about the GPU."""
     monkeypatch.delenv(TOLD, raising=False)
     with new_process(tmp_path, monkeypatch):
         yield
 
 
 def test_the_environment_of_a_cpu_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions and sizes are there, and no field of a GPU; what the system does not report is None."""
+    """Versions and sizes are set, GPU fields and whatever the system does not report are None."""
     here = environment("cpu")
     assert (here.device, here.device_name) == ("cpu", here.cpu)
     assert here.cpu
@@ -71,14 +71,14 @@ def test_the_environment_of_a_cpu_run(tmp_path: Path, monkeypatch: pytest.Monkey
         rule.write_bytes(content)
         assert environment("cpu").clocks == clocks
     monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
-    assert cpu_name()  # the architecture at least
+    assert cpu_name()  # at least the architecture
     assert device_uuid("cpu") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_uuid("cuda") is None  # the key of the GPU's lock
+    assert device_uuid("cuda") is None  # the lock's key for a GPU
 
 
 def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML tells the clock policy, idle power and other processes; where it refuses, torch's fields stay."""
+    """NVML adds clock policy, idle power and other processes; if it refuses, torch's fields remain."""
     listed = [processes(7), processes(7, 8)]
     with monkeypatch.context() as patch:
         install(
@@ -105,7 +105,7 @@ def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_differences_between_two_environments() -> None:
-    """Each field with both values; load, other processes and idle power may differ."""
+    """Each difference has both values; load, other processes and idle power are not compared."""
     here = synthetic.environment()
     other = msgspec.structs.replace(here, commit="def", dirty=True, uuid=UUID, memory_bytes=2**31)
     assert differences(here, other) == [
@@ -119,7 +119,7 @@ def test_differences_between_two_environments() -> None:
 
 
 class Written:
-    """A scheme with a source."""
+    """A scheme that has a source file."""
 
 
 def entry(name: str, scheme: object) -> Entry:
@@ -130,7 +130,7 @@ def entry(name: str, scheme: object) -> Entry:
 def test_the_code_of_a_variant_is_the_hash_of_its_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of a package that of all its files, tables of tuned kernels included; none without a file."""
+    """A package hashes all its files, with tables of tuned kernels; without a file there is no hash."""
     typed: dict[str, Any] = {"__name__": "typed_in"}
     exec("class Typed: pass", typed)  # noqa: S102  # a class without a file, as in a shell
     found = source_hashes(
@@ -153,9 +153,10 @@ def test_the_code_of_a_variant_is_the_hash_of_its_file(
 def test_the_commit_of_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An edit outside of generated folders makes it dirty; a package that is not tracked has no commit.
+    """An edit outside generated folders makes a checkout dirty; an untracked package has no commit.
 
-    A work tree without its repository is told its commit, which holds if the code is that of the commit.
+    A work tree without its repository gets its commit from an environment variable, which is used only if the
+    hash of the code matches.
     """
     package = tmp_path / "esbench"
     package.mkdir()
@@ -176,10 +177,10 @@ def test_the_commit_of_a_checkout(
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "run.jsonl").write_text("{}")
     assert found() == (head, False)
-    git_module.main()  # a clean work tree tells its commit
+    git_module.main()  # print the commit of a clean work tree
     told = capsys.readouterr().out.strip()
     assert told == f"{head}:{code_hash(tmp_path)}"
-    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")  # git is believed before the variable
+    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")  # git takes precedence over the variable
     assert found() == (head, False)
     (package / "__init__.py").write_text("x = 1\n")
     assert found() == (head, True)
@@ -209,7 +210,7 @@ def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPa
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``auto`` is CUDA where torch has it; CUDA where there is none is an error, never silently the CPU."""
+    """``auto`` is CUDA if torch has it; requesting CUDA without a GPU is an error, never silently the CPU."""
     for available, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
         assert (resolve_device("auto"), resolve_device("cpu")) == (device, "cpu")

@@ -1,7 +1,7 @@
-"""Every registered variant on fake CUDA tensors: no tensor of another device, no unexpected wait.
+"""Every registered variant runs on fake CUDA tensors without mixing devices or waiting unexpectedly.
 
-See tests/fake_cuda_tensors.py for what that device does. The code that checks and measures results runs on it
-as well: the check of a variant, the audit, the footprint, the quality figures.
+tests/fake_cuda_tensors.py describes the fake device. The code that checks and measures results runs on it as
+well: the check of a variant, the audit, the footprint, the quality figures.
 """
 
 import contextlib
@@ -49,21 +49,21 @@ load("impls")
 WAITS: dict[str, tuple[Phase, ...]] = {
     # Utilities and sigma become numbers for torch.add.
     "Loop": ("forward", "update", "step"),
-    # Which blocks are kept is decided on the host.
+    # The host selects which blocks are kept.
     "*DropoutBlocks*": ("sample", "step"),
-    # Probabilities that are NaN raise.
+    # A NaN among the probabilities raises, which reads them on the host.
     "*Binary*": ("sample", "step"),
-    # Guards that skip gradients which are not finite.
+    # Guards skip gradients that are not finite.
     "StepInBackward(*guarded=True)": ("step",),
     "RigL(by=backward)": ("step",),
-    # Counts connections; looks through a sample.
+    # FullSort counts weights; PartialSelection reads a sample.
     "FullSort": ("update",),
     "PartialSelection(narrowed=True)": ("update",),
-    # Candidates are made on the host, and digests of their weights are taken there.
+    # The host creates candidates and hashes their weights.
     "*Search*": ("step",),
     "OneArchitecture": ("step",),
 }
-"""Variants and the phases in which they wait for the device. Everything else must never wait."""
+"""Variants and the phases in which they may wait for the device. No other phase may wait."""
 
 CAPTURED = ("FusedBinary",)
 """Variants that wait for the device only where no graph is captured."""
@@ -79,11 +79,11 @@ CASES = (
 )
 """float64 is checked exactly; other types by the effective weights of a few members.
 
-The first one is checked only: the next one runs the phases of the same operator.
+The first case is only checked: the second runs the phases of the same operator.
 """
 AUDITED = (CASES[1], CASES[4])
 VERIFIED = (CASES[0], CASES[3])
-"""The others are checked by their audit, or in the same way as these."""
+"""The other cases are checked by their audit, or in the same way as these."""
 
 LAYERS = [
     entry
@@ -104,18 +104,18 @@ TRAINING = [
 
 
 def named(entries: Sequence[Entry]) -> pytest.MarkDecorator:
-    """A test for each variant."""
+    """Parametrize a test with variants."""
     return pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.variant.name)
 
 
 def waits_expected(entry: Entry) -> set[Phase]:
-    """Return the phases in which a variant may wait."""
+    """Return the phases in which a variant may wait for the device."""
     globs = (glob for glob in WAITS if fnmatch.fnmatchcase(entry.variant.name, glob))
     return {phase for glob in globs for phase in WAITS[glob]}
 
 
 def draws_expected(entry: Entry) -> set[Phase]:
-    """Return the phases in which a variant uses generators: all draws of the stream ``block``."""
+    """Return the phases in which a variant uses torch generators: all draws of the stream ``block``."""
     if not isinstance(entry.scheme, AbstractScheme) or entry.scheme.stream != "block":
         return set()
     with fake_cuda():
@@ -126,20 +126,20 @@ def draws_expected(entry: Entry) -> set[Phase]:
 
 
 def is_kernel(entry: Entry) -> bool:
-    """Whether a Triton kernel computes, which does not run here: results are zeros."""
+    """Return whether a Triton kernel computes the result; kernels do not run here, so results are zeros."""
     return entry.variant.scheme.startswith("Fused")
 
 
 @contextlib.contextmanager
 def wrong_results(entry: Entry) -> Iterator[None]:
-    """Let wrong results pass where kernels did not run."""
+    """Ignore wrong results of variants whose kernels did not run."""
     with contextlib.suppress(*[WrongResultError] if is_kernel(entry) else []):
         yield
 
 
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the rows of one member; take moments of two steps, too few to judge them; wait for nothing."""
+    """Shorten the checks: one member's rows, moments of two steps that are not judged, no waiting."""
     expect = checks._expect  # noqa: SLF001  there is no other way to see a moment and not judge it
 
     def expected(*arguments: Any) -> None:
@@ -164,7 +164,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kernels_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare what kernels should have computed, and accept it."""
+    """Run comparisons with results of kernels, and accept whatever they find."""
     compare = reference.compare
 
     def compared(what: str, got: Tensor | None, *arguments: Any) -> None:
@@ -177,7 +177,7 @@ def kernels_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 class Notes:
-    """The phases of a variant that wait for the device, and those that use generators, with what did it."""
+    """The phases in which a variant waits for the device or uses generators, with the responsible calls."""
 
     def __init__(self, entry: Entry) -> None:
         """Begin with no phase."""
@@ -186,7 +186,7 @@ class Notes:
         self.draws: dict[Phase, set[str]] = {}
 
     def run(self, work: Workload, phase: Phase, cuda: FakeDevice) -> None:
-        """Run a phase; where it neither waits nor draws it must be possible to capture and replay it."""
+        """Run a phase; if it neither waits nor draws, check that it can be captured and replayed."""
         work.enter(phase)
         call, turns = work.phases[phase], max(1, len(work.inputs))
         cuda.clear()
@@ -198,24 +198,24 @@ class Notes:
             self.draws.setdefault(phase, set()).update(cuda.draws)
         if not cuda.draws and (self._entry.variant.name in CAPTURED or not cuda.waits):
             work.enter(phase)
-            device: Any = cuda  # as much of one as capturing takes
+            device: Any = cuda  # has only what capturing needs
             replay = CudaClock("graph", device, Streak()).prepare(call, turns)
             validation.check_replay(work, phase, replay)
 
     def check(self) -> None:
-        """Compare them with what is expected of the variant."""
+        """Compare the phases with those expected of the variant."""
         assert self.waits.keys() == waits_expected(self._entry), self.waits
         assert self.draws.keys() == draws_expected(self._entry), self.draws
 
 
 def cases_of(entry: Entry) -> Iterator[Case]:
-    """Yield small cases of every operator that a variant of layers is for."""
+    """Yield small cases of every operator that a layer variant supports."""
     of_bits = entry.operators is not None
     return (case for case in CASES if entry.supports(case) and is_packed(case) is of_bits)
 
 
 def made(entry: Entry, case: Case) -> Workload | None:
-    """Set a variant up on the device; return None where it cannot serve the case."""
+    """Set a variant up on the device; return None if it does not support the case."""
     try:
         return build(entry.scheme, case, "cuda", 0)
     except UnavailableError:
@@ -225,9 +225,9 @@ def made(entry: Entry, case: Case) -> Workload | None:
 @named(LAYERS)
 @pytest.mark.usefixtures("short_checks", "kernels_pass")
 def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
-    """On every operator and in every phase, with its check, its audit and its quality figures.
+    """Every operator and phase stays on the device, with check, audit and quality figures.
 
-    What wraps another scheme has that one's noise: only its phases are run.
+    A scheme that wraps another one draws the same noise, so only its phases are run.
     """
     notes, is_wrapper = Notes(entry), isinstance(entry.scheme, AbstractWrapper)
     with fake_cuda() as cuda:
@@ -253,7 +253,7 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
 
 
 def audited(entry: Entry, work: Workload, phase: Phase) -> None:
-    """Audit a phase, before and after it is timed."""
+    """Audit a phase before and after it is timed."""
     work.enter(phase)
     with wrong_results(entry):
         seen = validation.precheck(work, phase, torch.cuda.synchronize, Stopwatch())
@@ -261,7 +261,7 @@ def audited(entry: Entry, work: Workload, phase: Phase) -> None:
 
 
 def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase]) -> None:
-    """Sample, evaluate and update with the stream that a graph can capture, at a step on the device."""
+    """Sample, evaluate and update with the stream ``philox``, at a step that is a tensor on the device."""
     population = impls.perturb(nn.Linear(5, 6, device="cuda"), scheme, members=4, sigma=0.1, stream="philox")
     x, utilities = torch.randn(8, 5, device="cuda"), torch.randn(4, device="cuda")
     step = 1 if "sample" in waits else torch.ones((), dtype=torch.int64, device="cuda")
@@ -278,7 +278,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
 
 @named(TRAINING)
 def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every model, with its check in float64; steps are measured in float32."""
+    """Every model stays on the device: its check in float64, its step in float32."""
     monkeypatch.setitem(backward.DEPTHS, backward.MANY_SMALL, 3)
     notes = Notes(entry)
     with fake_cuda() as cuda:
@@ -295,7 +295,7 @@ def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.M
 
 
 def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
-    """What such a process runs, called here."""
+    """Functions that a search runs in a subprocess stay on the device; here they are called directly."""
     population, compiled = (
         next(case for case in CHECKS if case.operator == name)
         for name in ("Architectures", "CompiledArchitectures")
@@ -309,8 +309,8 @@ def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
 
 
 def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check, the rehearsal, the times, the footprint, the confirmation and the quality of a run."""
-    monkeypatch.setattr(validation, "_TIMERS", ())  # which torch.cuda.synchronize is one of
+    """A run completes its check, precheck, times, footprint, postcheck and quality on the device."""
+    monkeypatch.setattr(validation, "_TIMERS", ())  # torch.cuda.synchronize is one, and is faked here
     plan = Plan(
         entries=[REGISTRY.entries[name] for name in ("Base", "Naive", "LowRank(rank=1)")],
         cases=(CASES[1],),
@@ -334,7 +334,7 @@ def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatc
 
 
 class Planted(Perturbed):
-    """A scheme whose forward does something else with its output."""
+    """A scheme whose forward applies a planted action to its output."""
 
     act: ClassVar[Callable[[Tensor], object]]
 
@@ -348,7 +348,7 @@ class Planted(Perturbed):
 
 
 def planted(act: Callable[[Tensor], object], cuda: FakeDevice, phases: Sequence[Phase] = PHASES) -> Notes:
-    """Run phases of a scheme that does this in its forward."""
+    """Run the phases of a scheme with an action planted in its forward."""
     notes = Notes(REGISTRY.entries["Perturbed"])
     work = build(type("Planted", (Planted,), {"act": staticmethod(act)})(), LINEAR, "cuda", 0)
     for phase in phases:
@@ -382,7 +382,7 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
 
 
 def test_a_planted_wait_is_found() -> None:
-    """In the phases that run the forward; capturing it raises."""
+    """A planted wait is found in the phases that run the forward, and capturing it raises."""
     with fake_cuda() as cuda:
         planted(lambda y: y.abs(), cuda).check()
         notes = planted(lambda y: y.sum().item(), cuda)
@@ -416,7 +416,7 @@ MIXED: dict[str, Callable[[Tensor], object]] = {
 
 
 def test_a_planted_tensor_of_the_cpu_is_found() -> None:
-    """The operator raises, as on a GPU."""
+    """An operator that mixes CPU and CUDA tensors raises, as on a GPU."""
     with fake_cuda() as cuda:
         for name, act in MIXED.items():
             with on(name), pytest.raises(DeviceMixError):
@@ -424,7 +424,7 @@ def test_a_planted_tensor_of_the_cpu_is_found() -> None:
 
 
 def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
-    """The launch looks at all arguments."""
+    """A launch raises if any argument is a CPU tensor."""
     pytest.importorskip("triton")
     from impls.kernels.dropout import dropped  # noqa: PLC0415  it needs triton
 
@@ -438,7 +438,7 @@ def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
 
 
 def test_what_a_gpu_allows_is_allowed() -> None:
-    """CPU tensors that are numbers, numbers written through a mask, moves to where a tensor is already."""
+    """Zero-dimensional CPU tensors, masked writes of numbers and moves within a device are allowed."""
     with fake_cuda() as cuda:
         y, number = torch.ones(3, 2, device="cuda"), torch.tensor(2.0)
         y.mul_(number).fill_(number).masked_fill_(y > 0, number)
@@ -448,7 +448,7 @@ def test_what_a_gpu_allows_is_allowed() -> None:
         nn.Linear(2, 3, device="cuda")(y).sum().backward()
         assert not cuda.waits
         assert y.tolist() == [[4.0, 4.0]] * 3
-        # A replay reads what was written into its inputs, and writes into the memory of its results.
+        # A replay reads the present values of its inputs and writes into the memory of its results.
         x, total = torch.ones(3, device="cuda"), torch.zeros(2, device="cuda")
         (replay,) = cuda.capture(lambda: total.add_((2 * x).cumsum(0)[1:]), 1)
         x.fill_(5.0)
@@ -458,7 +458,7 @@ def test_what_a_gpu_allows_is_allowed() -> None:
 
 
 def test_an_update_takes_utilities_from_the_cpu() -> None:
-    """Fitness is often computed on the CPU; the gradient is that of utilities on the layers' device."""
+    """Utilities may be on the CPU, where fitness is often computed; the gradient is the same."""
     schemes: list[AbstractScheme[Any]] = [Perturbed(), impls.DropoutMask(), impls.LowRank(1)]
     for scheme, antithetic in itertools.product(schemes, (False, True)):
         gradients = []
@@ -472,7 +472,7 @@ def test_an_update_takes_utilities_from_the_cpu() -> None:
                 y, record = population.call_with_activations(torch.ones(8, 3, device="cuda"), noise)
                 cuda.clear()
                 population.update(noise, utilities, record, validate=False)
-                # They are copied to the device at once, not once per layer and use.
+                # They are copied to the device once, not for each layer and use.
                 assert len(cuda.waits) == (device == "cpu")
                 assert y.device.type == "cuda"
                 assert model.weight.grad is not None
@@ -481,7 +481,7 @@ def test_an_update_takes_utilities_from_the_cpu() -> None:
 
 
 def test_weights_and_rows_of_a_case_are_drawn_on_its_device() -> None:
-    """Large ones take seconds on a CPU."""
+    """Inputs are drawn on the device because large ones take seconds on a CPU."""
     for case in (LINEAR, CONV, LINEAR_BITS, CONV_BITS):
         with fake_cuda() as cuda:
             assert {one.device.type for one in layer(case, "cuda", 0).parameters()} == {"cuda"}

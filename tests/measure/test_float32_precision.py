@@ -1,4 +1,4 @@
-"""Whether TF32 may stand in for float32: set for a while, and as it was before."""
+"""TF32 is allowed only inside its context, and the earlier setting is restored afterwards."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BACKENDS: Any = torch.backends
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """Leave to other tests what torch starts with."""
+    """Restore torch's precision settings for other tests."""
     yield
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cudnn.allow_tf32 = True
@@ -23,7 +23,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def flags() -> tuple[object, ...]:
-    """Read both sets of torch's flags; where they disagree, torch raises."""
+    """Read both the older and the newer precision flags; torch raises if they disagree."""
     return (
         BACKENDS.cuda.matmul.fp32_precision,
         BACKENDS.cudnn.conv.fp32_precision,
@@ -35,7 +35,7 @@ def flags() -> tuple[object, ...]:
 
 
 def test_only_tfloat32_allows_tf32_and_only_meanwhile() -> None:
-    """Both sets of flags say so, and say afterwards what they said before, also after an error."""
+    """Both sets of flags allow TF32 inside the context and are restored afterwards, also after an error."""
     dtypes = ("tfloat32", "float32", "bfloat16")
     for before, convolutions, dtype in itertools.product(
         ("highest", "high", "medium"), (False, True), dtypes
@@ -57,7 +57,7 @@ def test_only_tfloat32_allows_tf32_and_only_meanwhile() -> None:
 
 
 def test_flags_that_contradict_each_other_are_overruled_and_left_so() -> None:
-    """With only the newer flags set, torch raises where the older ones are read, before and after."""
+    """If only the newer flags are set, torch raises when the older ones are read, before and after."""
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     with pytest.raises(RuntimeError, match="mix of the legacy and new"):
@@ -69,7 +69,7 @@ def test_flags_that_contradict_each_other_are_overruled_and_left_so() -> None:
 
 
 def test_tensors_of_tfloat32_cases_are_float32() -> None:
-    """Every other type is its own; a CPU has no TF32."""
+    """A tfloat32 case has float32 tensors, other dtypes are unchanged, and a CPU has no TF32."""
     assert tensor_dtype("tfloat32") == tensor_dtype("float32") == torch.float32
     assert tensor_dtype("bfloat16") == torch.bfloat16
     assert not has_tf32("cpu")

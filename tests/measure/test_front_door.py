@@ -1,4 +1,4 @@
-"""The variants as tests of pytest-benchmark: correct, then timed, and said in pytest's own words."""
+"""The pytest-benchmark plugin: variants are checked, then timed, and reported in pytest's terms."""
 
 import os
 import re
@@ -26,14 +26,14 @@ TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """All of the suite of a third-party plug-in."""
+    """Run pytest on the whole suite of a third-party plug-in."""
     return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY)
 
 
 def test_a_suite_is_benchmarked(ended: Ended) -> None:
-    """The suite's variants and those of the plugin are timed on every case, in every phase that they have.
+    """The suite's and the plugin's variants are timed on every case, in every phase that they have.
 
-    A group is one case and phase: the same computation by other means.
+    A group is a case and a phase, so that it compares variants of the same computation.
     """
     assert ended.code == 1
     assert ended.timed.count(("GoodLinear", "forward")) == 2
@@ -48,11 +48,11 @@ def test_a_suite_is_benchmarked(ended: Ended) -> None:
     assert len(groups) == 6
     assert "benchmark 'Linear(4, 6) members=8, forward': 3 tests" in ended.printed
     assert ended.stored["esbench"]["torch"] == str(torch.__version__)
-    assert "esbench" not in ended.stored["machine_info"]  # which pytest-benchmark compares
+    assert "esbench" not in ended.stored["machine_info"]  # pytest-benchmark compares machine_info
 
 
 def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
-    """Peak and noise in bytes, kappa and n_eff of every variant; a plain layer has no noise and no kappa."""
+    """Times come with peak and noise in bytes, kappa and n_eff; a plain layer has no noise and no kappa."""
     extra = {
         (one["params"]["variant"], one["params"]["phase"]): one["extra_info"]
         for one in ended.stored["benchmarks"]
@@ -71,7 +71,7 @@ def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
 
 
 def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
-    """Its tests fail with the reason, and no time is stored or printed, also if found wrong afterwards."""
+    """Tests of a wrong variant fail with the reason and store no time, even if found wrong after timing."""
     failed = ended.outcomes("FAILED")
     for variant, words in (
         ("WrongLinear", "oracle: update of"),
@@ -81,10 +81,10 @@ def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
         assert words in failed
         assert not [name for name, _ in ended.timed if name == variant]
         assert not [line for line in ended.printed.splitlines() if line.startswith(f"test_variant[{variant}")]
-    assert failed.count("RaisingLinear") == 2  # where it raises; its other phases are timed
+    assert failed.count("RaisingLinear") == 2  # in the phases in which it raises; the others are timed
     assert "SystemExit: 7" in failed
     assert {phase for variant, phase in ended.timed if variant == "RaisingLinear"} == {"forward", "sample"}
-    skipped = ended.outcomes("SKIPPED")  # a reason that is no fault
+    skipped = ended.outcomes("SKIPPED")  # has a reason that is not a failure
     assert "[6]" in next(line for line in skipped.splitlines() if "it needs an abacus" in line)
     assert "a plain layer draws no noise" in skipped
 
@@ -92,11 +92,11 @@ def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
 def test_without_times_variants_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --benchmark-disable, as beside pytest-xdist, every test still says what is wrong."""
+    """With --benchmark-disable, as under pytest-xdist, every test still reports a wrong variant."""
     monkeypatch.chdir(tmp_path)
     Path("my_rows.py").write_text(PLUGIN)
     named = ("--esbench-variants", "Good", "--esbench-variants", "Wrong", "--esbench-cases", "Linear(4*")
-    # In this process: pytest has imported all that a process of its own would take seconds for.
+    # Runs in this process: a new one would take seconds to import what pytest has imported already.
     options = (*DOOR, *TINY, *named, "--benchmark-disable", "-rA", "-p", "no:cacheprovider")
     assert pytest.main(["-c", os.devnull, "--rootdir", str(tmp_path), *options]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -106,7 +106,7 @@ def test_without_times_variants_are_checked(
 
 
 def test_a_wrong_call_is_said_in_one_line() -> None:
-    """What cannot be done ends before anything is timed, with what to do instead."""
+    """Invalid options end the run before any timing, with one line that says what to do instead."""
     with pytest.raises(pytest.Collector.CollectError, match="load its options: pytest -p esbench"):
         pytest_benchmarks.pytest_generate_tests(Mock(config=Mock(stash={})))
     session = Mock()
@@ -121,7 +121,7 @@ def test_a_wrong_call_is_said_in_one_line() -> None:
 
 
 def test_a_name_that_means_nothing_is_refused() -> None:
-    """The error says what there is."""
+    """The error lists the available names."""
     for choice, words in (
         (Choice(suite="nope"), "no suite 'nope'"),
         (Choice(device="tpu"), "no device 'tpu'; there are: auto, cpu, cuda"),
@@ -137,9 +137,9 @@ def test_a_name_that_means_nothing_is_refused() -> None:
 
 
 def test_every_variant_is_a_benchmark_by_default() -> None:
-    """On a CPU that is the suite quick with all that is registered for its cases, base and naive too.
+    """On a CPU the default is suite quick with every variant registered for its cases, base and naive too.
 
-    Every option that the README names is one of the plug-in.
+    Every option that the README names exists in the plugin.
     """
     found = ChosenBenchmarks.of(Choice(device="cpu"))
     assert found.suite == "quick"
@@ -155,7 +155,7 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
 def front(
     scheme: FakeScheme, device: str = "cpu", phases: tuple[Phase, ...] = ("sample", "forward")
 ) -> ChosenBenchmarks:
-    """The front door with a fake variant on one case."""
+    """Return the plugin's front door with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
     return ChosenBenchmarks(
         device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, torch_state=TorchState()
@@ -163,13 +163,13 @@ def front(
 
 
 def _waiting(wait: Call, door: ChosenBenchmarks) -> Call:
-    """Wait in this way, whichever the device."""
+    """Replace the device's synchronization with a fake."""
     del door
     return wait
 
 
 def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA each call that is timed ends when the device is done; on a CPU nothing is added to it."""
+    """On CUDA each timed call includes a synchronization; on a CPU nothing is added."""
     assert front(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
     world = World()
     for wait, expected in ((lambda: world.log.append("waited"), ["A", "waited"] * 3), (no_wait, ["A"] * 3)):
@@ -185,7 +185,7 @@ def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_variant_is_resident_at_a_time() -> None:
-    """What was set up for a phase serves the next one, and leaves before another variant is set up."""
+    """A variant stays set up for its next phase, and is freed before another variant is set up."""
     world = World(room_bytes=10)
     names = ("A", "B")
     schemes = {name: FakeScheme(name, world) for name in names}
@@ -207,7 +207,7 @@ def test_one_variant_is_resident_at_a_time() -> None:
 
 
 def test_a_phase_without_a_time_has_its_reason() -> None:
-    """A variant that was wrong in its check has no time in any later phase; to lack a phase is no fault."""
+    """A variant that failed its check has no time in later phases; a missing phase is not a failure."""
 
     def act(phase: Phase, number: int, turn: int) -> object:
         del number

@@ -1,4 +1,4 @@
-"""What a GPU does while a call is looped, and who computes on it, with a fake of NVML."""
+"""GPU metrics during a looped call, and processes that use the GPU, with a fake NVML."""
 
 import os
 import sys
@@ -31,20 +31,20 @@ TICK_S = 0.1
 
 HERE = os.getpid()
 HOST, ALIEN = 2**30, 2**30 + 1
-"""Ids that no process of this machine has: ours as a host may know it, and those of another process."""
+"""Ids unused on this machine: ours as a host may number it, and that of another process."""
 
 
 class Gpu:
-    """A GPU that draws 300 W while a clock runs that only its calls move, one tick each.
+    """A fake GPU that draws 300 W during calls, which are all that advances its clock, by one tick each.
 
-    A call returns when NVML's energy counter has been read after it, so that the sampler sees each of its
-    values. ``energy_mj`` makes the counter's value from the energy that was drawn.
+    A call returns when NVML's energy counter has been read after it, so that the sampler reads each of its
+    values. ``energy_mj`` maps the energy drawn to the value of the counter.
     """
 
     power_w = 300
 
     def __init__(self, energy_mj: Callable[[float], object] = int, **answers: Any) -> None:
-        """Open NVML, with these answers."""
+        """Open NVML with these answers."""
         self.calls = 0
         self.waits = 0
         self.pace = Pace(lead_in_s=0.45, window_s=2.95, most_s=4.95, interval_s=1e-4, now=self.seconds)
@@ -55,11 +55,11 @@ class Gpu:
         self.nvml = Nvml(UUID, bindings(**(counter | answers)))
 
     def seconds(self) -> float:
-        """Return the time."""
+        """Return the time of the fake clock."""
         return self.calls * TICK_S
 
     def call(self) -> None:
-        """Take a tick, and wait for the sampler where there is one."""
+        """Advance the clock by a tick, and wait for the sampler if there is one."""
         self.calls += 1
         if samplers():
             with self._read:
@@ -67,11 +67,11 @@ class Gpu:
                 assert self._read.wait_for(lambda: self._reads > seen + 1, PATIENCE_S)
 
     def wait(self) -> None:
-        """Be waited for."""
+        """Count a synchronization."""
         self.waits += 1
 
     def watch(self, idle_w: float | None = None) -> Activity:
-        """Watch the calls."""
+        """Watch the metrics while the call is looped."""
         return watch(self.call, self.nvml, self.wait, idle_w, self.pace)
 
     def _counter(self, _: object) -> object:
@@ -82,12 +82,12 @@ class Gpu:
 
 
 def samplers() -> list[str]:
-    """Return the names of sampling threads that are alive."""
+    """Return the names of the sampling threads that are alive."""
     return [thread.name for thread in threading.enumerate() if "esbench" in thread.name]
 
 
 def test_each_metric_is_read_while_the_call_is_looped() -> None:
-    """A sample for each reading, one for throttling; what was asked for alone has no reason."""
+    """Each reading is a sample, throttling has one in all; a requested metric that was read has no reason."""
     gpu = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x4))
     found = gpu.watch(idle_w=100.0)
     samples = {metric: set(values) for metric, values in found.samples.items()}
@@ -116,7 +116,7 @@ def test_each_metric_is_read_while_the_call_is_looped() -> None:
 
 
 def test_short_calls_are_waited_for_together() -> None:
-    """So the GPU does not run dry between them; nor do more launches pile up than it takes."""
+    """Short calls share a synchronization, so that the GPU never idles and the launch queue never fills."""
     calls, now = 0, 0.0
 
     def call() -> None:
@@ -137,7 +137,7 @@ def test_short_calls_are_waited_for_together() -> None:
 
 
 def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the reason for that one, also where only a later reading fails; without NVML a reason alone."""
+    """A refused metric has its own reason, also if only a later reading fails; without NVML all have one."""
     whole = Gpu().watch(idle_w=1.0)
     temperatures = iter([45, 45])
     for function, metric, failing, words in (
@@ -157,7 +157,7 @@ def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPa
 
 
 def test_energy_has_a_figure_or_a_reason() -> None:
-    """Of a counter that counts, and moves often enough; a slow one is given more time."""
+    """Energy needs a counter that advances often enough; a slow counter gets more time."""
     for energy_mj, words, window_s in (
         (lambda _: 7, "not at all", 3.0),
         (lambda spent: 10**12 - spent, "by -900 J", 3.0),
@@ -184,7 +184,7 @@ def test_energy_has_a_figure_or_a_reason() -> None:
 
 
 def test_the_thread_reads_once_at_least_and_is_stopped_when_the_call_raises() -> None:
-    """The error passes through, and nothing samples on."""
+    """An error in the call is raised, and the sampling thread ends."""
     for error in (ValueError, KeyboardInterrupt):
         seen: list[str] = []
 
@@ -203,7 +203,7 @@ def test_the_thread_reads_once_at_least_and_is_stopped_when_the_call_raises() ->
 
 
 def test_idle_power_is_the_median_of_a_second() -> None:
-    """One peak does not count."""
+    """One peak does not change the idle power."""
     powers, pauses = iter([70_000, 500_000]), list[float]()
     nvml = Nvml(UUID, bindings(nvmlDeviceGetPowerUsage=lambda _: next(powers, 75_000)))
     assert idle_power_w(nvml, pauses.append) == 75.0
@@ -213,7 +213,7 @@ def test_idle_power_is_the_median_of_a_second() -> None:
 def test_conditions_are_read_at_each_call_and_none_where_nvml_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NVML is opened and closed once; in the middle of a run nothing is raised."""
+    """NVML is opened and closed once, and its errors do not interrupt a run."""
     log: list[str] = []
     clocks = iter([1980, 1500])
     module = bindings(
@@ -241,7 +241,7 @@ def test_conditions_are_read_at_each_call_and_none_where_nvml_refuses(
 
 @pytest.fixture
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Know nothing of the GPU from another test."""
+    """Clear what other tests have cached about the GPU."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     own_pids.cache_clear()
     yield
@@ -250,7 +250,7 @@ def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_new_process")
 def test_who_comes_with_the_cuda_context_is_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its id in this process or on the host; none if it is not listed, or a context does not fit."""
+    """The process that appears with the CUDA context is this one; otherwise the id is unknown."""
     before: tuple[int, ...]
     after: tuple[int, ...]
     for before, after, own in (
@@ -280,7 +280,7 @@ def test_who_comes_with_the_cuda_context_is_this_process(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("_new_process")
 def test_all_other_processes_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name and id, also one that comes later; none where this process or NVML's list is not known."""
+    """Other processes are listed by name and id, also later ones; none if this process is not identified."""
     nvml = Nvml(UUID, bindings(nvmlDeviceGetComputeRunningProcesses=answering(processes(ALIEN, HOST, 3))))
     assert other_processes(nvml, {HOST}) == ("python3 (pid 3)", f"python3 (pid {ALIEN})")
     assert other_processes(nvml, ()) == ()
@@ -299,7 +299,7 @@ def test_all_other_processes_are_foreign(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("_new_process")
 def test_the_bytes_of_this_process_are_found_under_the_hosts_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or under its own where that is unknown; None where NVML does not list it, or refuses."""
+    """The bytes are read by host id, or by own id if that is unknown; None if NVML has none."""
     answers: list[Any] = [[], processes(HOST), processes(HOST, used=5 * MIB), [], None]
     install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: answers.pop(0))
     read = ConditionsReader()

@@ -1,4 +1,4 @@
-"""The short selection of the tests for a GPU, collected on a machine without one."""
+"""The short selection of the GPU tests, collected on a machine without a GPU."""
 
 import os
 import re
@@ -16,14 +16,14 @@ load("impls")
 
 ROOT = Path(__file__).parents[2]
 KERNEL_S = 2.4
-"""One and a half kernels, each compiled in 1.6 s for a GPU that no test has run on."""
+"""Time of a test: one and a half kernels, each compiled in 1.6 s if no earlier test did."""
 PROCESSES, START_S, MOST_S = 14, 40.0, 200.0
 ALONE = [f"tests/gpu/test_{name}.py" for name in ("footprint", "front_door", "kernels", "measuring")]
 """Files whose tests need the GPU to themselves."""
 
 
 def test_of_many_cases_some_are_selected_spread_evenly() -> None:
-    """All of few, the first of many; where a test is over variants, one of each, not always the same."""
+    """All of a few cases are selected, the first of many; of variants one per test, not always the same."""
     assert short([None]) == {0}
     assert short([{"size": size} for size in range(5)]) == {0, 1, 2, 3, 4}
     many = short([{"size": size} for size in range(100)])
@@ -38,12 +38,12 @@ def test_of_many_cases_some_are_selected_spread_evenly() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton, which the tests of kernels load, is for Linux")
 def test_the_short_selection_has_every_variant_and_fits_its_time() -> None:
-    """By an estimate: it was never run. Nothing in it needs the GPU to itself."""
+    """The selection fits by an estimated time, and contains no test that needs the GPU to itself."""
     command = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-W", "default")
     result = subprocess.run(
         [*command, "-m", "not alone and not slow", "tests/gpu", "tests/kernels/launched"],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},  # some ask for a device while they are imported
+        env={**os.environ, "TRITON_INTERPRET": "1"},  # some modules query a device at import
         capture_output=True,
         text=True,
         check=True,

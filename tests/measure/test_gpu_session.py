@@ -1,4 +1,4 @@
-"""``tools/gpu_session.sh`` runs steps with a time limit and packs their results, however it ends."""
+"""``tools/gpu_session.sh`` runs steps with a time limit and always packs their results."""
 
 import io
 import os
@@ -22,7 +22,7 @@ FAST = "grace=0 kill_after=1\n"
 
 
 def start(tmp_path: Path, steps: str, *options: str, python: str = sys.executable) -> subprocess.Popen[str]:
-    """Start a session of these steps on the CPU, which packs into the folder ``out``."""
+    """Start a session of these steps on the CPU that packs its results into the folder ``out``."""
     file = tmp_path / "trial.sh"
     file.write_text(FAST + steps)
     return subprocess.Popen(
@@ -42,12 +42,12 @@ def session(tmp_path: Path, steps: str, *options: str) -> tuple[int, list[list[s
 
 
 def summary(tmp_path: Path) -> list[list[str]]:
-    """The lines of the summary beside the archive."""
+    """Return the lines of the summary beside the archive."""
     return [line.split("\t") for line in (tmp_path / "out" / "trial.summary.tsv").read_text().splitlines()]
 
 
 def packed(tmp_path: Path) -> dict[str, str]:
-    """Unpack the pieces: path -> text, up to where they are cut off."""
+    """Unpack the pieces; return path -> text, up to where the archive is cut off."""
     pieces = sorted((tmp_path / "out").glob("trial.tar.gz.*"))
     found: dict[str, str] = {}
     whole = io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
@@ -62,7 +62,7 @@ def packed(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Every step has its line and its log, and what was stored is packed."""
+    """Every step has its line and its log, and whatever it stored is packed."""
     code, lines = session(
         tmp_path,
         """
@@ -96,7 +96,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> 
 
 @pytest.fixture
 def heeded_interrupts() -> Iterator[None]:
-    """Let what a test starts heed SIGINT, even if the shell that runs the tests ignores it."""
+    """Let processes started by a test react to SIGINT, even if the calling shell ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -104,7 +104,7 @@ def heeded_interrupts() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heeded_interrupts")
 def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
-    """Finished steps are packed, and after SIGTERM and SIGINT the log of the one in progress."""
+    """Finished steps are packed; after SIGTERM or SIGINT, so is the log of the step in progress."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         folder = tmp_path / number.name
         folder.mkdir()
@@ -122,7 +122,7 @@ def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
 
 
 def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
-    """The pieces make one archive; beyond the limit logs are cut off, not results, and the session fails."""
+    """Pieces form one archive; over the limit, logs are cut off but not results, and the session fails."""
     fill = 'step fill 9 bash -c "head -c 50000 /dev/urandom | base64 -w 0 {}"\n'
     assert session(tmp_path, "file_bytes=20000\n" + fill.replace("{}", "> $results/noise"))[0] == 0
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
@@ -141,7 +141,7 @@ def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
 
 
 def test_an_earlier_archive_survives_a_pack_that_fails(tmp_path: Path) -> None:
-    """Pieces are renamed once they are complete; those of a longer archive before are removed."""
+    """New pieces are renamed when complete, and left-over pieces of a longer earlier archive removed."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "trial.tar.gz.05").write_text("of a longer archive")
@@ -157,19 +157,19 @@ def test_an_earlier_archive_survives_a_pack_that_fails(tmp_path: Path) -> None:
 
 
 def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
-    """A step gets the time that is left, is skipped if that is too little, and times can be scaled."""
+    """A step gets the remaining time, or is skipped if that is too short; time limits can be scaled."""
     _, lines = session(tmp_path, "step less 10 echo {seconds}\nstep none 30 true", "--limit", "9")
     assert lines[1] == ["none", "skipped", "0", "no time left"]
     assert 5 <= float(packed(tmp_path)["gpu-session/trial/less.log"]) <= 8
     session(tmp_path, "step scaled 100 echo {seconds}", "--seconds-scale", "0.05")
     assert packed(tmp_path)["gpu-session/trial/scaled.log"] == "5.00\n"
-    code, lines = session(tmp_path, "gpu step card 5 true\n")  # nothing was measured: no success
+    code, lines = session(tmp_path, "gpu step card 5 true\n")  # nothing was measured, so the session fails
     assert code == 1
     assert [line[:2] for line in lines] == [["card", "skipped"], ["session", "failed"]]
 
 
 def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
-    """Exit code 2, with the option and its value on stderr; --help is on stdout with 0."""
+    """A bad option exits with 2 and is named on stderr with its value; --help exits with 0 on stdout."""
     for arguments, words in (
         ("1 --limit abc", "--limit abc: expected a whole number of seconds"),
         ("1 --device gpu", "--device gpu: expected cuda or cpu"),
@@ -192,7 +192,7 @@ def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_interpreter_may_have_blanks_in_its_path(tmp_path: Path) -> None:
-    """Every step that runs Python quotes it."""
+    """Every step quotes the path of the Python interpreter."""
     python = tmp_path / "with blanks"
     python.symlink_to(sys.executable)
     with start(tmp_path, "start\n", "--limit", "60", python=str(python)) as process:
@@ -201,7 +201,7 @@ def test_the_interpreter_may_have_blanks_in_its_path(tmp_path: Path) -> None:
 
 
 def test_tuning_writes_outside_the_repository() -> None:
-    """A table in the work tree would label all later runs as measured with uncommitted changes."""
+    """A new table in the work tree would mark all later runs as measured with uncommitted changes."""
     text = Path(SCRIPT).read_text()
     (line,) = [line for line in text.splitlines() if "kernels.autotune --seconds" in line]
     assert '--out "$(tuned_table)"' in line
@@ -209,7 +209,7 @@ def test_tuning_writes_outside_the_repository() -> None:
 
 
 def test_missing_packages_are_those_that_measuring_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command names what is missing in the pinned release, and nothing that only reports need."""
+    """The install command has only missing packages that measuring needs, with pinned versions."""
     absent = {"msgspec", "cogapp", "pytest-xdist"}
     monkeypatch.setattr(wheels, "_installed", lambda name: name not in absent)
     assert [text.partition("==")[0] for text in wheels.missing()] == ["msgspec", "pytest-xdist"]

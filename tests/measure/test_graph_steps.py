@@ -1,4 +1,4 @@
-"""Graphs of phases that draw noise: each replay draws that of the next step."""
+"""CUDA graphs of phases that draw noise: each replay draws the noise of the next step."""
 
 import itertools
 from collections.abc import Iterator
@@ -23,27 +23,27 @@ from tests.fake_cuda_tensors import fake_cuda
 
 
 class AbstractCounted:
-    """A scheme that asks for the stream philox, as those do that draw inside of a kernel."""
+    """A scheme that requires the stream ``philox``, like the schemes that draw inside a kernel."""
 
     @property
     def stream(self) -> str:
-        """Where noise comes from."""
+        """Return the name of the noise stream."""
         return "philox"
 
 
 @dataclass(frozen=True)
 class Counted(AbstractCounted, impls.Perturbed):
-    """Stored noise."""
+    """A scheme that stores its noise."""
 
 
 @dataclass(frozen=True)
 class CountedAgain(AbstractCounted, impls.RegeneratedSign):
-    """Noise that is drawn again wherever it is read."""
+    """A scheme that draws its noise again wherever it is read."""
 
 
 @dataclass(frozen=True)
 class CountedThin(AbstractCounted, impls.LowRank):
-    """Factors that are stored."""
+    """A low-rank scheme that stores its factors."""
 
 
 COUNTED: tuple[AnyScheme, ...] = (Counted(), CountedAgain(), CountedThin(2))
@@ -62,7 +62,7 @@ def measured(scheme: AnyScheme, phase: Phase) -> Iterator[tuple[PopulationWorklo
 
 
 def population(scheme: AnyScheme, seed: int = 3) -> Population:
-    """Make a population that draws from the stream philox."""
+    """Return a population that draws from the stream ``philox``."""
     return perturb(nn.Linear(6, 5), scheme, members=4, sigma=0.1, seed=seed, stream="philox")
 
 
@@ -72,7 +72,7 @@ def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
 
 
 def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: float) -> bool:
-    """Say whether two results differ by no more than a share of their norms."""
+    """Return whether two results differ by at most a given share of their norms."""
     return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
 
 
@@ -88,13 +88,13 @@ def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.M
         number.add_(1)
         for found, expected in zip(one.dense_noise(noise).values(), drawn(one, 4), strict=True):
             assert torch.equal(found, expected), scheme
-    # An int makes no keys on the device, which would cost time at every call.
+    # With an int the keys stay on the host: making them on the device would cost time at every call.
     monkeypatch.setattr("impls.perturbation.philox.device_keys", None)
     drawn(population(impls.Perturbed()), 0)
 
 
 def test_replays_give_what_calls_give_at_the_same_steps() -> None:
-    """With the stream philox, what a clock captures of any phase passes the audit."""
+    """With the stream ``philox``, a captured graph of any phase passes the audit."""
     for scheme, phase in itertools.product(COUNTED, PHASES):
         with measured(scheme, phase) as (workload, clock):
             call = workload.phases[phase]
@@ -105,13 +105,13 @@ def test_replays_give_what_calls_give_at_the_same_steps() -> None:
                 called = [validation.fingerprints(call()) for _ in range(4)]
                 workload.enter(phase)
                 replayed = [validation.fingerprints(replay()) for _ in range(4)]
-                # The optimizer has moved the weights a little.
+                # The optimizer has changed the weights a little.
                 assert all(alike(*pair, 1e-4) for pair in zip(replayed, called, strict=True))
                 assert not any(alike(*pair, 1e-2) for pair in itertools.pairwise(replayed))
 
 
 def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that the host counts is a constant of the graph: every replay would draw the same noise."""
+    """A step counted by the host is a constant in the graph, so every replay would draw the same noise."""
     phases: tuple[Phase, ...] = ("sample", "step")
     for phase in phases:
         with measured(Counted(), phase) as (workload, clock), monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
-    """Stored noise is read in place; otherwise the row says why there is no graph, and what to do."""
+    """Stored noise is read in place; in other phases the row says why there is no graph and what to do."""
     frozen = r"graph capture failed: .* the noise of step \d at every replay: use stream='philox'"
     seeded = "graph capture failed: the stream block draws with torch's generators"
     cases: list[tuple[AnyScheme, Phase, str]] = [
@@ -131,7 +131,7 @@ def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
         (impls.Perturbed(), "step", frozen),
         (impls.Perturbed(), "forward", ""),
         (impls.Perturbed(), "update", ""),
-        (impls.Regenerated(), "forward", seeded),  # draws again, with generators that the host seeds
+        (impls.Regenerated(), "forward", seeded),  # draws again, with generators seeded by the host
     ]
     for scheme, phase, message in cases:
         with measured(scheme, phase) as (workload, clock):
@@ -144,7 +144,7 @@ def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
 
 
 def test_a_step_on_the_device_is_refused_where_it_cannot_be_used() -> None:
-    """A tensor of another type or shape; generators that the host seeds; blocks that the host draws."""
+    """A wrong dtype or shape, generators seeded by the host and blocks drawn by the host are refused."""
     for step in (torch.tensor([0]), torch.tensor(0.0), torch.tensor(0, dtype=torch.int32)):
         with pytest.raises(ValueError, match="must be a 0-d int64 tensor on cpu"):
             population(Counted()).sample(step)

@@ -1,4 +1,4 @@
-"""Clocks, warm-up, visits and interleaved rounds, mostly on a clock that only moves when a call is made."""
+"""Clocks, warm-up, visits and interleaved rounds, mostly on a fake clock that only calls advance."""
 
 import gc
 import random
@@ -27,17 +27,17 @@ from tests.fakes import CASE, FEWEST_ROUNDS, FakeClock, FakeScheme, FakeWorkload
 
 
 def test_the_host_clock_times_each_call_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many samples as calls, none shorter than the sleep inside, by the timer bound before any variant."""
+    """Each call has a sample no shorter than its sleep; replacing the timer later has no effect."""
     call = time.perf_counter
     assert HostClock().prepare(call, 2) is call
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)  # too late to be used
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)  # the clock has bound the timer already
     samples = HostClock().visit(lambda: time.sleep(0.001), 3).samples["latency_ns"]
     assert len(samples) == 3
     assert min(samples) >= 1e6
 
 
 def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row gets the reason, never a time below 0, of 0 or that is no number, of whichever metric."""
+    """A reading of any metric that is zero, negative or not a number makes the row a reason, not a time."""
     times = iter([1000, 900])
     monkeypatch.setattr(timers, "_host_ns", lambda: next(times))
     with pytest.raises(ClockError, match=r"^the clock went backwards by 100 ns$"):
@@ -48,7 +48,7 @@ def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_visit_lasts_two_milliseconds_within_bounds() -> None:
-    """At least one call, at most the bound, else as many as fill it."""
+    """A visit has at least one call, at most the bound, otherwise as many as last two milliseconds."""
     for call_ns, calls in ((5e9, 1), (2e6, 1), (1.9e6, 2), (1e5, 20), (1.0, MOST_CALLS), (0.0, MOST_CALLS)):
         assert calls_per_visit(call_ns) == calls
 
@@ -56,7 +56,7 @@ def test_a_visit_lasts_two_milliseconds_within_bounds() -> None:
 def warmed(
     cost_s: Callable[[int], float], bounds_s: tuple[float, float], budget_s: float
 ) -> tuple[Warm, FakeClock, int]:
-    """Warm up a call that takes ``cost_s(its number)``; return what was found, the clock and its calls."""
+    """Warm up a call that takes ``cost_s(its number)``; return the result, the clock and the calls."""
     clock = FakeClock(warm_up_s=bounds_s)
     numbers: list[int] = []
 
@@ -68,7 +68,7 @@ def warmed(
 
 
 def test_warm_up_ends_when_block_medians_are_flat() -> None:
-    """Calls that get faster are called until they no longer do; never less than the clock asks for."""
+    """Calls that still get faster are warmed up further, and every call for the clock's minimum time."""
     warm, clock, calls = warmed(lambda number: max(0.01, 0.02 - 0.001 * number), (0.0, 10.0), 10.0)
     assert warm.call_ns == pytest.approx(1e7)
     assert not warm.slow
@@ -79,10 +79,10 @@ def test_warm_up_ends_when_block_medians_are_flat() -> None:
 
 
 def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
-    """By the clock's most seconds, and by the budget of the cell; a call beyond its budget runs once."""
+    """Warm-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once."""
     for budget_s, most_s in ((10.0, 3.0), (1.0, 1.0)):
         warm, clock, _ = warmed(lambda number: 0.01 * 1.05 ** min(number, 70), (0.3, 3.0), budget_s)
-        assert most_s <= clock.now_s < most_s + 0.4  # a block is finished
+        assert most_s <= clock.now_s < most_s + 0.4  # the last block is completed
         assert warm.state == f"not flat after {clock.now_s:.2f} s"
     warm, _, calls = warmed(lambda _: 2.0, (0.3, 3.0), 1.0)
     assert warm == Warm(2e9, calls=1, slow=True, state="one call, longer than the budget")
@@ -90,14 +90,14 @@ def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
 
 
 def test_one_slow_call_does_not_make_the_visits_short() -> None:
-    """Even in the last block of the warm-up."""
+    """A slow call in the last block of the warm-up does not change the number of calls per visit."""
     warm, _, calls = warmed(lambda number: 0.015 if number == 600 else 1e-5, (0.02, 0.02), 1.0)
     assert calls <= 600 + MOST_CALLS
     assert warm.calls == MOST_CALLS
 
 
 def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
-    """Off in every call; afterwards on only if it was on, also after an error."""
+    """The collector is off in every call, and restored to its earlier state, also after an error."""
     states: list[bool] = []
     world = World()
     call = timed(FakeScheme("A", world, act=lambda *_: states.append(gc.isenabled())), world)
@@ -115,14 +115,14 @@ def test_garbage_is_not_collected_while_a_call_is_timed() -> None:
 
 
 def timed(scheme: FakeScheme, world: World, budget_s: float = 1.0, **options: Any) -> TimedCall:
-    """Return the call of a scheme's forward, warmed up."""
+    """Return the warmed-up call of a scheme's forward."""
     call = TimedCall(FakeWorkload(scheme, CASE).phases["forward"], world.clock, budget_s, **options)
     call.warm_up()
     return call
 
 
 def calls_of(world: World, *costs_s: float) -> list[TimedCall]:
-    """Return warm calls of variants A, B, ... of these costs, with nothing in the log."""
+    """Return warm calls of variants A, B, ... with these costs, and clear the log."""
     schemes = [FakeScheme(chr(ord("A") + i), world, cost_s=cost_s) for i, cost_s in enumerate(costs_s)]
     warm = [timed(scheme, world) for scheme in schemes]
     world.log.clear()
@@ -130,12 +130,12 @@ def calls_of(world: World, *costs_s: float) -> list[TimedCall]:
 
 
 def order(seed: int = 0) -> random.Random:
-    """Return what shuffles the rounds."""
+    """Return the generator that shuffles the rounds."""
     return random.Random(seed)  # noqa: S311  # an order, not a secret
 
 
 def test_a_round_goes_there_in_a_shuffled_order_and_back_in_the_reverse_one() -> None:
-    """The seed decides the order, which is not the same in all rounds and is stored."""
+    """The seed determines the order, which differs between rounds and is stored."""
     logs = []
     for seed in (1, 1, 2):
         world = World()
@@ -152,9 +152,10 @@ def test_a_round_goes_there_in_a_shuffled_order_and_back_in_the_reverse_one() ->
 
 
 def test_sampling_ends_with_the_budget_of_a_call() -> None:
-    """A slow variant leaves the rounds and the others go on; a budget is overdrawn for three rounds at most.
+    """A slow variant leaves the rounds and the others continue; at most three rounds go beyond the budget.
 
-    Calls of 0.11 s have four rounds in a second; those that fill the budget have three, up to four times it.
+    Calls of 0.11 s have four rounds in a second; calls that fill the budget have three, which take up to four
+    times the budget.
     """
     for jitter, call_s, rounds in (
         (0.2, 0.11, 4),
@@ -177,7 +178,7 @@ def test_sampling_ends_with_the_budget_of_a_call() -> None:
 
 
 def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None:
-    """Half a round of a variant that raised is dropped; the others have all of theirs."""
+    """Half a round of the failed variant is dropped; other variants keep all their rounds."""
     world = World(jitter=0.2)
     good = timed(FakeScheme("A", world), world)
     bad = timed(FakeScheme("B", world, act=raising(ValueError("no"), after=4)), world)
@@ -188,11 +189,11 @@ def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None
 
 
 def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_it() -> None:
-    """As soon as its interval is narrow; not where samples vary, and for base not before the last variant."""
+    """A narrow interval ends sampling; base goes on until the last variant has ended."""
     for jitter, rounds, stop in ((0.0, FEWEST_ROUNDS, "interval"), (0.2, MOST_ROUNDS, "20 rounds")):
         (call,) = calls_of(World(jitter=jitter), 0.01)
         interleave([call], order())
-        assert [len(samples) for samples in call.rounds[LATENCY]] == [2] * rounds  # one of each visit
+        assert [len(samples) for samples in call.rounds[LATENCY]] == [2] * rounds  # one per visit
         assert call.rounds[LATENCY][0] == pytest.approx((1.1e7, 1.1e7), rel=0.1)
         assert call.stop.startswith(stop)
     exact, noisy = World(jitter=0.0), World(jitter=0.2)
@@ -202,7 +203,7 @@ def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_
 
 
 def test_conditions_are_read_beside_every_visit() -> None:
-    """Two in each round, that of the warm-up is not kept; where the device says nothing there are none."""
+    """Each round has two readings, none from the warm-up; a device without readings has none."""
     world = World()
     readings = iter(Conditions(clock_hz=1e9 + number) for number in range(1000))
     telling = timed(FakeScheme("A", world), world, conditions=lambda: next(readings))
@@ -214,7 +215,7 @@ def test_conditions_are_read_beside_every_visit() -> None:
 
 
 class LabellingClock(FakeClock):
-    """Says of every visit that the device waited in one sample, and that memory was taken."""
+    """A clock that reports for every visit one sample in which the device waited, and reserved memory."""
 
     @override
     def visit(self, call: Callable[[], object], calls: int) -> Visit:
@@ -223,7 +224,7 @@ class LabellingClock(FakeClock):
 
 
 class BackwardsClock(FakeClock):
-    """Goes backwards."""
+    """A clock that runs backwards."""
 
     @override
     def visit(self, call: Callable[[], object], calls: int) -> Visit:
@@ -231,7 +232,7 @@ class BackwardsClock(FakeClock):
 
 
 def test_what_a_clock_says_of_its_samples_is_counted() -> None:
-    """Labels say in how many of all; nothing is dropped, and other metrics have their own rounds."""
+    """A label counts the affected samples; none are dropped, and other metrics have their own rounds."""
     world = World()
     world.clock = LabellingClock()
     (call,) = calls_of(world, 0.01)

@@ -1,4 +1,4 @@
-"""The largest population that fits: the search, and attempts; on real memory in test_memory.py."""
+"""The search for the largest population that fits, on fakes; test_memory.py has it on real memory."""
 
 import math
 
@@ -13,28 +13,28 @@ HOUR_S = 3600.0
 
 
 class Memory:
-    """Room for a number of members; each attempt takes so long."""
+    """A fake memory with room for some members, in which each attempt takes a given time."""
 
     def __init__(self, most: int, attempt_s: float = 1.0) -> None:
-        """Start at no time, with no attempt made."""
+        """Start at time zero without attempts."""
         self.most = most
         self.attempt_s = attempt_s
         self.now_s = 0.0
         self.tried: list[int] = []
 
     def seconds(self) -> float:
-        """Return the time."""
+        """Return the time of the fake clock."""
         return self.now_s
 
     def fits(self, members: int) -> bool:
-        """Try, and remember it."""
+        """Record an attempt and return whether it fits."""
         self.tried.append(members)
         self.now_s += self.attempt_s
         return members <= self.most
 
 
 def never_doubting(fits: Fits, too_many: int) -> Fits:
-    """Check that each attempt lies between what is known to fit and what is known not to."""
+    """Return a function that checks that each attempt lies between the known bounds."""
     low, high = 0, too_many
 
     def checked(members: int) -> bool:
@@ -49,7 +49,7 @@ def never_doubting(fits: Fits, too_many: int) -> Fits:
 
 @given(most=st.integers(0, 2**22), beyond=st.floats(1.0, 1e4))
 def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
-    """Never more than fits, and no less than the resolution or a block; without a needless attempt."""
+    """The result fits, is within a resolution or block of the largest, and no attempt was needless."""
     too_many = most + 1 + int(most * (beyond - 1))
     memory = Memory(most)
     found = largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
@@ -62,7 +62,7 @@ def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
 
 
 def test_a_spent_budget_ends_the_search() -> None:
-    """With the bounds found until then; the attempt that was begun is not cut off."""
+    """The bounds found so far are returned; an attempt in progress is completed."""
     memory = Memory(5000, attempt_s=10.0)
     assert largest(memory.fits, 2**20, 25.0, memory.seconds) == Capacity(1024, 5632, "budget")
     assert memory.tried == [1024, 32768, 5632]
@@ -73,9 +73,9 @@ def test_a_spent_budget_ends_the_search() -> None:
 
 
 def test_a_variant_is_tried_alone_and_freed() -> None:
-    """With as many members as asked for, set up, in its phase and called; nothing of an attempt is left.
+    """An attempt sets the variant up with the requested members, enters its phase, calls it and frees it.
 
-    An error that is no lack of memory passes through, and the attempt is freed all the same.
+    Errors other than lack of memory are raised, and the attempt is freed as well.
     """
     world = World(room_bytes=1010)
     fits = fitting(FakeScheme("A", world, bytes_per_member=1).entry(), CASE, "forward", "cpu", 0)

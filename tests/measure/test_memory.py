@@ -1,4 +1,4 @@
-"""Peaks of calls, the ceiling, and errors that mean there is no memory."""
+"""Peak memory of calls, the memory ceiling, and errors that mean out of memory."""
 
 import gc
 import itertools
@@ -26,12 +26,12 @@ MIB = 1024**2
 
 
 def empty(size: int) -> torch.Tensor:
-    """Allocate this number of bytes."""
+    """Allocate a tensor of this many bytes."""
     return torch.empty(size, dtype=torch.uint8)
 
 
 def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
-    """Equal over repeats, without what was freed before the next came, and what was held before the call."""
+    """Peaks repeat exactly, and leave out bytes freed within the call or held before it."""
     for numbers in (1, 1000, 1001, 3 * MIB):
         peaks = {peak_bytes(partial(torch.empty, numbers, dtype=torch.float32), "cpu") for _ in range(20)}
         assert peaks == {4 * numbers}
@@ -56,8 +56,8 @@ def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
 
 
 def test_the_collector_stays_out_of_the_memory_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage that is collected during the pass would make the peak smaller."""
-    monkeypatch.undo()  # in other tests what was frozen stays so
+    """A collection during the pass would make the peak smaller."""
+    monkeypatch.undo()  # in other tests frozen objects stay frozen
     gc.unfreeze()
     states: list[bool] = []
     peak_bytes(lambda: states.append(gc.isenabled()), "cpu")
@@ -67,7 +67,7 @@ def test_the_collector_stays_out_of_the_memory_pass(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_variant_hoards() -> None:
-    """In each phase the bytes held are the same after every call, and the peak is the same again."""
+    """In each phase every call holds the same bytes after it and has the same peak."""
     conv = msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, dtype="float32")
     for entry, case in itertools.product(ENTRIES, (LINEAR, conv, BITS)):
         if not suits(entry, case):
@@ -83,7 +83,7 @@ def test_no_variant_hoards() -> None:
 
 
 def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
-    """Of each call what it adds; not what it returns, replaces, or leaves to the collector.
+    """Only bytes that each call adds count, not results, replaced tensors or uncollected garbage.
 
     The bytes of the process are read from the given source; on the CPU they are the resident set.
     """
@@ -94,7 +94,7 @@ def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
         return empty(5000)
 
     assert footprint(call, "cpu")[:3] == (5300, 300, None)
-    for depth in (1, 2, 5):  # a gradient, or a ring of buffers
+    for depth in (1, 2, 5):  # one buffer, like a gradient, or a ring of buffers
         ring, calls = [empty(0)] * depth, itertools.count()
 
         def replace(ring: list[torch.Tensor] = ring, calls: Iterator[int] = calls) -> None:
@@ -179,9 +179,10 @@ with ceiling(160 * MIB):
 
 @pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
 def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> None:
-    """Torch's and Python's own; a smaller one fits, an inner ceiling lifts nothing, the end restores.
+    """Torch's and Python's errors are recognised; the ceiling is lifted at the end.
 
-    The memory pass prints nothing. The largest population is what the memory allows: a tenth less fits.
+    A smaller allocation fits, and an inner ceiling cannot raise the outer one. The memory pass prints
+    nothing. The largest population found is what the memory allows: a tenth less memory holds fewer.
     """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     *lines, population = done.stdout.splitlines()
@@ -203,7 +204,7 @@ def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> N
 def test_the_room_is_what_machine_and_container_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or the machine, without a limit of the container. Where a system has no ceiling it is open."""
+    """The room is bounded by the machine and any container limit; without a ceiling it is unbounded."""
     monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     machine = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
@@ -225,7 +226,7 @@ CUDA_FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 
 
 
 def test_an_error_becomes_one_line_and_want_of_memory_is_told_from_others() -> None:
-    """By type, and torch's plain RuntimeError by its message; with the bytes where they are known."""
+    """Lack of memory is recognised by type or message, with the bytes if they are known."""
     short = "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
     for error in (CUDA_FULL, MemoryError(), *map(RuntimeError, (ASKED, short, "std::bad_alloc"))):
         assert is_out_of_memory(error), error

@@ -1,4 +1,4 @@
-"""A model's layers as cases, and factories that do not make one."""
+"""Cases made from a model's layers, and factories that return no usable model."""
 
 import io
 import sys
@@ -18,10 +18,10 @@ LIKE = Case(operator="", out_channels=1, in_channels=1, members=64, repeats=2, s
 
 
 class Strange(nn.Module):
-    """A convolution, norms, tokens, a table and a layer that is not called."""
+    """A model with a convolution, norms, an embedding of tokens, a table and a layer that is not called."""
 
     def __init__(self) -> None:
-        """Make the layers."""
+        """Create the layers."""
         super().__init__()
         self.conv = nn.Conv2d(4, 8, (3, 5), stride=2, padding=1, groups=2, bias=False)
         self.norm = nn.BatchNorm2d(8)
@@ -31,18 +31,18 @@ class Strange(nn.Module):
         self.frozen = nn.Linear(6, 6).requires_grad_(requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Call all but one."""
+        """Call all layers but one."""
         y = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
         return torch.as_tensor(self.frozen(self.tokens(y) + self.table.weight[0]))
 
 
 def of(model: nn.Module, *shape: int, dtype: str | None = None) -> Layers:
-    """The layers of a model on an example of this shape."""
+    """Return the layers of a model on an example of this shape."""
     return layers(model, torch.zeros(*shape), LIKE, dtype=dtype)
 
 
 def test_layers_become_cases() -> None:
-    """Each has its shapes, strides and bias as a suite writes them; each position of a row is a repeat."""
+    """Each case has the layer's shapes, strides and bias; each position of a row is a repeat."""
     found = {layer.name: layer.case for layer in of(Strange(), 3, 4, 9, 11).chosen}
     assert list(found) == ["conv", "tokens"]
     assert found["conv"] == Case(
@@ -60,11 +60,11 @@ def test_layers_become_cases() -> None:
     )
     linear = found["tokens"]
     assert (linear.out_channels, linear.in_channels, linear.bias) == (6, 8, True)
-    assert linear.repeats == 2 * 5 * 5  # positions of the convolution's output
+    assert linear.repeats == 2 * 5 * 5  # the positions of the convolution's output
 
 
 def test_the_rest_of_what_is_trained_is_named() -> None:
-    """Norms, layers that the example misses and what a population refuses; frozen layers are not."""
+    """Norms, layers that were not called and layers that a population refuses are listed, unless frozen."""
     model = Strange()
     others = {other.name: other for other in of(model, 3, 4, 9, 11).others}
     assert list(others) == ["norm", "table", "idle"]
@@ -77,7 +77,7 @@ def test_the_rest_of_what_is_trained_is_named() -> None:
 
 
 def test_a_type_is_the_layers_own_unless_one_is_asked_for() -> None:
-    """Without a type each layer keeps its own; with one all have it."""
+    """Each layer keeps its dtype unless one is requested, which then applies to all."""
     model = nn.Linear(4, 4).double()
     rows = torch.zeros(1, 4, dtype=torch.float64)
     assert layers(model, rows, LIKE).chosen[0].case.dtype == "float64"
@@ -85,7 +85,7 @@ def test_a_type_is_the_layers_own_unless_one_is_asked_for() -> None:
 
 
 def test_a_model_that_raises_or_holds_nothing_is_one_line() -> None:
-    """It says what to do; running a model leaves no hook in it: it can be saved as it is."""
+    """The error says what to do; a failed model keeps no hook and can still be saved."""
     model = nn.Linear(4, 4)
     with pytest.raises(UserError, match=r"raises on rows of shape \(1, 5\): RuntimeError: .*return \(module"):
         of(model, 1, 5)
@@ -97,7 +97,7 @@ def test_a_model_that_raises_or_holds_nothing_is_one_line() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module of factories in the working folder."""
+    """Create a module of factories in the working folder."""
     (tmp_path / "factories_of_a_test.py").write_text(
         "import torch\n"
         "from torch import nn\n"
@@ -120,7 +120,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_factory_may_give_its_own_rows(package: str) -> None:
-    """A model that begins with a Linear layer needs no example; any other brings one."""
+    """A model that begins with a Linear layer needs no example; other factories return one."""
     model, rows = load_model(f"{package}:mlp")
     assert rows.shape == (1, 4)
     assert [layer.name for layer in layers(model, rows, LIKE).chosen] == ["0", "2"]
@@ -128,7 +128,7 @@ def test_a_factory_may_give_its_own_rows(package: str) -> None:
 
 
 def test_a_factory_that_makes_no_model_is_one_line(package: str) -> None:
-    """Whatever a name means or a factory does, the message says what, and what to return."""
+    """The message says what the name or factory is, and what a factory must return."""
     for name, words in (
         (f"{package}:conv", "begins with Conv2d, so the shape of its rows is unknown: return (module, rows)"),
         (f"{package}:lazy", "begins with LazyLinear"),

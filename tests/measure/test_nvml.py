@@ -1,4 +1,4 @@
-"""NVML, with a fake of its bindings: answers, refusals, nonsense."""
+"""NVML with fake bindings: answers, refusals, and impossible values."""
 
 import sys
 from collections.abc import Callable
@@ -27,7 +27,7 @@ NUMBERS: dict[str, tuple[Callable[[Nvml], float], float]] = {
     "nvmlDeviceGetPowerUsage": (Nvml.power_w, 300),
     "nvmlDeviceGetTotalEnergyConsumption": (Nvml.energy_j, 5000),
 }
-"""A function of pynvml -> ours, and what it returns for a healthy GPU, in the unit that its name ends in."""
+"""A function of pynvml -> ours, and its value for a healthy GPU, in the unit at the end of its name."""
 
 NEEDLESS = {
     "nvmlShutdown",
@@ -39,12 +39,12 @@ NEEDLESS = {
 
 
 def nvml(**answers: Any) -> Nvml:
-    """Open a fake NVML that answers as it is told."""
+    """Open a fake NVML with these answers."""
     return Nvml(UUID, bindings(**answers))
 
 
 def ask_everything(found: Nvml) -> None:
-    """Ask every question once; compare the numbers with those of a healthy GPU."""
+    """Make every query once, and compare the numbers with those of a healthy GPU."""
     for read, expected in NUMBERS.values():
         assert read(found) == expected
     for question in (found.driver, found.throttled, found.clock_policy, found.processes):
@@ -52,7 +52,7 @@ def ask_everything(found: Nvml) -> None:
 
 
 def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
-    """Nor have we a constant of another value; where this machine has no driver, that is the reason."""
+    """Functions and constants match pynvml; without a driver, opening NVML gives that reason."""
     assert [name for name in GOOD if not callable(getattr(pynvml, name, None))] == []
     assert (SM_CLOCK, DIE) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
     assert pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value == NOT_AVAILABLE
@@ -62,7 +62,7 @@ def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
 
 
 def test_the_gpu_is_found_by_the_uuid_that_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indices differ between torch and NVML. Without a GPU, or where torch fails on it, there is no UUID."""
+    """Torch and NVML number GPUs differently. Without a GPU, or if torch fails, there is no UUID."""
     asked: list[str] = []
     install(monkeypatch, nvmlDeviceGetHandleByUUID=asked.append)
     with Nvml():
@@ -81,7 +81,7 @@ def test_the_gpu_is_found_by_the_uuid_that_torch_gives(monkeypatch: pytest.Monke
 
 
 def test_a_refusal_is_one_line_that_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is refused, or missing in the library; without the library it names the package."""
+    """Each query, refused or missing in the library, has its message; without pynvml it names the package."""
     ask_everything(nvml(nvmlSystemGetDriverVersion=answering(b"580.1")))
     for function in sorted(GOOD.keys() - NEEDLESS):
         for failing in (refusing, None):
@@ -100,11 +100,11 @@ def test_a_refusal_is_one_line_that_says_what_was_asked(monkeypatch: pytest.Monk
 
 
 def test_a_number_that_no_gpu_has_is_an_error() -> None:
-    """Out of range, all bits set, or no whole number."""
+    """A number that is out of range, has all bits set or is not whole is refused."""
     for function, (read, _) in NUMBERS.items():
         for nonsense in (-1, 0xFFFFFFFF, 2**64 - 1, 97.5, True, "45", None):
             if (function, nonsense) == ("nvmlDeviceGetTotalEnergyConsumption", 0xFFFFFFFF):
-                continue  # 4.3 MJ, which a board draws within hours
+                continue  # 4.3 MJ, which a board consumes within hours
             is_rates = function == "nvmlDeviceGetUtilizationRates"
             answer = SimpleNamespace(gpu=nonsense, memory=3) if is_rates else nonsense
             with pytest.raises(NvmlError, match=str(nonsense)):
@@ -117,7 +117,7 @@ def test_a_number_that_no_gpu_has_is_an_error() -> None:
 
 
 def test_reasons_for_a_low_clock_are_words() -> None:
-    """Idleness, a chosen clock and the highest one are no throttling; a bit without a name is."""
+    """An idle, fixed or highest clock is not throttling; an unknown bit is."""
     slow = ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "hardware power brake")
     for bits, reasons, throttled in (
         (0x0, (), ()),
@@ -135,7 +135,7 @@ def test_reasons_for_a_low_clock_are_words() -> None:
 
 
 def test_the_clock_policy_says_what_nvml_knows() -> None:
-    """What it refuses is left out."""
+    """Values that NVML refuses are left out."""
     names = (
         "nvmlDeviceGetApplicationsClock",
         "nvmlDeviceGetAutoBoostedClocksEnabled",
@@ -149,7 +149,7 @@ def test_the_clock_policy_says_what_nvml_knows() -> None:
 
 
 def test_processes_have_names_without_folders_and_the_bytes_that_are_counted() -> None:
-    """The folder may be private; ids or bytes that cannot be are an error: the bindings do not match."""
+    """Folders may be private. Impossible ids or bytes mean that the bindings do not match."""
     names = {7: "/home/user/bin/train", 8: r"C:\tools\train.exe", 9: b"python3"}
     listed = [*processes(7, 8, used=3 * MIB), *processes(9, used=NOT_AVAILABLE), *processes(10, used=None)]
     found = nvml(

@@ -1,4 +1,4 @@
-"""What a call launches: traces as a GPU gives them, written by hand, and real ones of the CPU."""
+"""Launches of a call, from hand-written traces like those of a GPU and from real CPU traces."""
 
 import csv
 import json
@@ -33,25 +33,25 @@ HOST, CURRENT, OTHER = 4711, 7, 21
 
 
 def span(kind: str, name: str, track: int, ts: float, dur: float, **args: int) -> Span:
-    """Write a span of a thread or a stream, in microseconds as a Chrome trace has them."""
+    """Return a span of a thread or stream, in microseconds as in a Chrome trace."""
     return {"ph": "X", "cat": kind, "name": name, "pid": 0, "tid": track, "ts": ts, "dur": dur, "args": args}
 
 
 def host(
     name: str, ts: float, dur: float, kind: str = "cuda_runtime", correlation: int | None = None
 ) -> Span:
-    """Write a span of the host's thread."""
+    """Return a span of the host's thread."""
     return span(kind, name, HOST, ts, dur, **({} if correlation is None else {"correlation": correlation}))
 
 
 def device(name: str, ts: float, dur: float, correlation: int, stream: int = CURRENT) -> Span:
-    """Write a span of a stream."""
+    """Return a span of a stream."""
     kind = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name.partition(" ")[0], "kernel")
     return span(kind, name, stream, ts, dur, stream=stream, correlation=correlation)
 
 
 def launched(at: float, correlation: int, stream: int = CURRENT) -> list[Span]:
-    """Write a launch and its kernel."""
+    """Return a launch and its kernel."""
     return [
         host("cudaLaunchKernel", at, 2, correlation=correlation),
         device("kernel", at + 20, 1, correlation, stream),
@@ -59,7 +59,7 @@ def launched(at: float, correlation: int, stream: int = CURRENT) -> list[Span]:
 
 
 def marked(*spans: Span) -> list[Span]:
-    """Put a marker before the spans of a call from 100 to 200 us, another call, and what is no span."""
+    """Return a trace: a marker, an earlier call, a call from 100 to 200 us, and events that are not spans."""
     before = [
         host(MARKER, 10, 5, "user_annotation"),
         host("cudaLaunchKernel", 11, 2, correlation=1),
@@ -99,10 +99,10 @@ ORDINARY = (
 
 
 def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
-    """Kernels, copies and fills of the call: not the marker, nor the call before; the host did not wait.
+    """Kernels, copies and fills of the call are counted, not the marker or an earlier call.
 
-    A graph's kernels count under the one launch that they share; a kernel without a launch on record, of an
-    interface that the profiler does not follow, counts by its time.
+    A graph's kernels count under the one launch that they share. A kernel whose launch is not recorded,
+    because the profiler does not follow that interface, is assigned by its time.
     """
     assert traced(marked(*ORDINARY)) == Trace(launches=5)
     assert kernels(read({"traceEvents": marked(*ORDINARY)})) == [
@@ -119,9 +119,9 @@ def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
 
 
 def test_waiting_for_the_device_and_work_on_another_stream_are_told() -> None:
-    """Those of the runtime's calls that make the host wait; a blocking copy is a launch as well.
+    """Runtime calls that wait are listed; a blocking copy is a wait and a launch.
 
-    A stream by its number, however often, and also where the launch comes after the call.
+    A stream is listed once by its number, also if its launch comes after the call.
     """
     waiting = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaFree")
     for name in (*waiting, "cuStreamSynchronize"):
@@ -136,7 +136,7 @@ def test_waiting_for_the_device_and_work_on_another_stream_are_told() -> None:
 
 
 def test_a_lost_record_is_an_error() -> None:
-    """Of any launch: the count would be too small; of the marks: it is unknown what belongs to the call."""
+    """A lost launch would make the count too small; without marks the call's records are unknown."""
     for lost in (2, 4, 6, 8, 10):
         with pytest.raises(ProfileError, match="lost the records of 1 of 5 launches"):
             traced(marked(*ORDINARY[:lost], *ORDINARY[lost + 1 :]))
@@ -147,7 +147,7 @@ def test_a_lost_record_is_an_error() -> None:
     ):
         with pytest.raises(ProfileError, match=words):
             traced([event for event in marked(*ORDINARY) if event["name"] != name])
-    # Neither the marker's launch nor its kernel: the profiler saw nothing of the device.
+    # Neither the marker's launch nor its kernel: the profiler recorded nothing on the device.
     events = [event for event in marked() if event["ts"] != 11 and event["name"] != "marker"]
     with pytest.raises(ProfileError, match="the current stream"):
         traced(events)
@@ -155,7 +155,7 @@ def test_a_lost_record_is_an_error() -> None:
 
 @given(st.integers(0, 12), st.integers(0, 12), st.randoms(use_true_random=False))
 def test_the_order_of_a_trace_does_not_matter(current: int, other: int, rng: random.Random) -> None:
-    """However many kernels on two streams, and however the file is sorted."""
+    """A trace with many kernels on two streams may be in any order."""
     events = marked()
     for number in range(current + other):
         events += launched(100 + number, 50 + number, CURRENT if number < current else OTHER)
@@ -164,7 +164,7 @@ def test_the_order_of_a_trace_does_not_matter(current: int, other: int, rng: ran
 
 
 def test_operators_that_no_operator_called_are_counted() -> None:
-    """Of each thread, during the call, also inside other operators than ATen's."""
+    """Top-level operators during the call are counted on each thread, also inside operators outside ATen."""
     spans = [
         host(CALL, 100, 100, "user_annotation"),
         host("aten::linear", 110, 40, "cpu_op"),
@@ -182,7 +182,7 @@ def test_operators_that_no_operator_called_are_counted() -> None:
 
 
 def test_the_operators_of_a_call_on_the_cpu_are_counted() -> None:
-    """One product and one sum, the same every time; a call that does nothing launches nothing."""
+    """A product and a sum are two operators every time; an empty call has none."""
     layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
     assert {trace(lambda: layer(x).sum(), "cpu") for _ in range(5)} == {Trace(2)}
     assert trace(lambda: None, "cpu") == Trace(0)
@@ -190,7 +190,7 @@ def test_the_operators_of_a_call_on_the_cpu_are_counted() -> None:
 
 
 def test_a_trace_that_fails_says_why_and_leaves_the_profiler_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call raises passes through; records that stay lost are an error after some attempts."""
+    """Errors of the call are raised; records that stay lost are an error after some attempts."""
 
     def call() -> None:
         raise KeyError
@@ -206,7 +206,7 @@ def test_a_trace_that_fails_says_why_and_leaves_the_profiler_usable(monkeypatch:
 
 
 def test_a_trace_on_cuda_asks_the_profiler_for_what_ran_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Kineto torch falls back to host records only: no kernel, no launch count, no stream."""
+    """Without Kineto a profile has host records only: no kernels, launches or streams."""
 
     class Started(Exception):  # noqa: N818  # it stops the test where the profiler would start, it is no error
         def __init__(self, asked: torch.autograd.profiler.profile) -> None:
@@ -216,7 +216,7 @@ def test_a_trace_on_cuda_asks_the_profiler_for_what_ran_on_the_gpu(monkeypatch: 
         def __enter__(self) -> NoReturn:
             raise Started(self)
 
-    # As on a machine with a GPU.
+    # Pretend that the machine has a GPU.
     activities = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: activities)
@@ -228,7 +228,7 @@ def test_a_trace_on_cuda_asks_the_profiler_for_what_ran_on_the_gpu(monkeypatch: 
 
 
 def test_a_profile_is_a_table_and_a_chrome_trace(tmp_path: Path) -> None:
-    """The table is CSV in nanoseconds; the trace is what Perfetto opens, with the call in it."""
+    """The table is CSV in nanoseconds; the trace can be opened in Perfetto and contains the call."""
     a, layer = torch.randn(64, 64), torch.nn.Linear(64, 64)
     found = profile(lambda: torch.sum(layer(a)), "cpu", tmp_path / "new", "mine")
     assert found.trace == Trace(2)
@@ -238,7 +238,7 @@ def test_a_profile_is_a_table_and_a_chrome_trace(tmp_path: Path) -> None:
     assert [Line(r["name"], int(r["calls"]), float(r["total_ns"]), float(r["share"])) for r in rows] == [
         *found.lines
     ]
-    # An operator's time is its own, without those that it calls: with what is outside, they are the call.
+    # Self times of the operators and the time outside of them add up to the call.
     assert {"aten::linear", "aten::addmm", "aten::sum", OUTSIDE} <= {line.name for line in found.lines}
     assert sum(line.share for line in found.lines) == pytest.approx(1, abs=1e-3)
     assert min(line.total_ns for line in found.lines) >= 0

@@ -1,4 +1,4 @@
-"""The phase quality of a run: figures become rows, and nothing of it is timed, lost or computed twice."""
+"""The quality phase: figures become rows, are not timed, and are computed only once."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ TIMED_AND_RATED: tuple[Phase, ...] = ("forward", QUALITY)
 
 
 def figures(*found: Figure, error: Exception | None = None) -> Iterator[Figure]:
-    """Yield figures, by default kappa; then raise, if there is an error."""
+    """Yield figures, by default kappa; then raise the error, if one is given."""
     yield from found or (KAPPA,)
     if error:
         raise error
@@ -28,13 +28,13 @@ def figures(*found: Figure, error: Exception | None = None) -> Iterator[Figure]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rated(FakeScheme):
-    """A fake variant with quality figures; ``says=None`` has no method for them."""
+    """A fake variant with quality figures; with ``says=None`` it has no method for them."""
 
     says: Callable[[], Iterator[Figure]] | None = figures
 
 
 class RatedWorkload(FakeWorkload):
-    """Takes a second to compute its figures."""
+    """A workload that takes a second to compute its figures."""
 
     scheme: Rated
 
@@ -47,14 +47,14 @@ class RatedWorkload(FakeWorkload):
 
 
 class WithoutQuality:
-    """All of a workload but the method quality."""
+    """A workload without the method ``quality``."""
 
     def __init__(self, workload: FakeWorkload) -> None:
         """Wrap a workload."""
         self._workload = workload
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the workload has of that name."""
+        """Return the attribute of the wrapped workload."""
         if name == "quality":
             raise AttributeError(name)
         return getattr(self._workload, name)
@@ -67,7 +67,7 @@ def _(scheme: Rated, case: Case, device: str, seed: int) -> Any:  # noqa: ARG001
 
 
 def test_figures_become_rows() -> None:
-    """One row for each figure with all its replicates, below 0 as well, and no time, memory or launches."""
+    """Each figure is a row with all its replicates, negative ones too, without time, memory or launches."""
     world = World()
     dots = Figure("dot_mean", "pairs", (0.0, 0.125, -0.125))
     entry = Rated("A", world, says=partial(figures, KAPPA, dots)).entry()
@@ -87,7 +87,7 @@ def test_figures_become_rows() -> None:
 
 
 def test_quality_that_fails_costs_its_own_row_only() -> None:
-    """Its row has the reason; the times and the other variants stay."""
+    """The quality row has the reason; the times and the other variants are kept."""
     for says, status, words in (
         (partial(figures, error=UnavailableError("no such thing")), "unavailable", "no such thing"),
         (partial(figures, error=KeyError("x")), "failed", "KeyError: 'x'"),
@@ -104,7 +104,7 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
 
 
 def test_a_figure_without_numbers_is_a_reason() -> None:
-    """It stands under its method, and the other figures beside it."""
+    """The reason is stored under its method, and the other figures are rows."""
     for figure, words in (
         (Figure("kappa", "m", reason="none was derived"), "none was derived"),
         (Figure("kappa", "m", (0.0, float("nan"))), "1 of 2 numbers are not finite"),
@@ -119,7 +119,7 @@ def test_a_figure_without_numbers_is_a_reason() -> None:
 
 
 def test_quality_of_base_is_computed_once_stored_resumed_and_charged() -> None:
-    """Base is in every group; its figures are computed in the first, and not again after its checkpoint."""
+    """Base is in every group, but its figures are computed only in the first, also after resuming."""
     world = World(room_bytes=1000)
     entries = [Rated("Base", world).entry("base")]
     entries += [Rated(name, world, built_bytes=600).entry() for name in "AB"]
@@ -137,7 +137,7 @@ def test_quality_of_base_is_computed_once_stored_resumed_and_charged() -> None:
 
 
 def test_quality_is_no_timed_phase_and_alone_goes_below_zero() -> None:
-    """A time below 0 is refused where it is made and where it is read, with its place."""
+    """Only quality may be negative: a negative time is refused when made and when read."""
     assert phases_named("quality, forward") == ("forward", QUALITY)
     assert QUALITY not in PHASES
     row = Measurement(
@@ -157,7 +157,7 @@ def test_quality_is_no_timed_phase_and_alone_goes_below_zero() -> None:
 
 
 def test_a_case_names_its_sigma_where_it_is_not_the_default() -> None:
-    """A file without it reads as the default; it has to be above 0."""
+    """A file without sigma means the default; sigma must be positive."""
     assert CASE.sigma == 0.02
     assert "sigma" not in CASE.label
     assert msgspec.structs.replace(CASE, sigma=0.1).label.endswith("sigma=0.1")

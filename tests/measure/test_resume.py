@@ -1,4 +1,4 @@
-"""A run that is cut off at any moment loses nothing that was finished, and is completed by resuming it."""
+"""A run that is interrupted at any moment loses no finished phase and can be resumed."""
 
 import contextlib
 import dataclasses
@@ -29,19 +29,19 @@ ROOT = Path(__file__).parents[2]
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update")
 CASES = (CASE, msgspec.structs.replace(CASE, members=16), msgspec.structs.replace(CASE, members=32))
 EXACT_S = 2**-7
-"""A cost that a clock adds up without rounding, so that two runs have the same samples to the bit."""
+"""A cost that adds up without rounding errors, so that two runs have bitwise equal samples."""
 
 
 class Cut(BaseException):
-    """What ends a run in the midst of it."""
+    """The exception that interrupts a run."""
 
 
 def measure(
     past: Iterable[Record] = (), cut_after: int | None = None, *, traces_last: bool = False
 ) -> list[Record]:
-    """Measure variants that have what can happen: a reason, no such phase, no room beside others.
+    """Measure variants with all kinds of rows: reasons, a missing phase, no room beside others.
 
-    Return what was stored, up to a cut after a number of batches.
+    Return the stored records, up to the batch at which the run is cut.
     """
     world = World()
     entries = (
@@ -71,7 +71,7 @@ def kept(lines: list[Record]) -> list[Record]:
 
 
 def without_times(lines: list[Record]) -> list[Record]:
-    """Return the lines without what a clock on the wall says."""
+    """Return the lines without fields that depend on the wall clock."""
     return [
         msgspec.structs.replace(line, wall_s=0.0, spent_s={}, costs_s={})
         if isinstance(line, Checkpoint)
@@ -83,11 +83,11 @@ def without_times(lines: list[Record]) -> list[Record]:
 def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same rows with the same samples in the same order, wherever it was cut, and cut again.
+    """A resumed run has the same rows and samples in the same order, wherever it was cut.
 
     At most one phase is measured again: a later cut keeps no less, and each checkpoint is there once.
     """
-    monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))  # fakes have no late results
+    monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))  # fakes have no late results to wait for
     for traces_last in (False, True):
         whole = measure(traces_last=traces_last)
         checkpoints = [line for line in whole if isinstance(line, Checkpoint)]
@@ -110,7 +110,7 @@ def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been(
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    """Return the file of a run without an end: two settled phases, and a row of the third."""
+    """Return the file of an unfinished run: two phases with checkpoints, and a row of the third."""
     header = msgspec.structs.replace(synthetic.header(), request=Request(cases="Linear*"))
     rows = synthetic.three(CASE)
     with store.Writer(tmp_path, header) as writer:
@@ -121,7 +121,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
-    """Cut at any byte: whole phases or nothing of them, and never half a line."""
+    """Cut at any byte, the file keeps whole phases only and never half a line."""
     content = stored.read_bytes()
     header = content.index(b"\n") + 1
     counts: Counter[int] = Counter()
@@ -135,7 +135,7 @@ def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
 
 
 def resume_and_end(path: Path) -> None:
-    """Resume a run and end it at once: the row after its last checkpoint is gone, and nothing else."""
+    """Resume a run and end it at once; check that only the row after the last checkpoint was removed."""
     with runner.resume(store.read_unfinished(path)) as writer:
         writer.write(RunEnd(status="complete", wall_s=2.0))
     whole, problems = store.read_run(path)
@@ -146,9 +146,9 @@ def resume_and_end(path: Path) -> None:
 
 
 def test_the_newest_run_that_was_cut_off_is_resumed(stored: Path) -> None:
-    """Runs that came to their end, and files that hold none, are passed over.
+    """Completed runs and files without a run are passed over.
 
-    Rows after the last checkpoint are measured again, so they must not stand there twice.
+    Rows after the last checkpoint are measured again, so they are removed: otherwise they would appear twice.
     """
     results, slug = stored.parent.parent, stored.parent.name
     (stored.parent / "20990101T000000Z-quick-0001.jsonl").write_bytes(b"")
@@ -162,7 +162,7 @@ def test_the_newest_run_that_was_cut_off_is_resumed(stored: Path) -> None:
 
 
 def test_a_compressed_run_that_was_cut_off_is_found_and_resumed(stored: Path) -> None:
-    """It was compressed to be committed; it becomes a plain file again, to which the rest is added."""
+    """Resuming an interrupted run that was compressed makes it a plain file again."""
     stored.with_name(stored.name + ".gz").write_bytes(gzip.compress(stored.read_bytes()))
     stored.unlink()
     store.find_unfinished(stored.parent.parent, stored.parent.name)
@@ -170,13 +170,13 @@ def test_a_compressed_run_that_was_cut_off_is_found_and_resumed(stored: Path) ->
 
 
 def test_a_run_that_cannot_be_resumed_is_refused(stored: Path, tmp_path: Path) -> None:
-    """With a damaged line, whose row would be lost; of an older esbench; or being written by another one."""
+    """A run with a damaged line, of an older esbench, or still being written is refused."""
     lines = stored.read_bytes().split(b"\n")
     stored.write_bytes(b"\n".join([*lines[:2], lines[2][:40], *lines[3:]]))
     with pytest.raises(ResumeError, match=r":3: .*run again"):
         store.read_unfinished(stored)
     with store.Writer(tmp_path / "older", synthetic.header()) as writer:
-        pass  # its header does not say what was asked for
+        pass  # its header does not contain the request
     with pytest.raises(ResumeError, match="older esbench"):
         store.read_unfinished(writer.path)
     header = msgspec.structs.replace(synthetic.header(), request=Request())
@@ -189,7 +189,7 @@ def test_a_run_that_cannot_be_resumed_is_refused(stored: Path, tmp_path: Path) -
 
 
 def keys(folder: Path) -> Counter[object]:
-    """Return how often each row stands in a run's file, whatever was measured."""
+    """Return how often each row is in a run's file, whatever its values."""
     (path,) = folder.glob("*/*.jsonl*")
     found, problems = store.read_run(path)
     assert found is not None
@@ -207,12 +207,12 @@ def keys(folder: Path) -> Counter[object]:
 def test_a_run_that_is_killed_has_the_same_rows_when_it_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With kill -9 in the midst of a phase: none lost, none doubled, and readable meanwhile."""
+    """A run killed with SIGKILL in a phase loses and repeats no row, and is readable meanwhile."""
     options = ("--suite", "quick", "--device", "cpu", "--cases", "Linear(128*", "--phases", "sample,forward")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run = ("run", *options, "--variants", "Flipped", "--out")
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "device_peaks", lambda *_: [])  # no rows: spare the second
+        patch.setattr(runner, "device_peaks", lambda *_: [])  # they make no rows and would take a second
         assert cli_runner.run(*run, str(whole)) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "esbench", *run, str(cut)], cwd=ROOT, stdout=subprocess.DEVNULL

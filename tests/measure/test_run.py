@@ -1,4 +1,4 @@
-"""A run and its file, from the first line to the last, whatever happens in between."""
+"""A run and its file, from the first line to the last, with any errors in between."""
 
 import dataclasses
 import gzip
@@ -27,7 +27,7 @@ from tests.synthetic import BASE
 
 @pytest.fixture(autouse=True)
 def no_device_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not measure the peaks of this machine: it takes a second."""
+    """Skip the peaks of this machine, which take a second to measure."""
     monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
 
 
@@ -39,7 +39,7 @@ def conduct(
     past: Checkpoint | None = None,
     **options: Any,
 ) -> tuple[RunSummary, Run]:
-    """Measure a variant on a case; return the summary, and the run as it was stored."""
+    """Measure a variant on a case; return the summary and the stored run."""
     scheme = scheme or FakeScheme("A", World())
     plan = plan_of(scheme.entry(), **options)
     with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
@@ -59,7 +59,7 @@ def stored_in(folder: Path) -> Run:
 
 
 def test_a_run_ends_with_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The activities add up to the whole, also of a run that was resumed; a large file is compressed."""
+    """The times of the activities add up to the whole, also in a resumed run; a large file is compressed."""
     _, run = conduct(tmp_path / "whole")
     assert run.end is not None
     assert run.end.status == "complete"
@@ -78,7 +78,7 @@ def test_a_run_ends_with_where_its_time_went(tmp_path: Path, monkeypatch: pytest
 def test_device_peaks_that_cannot_be_measured_are_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variants are measured all the same, where the clock fails and where the time budget is short."""
+    """Variants are measured even if the clock fails or the budget is too short for the peaks."""
 
     def backwards(*_: object) -> NoReturn:
         message = "the clock went backwards by 5 ns"
@@ -99,7 +99,7 @@ def test_device_peaks_that_cannot_be_measured_are_noted(
 
 
 def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
-    """At its start or after any case; it is measured to its end all the same."""
+    """Processes found at the start or after a case make the run invalid, but it is completed."""
     world = World()
     tools = dataclasses.replace(world.tools, other_processes=lambda: ("python (pid 7)",))
     summary, run = conduct(tmp_path, scheme=FakeScheme("A", world), tools=tools)
@@ -109,7 +109,7 @@ def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it can be resumed; where a full disk ended it, its one error is that of the row."""
+    """An interrupted run can be resumed; a full disk is reported once, by the row that failed."""
     interrupted = FakeScheme("A", World(), act=raising(KeyboardInterrupt(), after=30))
     with pytest.raises(KeyboardInterrupt):
         conduct(tmp_path / "interrupt", scheme=interrupted)
@@ -132,7 +132,7 @@ def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_suite_of_the_readme_takes_4_mb_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has 14 variants, 4 phases and 8 cases, half of them convolutions; a tenth of them is stored here.
+    """A tenth of 14 variants, 4 phases and 8 cases, half of them convolutions, is stored and scaled.
 
     Events tick every 32 ns and vary by 0.6 %, the host's clock ticks every nanosecond and varies by 3 %.
     Memory, quality and launches take the rest of 4 MB.
@@ -190,7 +190,7 @@ def test_the_suite_of_the_readme_takes_4_mb_on_a_gpu(tmp_path: Path, monkeypatch
 
 
 def test_conditions_are_stored_once_and_read_beside_each_time_of_the_visit(tmp_path: Path) -> None:
-    """The rows of another group, method or phase, and what is no time, keep their own."""
+    """Rows of another group, method or phase, and metrics other than times, have their own."""
     told = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
     others: list[dict[str, Any]] = [
         {"metric": "warm_latency_ns"},
@@ -209,7 +209,7 @@ def test_conditions_are_stored_once_and_read_beside_each_time_of_the_visit(tmp_p
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The plain file of a run that has come to its end and counts as large."""
+    """Return the plain file of a completed run, with the limit for large files set below its size."""
     header = msgspec.structs.replace(synthetic.header(), request=Request())
     row = synthetic.time_row(BASE, CASE, *(1 + number / 7 for number in range(1000)))
     with Writer(tmp_path / "results", header) as writer:
@@ -230,7 +230,7 @@ def compressed(path: Path) -> Path:
 
 
 def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
-    """The same run, under the same id and read by either name; a small file stays as it is."""
+    """A compressed run keeps its id and is read by either name; a small file stays as it is."""
     (before, _), results = read_run(large), large.parent.parent
     path = compressed(large)
     assert sorted(path.parent.iterdir()) == [path]
@@ -253,7 +253,7 @@ def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
 
 
 def test_compressing_loses_nothing_whatever_happens(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before the new file is whole, has its name, or the old one is deleted; on a full disk."""
+    """The run survives a kill before each step of compression, and a full disk."""
     before, content = read_run(large)[0], large.read_bytes()
 
     class Killed(BaseException):
@@ -276,12 +276,12 @@ def test_compressing_loses_nothing_whatever_happens(large: Path, monkeypatch: py
         if file != large:
             file.unlink()
     monkeypatch.setattr(os, "fsync", full)
-    assert compressed(large) == large  # the run is complete: a full disk must not fail it
+    assert compressed(large) == large  # the run is complete, so a full disk is not an error
     assert list(large.parent.iterdir()) == [large]
 
 
 def test_a_compressed_file_that_cannot_be_read_is_one_line(large: Path) -> None:
-    """A damaged one, and one that unpacks to more than a run can hold, which is not unpacked whole."""
+    """A damaged file is refused, and one that unpacks to too many bytes, without unpacking it all."""
     path = compressed(large)
     whole = path.read_bytes()
     for content, words in (

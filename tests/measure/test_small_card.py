@@ -1,4 +1,4 @@
-"""A GPU of 8 GB and capability 7.5, without bfloat16, TF32 and triton: every row has a number or a reason."""
+"""A run on an 8 GB GPU of capability 7.5, without bfloat16, TF32 and triton."""
 
 import importlib.util
 from types import SimpleNamespace
@@ -31,20 +31,20 @@ FUSED = [entry.scheme for entry in REGISTRY.select(["Fused*"]) if isinstance(ent
 
 
 def layer(dtype: torch.dtype) -> nn.Linear:
-    """Return a layer that claims to be on the card, where nothing can be computed."""
+    """Return a layer that claims to be on the GPU but cannot compute."""
     made = nn.Linear(64, 32, bias=False, device="meta")
     with FakeTensorMode():
         made.weight = nn.Parameter(torch.empty(32, 64, device="cuda", dtype=dtype))
     return made
 
 
-# Before torch is told about the card, which it would initialise.
+# Must come before torch is patched: it would initialise the GPU.
 LAYERS = {dtype: layer(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
 
 @pytest.fixture(autouse=True)
 def _card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Describe the card through torch and NVML."""
+    """Fake the GPU's properties in torch and NVML."""
     fake_nvml.install(monkeypatch)
     card = SimpleNamespace(
         name="Small GPU", uuid="abc", total_memory=8 * GIB, L2_cache_size=2**22, major=7, minor=5
@@ -55,7 +55,7 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_card_cannot_run_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The capability first: installing triton would not help."""
+    """The capability is named first, because installing triton would not help."""
 
     def reasons() -> set[str]:
         return {scheme.supports(one) for scheme in FUSED for one in LAYERS.values()}
@@ -73,7 +73,7 @@ def test_what_the_card_cannot_run_is_refused_with_what_is_missing(monkeypatch: p
 
 
 def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variant is set up in it, it has no device peak, and the run continues with the other cases."""
+    """An unsupported dtype has no set-up and no device peak, and the run continues with other cases."""
     lacking = {
         "bfloat16": f"bfloat16 {TOO_OLD}",
         "tfloat32": "this device does not multiply in TF32",
@@ -90,7 +90,7 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest
         assert outcome.failed == 0
         assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
         assert {row.case.dtype for row in measurements(rows)} == {"float32", *([] if reason else [dtype])}
-    assert not missing_type("bfloat16", "cpu")  # slow, and measured
+    assert not missing_type("bfloat16", "cpu")  # slow, but measured
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError

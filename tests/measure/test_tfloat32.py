@@ -1,4 +1,4 @@
-"""Products of TF32 and the budget that they are checked with."""
+"""TF32 products and the error budget that they are checked with."""
 
 import dataclasses
 
@@ -21,9 +21,9 @@ PERTURBED = [entry for entry in NUMBERS if entry.variant.mode == "batched"]
 
 
 def tfloat32(x: Tensor) -> Tensor:
-    """Round float32 to the ten bits of fraction that TF32 keeps, towards zero as the worst devices do.
+    """Round float32 to the ten fraction bits of TF32, towards zero like the least accurate devices.
 
-    Its derivative is 1: the sum is exact, and what was cut off counts as a constant.
+    The gradient passes through unchanged, as the rounding error is a constant in autograd.
     """
     kept = (x.detach().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
     return x + (kept - x).detach()
@@ -31,7 +31,7 @@ def tfloat32(x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class RoundedLinear(Linear):
-    """A layer whose products are TF32's, on any machine."""
+    """A linear layer with products rounded to TF32, on any machine."""
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ WIDE = msgspec.structs.replace(LINEAR, in_channels=256, out_channels=64, dtype="
 def test_tf32_products_are_within_the_budget_of_tfloat32_and_outside_of_float32s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A device that rounds products, but not the single rows of the reference, passes for every scheme."""
+    """Every scheme passes if all products are rounded except the single rows of the reference."""
     monkeypatch.setattr("impls.perturbation.function_mode.Linear", RoundedLinear)
     for entry in PERTURBED:
         for antithetic in (False, True):
@@ -63,7 +63,7 @@ def test_tf32_products_are_within_the_budget_of_tfloat32_and_outside_of_float32s
 
 
 class LostSigns(impls.Flipped):
-    """A member in which one input's sign is not flipped."""
+    """A scheme that does not flip the sign of one input of a member."""
 
     @override
     def correction(self, op: AbstractOperator, noise: FlippedNoise, x: Tensor) -> Tensor:
@@ -74,13 +74,13 @@ class LostSigns(impls.Flipped):
 
 
 def test_a_mistake_in_one_input_is_found_in_tfloat32() -> None:
-    """The budget of TF32 is too small for a column of 256 that has the wrong sign."""
+    """A single wrong sign in 256 columns exceeds the budget of TF32."""
     with pytest.raises(WrongResultError, match="forward is off"):
         build(LostSigns(), WIDE, "cpu", 0).verify()
 
 
 def test_tfloat32_is_float32_in_everything_but_its_products() -> None:
-    """Tensors are float32, so that bytes are float32's, and the spacing is eight thousand times wider."""
+    """Tensors and byte counts are those of float32; only the spacing is 8192 times wider."""
     assert dtype_of(WIDE) is torch.float32
     narrow = build(impls.Perturbed(), WIDE, "cpu", 0)
     wide = build(impls.Perturbed(), msgspec.structs.replace(WIDE, dtype="float32"), "cpu", 0)

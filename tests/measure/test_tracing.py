@@ -1,4 +1,4 @@
-"""Traces that come after everything has been timed, as on a GPU."""
+"""Profiler traces taken after all timings, as on a GPU."""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CASES = (CASE, msgspec.structs.replace(CASE, members=16))
 def conduct(
     folder: Path, monkeypatch: pytest.MonkeyPatch, world: World, trace: Callable[[str], Trace]
 ) -> tuple[RunSummary, Run]:
-    """Measure two variants on two cases; return the summary, and the run as it is read."""
+    """Measure two variants on two cases; return the summary and the stored run."""
     monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
     with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
@@ -43,7 +43,7 @@ def conduct(
 
 
 def tracing(world: World, trace: Callable[[str], Trace]) -> Instruments:
-    """Instruments that trace last; a trace depends on the variant that was called."""
+    """Return instruments that trace last; the trace depends on the variant that was called."""
 
     def taken(call: Call) -> Trace:
         call()
@@ -53,7 +53,7 @@ def tracing(world: World, trace: Callable[[str], Trace]) -> Instruments:
 
 
 def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all cases, phases and variants: a trace attaches CUPTI, and what is timed then is slower."""
+    """All timings come first, because a trace attaches CUPTI, which slows later calls."""
     world, log = World(), []
 
     class LoggingClock(FakeClock):
@@ -81,7 +81,7 @@ def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path, monkeypatch
 
 
 def test_a_time_budget_holds_for_the_traces() -> None:
-    """Only the phases that the plan names are traced, time is kept for them, and they end with the budget."""
+    """Only the planned phases are traced; the budget reserves time for traces and ends them."""
     world = World()
 
     def trace(_: str) -> Trace:
@@ -100,7 +100,7 @@ def test_a_time_budget_holds_for_the_traces() -> None:
         end_s=1000.0,
     )
     traced = measurements(lines, "launches")
-    assert [row.phase for row in traced] == ["forward", "forward"]  # the second one was begun in time
+    assert [row.phase for row in traced] == ["forward", "forward"]  # the second trace began in time
     assert "not all launches and streams were checked: time budget of the run" in summary.notes
     costs = COSTS["cpu"]
     whole_s, kept_s = (Budget(plan, lambda: 0.0, traces_last=last).spare_s for last in (False, True))
@@ -108,7 +108,7 @@ def test_a_time_budget_holds_for_the_traces() -> None:
 
 
 def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the profiler has no after-effects, and no variant is set up twice."""
+    """On a CPU the profiler does not slow later calls, so no variant is set up twice."""
     monkeypatch.setattr(module, "clocks", lambda *_: ())
     monkeypatch.setattr(torch.cuda, "Stream", Mock())
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
@@ -117,9 +117,9 @@ def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.Monke
 
 
 def test_what_a_trace_shows_is_read_with_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were stored long before it: a label stands beside the launches and is copied to the times.
+    """The reader adds a trace's labels to times that were stored long before the trace.
 
-    A phase that works on another stream has failed: its times do not count. A trace that fails costs no time.
+    A phase that works on another stream has failed: its times are dropped. A failed trace drops no times.
     """
     honest = Trace(launches=3)
 

@@ -1,7 +1,7 @@
 """Small runs whose tables are stored as golden files; `python -m tests.report.golden_tables` writes them.
 
-A change of the texts is a change of what people and papers see: look at it before it is committed.
-``examples.md`` has an example for each rule of the tables, under a heading that says the rule.
+These texts are what users and papers show, so look at every change before it is committed. ``examples.md``
+has an example for each rule of the tables, under a heading that states the rule.
 """
 
 import math
@@ -33,7 +33,7 @@ NAMES = {
 
 
 def odd(**options: str) -> Measurement:
-    """A time of a variant with an awkward name."""
+    """Return a time of a variant with an awkward name."""
     return time_row(Variant(scheme="Odd", options=tuple(options.items())), SMALL, 2.0, 4.0)
 
 
@@ -66,7 +66,7 @@ def run() -> Run:
 
 
 def ranked() -> Run:
-    """A run of which variants are ranked, one of them exact, one without memory."""
+    """Return a run whose variants are ranked, one of them exact, one without memory."""
     case = linear(64, members=4096)
     run = ranking_cases.run([*ranking_cases.rows(case), *ranking_cases.orthogonal(case)])
     sources = {"Perturbed": "NESgpu; Salimans et al. 2017, arXiv:1703.03864", "Flipped": "arXiv:1803.04386"}
@@ -74,7 +74,7 @@ def ranked() -> Run:
 
 
 def page() -> Page:
-    """All of it on one page."""
+    """Return all tables on one page."""
     first, second = run(), ranked()
     sections = [
         *time_sections(first, "Linear"),
@@ -86,7 +86,7 @@ def page() -> Page:
 
 @cache
 def texts() -> dict[str, str]:
-    """The golden files by their names."""
+    """Return the golden files by name."""
     found = {}
     for form, (suffix, write) in FORMATS.items():
         found[f"tables{suffix}"] = write(page(), Style(form))

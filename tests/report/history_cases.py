@@ -1,4 +1,4 @@
-"""Runs of one device over days, for tests of histories."""
+"""Runs of one device over several days, for tests of histories."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +12,19 @@ from tests.synthetic import BASE, DENSE, linear, time_row
 
 SMALL = linear(256)
 EIGHT = (0.99, 1.01, 1.0, 1.0, 0.995, 1.005, 1.0, 1.0)
-"""Rounds whose median is 1 and has an interval."""
+"""Rounds with a median of 1 that has an interval."""
 
 
 def rows(
     factor: float, case: Case = SMALL, variant: Variant = DENSE, drift: float = 1.0
 ) -> list[Measurement]:
-    """A variant that takes a multiple of the time of base, on a machine that drifts."""
+    """Return a variant that takes a multiple of the time of base, on a machine whose speed drifts."""
     times = [drift * value for value in EIGHT]
     return [time_row(BASE, case, *times), time_row(variant, case, *(factor * value for value in times))]
 
 
 def a_run(day: int, found: Sequence[Row], **environment: object) -> Run:
-    """A run of a day, with a commit of its own."""
+    """Return the run of a day, at a commit made that day."""
     run = synthetic.run(found, run_id=f"202601{day:02d}T000000Z-quick-{day:04d}")
     fields = {"commit": f"{day:02d}abcdef01", **environment}
     here = msgspec.structs.replace(run.header.environment, **fields)
@@ -33,7 +33,7 @@ def a_run(day: int, found: Sequence[Row], **environment: object) -> Run:
 
 
 def over_days(*factors: float) -> list[Run]:
-    """A run for each factor, on a machine that gets slower every day."""
+    """Return a run for each factor, on a machine that gets slower every day."""
     return [a_run(day, rows(factor, drift=1 + day / 10)) for day, factor in enumerate(factors, start=1)]
 
 

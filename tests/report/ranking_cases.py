@@ -18,7 +18,7 @@ ORTHOGONAL = variant("Orthogonal")
 SQUARE = linear(64, members=1024)
 
 STEPS = {DENSE: 200.0, LOW_RANK: 6.0, HADAMARD: 5.0, CORES: 4.5, FLIPPED: 4.0, BASE: 1.0}
-"""The time of a step in ms, of base that of its forward."""
+"""The time of a step in ms; for base, that of its forward."""
 KAPPAS = {DENSE: 0.0, LOW_RANK: 0.0, HADAMARD: 0.0, CORES: 65 / 8, FLIPPED: 65.0}
 NOISES = {DENSE: 4 * 10**9, LOW_RANK: 10**6, HADAMARD: 0, CORES: 3 * 10**5, FLIPPED: 10**5}
 
@@ -30,20 +30,20 @@ SINGULAR = {
 
 
 def figure(variant: Variant, case: Case, metric: str, method: str, *values: float) -> Measurement:
-    """A quality with a value for each replicate."""
+    """Return a quality row with a value for each replicate."""
     return Measurement(
         variant=variant, case=case, phase="quality", metric=metric, method=method, samples=(values,)
     )
 
 
 def effective(case: Case, kappa: float) -> float:
-    """The effective members of a case by the quality law."""
+    """Return the effective population of a case by the quality law."""
     entries = case.out_channels * case.in_channels
     return case.members / (1 + kappa * case.members / entries)
 
 
 def qualities(variant: Variant, case: Case, kappa: float, spread: float = 0.0) -> list[Row]:
-    """A variant's rows of the quality law: four replicates of a kappa that is its closed form in the mean."""
+    """Return a variant's quality-law rows: four replicates of kappa, whose mean is its closed form."""
     estimates = [kappa + spread * off for off in (-1, 1, -1, 1)]
     return [
         figure(variant, case, "kappa", "linear fitness", *estimates),
@@ -66,7 +66,7 @@ def rows(
     kappas: Mapping[Variant, float] = KAPPAS,
     steps: Mapping[Variant, float] = STEPS,
 ) -> list[Row]:
-    """A case with times, memory and qualities of five schemes; sparse noise has no room, base no step."""
+    """Return times, memory and quality of five schemes; sparse noise runs out of memory, base has no step."""
     found: list[Row] = [skipped(SPARSE, case, "out of memory: tried to allocate 9 GB")]
     for one, kappa in kappas.items():
         found.append(time_row(one, case, *[steps[one]] * 6, phase="step"))
@@ -92,18 +92,18 @@ def digits(case: Case) -> list[Row]:
 
 
 def without_forms(found: Iterable[Row]) -> list[Row]:
-    """The rows of a run whose schemes declare no kappa: fits alone count."""
+    """Return the rows of a run whose schemes declare no closed form of kappa, so only fits are used."""
     return [row for row in found if getattr(row, "method", None) != "closed form"]
 
 
 def orthogonal(case: Case) -> list[Row]:
-    """A slow variant, exact for a linear fitness as 1 + kappa n / d is 0 but for the fit's error."""
+    """Return a slow variant that is exact for a linear fitness: 1 + kappa n / d is 0 but for fit error."""
     kappa = -case.out_channels * case.in_channels / case.members
     return [time_row(ORTHOGONAL, case, *[50.0] * 6, phase="step"), *qualities(ORTHOGONAL, case, kappa, 0.01)]
 
 
 def sweep(*populations: int) -> list[Row]:
-    """One-sided flips with one core and with several over populations, and dense noise."""
+    """Return populations of one-sided flips with one core and with several, and of dense noise."""
     return [
         row
         for members in populations
@@ -113,18 +113,18 @@ def sweep(*populations: int) -> list[Row]:
 
 
 def run(found: Iterable[Row] | None = None, run_id: str = "20260101T000000Z-quality-0001") -> Run:
-    """A run of the suite ``quality``."""
+    """Return a run of the suite ``quality``."""
     return synthetic.run(rows() if found is None else found, suite="quality", run_id=run_id)
 
 
 def one_ranking(run: Run) -> Rankings:
-    """The one ranking of Linear."""
+    """Return the only ranking of Linear."""
     (found,) = rankings(run, "Linear")
     return found
 
 
 def with_effective(*values: float) -> Run:
-    """The usual run, in which the effective members of Hadamard have these replicates."""
+    """Return the usual run with these replicates of Hadamard's effective population."""
     other = [
         row
         for row in rows()

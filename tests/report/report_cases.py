@@ -1,4 +1,4 @@
-"""A README and invented runs, for tests of what is generated from them."""
+"""A README and invented runs, for tests of the texts generated from them."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ def a_run(
     suite: str = "quick",
     device_name: str = "Test CPU",
 ) -> Run:
-    """A run of both operators with all phases and memory."""
+    """Return a run of both operators with all phases and memory."""
     rows = [
         row
         for case in (linear(), linear(512), *(linear(512, members=n) for n in (64, 128)), conv2d())
@@ -38,7 +38,7 @@ def a_run(
 
 
 def store(folder: Path, run: Run) -> str:
-    """Write a run; give the name that a README uses for it."""
+    """Write a run; return the name that a README uses for it."""
     with Writer(folder / "results", run.header) as writer:
         for record in (*run.device_peaks, *run.rows, *([run.end] if run.end else [])):
             writer.write(record)
@@ -46,7 +46,7 @@ def store(folder: Path, run: Run) -> str:
 
 
 def readme(folder: Path, *calls: str) -> Path:
-    """A README in a folder with a measured run and the published figures."""
+    """Return a README in a folder with a measured run and the published figures."""
     shutil.copytree(ROOT / "results" / "published", folder / "results" / "published")
     file = store(folder, a_run())
     first = (

@@ -28,11 +28,11 @@ SPARSE = variant("SparsePerturbed", k=2)
 DIGITS = Case(operator="SparseDigits", out_channels=10, in_channels=64, members=1)
 _BASE_PHASES: tuple[Phase, ...] = ("update", "step")
 Example = tuple[str, str]
-"""A rule, and the text that shows it."""
+"""A rule, and a text that shows it."""
 
 
 def examples() -> Iterator[Example]:
-    """All examples."""
+    """Return all examples."""
     for part in (
         times,
         methods,
@@ -52,27 +52,27 @@ def examples() -> Iterator[Example]:
 def failed(
     one: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
 ) -> Row:
-    """A row of a variant that failed."""
+    """Return a row of a variant that failed."""
     return msgspec.structs.replace(skipped(one, case, reason, phase, method), status="failed")
 
 
 def replaced(rows: Iterable[Row], **fields: object) -> list[Row]:
-    """The rows with other values in some fields."""
+    """Return the rows with some fields replaced."""
     return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
 def shown(sections: Iterable[Section]) -> str:
-    """Sections in Markdown, without the captions of their runs."""
+    """Return sections in Markdown, without the captions of their runs."""
     return "\n".join(replace(section, origin="").markdown() for section in sections)
 
 
 def forward(*rows: Row) -> str:
-    """The tables of the forward."""
+    """Return the tables of the forward."""
     return shown(time_sections(synthetic.run(rows), "Linear", "forward"))
 
 
 def times() -> Iterator[Example]:
-    """Rows, columns and cells of times."""
+    """Yield examples of rows, columns and cells of times."""
     order = [time_row(Variant(scheme=name, baseline=True), SMALL, 1.0) for name in ("Vmap", "Loop")]
     sparse = [time_row(SPARSE, case, 8, 80) for case in (LARGE, SMALL)]
     yield (
@@ -159,7 +159,7 @@ def times() -> Iterator[Example]:
 
 
 def methods() -> Iterator[Example]:
-    """A run on a GPU: two methods, cold, warm and host times, memory, power, and a table for each metric."""
+    """Yield examples of a GPU run: two methods, cold, warm and host times, and a table for each metric."""
     rows: list[Row] = [
         time_row(one, SMALL, *2 * [ms * factor], method="eager", metric=metric)
         for metric, factor in (("latency_ns", 1), ("warm_latency_ns", 0.1), ("host_latency_ns", 100))
@@ -171,7 +171,7 @@ def methods() -> Iterator[Example]:
         time_row(SPARSE, SMALL, 2, 2, method="eager"),
         failed(SPARSE, SMALL, "graph capture failed: it reads the host", "forward", method="graph"),
         skipped(NAIVE, SMALL, "too many launches", "forward", method="graph"),
-        # A table of graphs of the step, for the reason of dense noise, and none of the update.
+        # The step has a table of graphs because dense noise has a reason in it; the update has none.
         *(time_row(BASE, SMALL, 1.0, phase=phase, method="graph") for phase in _BASE_PHASES),
         *(time_row(DENSE, SMALL, 2.0, phase=phase, method="eager") for phase in _BASE_PHASES),
         skipped(DENSE, SMALL, "no graph", "step", method="graph"),
@@ -195,7 +195,7 @@ def methods() -> Iterator[Example]:
 
 
 def notes() -> Iterator[Example]:
-    """What the samples went through."""
+    """Yield examples of warnings about samples."""
     rows = [
         synthetic.clocks(time_row(BASE, SMALL, 1, 1, 1, 1), 1000, 1000, 1000, 1000),
         synthetic.clocks(time_row(DENSE, SMALL, 2, 2, 2, 2), 1000, 1000, 1000, 900, throttled=("heat",)),
@@ -221,7 +221,7 @@ def notes() -> Iterator[Example]:
 
 
 def origins() -> Iterator[Example]:
-    """The captions of runs."""
+    """Yield examples of captions of runs."""
     run = synthetic.run(three(SMALL))
 
     def header(**fields: object) -> Run:
@@ -246,7 +246,7 @@ def origins() -> Iterator[Example]:
 
 
 def published() -> Iterator[Example]:
-    """Measured multipliers beside published ones."""
+    """Yield examples of measured multipliers beside published ones."""
     here = synthetic.run(
         [
             *three(SMALL),
@@ -282,7 +282,7 @@ def published() -> Iterator[Example]:
 
 
 def rooflines() -> Iterator[Example]:
-    """Percent of the bound."""
+    """Yield examples of percentages of the roofline bound."""
     rows: list[Row] = [
         working(time_row(DENSE, SMALL, *[2.0, 2.5] * 4), 1e7, 1e5),
         working(time_row(SPARSE, SMALL, 0.5), 1e7, 1e5),
@@ -298,7 +298,7 @@ def rooflines() -> Iterator[Example]:
 
 
 def without(rows: Iterable[Row], one: Variant, *what: str) -> list[Row]:
-    """The rows but those of a variant in these phases or metrics."""
+    """Return the rows other than those of a variant in these phases or metrics."""
     return [
         row
         for row in rows
@@ -307,13 +307,13 @@ def without(rows: Iterable[Row], one: Variant, *what: str) -> list[Row]:
 
 
 def near() -> list[Row]:
-    """Rows of which the two best are tied: n_eff is fitted, without a closed form."""
+    """Return rows whose two best are tied, as n_eff is fitted without a closed form."""
     steps = {**STEPS, LOW_RANK: 5.0005}
     return ranking_cases.without_forms(ranking_cases.rows(steps=steps))
 
 
 def rankings() -> Iterator[Example]:
-    """Rankings of cases, and the best variant of each shape."""
+    """Yield examples of rankings of cases, and of the best variant of each shape."""
     rows = ranking_cases.rows()
 
     def ranked(*found: Row) -> str:
@@ -438,7 +438,7 @@ def qualities() -> Iterator[Example]:
 
 
 def advice() -> Iterator[Example]:
-    """Recommendations, and why time misleads."""
+    """Yield examples of recommendations, and of the reason why time alone misleads."""
     rows = ranking_cases.rows()
     exact = linear(64, members=4096)
     with_exact = [*ranking_cases.rows(exact), *ranking_cases.orthogonal(exact)]
@@ -468,12 +468,12 @@ def advice() -> Iterator[Example]:
 
 
 def winner(one: Variant) -> RankedVariant:
-    """A variant that was best."""
+    """Return a variant that was best."""
     return RankedVariant(one, msgspec.structs.replace(linear(members=64), sigma=0.05))
 
 
 def code() -> Iterator[Example]:
-    """The code that trains with the winners."""
+    """Yield examples of code that trains with the best variants."""
     permuted, theirs = variant("Permuted", side="out", out_sparsity=0.5), variant("Theirs")
     several = {"a[0]": winner(LOW_RANK), "b*": winner(HADAMARD), "c": winner(LOW_RANK)}
     modules = {permuted: "impls", LOW_RANK: "impls", HADAMARD: "plugin_of_theirs"}
@@ -494,7 +494,7 @@ def code() -> Iterator[Example]:
 
 
 def pairs() -> Iterator[Example]:
-    """Two runs side by side."""
+    """Yield examples of two runs compared."""
     forward = [time_row(one, SMALL, *[1.0] * 8) for one in (BASE, DENSE)]
     counts = [
         bytes_row(one, SMALL, name, 1000) for name in ("peak_bytes", "launches") for one in (BASE, DENSE)

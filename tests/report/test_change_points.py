@@ -1,4 +1,4 @@
-"""Change points: what is marked in noise alone, and which steps are found."""
+"""Change points: false alarms in pure noise, and the steps that are found."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,7 +21,7 @@ WIDTH = 0.005
 
 
 def correlated(share: float) -> Noise:
-    """Noise whose neighbours correlate, and which drifts nowhere."""
+    """Return noise in which neighbours correlate, without drift."""
 
     def draw(generator: np.random.Generator, count: int) -> Numbers:
         fresh, last = generator.standard_normal(count), 0.0
@@ -35,7 +35,7 @@ def correlated(share: float) -> Noise:
 
 
 def with_outliers(generator: np.random.Generator, count: int) -> Numbers:
-    """Normal noise in which one run in twelve is up to tens of widths slower."""
+    """Return normal noise in which one run in twelve is up to tens of standard deviations slower."""
     usual = generator.standard_normal(count)
     return np.where(generator.random(count) < 1 / 12, 10 * np.abs(usual), usual)
 
@@ -50,16 +50,16 @@ SHAPES: dict[str, tuple[Noise, float]] = {
     "neighbours correlate by 0.3": (correlated(0.3), 0.02),
     "neighbours correlate by 0.5": (correlated(0.5), 0.05),
 }
-"""Shapes of noise -> what is drawn, in widths, and the share of series that may be marked."""
+"""Shapes of noise -> its draws, in standard deviations, and the share of series that may be marked."""
 
 REPEATS = {6: 300, 10: 300, 20: 100, 50: 30}
-"""Lengths of series -> how many are drawn of each shape."""
+"""Lengths of series -> the number of series drawn of each shape."""
 
 
 def marked(
     shape: Noise, count: int, repeats: int, step: float = 0.0, place: int = 0
 ) -> list[tuple[int, ...]]:
-    """Where series are marked that step by so much at a place."""
+    """Return the places where each series, which has a step of this size at a place, is marked."""
     generator = np.random.default_rng(count)
     found = []
     for _ in range(repeats):
@@ -73,9 +73,9 @@ def marked(
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_does_not_change_is_hardly_ever_marked(name: str) -> None:
-    """Of constant noisy series at most 1 % are marked, 2 % and 5 % where neighbours correlate.
+    """At most 1 % of constant noisy series are marked; 2 % and 5 % if neighbours correlate.
 
-    What larger simulations showed stands beside the penalty.
+    Results of larger simulations are in a comment at the penalty.
     """
     shape, share = SHAPES[name]
     alarms = {count: sum(map(bool, marked(shape, count, repeats))) for count, repeats in REPEATS.items()}
@@ -83,7 +83,7 @@ def test_what_does_not_change_is_hardly_ever_marked(name: str) -> None:
 
 
 def test_a_penalty_that_is_too_low_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A penalty by which too much is marked breaks the bound above, so that the bound means something."""
+    """With a penalty that is too low, the false-alarm bound of the test above is exceeded."""
     monkeypatch.setattr(history, "penalty", lambda count: 0.3 * penalty(count))
     assert sum(map(bool, marked(SHAPES["normal"][0], 20, 100))) > 5
 
@@ -100,14 +100,14 @@ def test_a_penalty_that_is_too_low_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_step_of_two_percent_is_found(count: int, place: int, share: float, step: float) -> None:
-    """A step of 2 % at a noise of 0.5 % is found, at its run or one beside it; in short series most times."""
+    """A step of 2 % in noise of 0.5 % is found within one run; in short series, most times."""
     found = marked(SHAPES["normal"][0], count, 60, step, place)
     near = [places for places in found if any(abs(one - place) <= 1 for one in places)]
     assert len(near) >= share * len(found)
 
 
 def test_one_disturbed_run_hides_no_step() -> None:
-    """A run ten times as slow as the others neither is a step nor hides one."""
+    """A run ten times as slow as the others is not a step and does not hide one."""
     generator = np.random.default_rng(0)
     values = list(np.exp(WIDTH * generator.standard_normal(20)) * np.where(np.arange(20) < 10, 1, 1.02))
     values[4] *= 10
@@ -116,7 +116,7 @@ def test_one_disturbed_run_hides_no_step() -> None:
 
 
 def test_a_regression_and_its_repair_are_two_steps() -> None:
-    """A level that is left and returned to has both of its ends marked, with opposite signs."""
+    """A change to another level and back is marked at both ends, with opposite signs."""
     generator = np.random.default_rng(0)
     levels = np.repeat([1.0, 1.05, 1.0], 8)
     up, down = change_points(
@@ -134,14 +134,14 @@ def test_a_regression_and_its_repair_are_two_steps() -> None:
     st.floats(1.02, 100) | st.floats(0.01, 0.98),
 )
 def test_a_clean_step_is_exactly_one(before: int, after: int, level: float, factor: float) -> None:
-    """Two levels without noise have one change between them, of any size above 2 %, and its size is right."""
+    """Two levels without noise have one change between them, with the right size, if above 2 %."""
     (step,) = change_points([level] * before + [level * factor] * after)
     assert step == (before, level, level * factor)
 
 
 @given(st.integers(1, 40), st.floats(1e-300, 1e24), st.integers(0, 39), st.floats(0.01, 100))
 def test_one_odd_run_is_no_change(count: int, level: float, place: int, factor: float) -> None:
-    """A constant series has no change, nor has one in which a single figure is another."""
+    """A constant series has no change, even if a single value differs."""
     values = [level] * count
     assert change_points(values) == ()
     values[place % count] *= factor
@@ -150,7 +150,7 @@ def test_one_odd_run_is_no_change(count: int, level: float, place: int, factor: 
 
 @given(st.lists(st.floats(1e-3, 1e3), max_size=15))
 def test_levels_are_long_enough_and_their_medians(values: list[float]) -> None:
-    """Whatever the figures are, each level has three of them at least, and a step names both medians."""
+    """Each level has at least three values, and a step has the medians of both its levels."""
     found = change_points(values)
     edges = [0, *(step.place for step in found), len(values)]
     levels = [values[begin:end] for begin, end in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Two runs side by side; ``golden/examples.md`` has their tables."""
+"""Comparisons of two runs; ``golden/examples.md`` has their tables."""
 
 import json
 import math
@@ -23,37 +23,37 @@ EVEN = (1.0,) * 8
 
 
 def times(factor: float = 1.0) -> list[Row]:
-    """Two rows of eight rounds each."""
+    """Return two rows of eight rounds each."""
     return [time_row(v, SMALL, *(factor * value for value in EVEN)) for v in (BASE, DENSE)]
 
 
 def stored(folder: Path, run: Run) -> str:
-    """The file of a run, written."""
+    """Write a run; return its file."""
     return str(folder / store(folder, run))
 
 
 def side_by_side(a: Iterable[Row], b: Iterable[Row]) -> Comparison:
-    """Runs of these rows on one device."""
+    """Compare runs of these rows on one device."""
     return compare(synthetic.run(a), synthetic.run(b))
 
 
 def changed(rows: list[Row], **fields: object) -> list[Row]:
-    """The rows with other values in some fields."""
+    """Return the rows with some fields replaced."""
     return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
 def with_header(run: Run, **fields: object) -> Run:
-    """The run with other values in its header."""
+    """Return the run with some fields of its header replaced."""
     return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, **fields))
 
 
 def elsewhere(run: Run, **fields: object) -> Run:
-    """The run with other values in its environment."""
+    """Return the run with some fields of its environment replaced."""
     return with_header(run, environment=msgspec.structs.replace(run.header.environment, **fields))
 
 
 def test_other_rows_do_not_match() -> None:
-    """Another method, metric, phase, shape, dtype or variant gives no pair: each row is only in its run."""
+    """Rows of a different method, metric, phase, shape, dtype or variant are not paired."""
     other: tuple[dict[str, object], ...] = (
         {"method": "graph"},
         {"metric": "host_latency_ns"},
@@ -71,7 +71,7 @@ def test_other_rows_do_not_match() -> None:
 
 
 def test_a_missing_row_has_the_reason_of_the_other_run() -> None:
-    """Not that of another method; a variant that failed has no figure; reasons alone are no rows."""
+    """The reason is that of the same method; a failed variant has no figure, and two reasons make no row."""
     found = side_by_side(times(), [*times()[:1], skipped(DENSE, SMALL, "no graph", method="graph")])
     assert [lone.reason for lone in found.only_a] == [""]
     failed = msgspec.structs.replace(skipped(DENSE, SMALL, "wrong"), status="failed")
@@ -81,8 +81,8 @@ def test_a_missing_row_has_the_reason_of_the_other_run() -> None:
     found = side_by_side([failed], [failed])
     assert (found.pairs, found.only_a, found.only_b) == ((), (), ())
     again = [time_row(BASE, SMALL, *EVEN), time_row(BASE, SMALL, 9.0, group=1)]
-    assert [pair.a for pair in side_by_side(again, again).pairs] == [1e6]  # the first group counts
-    memory = [bytes_row(DENSE, SMALL, "process_bytes", 1000)]  # is measured, and no count
+    assert [pair.a for pair in side_by_side(again, again).pairs] == [1e6]  # the first group is compared
+    memory = [bytes_row(DENSE, SMALL, "process_bytes", 1000)]  # process_bytes is measured, not a count
     assert len(side_by_side(memory, memory).pairs) == 1
     few = [time_row(DENSE, SMALL, *[1.0] * 6)]
     (pair,) = side_by_side(few, times()[1:]).pairs
@@ -109,7 +109,7 @@ def test_different_devices_are_refused() -> None:
 
 
 def test_other_differences_are_listed() -> None:
-    """Versions, seed, code, load and other processes; what an idle device draws is not."""
+    """Versions, seed, code, load and other processes are listed; the idle power of a device is not."""
     a = with_header(synthetic.run(times()), code={"Perturbed": "aa", "Flipped": "bb"})
     b = elsewhere(a, torch="2.14.0", dirty=True, load=3.0, foreign=("python",), idle_w=9.0)
     b = with_header(b, seed=7, code={"Perturbed": "ab", "Permuted": "cc"})
@@ -125,7 +125,7 @@ def test_other_differences_are_listed() -> None:
 
 
 def test_odd_samples_are_no_numbers() -> None:
-    """No samples, NaN and huge ones on either side give a table and an object without NaN."""
+    """Missing, NaN and huge samples on either side make a table and JSON without NaN."""
     odd: tuple[tuple[tuple[float, ...], ...], ...] = (
         *((), ((),), ((math.nan,),), ((math.inf, 1.0),)),
         *(((ns,),) * 8 for ns in (0.0, 1e24, 1e-300)),
@@ -142,7 +142,7 @@ def test_odd_samples_are_no_numbers() -> None:
 
 
 def test_command_shows_both_runs(tmp_path: Path) -> None:
-    """The command prints the tables and what its interval covers, and gives an object with --json."""
+    """The command prints the tables and the coverage of its intervals, or an object with --json."""
     files = [stored(tmp_path, synthetic.run(times(f), run_id=f"run-{f:g}")) for f in (1.0, 2.0)]
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.exit_code == 0
@@ -156,7 +156,7 @@ def test_command_shows_both_runs(tmp_path: Path) -> None:
 
 
 def test_command_warns_first(tmp_path: Path) -> None:
-    """The first line says that devices differ or that a run is invalid; with --json it goes to stderr."""
+    """The first line warns of different devices or an invalid run; with --json it is on stderr."""
     files = [stored(tmp_path, synthetic.run(times(), device_name=name)) for name in ("One GPU", "Other GPU")]
     assert isinstance(CliRunner().invoke(app, ["compare", *files]).exception, UserError)
     shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
@@ -174,7 +174,7 @@ def test_command_warns_first(tmp_path: Path) -> None:
 
 
 def test_names_break_no_line() -> None:
-    """Line breaks and control characters in the names of a run do not forge lines."""
+    """Line breaks and control characters in the names of a run cannot fake lines of output."""
     odd = msgspec.structs.replace(DENSE, scheme="x\nFORGED\x1b[1m")
     rows = [time_row(odd, SMALL, *EVEN), bytes_row(odd, SMALL, "launches", 3)]
     a = elsewhere(synthetic.run(rows, suite="s\nFORGED"), commit="c\nFORGED")
@@ -185,7 +185,7 @@ def test_names_break_no_line() -> None:
 
 
 def test_command_fails_without_two_runs_to_compare(tmp_path: Path) -> None:
-    """No common row and lines that cannot be read are exit code 1; a file without a run is an error."""
+    """No common row or unreadable lines are exit code 1; a file without a run is an error."""
     files = [stored(tmp_path, synthetic.run([row], run_id=f"run-{n}")) for n, row in enumerate(times())]
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.exit_code == 1

@@ -1,4 +1,4 @@
-"""Runs exported for other tools: what is written, under which name, and what is left out."""
+"""Runs exported for other tools: the exported figures, their names, and the rows that are left out."""
 
 import csv
 import io
@@ -32,14 +32,14 @@ HOSTILE = (
     *("=cmd|' /C calc'!A0", '"quoted", and | piped', "line\nbreak\r\nand\ttab", "rocket 🚀", "'=1", "-1"),
     *("\x00nul\x1b[31m", "../../up", "<svg onload=x>", "%s {0}", ""),
 )
-"""Schemes, operators, metrics and methods, as a foreign file may call them."""
+"""Names that schemes, operators, metrics and methods of a foreign file may have."""
 FRACTIONS = st.lists(st.integers(0, 2**30).map(lambda number: number / 2**20), min_size=1, max_size=40)
-"""Samples in whose sums and quarters there is no rounding."""
+"""Samples whose sums and quarters are exact."""
 Captured = pytest.CaptureFixture[str]
 
 
 def hostile() -> Run:
-    """A run in which variant, operator, metric and method have such names, each in turn."""
+    """Return a run with variants, operators, metrics and methods of each hostile name."""
     rows: list[Row] = []
     for text in HOSTILE:
         case = Case(operator=text, out_channels=4, in_channels=4)
@@ -50,13 +50,13 @@ def hostile() -> Run:
 
 
 def failed(one: Variant = DENSE, case: Case = CASE, **fields: object) -> Row:
-    """A row of a variant that was found wrong."""
+    """Return a row of a variant with a wrong result."""
     row = skipped(one, case, "oracle: wrong", "forward")
     return msgspec.structs.replace(row, status="failed", **fields)
 
 
 def of_cuda() -> list[Row]:
-    """What a GPU has of one phase: two methods, three times of one of them, bytes and launches."""
+    """Return GPU rows of one phase: two methods, three times of one of them, bytes and launches."""
     metrics = [("eager", "latency_ns"), ("eager", "warm_latency_ns"), ("eager", "host_latency_ns")]
     times: list[Row] = [
         time_row(DENSE, CASE, 1.0, 3.0, method=method, metric=metric)
@@ -67,7 +67,7 @@ def of_cuda() -> list[Row]:
 
 
 def committed(path: Path) -> Run:
-    """A run of this repository."""
+    """Return a run stored in this repository."""
     run, problems = read_run(path)
     assert run is not None
     assert not problems
@@ -75,24 +75,24 @@ def committed(path: Path) -> Run:
 
 
 def benchmarks(run: Run) -> list[dict[str, Any]]:
-    """What pytest-benchmark would read."""
+    """Return the benchmarks that pytest-benchmark would read."""
     found: list[dict[str, Any]] = json.loads(export(run, "pytest-benchmark").content)["benchmarks"]
     return found
 
 
 def entries(run: Run) -> list[dict[str, Any]]:
-    """What github-action-benchmark would read."""
+    """Return the entries that github-action-benchmark would read."""
     found: list[dict[str, Any]] = json.loads(export(run, "github-action").content)
     return found
 
 
 def sheet(run: Run) -> list[dict[str, str]]:
-    """What a spreadsheet would read."""
+    """Return the rows that a spreadsheet would read."""
     return list(csv.DictReader(io.StringIO(export(run, "csv").content.decode(), newline="")))
 
 
 def test_committed_and_empty_runs_are_exported_in_every_format() -> None:
-    """Every row is in the table, times and bytes are in JSON, and names are unique."""
+    """CSV has every row, JSON has times and bytes, and names are unique."""
     run = committed(QUICK)
     times = sum(unit(row.metric) == "ns" for row in run.measurements)
     bytes_ = sum(unit(row.metric) == "bytes" for row in run.measurements)
@@ -105,7 +105,7 @@ def test_committed_and_empty_runs_are_exported_in_every_format() -> None:
 
 @given(FRACTIONS)
 def test_statistics_are_those_of_pytest_benchmark(samples: list[float]) -> None:
-    """Every figure of a benchmark is what the tool itself computes from the same samples."""
+    """Every statistic equals the one that pytest-benchmark computes from the same samples."""
     theirs: Any = Stats()  # type: ignore[no-untyped-call]  # the tool has no hints
     for sample in samples:
         theirs.update(sample)
@@ -118,7 +118,7 @@ def test_statistics_are_those_of_pytest_benchmark(samples: list[float]) -> None:
 
 
 def test_json_has_machine_names_units_and_other_figures() -> None:
-    """Other methods and metrics are other groups; bytes, launches and labels are extra figures."""
+    """Methods and metrics are groups; bytes, launches and labels are extra figures."""
     labelled = msgspec.structs.replace(of_cuda()[0], labels=("dispatch-bound",))
     run = synthetic.run([labelled, *of_cuda()[1:]], invalid=("somebody else",))
     document = json.loads(export(run, "pytest-benchmark").content)
@@ -144,7 +144,7 @@ def test_json_has_machine_names_units_and_other_figures() -> None:
 
 
 def test_rows_of_the_table() -> None:
-    """Medians with intervals, replicates of a quality, baselines once, and reasons without a median."""
+    """The table has medians with intervals, replicates of quality, each baseline once, and reasons."""
     replicates = ((-0.5, 0.25, 0.5, 0.75, 1.0, 1.25),)
     kappa = time_row(DENSE, CASE, phase="quality", metric="kappa", method="linear fitness")
     rows: list[Row] = [
@@ -173,7 +173,7 @@ def test_rows_of_the_table() -> None:
 
 
 def test_what_failed_has_no_time() -> None:
-    """A variant that fails after it was measured has a reason only; a failure elsewhere changes nothing."""
+    """A variant that fails after it was measured has only a reason; failures elsewhere do not matter."""
     measured: list[Row] = [time_row(DENSE, CASE, 7, 7), time_row(BASE, CASE, 1, 1)]
     for form in FORMATS:
         for failure in (failed(), failed(phase=None)):
@@ -186,7 +186,7 @@ def test_what_failed_has_no_time() -> None:
 
 
 def test_names_are_unique_and_stay_on_their_lines() -> None:
-    """No cell begins a formula; names that read alike get a digest, whatever the order of the rows."""
+    """No cell can be a formula; equal names get a digest, whatever the order of the rows."""
     run = hostile()
     assert export(run, "csv").content.count(b"\n") == len(run.rows) + 1
     texts = [cell for row in sheet(run) for name, cell in row.items() if name not in {"median", "p20", "p80"}]
@@ -243,7 +243,7 @@ def compare(*calls: Sequence[str | Path]) -> list[list[int]]:
 
 
 def test_pytest_benchmark_reads_exported_runs(tmp_path: Path) -> None:
-    """It groups them, compares two runs, and reads hostile names and a run without rows."""
+    """pytest-benchmark groups and compares exported runs, even with hostile names or no rows."""
     run = committed(QUICK)
     rows = tuple(row for row in run.rows if row.variant.scheme != "Permuted")
     runs = run, msgspec.structs.replace(run, rows=rows), hostile(), Run(header=synthetic.header(), rows=())
@@ -263,7 +263,7 @@ def test_pytest_benchmark_reads_exported_runs(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_cannot_export(capsys: Captured, tmp_path: Path) -> None:
-    """Stdout has the export alone; a bad line is code 1, a wrong request one line and code 2."""
+    """Stdout has only the export; a bad line of the run is exit code 1, a bad option 2, in one line."""
     whole = synthetic.run([*of_cuda(), failed(phase="step")], invalid=("somebody else",))
     file = stored(whole, tmp_path / "run.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)

@@ -19,7 +19,7 @@ WORK = re.compile(r"\d{4}\.\d{4,5}|10\.\d{4,9}/\S+[^\s,;.]|[A-Z]\w+(?:[\w, ]|et 
 
 
 def test_every_work_that_a_variant_comes_from_is_in_the_bibliography() -> None:
-    """Each work that a registered source names is a keyword of an entry with a title."""
+    """Each work cited by a registered variant is a keyword of an entry with a title."""
     load("impls")
     sources = {entry.source for entry in REGISTRY.entries.values() if entry.package == "impls"}
     named = {work for source in sources for work in WORK.findall(source)}
@@ -34,7 +34,7 @@ def test_every_work_that_a_variant_comes_from_is_in_the_bibliography() -> None:
 
 
 def test_pages_cite_the_works_of_their_variants(tmp_path: Path) -> None:
-    """By the sources that the run stores; references.bib has every cited key."""
+    """A page cites by the sources stored in its run; references.bib has every cited key."""
     other = variant("Other", k=2)
     run = synthetic.run([time_row(DENSE, linear(), 1.0), time_row(other, linear(), 1.0)])
     assert cited_keys([run]) == []
@@ -55,7 +55,7 @@ def test_pages_cite_the_works_of_their_variants(tmp_path: Path) -> None:
 
 
 def test_a_markdown_table_escapes_all_but_its_verdicts() -> None:
-    """Columns of numbers are aligned to the right."""
+    """Verdicts keep their markup; columns of numbers are right-aligned."""
     text = table(("goal", "time", "verdict"), [("a | <b>", "1.23", NOT_MET), ("b", "n/a", "met")])
     assert "| a \\| \\<b\\> |" in text
     assert "**not met**" in text

@@ -1,4 +1,4 @@
-"""Tables in every format, letter by letter."""
+"""Tables in every format, compared letter by letter with golden files."""
 
 import csv
 import io
@@ -24,11 +24,11 @@ MACROS = {
     *("textquotedblright", "ldots", "ensuremath", "pm", "times", "mu", "circ", "leq", "geq"),
     *("{", "}", "#", "$", "%", "&", "_", "`", "'", "^", "~", '"', "r", "v", "c"),
 }
-"""What a text may come out as: letters of its own, and nothing that reads, writes or changes anything."""
+"""Macros allowed in escaped text: they print letters, and read, write or change nothing."""
 
 
 def test_tables_are_these_texts() -> None:
-    """`python -m tests.report.golden_tables` writes them again, for a change that is meant."""
+    """After an intended change, `python -m tests.report.golden_tables` writes the golden files again."""
     assert {path.name for path in FOLDER.iterdir()} == set(texts())
     for name, text in texts().items():
         assert text == (FOLDER / name).read_text(encoding="utf-8"), name
@@ -56,7 +56,7 @@ def parsed(text: str) -> list[LatexNode]:
 
 @given(st.one_of(st.text(), st.sampled_from(list(NAMES.values())), st.text(alphabet="\\{}$%&#_^~[]-\"'`<>|")))
 def test_latex_escapes_anything(text: str) -> None:
-    """A text is letters, groups and macros for letters: no comment, no formula, no command of its own."""
+    """Escaped text has only letters, groups and macros for letters: no comments, formulas or commands."""
     shown = latex.escape(text)
     assert shown.isascii()
     for node in parsed(shown):
@@ -71,13 +71,13 @@ def test_latex_escapes_anything(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a_{b", "$x", r"\begin{a}"])
 def test_what_is_not_escaped_is_found(text: str) -> None:
-    """The tokenizer that texts are held to does not take everything."""
+    """The check for escaped LaTeX rejects text that is not escaped."""
     with pytest.raises((LatexWalkerParseError, AssertionError)):
         assert all(isinstance(node, LatexCharsNode) for node in parsed(text))
 
 
 def test_latex_pages_are_well_formed() -> None:
-    """Every environment ends, every table has a caption and a label of its own, and rows have their cells."""
+    """Environments are closed, each table has a caption and a unique label, rows have all their cells."""
     text = texts()["tables.tex"]
     assert parsed(text)
     labels = re.findall(r"\\label\{(.*?)\}", text)
@@ -94,7 +94,7 @@ def test_latex_pages_are_well_formed() -> None:
 
 
 def test_csv_has_a_line_for_each_observation() -> None:
-    """Every line has every column; numbers have all digits, missing ones are empty or have a reason."""
+    """Lines have all columns; numbers have all digits, and missing ones are empty or have a reason."""
     lines = list(csv.DictReader(io.StringIO(texts()["tables.csv"]), strict=True))
     by_name = {(line["variant"], line["case"], line["phase"], line["method"]): line for line in lines}
     assert len(by_name) == len(lines)

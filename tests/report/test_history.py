@@ -1,4 +1,4 @@
-"""The runs of a device as series: what is in one, what is left out, and its tables."""
+"""The runs of a device as series: their points, the runs left out, and the tables."""
 
 import json
 import math
@@ -23,22 +23,22 @@ LEVELS = (3.0,) * 4 + (3.3,) * 4
 
 
 def values(found: History, place: int = 0) -> list[float]:
-    """The figures of a series."""
+    """Return the values of a series."""
     return [point.value for point in found.series[place].points]
 
 
 def text(found: History) -> str:
-    """What a terminal shows."""
+    """Return the text for a terminal."""
     return "\n".join(section.text() for section in sections(found))
 
 
 def header(run: Run, **fields: object) -> Run:
-    """The run with other values in its header."""
+    """Return the run with some fields of its header replaced."""
     return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, **fields))
 
 
 def test_figures_and_their_intervals() -> None:
-    """Multipliers are taken inside each run, so that drift cancels; one round gives no interval."""
+    """Multipliers are computed inside each run, so that drift cancels; a single round has no interval."""
     runs = over_days(3.0, 3.0, 3.0)
     found = history(runs)
     assert [one.variant for one in found.series] == [DENSE]
@@ -55,11 +55,11 @@ def test_figures_and_their_intervals() -> None:
         (point,) = history([alone], metric=metric).series[0].points
         assert (point.low, point.high) == (None, None)
     both = a_run(1, [time_row(NAIVE, SMALL, *EIGHT), *rows(2.0)])
-    assert [one.variant for one in history([both]).series] == [DENSE, NAIVE]  # baselines are last
+    assert [one.variant for one in history([both]).series] == [DENSE, NAIVE]  # baselines come last
 
 
 def test_runs_that_cannot_be_compared_are_left_out() -> None:
-    """Unfinished and invalid ones and those of another machine have a line each; the order is that of ids."""
+    """Each unfinished or invalid run, or run of another machine, has a line; runs are ordered by id."""
     runs = over_days(3.0, 9.0, 9.0, 9.0, 4.0)
     assert values(history(runs[::-1])) == pytest.approx([3, 9, 9, 9, 4])
     ends = (
@@ -78,13 +78,17 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
     runs = over_days(3.0, 4.0)
     runs[1] = header(runs[1], request=Request(variants=("Perturbed",)))
     runs[0] = msgspec.structs.replace(runs[0], end=RunEnd(status="failed", wall_s=1.0))
-    assert values(history(runs)) == pytest.approx([3, 4])  # parts of a suite, and failed variants, count
+    assert values(history(runs)) == pytest.approx(
+        [3, 4]
+    )  # parts of a suite and runs with failed variants are included
     runs = [
         a_run(1, rows(9.0), threads=64),
         a_run(2, rows(9.0), uuid="MIG-1"),
         a_run(3, rows(3.0), uuid="GPU-1"),
         a_run(4, rows(3.0), uuid="GPU-2"),
-        msgspec.structs.replace(a_run(5, rows(9.0), threads=64), end=None),  # is not the newest one
+        msgspec.structs.replace(
+            a_run(5, rows(9.0), threads=64), end=None
+        ),  # unfinished, so not the newest run
     ]
     shown = history(runs)
     assert values(shown) == pytest.approx([3, 3])
@@ -93,7 +97,7 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
 
 
 def test_what_differs_is_another_series() -> None:
-    """Another case, dtype, method or baseline is not in a series with the first."""
+    """Different cases, dtypes, methods or baselines make different series."""
     half = linear(256, dtype="bfloat16")
     other = [msgspec.structs.replace(row, method="graph") for row in rows(5.0)]
     runs = [a_run(1, [*rows(3.0), *rows(7.0, half), *other]), a_run(2, rows(3.0, linear(512)))]
@@ -116,7 +120,7 @@ def test_what_differs_is_another_series() -> None:
 
 
 def test_missing_figures_and_zeros() -> None:
-    """A run without a number has no point; zeros, which a logarithmic axis cannot show, are counted."""
+    """A run without a value has no point; zeros, which a logarithmic axis cannot show, are counted."""
     runs = over_days(3.0, 3.0, 3.0)
     nan = msgspec.structs.replace(time_row(SPARSE, SMALL, 5), samples=((math.nan,), ()))
     for place, row in enumerate((skipped(SPARSE, SMALL, "no"), time_row(SPARSE, SMALL, 5, 5), nan)):
@@ -131,7 +135,7 @@ def test_missing_figures_and_zeros() -> None:
 
 
 def test_tables_and_json_say_what_changed_and_between_which_commits() -> None:
-    """A row has runs, first, last and change points; below is what else changed there."""
+    """Rows have runs, first, last and change points; other changes are listed below."""
     runs = over_days(*LEVELS)
     for place, run in enumerate(runs):
         old = place < 4
@@ -164,7 +168,7 @@ def test_tables_and_json_say_what_changed_and_between_which_commits() -> None:
 
 
 def test_words_for_runs_and_changes() -> None:
-    """Dates and commits, percentages with a sign."""
+    """Runs are named by date and commit, changes are percentages with a sign."""
     (run,) = over_days(1.0)
     here = run.header.environment
     assert moment(run) == "2026-01-01 01abcde"
@@ -181,7 +185,7 @@ def test_words_for_runs_and_changes() -> None:
 
 
 def test_globs_choose_variants_and_cases() -> None:
-    """Variants by name or label, cases by label and by the number of runs that have them."""
+    """Globs match variants by name or label, and cases by label; each case lists its number of runs."""
     both = [*rows(3.0), time_row(SPARSE, SMALL, *EIGHT), *rows(3.0, linear(512))]
     runs = [a_run(day, both) for day in (1, 2)]
     assert len(history(runs).series) == 3
@@ -197,7 +201,7 @@ def test_globs_choose_variants_and_cases() -> None:
 
 
 def test_foreign_words_stay_words() -> None:
-    """Long names, markup and line breaks of foreign runs stay in their cell."""
+    """Long names, markup and line breaks of foreign runs stay plain text in their cell."""
     odd = variant("<script>|[a](b)\n" + "x" * 200)
     found = history([a_run(day, rows(3.0, variant=odd), device_name="Test\nCPU") for day in range(1, 7)])
     page = "\n".join(section.markdown() for section in sections(found))

@@ -1,4 +1,4 @@
-"""The command `history`, and the page on the runs of a device in the reports."""
+"""The command `history`, and the reports' page on the runs of a device."""
 
 import json
 import sys
@@ -18,13 +18,13 @@ Captured = pytest.CaptureFixture[str]
 
 
 def run(results: Path, *arguments: str) -> int:
-    """Run the command on a folder, with its plot beside it; return the exit code."""
+    """Run the command on a folder, with its plot in that folder; return the exit code."""
     out = () if "--out" in arguments else ("--out", str(results.parent / "plot.svg"))
     return cli_runner.run("history", "--results", str(results), *arguments, *out)
 
 
 def test_a_history_is_a_table_or_json_and_a_plot(tmp_path: Path, capsys: Captured) -> None:
-    """The table or JSON is on stdout, the rest on stderr."""
+    """The table or JSON is on stdout, everything else on stderr."""
     results = stored(tmp_path, over_days(*LEVELS))
     plot = tmp_path / "deep/a.pdf"
     assert run(results, "--out", str(plot)) == 0
@@ -39,7 +39,7 @@ def test_a_history_is_a_table_or_json_and_a_plot(tmp_path: Path, capsys: Capture
 
 
 def test_what_is_left_out_or_cannot_be_read_is_on_stderr(tmp_path: Path, capsys: Captured) -> None:
-    """A run that is not comparable has a line; a damaged file is exit code 1, and the rest is shown."""
+    """Each run left out has a line; a damaged file is exit code 1, but the rest is shown."""
     runs = over_days(3.0, 3.0, 3.0)
     runs[1] = msgspec.structs.replace(runs[1], end=None)
     results = stored(tmp_path, runs)
@@ -60,7 +60,7 @@ def test_what_is_left_out_or_cannot_be_read_is_on_stderr(tmp_path: Path, capsys:
 
 
 def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
-    """The line says what there is, the exit code is 2, and nothing is on stdout."""
+    """The line lists what is available, the exit code is 2, and stdout is empty."""
     results = stored(tmp_path, over_days(3.0, 3.0))
     (tmp_path / "file").write_text("")
     one = stored(tmp_path / "one", over_days(3.0))
@@ -96,7 +96,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
 def test_without_ruptures_a_line_says_what_to_install(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command ends with 2; the reports are written but for this page, and nothing counts as lost."""
+    """The command exits with 2; the reports are written without this page and report no problem."""
     results = stored(tmp_path, over_days(*LEVELS))
     for module in [one for one in sys.modules if one.partition(".")[0] == "ruptures"]:
         monkeypatch.delitem(sys.modules, module)
@@ -111,7 +111,7 @@ def test_without_ruptures_a_line_says_what_to_install(
 
 
 def test_reports_have_the_history_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From three runs of a case on, also of a part of a suite; a plot of cases with many runs."""
+    """A case needs three runs, of which some may be parts of a suite; cases with many runs have a plot."""
     runs = [a_run(day, [*rows(3.0), *(rows(2.0, linear(512)) if day == 1 else [])]) for day in (1, 2)]
     results, out = stored(tmp_path, runs), tmp_path / "reports"
     written, problems = render_reports(results, out)

@@ -1,4 +1,4 @@
-"""Figures that others published."""
+"""Figures published by other projects."""
 
 import csv
 from pathlib import Path
@@ -20,7 +20,7 @@ LINE = 'Somebody,Some GPU,float32,64,forward,Linear,"(8, 8)",{variant},{time}'
 
 
 def by_label(run: Run, operator: str, shape: str, *, antithetic: bool = False) -> dict[str, Measurement]:
-    """The forward of one shape, by the label of the row."""
+    """Return the forward times of one shape by row label."""
     wanted = (operator, shape, "forward", antithetic)
     return {
         row.variant.label(operator): row
@@ -30,7 +30,7 @@ def by_label(run: Run, operator: str, shape: str, *, antithetic: bool = False) -
 
 
 def test_every_figure_of_the_gtx_is_unchanged() -> None:
-    """Each line is one measurement with our name; the tables have the multipliers of NESgpu's README."""
+    """Each line is a measurement under our name; the tables have the multipliers of NESgpu's README."""
     run = read_published(GTX)
     with GTX.open(encoding="utf-8", newline="") as file:
         expected = [float(line["time_ms"]) for line in csv.DictReader(file)]
@@ -59,7 +59,7 @@ def test_every_figure_of_the_gtx_is_unchanged() -> None:
 
 
 def test_the_rtx_has_multiples_pairs_and_padding() -> None:
-    """Multiples are times by Base; antithetic rows are cases of their own; unknown sides match no variant."""
+    """Multiples become times by Base; antithetic rows are separate cases; other rows match no variant."""
     run = read_published(RTX)
     rows = by_label(run, "Linear", "(256, 256)")
     assert median(rows["Base"]) == pytest.approx(0.141e6)
@@ -77,7 +77,7 @@ def test_the_rtx_has_multiples_pairs_and_padding() -> None:
 
 
 def test_published_figures_are_labelled_so() -> None:
-    """Every table says whose figures it shows, and claims no rounds, suite or version of ours."""
+    """Every table names the source of its figures, and shows no rounds, suite or version of esbench."""
     runs, problems = read_all_published(FOLDER)
     assert not problems
     assert [run.header.run_id for run in runs] == ["nesgpu_gtx1080ti", "nesgpu_rtx2070"]
@@ -89,7 +89,7 @@ def test_published_figures_are_labelled_so() -> None:
 
 
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path) -> None:
-    """With its line, on one line of text."""
+    """The error is one line with the file and its line number."""
     good = LINE.format(variant="PerturbedLinear", time="2")
     path = tmp_path / "somebody.csv"
     for row, part in (

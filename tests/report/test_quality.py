@@ -1,4 +1,4 @@
-"""Estimates of kappa and n_eff from replicates, and the rankings that follow."""
+"""Estimates of kappa and n_eff from replicates, and the rankings computed from them."""
 
 import math
 import statistics
@@ -46,11 +46,11 @@ from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row
 
 
 def test_interval_of_a_mean() -> None:
-    """Student's t times the standard error; a single value has none, and what is not finite no estimate."""
+    """The interval is Student's t times the standard error; one value has none, infinite ones no estimate."""
     found = estimate([1.0, 2.0, 3.0])
     assert found is not None
     assert (found.mean, found.replicates) == (2.0, 3)
-    assert found.half == found.reach == pytest.approx(4.3027 / 3**0.5, rel=1e-4)  # Student's t in print
+    assert found.half == found.reach == pytest.approx(4.3027 / 3**0.5, rel=1e-4)  # Student's t from a table
     assert estimate([5.0]) == Estimate(5.0, None, 1)
     assert Estimate(5.0, None, 1).reach == 0.0
     assert estimate([0.925] * 3) == Estimate(0.925, 0.0, 3)
@@ -60,7 +60,7 @@ def test_interval_of_a_mean() -> None:
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=20))
 def test_n_eff_is_averaged_by_its_reciprocals(shares: list[float]) -> None:
-    """Its value is n over the mean of 1 + kappa n / d, and its ends are those of that mean."""
+    """Its value is n over the mean of 1 + kappa n / d, and its bounds are n over those of that mean."""
     found, here = n_eff_of_replicates([100 / share for share in shares], 100), estimate(shares)
     assert here is not None
     assert found.value == pytest.approx(100 / statistics.mean(shares))
@@ -70,7 +70,7 @@ def test_n_eff_is_averaged_by_its_reciprocals(shares: list[float]) -> None:
 
 
 def test_n_eff_of_noisy_replicates() -> None:
-    """Negative replicates count; if the cosine is 1 within its error only the lower end is known."""
+    """Negative replicates are used; if the cosine is 1 within its error, only the lower bound is known."""
     found = n_eff_of_replicates([100 / share for share in (-0.1, 0.5, 0.3, 0.2, 0.1)], 100)
     assert found.value == pytest.approx(500)
     assert 100 < found.low < found.value
@@ -98,7 +98,7 @@ def test_n_eff_of_noisy_replicates() -> None:
 
 
 def test_n_eff_by_the_closed_form() -> None:
-    """The value of the law without an interval; exact if nothing is left of d, None below."""
+    """The law's value has no interval; it is exact if 1 + kappa n / d is 0, and None below."""
     found = n_eff_by_law(3.0, 100, 1000)
     assert found is not None
     assert found.value == found.low == found.high == pytest.approx(100 / 1.3)
@@ -115,7 +115,7 @@ def test_n_eff_by_the_closed_form() -> None:
 
 
 def test_size_follows_from_replicates() -> None:
-    """Kappas and their n_eff determine d, unless all kappas are 0; a network's d scales kappa n / d."""
+    """d follows from kappa and n_eff, unless all kappas are 0; a network's d is used in kappa n / d."""
     kappas = [0.5, -0.25, 0.01]
     sizes = [100 / (1 + kappa * 100 / 4096) for kappa in kappas]
     assert size_of(kappas, sizes, 100) == pytest.approx(4096)
@@ -126,7 +126,7 @@ def test_size_follows_from_replicates() -> None:
 
 
 def test_fitted_kappa_beside_its_closed_form() -> None:
-    """It agrees within 5 % or 0.02; NO if its interval, and what unseen pairs may add, are outside."""
+    """The fit agrees within 5 % or 0.02, or if its interval or the bound on unseen pairs reaches that."""
     for mean, half, closed, verdict in (
         (10.4, 0.1, 10.0, "yes"),
         (10.6, 0.05, 10.0, "NO"),
@@ -143,7 +143,7 @@ def test_fitted_kappa_beside_its_closed_form() -> None:
 
 
 def test_qualities_of_two_runs_are_compared() -> None:
-    """As counts, by the values that tables show: n_eff by reciprocals, others by their mean."""
+    """Qualities are compared by the values in tables: n_eff by reciprocals, others by their mean."""
     here = ranking_cases.run()
     for metric, value, before in (("stable_rank", (3.0,), 17.5), ("kappa", (0.0, 0.0, 3.0), 0.0)):
         method = "one perturbation" if metric == "stable_rank" else "linear fitness"
@@ -186,7 +186,7 @@ def test_order_is_by_effective_members_per_millisecond() -> None:
 
 
 def test_exact_estimates_are_before_all_others() -> None:
-    """At every population, whatever their time and the noise of their fit, and among themselves by time."""
+    """Exact estimates are first at every population, whatever their time or fit, ordered by time."""
     for members in (4096, 16384, 65536):
         case = linear(64, members=members)
         first = one_ranking(ranking_cases.run([*rows(case), *ranking_cases.orthogonal(case)])).of(case)[0]
@@ -204,7 +204,7 @@ def test_exact_estimates_are_before_all_others() -> None:
 
 
 def test_the_closed_form_counts_unless_the_fit_contradicts_it() -> None:
-    """A noisy or biased fit does not rank; one that says NO does, and so does one without a form."""
+    """Only a fit that contradicts the closed form, or has none, is used for ranking."""
     other = without(without(rows(), HADAMARD, "kappa"), HADAMARD, "effective_members")
 
     def hadamard(*kappas: float) -> list[Row]:
@@ -233,7 +233,7 @@ def test_the_closed_form_counts_unless_the_fit_contradicts_it() -> None:
 
 
 def test_a_layer_in_a_network_is_ranked_by_the_size_of_the_network() -> None:
-    """What its members repeat is less of a larger network's noise: n_eff has kappa n / d with its d."""
+    """n_eff of a layer uses kappa n / d with the d of the whole network."""
     ranking = one_ranking(ranking_cases.run())
     for found in (ranking, one_ranking(ranking_cases.run(ranking_cases.without_forms(rows())))):
         by_variant = {one.variant: one.effective for one in found.of(SQUARE, Part(4096, 40960))}
@@ -244,7 +244,7 @@ def test_a_layer_in_a_network_is_ranked_by_the_size_of_the_network() -> None:
 
 
 def test_the_interval_of_the_step_counts_for_ties() -> None:
-    """Overlapping times are a tie, however narrow the interval of n_eff is."""
+    """Variants whose times overlap are tied, however narrow the interval of n_eff is."""
     other = without(without(rows(), HADAMARD, "latency_ns"), LOW_RANK, "latency_ns")
     found = one_ranking(
         ranking_cases.run(
@@ -259,7 +259,7 @@ def test_the_interval_of_the_step_counts_for_ties() -> None:
 
 
 def test_each_method_and_case_has_its_own_ranking() -> None:
-    """Eager calls and graphs are ranked apart, so are shapes; a case without a rate has no ranking."""
+    """Eager calls and graphs are ranked apart, as are shapes; a case without a rate has no ranking."""
     wide = linear(128)
     graphs = [
         msgspec.structs.replace(row, method="graph")
@@ -277,7 +277,7 @@ def test_each_method_and_case_has_its_own_ranking() -> None:
 
 
 def test_the_terminal_shows_the_largest_population_that_most_could_do() -> None:
-    """Of a sweep the terminal shows one ranking for each shape, the page all of them."""
+    """The terminal shows one ranking per shape of a sweep; the page shows all."""
     cases = [linear(64, members=members) for members in (64, 256, 1024)]
     alone = [row for row in rows(cases[-1]) if row.variant in {DENSE, BASE}]
     none = [skipped(one, cases[-1], "no room") for one in (FLIPPED, CORES, HADAMARD, LOW_RANK)]

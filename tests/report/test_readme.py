@@ -1,4 +1,4 @@
-"""The README's generated blocks."""
+"""The generated blocks of the README."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_blocks_become_their_tables(tmp_path: Path) -> None:
 
 
 def test_a_device_has_its_section_once_its_run_is_named(tmp_path: Path) -> None:
-    """A GPU's section is a CPU's under another heading; a brief one has the forward and nothing else."""
+    """GPU and CPU sections differ only in their heading; a brief section has only the forward."""
     run = a_run("20270101", suite="readme", device_name="NVIDIA H200")
     environment = msgspec.structs.replace(run.header.environment, device="cuda")
     header = msgspec.structs.replace(run.header, environment=environment)
@@ -56,7 +56,7 @@ def test_a_device_has_its_section_once_its_run_is_named(tmp_path: Path) -> None:
 
 
 def ranked(folder: Path) -> str:
-    """Store a run with a ranking, in which a baseline is first; return its file's name."""
+    """Store a run with a ranking whose first variant is a baseline; return its file's name."""
     loop = Variant(scheme="Loop", baseline=True)
     fast = time_row(loop, ranking_cases.SQUARE, 0.1, 0.1, phase="step")
     baseline = [fast, *ranking_cases.qualities(loop, ranking_cases.SQUARE, 0.0)]
@@ -68,7 +68,7 @@ BIG = linear(64, members=4096)
 
 
 def test_the_first_of_each_shape_and_what_it_costs(tmp_path: Path) -> None:
-    """A row for each shape and population, no baseline in it; an exact estimate stands as such."""
+    """Each shape and population has a row; baselines are left out, and exact estimates are named."""
     page = Page(tmp_path)
     shown = page.best_of_each_shape(ranked(tmp_path)).splitlines()
     lines = [line for line in shown if line.startswith("| Linear")]
@@ -81,7 +81,7 @@ def test_the_first_of_each_shape_and_what_it_costs(tmp_path: Path) -> None:
 
 
 def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> None:
-    """So many rows, dense noise and base behind them, and where all others are."""
+    """The best few rows are followed by dense noise and base, and a link to all others."""
     page, file = Page(tmp_path), ranked(tmp_path)
     shown = page.ranking(file, "Linear(64, 64)", best=2)
     rows = [line.split(" | ")[0] for line in shown.splitlines() if line.startswith("| ")]
@@ -94,7 +94,7 @@ def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> 
 
 
 def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
-    """Its caption has no live markup; a missing file, one without a title and another run are errors."""
+    """Markup in its caption is escaped; a missing file, title or match with the run is an error."""
     caption = '<dc:title>&lt;b> &amp; "c"</dc:title><dc:description>run 2027-a</dc:description>'
     (tmp_path / "a.svg").write_text(f"<svg>{caption}</svg>")
     (tmp_path / "README.md").write_text("# Title")
@@ -112,7 +112,7 @@ def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
-    """The page with intervals goes to a file of its own, or into the README; without them it is as before."""
+    """The page with intervals is a separate file, or replaces the README, which is then restored."""
     rows = [time_row(BASE, BIG, 1), time_row(DENSE, BIG, *(2.0, 2.1, 2.2, 2.1, 2.0, 2.3, 2.1))]
     path = readme(tmp_path, "page.phases(RUN, 'Linear', 'forward')")
     run = store(tmp_path, synthetic.run(rows, run_id="x"))
@@ -127,7 +127,7 @@ def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
 
 
 def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> None:
-    """The first below its heading, and no other; a page, heading or table that is not there is named."""
+    """Only the first table below the heading is copied; a missing page, heading or table is an error."""
     text = "# A\n\n| no |\n\n### B\n\nwords\n\n| a |\n| 1 |\n\n| b |\n\n### C\n\nnone\n"
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
     page = Page(tmp_path)
@@ -142,7 +142,7 @@ def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> No
 
 
 def test_a_check_finds_what_would_change(tmp_path: Path) -> None:
-    """It changes nothing; a typed number is in the diff, and a run that the README does not name is not."""
+    """A check writes nothing; its diff shows typed numbers, but not runs that the README does not name."""
     path = readme(tmp_path, "page.phases(run, 'Linear', 'forward')")
     before = path.read_bytes()
     diff = render(path, check=True)
@@ -158,7 +158,7 @@ def test_a_check_finds_what_would_change(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_generated_is_one_line(tmp_path: Path) -> None:
-    """A block that raises, a file with half a line and a README that is no text with blocks are named."""
+    """A block that raises, a truncated file and a README without readable blocks are named in one line."""
     path = readme(tmp_path, "CALL")
     text = path.read_text(encoding="utf-8")
     half = tmp_path / store(tmp_path, a_run("20270101T000000Z-quick-0002"))

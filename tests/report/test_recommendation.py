@@ -15,7 +15,7 @@ from tests.synthetic import DENSE, linear, skipped, variant
 
 
 def advice(run: Run, variants: set[Variant] | None = None, limit_bytes: float | None = None) -> Advice:
-    """The advice of a run on the usual case."""
+    """Return the recommendation of a run for the usual case."""
     found, _ = advise([run], SQUARE, variants=variants, limit_bytes=limit_bytes)
     assert found is not None
     return found
@@ -37,7 +37,7 @@ def test_its_ranking_is_the_tables() -> None:
 
 
 def test_a_case_that_no_run_ranks_has_no_advice() -> None:
-    """Another shape or sigma is another case; what there is can be listed."""
+    """A different shape or sigma is a different case; the ranked cases can be listed."""
     run = ranking_cases.run([*rows(), *rows(linear(128))])
     assert advise([run], linear(32)) == (None, "")
     assert advise([run], msgspec.structs.replace(SQUARE, sigma=0.5)) == (None, "")
@@ -46,7 +46,7 @@ def test_a_case_that_no_run_ranks_has_no_advice() -> None:
 
 
 def test_code_for_many_layers_is_python_with_short_lines() -> None:
-    """However many layers there are."""
+    """The code parses and keeps its line length, however many layers there are."""
     names = {f"block.{place}": winner(HADAMARD if place % 3 else DENSE) for place in range(20)}
     text = applied(names, {HADAMARD: "impls", DENSE: "impls"})
     ast.parse(text)
@@ -56,7 +56,7 @@ def test_code_for_many_layers_is_python_with_short_lines() -> None:
 def stored(
     number: int, *variants: Variant, reasons: Collection[Variant] = (), end: RunEnd | None = None
 ) -> Run:
-    """A run that was asked for these variants alone; without any it is of the whole suite."""
+    """Return a run that requested only these variants, or the whole suite if there are none."""
     kappas = {one: KAPPAS[one] for one in (variants or KAPPAS)}
     found = [row for row in rows(kappas=kappas) if not variants or row.variant in {*variants, *kappas}]
     found += [skipped(one, SQUARE, "too narrow") for one in reasons]
@@ -67,14 +67,14 @@ def stored(
 
 
 def chosen(*runs: Run, variants: Collection[Variant] | None = None) -> tuple[Run, str]:
-    """The run that answers, and the line on the others."""
+    """Return the chosen run, and the line about other runs."""
     found, line = advise(runs, SQUARE, variants=variants)
     assert found
     return found.run, line
 
 
 def test_the_newest_run_that_answers_for_all_variants_is_chosen() -> None:
-    """A reason is an answer too, but numbers go before reasons alone; one line names other runs."""
+    """A reason is an answer, but runs with numbers come first; one line names other runs."""
     older, both, newer = stored(1, LOW_RANK, FLIPPED), stored(2, LOW_RANK, FLIPPED), stored(3, HADAMARD)
     assert chosen(older, both, newer, variants={LOW_RANK, FLIPPED}) == (both, "")
     assert chosen(older, both, stored(3, LOW_RANK), variants={LOW_RANK, FLIPPED}) == (
@@ -93,7 +93,7 @@ def test_the_newest_run_that_answers_for_all_variants_is_chosen() -> None:
 
 
 def test_without_a_choice_the_newest_whole_run_is_chosen() -> None:
-    """Before parts of runs or cut-off ones; without a whole run the one with most; invalid ones last."""
+    """Partial and unfinished runs come after whole ones, the largest first; invalid runs are last."""
     whole, cut_off = stored(2), stored(4, end=RunEnd(status="interrupted", wall_s=1.0))
     run, line = chosen(stored(1), whole, stored(3, HADAMARD), cut_off)
     assert run == whole

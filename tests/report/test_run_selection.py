@@ -1,4 +1,4 @@
-"""Which runs a report shows, and why others are left out."""
+"""The runs that a report shows, and the reasons why others are left out."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ COMPLETE = RunEnd(status="complete", wall_s=1.0)
 
 
 def changed(run_id: str, **fields: object) -> Run:
-    """A run with other fields in its header or environment, another end or other rows."""
+    """Return a run with some fields of its header or environment, its end or its rows replaced."""
     run = a_run(run_id)
     environment = {name: fields.pop(name) for name in ("dirty", "device_name") if name in fields}
     here = msgspec.structs.replace(run.header.environment, **environment)
@@ -31,13 +31,13 @@ def changed(run_id: str, **fields: object) -> Run:
 
 
 def statuses(folder: Path, device: str | None = None) -> dict[str, StoredRun]:
-    """The files of a folder by their names."""
+    """Return the status of each file in a folder by name."""
     found = selection(folder / "results", folder / "reports", device)
     return {one.path.stem: one for one in found.stored}
 
 
 def test_every_run_has_a_status(tmp_path: Path) -> None:
-    """Each page shows one run; the others have their reasons; the page `runs` lists every file."""
+    """Each page shows one run; other runs have reasons; the page `runs` lists every file."""
     runs: dict[str, tuple[str, dict[str, object]]] = {
         "20260101T000000Z-quick-0001": ("superseded by a newer run", {}),
         WHOLE: ("shown", {}),
@@ -76,7 +76,7 @@ def test_every_run_has_a_status(tmp_path: Path) -> None:
 
 
 def test_a_run_of_uncommitted_code_is_shown_if_there_is_no_other(tmp_path: Path) -> None:
-    """It goes before an invalid run, and after an older one of committed code."""
+    """It is preferred to an invalid run, but not to an older run of committed code."""
     store(tmp_path, changed("20260107", end=None))
     store(tmp_path, changed("20260106", dirty=True))
     assert statuses(tmp_path)["20260106"].status == "shown"
@@ -104,7 +104,7 @@ def test_the_report_of_one_device(tmp_path: Path) -> None:
 
 
 def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file with several bad lines gets one line: how many there are and what is wrong with the first."""
+    """A file with several bad lines gets one line: their number, and the error of the first."""
     bad = [Problem(Path("a"), f"no {line}", line, "x") for line in (2, 3, 7)]
     half, other = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
     say([*bad, half, other, Problem(Path("c"), "is empty")])

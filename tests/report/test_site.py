@@ -1,4 +1,4 @@
-"""The folder of reports: its pages, which run each of them shows, and what goes wrong."""
+"""The folder of reports: its pages, the runs that they show, and errors."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ sys.meta_path.insert(0, NoTorch())
 
 
 def report(folder: Path, *options: str) -> list[str]:
-    """The command that renders the reports of a folder."""
+    """Return the command that renders the reports of a folder."""
     return ["report", "--results", str(folder / "results"), "--out", str(folder / "reports"), *options]
 
 
@@ -57,7 +57,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]
 
 
 def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -> None:
-    """The newest run of each suite and dtype has tables and plots; publications have a page."""
+    """The newest run of each suite and dtype has tables and plots; published figures have a page."""
     out, written = rendered
     kept = out / "test-cpu/quick/notes.txt"
     assert sorted([*written, kept]) == sorted(path for path in out.rglob("*") if path.is_file())
@@ -77,9 +77,9 @@ def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -
 
 
 def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
-    """Two processes without torch write the same bytes in every format; importing no torch, pandas lazily."""
+    """Two processes write the same bytes in every format, without torch; pandas is imported lazily."""
     readme(tmp_path)
-    for day in (2, 3):  # enough for a history
+    for day in (2, 3):  # enough runs for a history
         file = tmp_path / store(tmp_path, a_run(f"2026010{day}T000000Z-quick-0001"))
     script = (
         f"{WITHOUT_TORCH}import importlib, pkgutil\n"
@@ -116,7 +116,7 @@ def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
 
 
 def test_names_in_a_run_choose_no_path(tmp_path: Path) -> None:
-    """Suites, operators and devices cannot lead out of the folder, nor make names too long or alike."""
+    """Names of suites, operators and devices cannot leave the folder, collide, or be too long for a path."""
     odd = msgspec.structs.replace(linear(), operator="../../Linear")
     long = msgspec.structs.replace(linear(), operator="o" * 300)
     store(tmp_path, synthetic.run([time_row(v, odd, 1.0) for v in (BASE, DENSE)], suite="../../up"))
@@ -142,7 +142,7 @@ NO_TIMES = (
 
 
 def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) -> None:
-    """Odd samples break neither tables nor plots; rows without times are one problem each, exit code 1."""
+    """Odd samples do not break tables or plots; each row without times is a problem, exit code 1."""
     usual = "[[3000000.0],[6000000.0]]"
     samples = [*ODD, *NO_TIMES]
     cases = [linear(members=2**k) for k in range(len(samples))]
@@ -167,7 +167,7 @@ def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) 
 
 
 def test_no_runs_is_an_error(tmp_path: Path) -> None:
-    """Runs without rows are not called no runs; an unknown format is an error, too."""
+    """Only a folder without runs is an error, not runs without rows; so is an unknown format."""
     result = CliRunner().invoke(app, report(tmp_path, "--format", "word"))
     assert str(result.exception) == "no format 'word'; there are: markdown, latex, csv"
     results = tmp_path / "results"
@@ -180,7 +180,7 @@ def test_no_runs_is_an_error(tmp_path: Path) -> None:
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
-    """With --intervals numbers have half the width of their intervals."""
+    """With --intervals each number is followed by half the width of its interval."""
     measured = [
         time_row(v, linear(), *(f * ms for ms in (1, 1.1, 1.2, 1, 0.9, 1)))
         for v, f in ((BASE, 1), (DENSE, 3))

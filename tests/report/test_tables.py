@@ -20,7 +20,7 @@ SMALL = linear(256)
 
 
 def test_every_grid_of_a_run_is_shown_once() -> None:
-    """No measurement is left out of all tables; quality has its own; titles are unique."""
+    """Each measurement is in a table, quality in separate ones, and titles are unique."""
     rows: list[Row] = [
         time_row(DENSE, SMALL, 1.0, phase=phase) for phase in ("sample", "forward", "update", "step")
     ]
@@ -52,7 +52,7 @@ def test_columns_are_in_the_order_of_the_suite() -> None:
 
 
 def test_names_of_a_foreign_run_are_not_live() -> None:
-    """Links, pictures, tags, headings and emphasis in a name stay text; cells and lines stay whole."""
+    """Links, pictures, tags, headings and emphasis in a name are escaped; cells and lines stay whole."""
     for words, source in (
         ("[a](https://b.c)", "\\[a\\](https\\://b.c)"),
         ("![a](a.png)", "\\!\\[a\\](a.png)"),
@@ -78,7 +78,7 @@ def test_names_of_a_foreign_run_are_not_live() -> None:
 
 
 def test_a_cell_has_the_first_clause_of_a_reason() -> None:
-    """A word in front that only says where is dropped; all of the reason is below the table."""
+    """A leading word for the place is dropped from the cell; the whole reason is below the table."""
     for reason, clause in (
         ("Linear: k = 2 is above the width: the weight has 1 input columns", "k = 2 is above the width"),
         ("net.0: rank = 9 is too much", "rank = 9 is too much"),
@@ -90,7 +90,7 @@ def test_a_cell_has_the_first_clause_of_a_reason() -> None:
 
 
 def test_the_roofline_bound_is_the_longer_of_arithmetic_and_traffic() -> None:
-    """At the best peak of several, each by its faster samples; a dtype has its own matrix product."""
+    """Of several peaks the best is used, by its faster samples; each dtype has its own product."""
     run = synthetic.run([], device_peaks=synthetic.peaks())
     for flops, moved_bytes, bound_ms in ((1e7, 1e5, 1.0), (1e6, 5e5, 0.5), (0, 1e6, 1.0), (1e6, 0, 0.1)):
         work = Work(flops=flops, moved_bytes=moved_bytes, output_bytes=0)
@@ -105,7 +105,7 @@ def test_the_roofline_bound_is_the_longer_of_arithmetic_and_traffic() -> None:
 
 
 def test_without_work_or_peaks_there_is_no_roofline() -> None:
-    """No section and no error, for lack of work, of usable samples of a peak, or of a time."""
+    """Without declared work, usable peak samples or a time, the section is left out without an error."""
     full = working(time_row(DENSE, SMALL, 2.0), 1.0, 1.0)
     none = Work(flops=0, moved_bytes=0, output_bytes=0)
     peaks = synthetic.peaks()

@@ -1,6 +1,6 @@
-"""Figures of the README and of the reports, followed back to the samples that they come from.
+"""Figures of the README and the reports, traced back to the samples that they are computed from.
 
-What is recomputed here is computed from the JSON of the runs' files, by this file's own few formulas.
+The tests recompute figures from the JSON of the runs' files, with formulas written out in this file.
 """
 
 import csv
@@ -43,7 +43,7 @@ Formula = Callable[[Sequence[Raw]], list[float]]
 
 
 class Figure(NamedTuple):
-    """A figure as it stands somewhere: the page, the line of its table, its cell, and the reading in it."""
+    """A printed figure: its page, the line of its table, its cell, and its value."""
 
     page: str
     line: str
@@ -97,7 +97,7 @@ def rows(run_id: str) -> tuple[Raw, ...]:
 
 
 def raw(run_id: str, row: Measurement) -> Raw:
-    """Return the line of a row, by its key."""
+    """Return the line with the key of a row."""
     (found,) = (
         line
         for line in rows(run_id)
@@ -116,12 +116,12 @@ def flat(line: Raw) -> list[float]:
 
 
 def middle(line: Raw) -> float:
-    """Return the median of a line's rounds, each by its own median."""
+    """Return the median over a line's rounds of the median of each."""
     return statistics.median(statistics.median(visits) for visits in line["samples"])
 
 
 def ratio(above: Raw, below: Raw) -> float:
-    """Return the median of ratios inside rounds, of medians where the two shared fewer than two of them."""
+    """Return the median of the ratios in common rounds; of fewer than two, the ratio of medians."""
     pairs = list(zip(above["samples"], below["samples"], strict=False))
     if above.get("group", 0) == below.get("group", 0) and above["phase"] == below["phase"] and len(pairs) > 1:
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
@@ -138,7 +138,7 @@ def n_effs(lines: Sequence[Raw]) -> list[float]:
     found = [1 / statistics.mean(1 / value for value in values), least(values, n)] if values else []
     closed, fitted = by_kind.get(("kappa", "closed form")), by_kind.get(("kappa", "linear fitness"))
     if closed and fitted and replicates:
-        # d by the law itself, 1 / n_eff = 1 / n + kappa / d, in the replicate that tells it best.
+        # d from the law 1 / n_eff = 1 / n + kappa / d, in the replicate that determines it best.
         kappa, n_eff = max(zip(flat(fitted), flat(replicates), strict=True), key=lambda pair: abs(pair[0]))
         d = round(kappa / (1 / n_eff - 1 / n)) if kappa else 1
         found.append(n / (1 + flat(closed)[0] * n / d))
@@ -146,14 +146,14 @@ def n_effs(lines: Sequence[Raw]) -> list[float]:
 
 
 def least(replicates: Sequence[float], members: int) -> float:
-    """Return the lower end of n_eff, by Student's interval of the mean reciprocal; at most 100 times n."""
+    """Return the lower bound of n_eff, by Student's interval of the mean reciprocal; at most 100 times n."""
     found = [1 / value for value in replicates]
     half = float(student.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / math.sqrt(len(found))
     return 1 / max(statistics.mean(found) + half, 1 / (100 * members))
 
 
 def own(lines: Sequence[Raw]) -> list[Raw]:
-    """Return those of the variant that a figure is about, which are first."""
+    """Return the lines of the figure's own variant, which come first."""
     return [line for line in lines if line["variant"] == lines[0]["variant"]]
 
 
@@ -164,13 +164,13 @@ def rates(lines: Sequence[Raw]) -> list[float]:
 
 
 def by_dense(lines: Sequence[Raw]) -> list[float]:
-    """Return a rate over that of the variant which the rest of the lines are of: itself, or dense noise."""
+    """Return a rate over the rate of the reference: dense noise, or the variant itself."""
     others = [line for line in lines if line["variant"] != lines[0]["variant"]] or lines
     return [a / b for a in rates(lines) for b in rates(others)]
 
 
 def shares(lines: Sequence[Raw]) -> list[float]:
-    """Return the n_eff as a percentage of the members."""
+    """Return n_eff as a percentage of the members."""
     return [100 * value / lines[0]["case"]["members"] for value in n_effs(own(lines))]
 
 
@@ -180,7 +180,7 @@ def at_sigma(lines: Sequence[Raw]) -> list[float]:
 
 
 def achieved(amount: str) -> Formula:
-    """Return what is done in a second."""
+    """Return the work done per second."""
     return lambda lines: [lines[0]["work"][amount] / middle(lines[0]) * 1e9]
 
 
@@ -199,11 +199,11 @@ FORMULAS: dict[str, Formula] = {
     "achieved_bytes_per_s": achieved("moved_bytes"),
     "achieved_flops_per_s": achieved("flops"),
 }
-"""What a figure may be, from the lines of its rows; other figures are means or medians."""
+"""Functions for the possible values of a figure from its lines; other figures are means or medians."""
 
 
 def recomputed(reading: CellNumber) -> list[float]:
-    """Return what a figure may be, by the lines of its rows."""
+    """Return the possible values of a figure, from the lines of its rows."""
     assert reading.trace is not None
     lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
     if reading.name == "floor_percent":
@@ -214,7 +214,7 @@ def recomputed(reading: CellNumber) -> list[float]:
 
 
 def bound_ns(run_id: str, line: Raw) -> float:
-    """Return the roofline bound of a line by the ceilings of its run."""
+    """Return the roofline bound of a line by the device peaks of its run."""
     best = dict.fromkeys(("copy", "matmul"), 0.0)
     for peak in rows(run_id):
         if peak["record"] != "device_peak":
@@ -249,9 +249,9 @@ def shape_of(reading: CellNumber) -> str:
 
 
 def test_figures_follow_from_the_samples_of_their_rows() -> None:
-    """Every figure has a trace; fifty of the README and the reports are what their samples say.
+    """Every figure has a trace, and fifty of the README and reports match their samples.
 
-    One per cent off, a figure is not what its samples say.
+    A figure that is off by one per cent does not match.
     """
     assert len(everything()) > 10_000
     assert [one for one in everything() if one.reading.trace is None or not one.reading.trace.rows] == []

@@ -28,11 +28,11 @@ from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figure
 
 QUICK = ROOT / "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
 COLUMNS = {TIME_MULTIPLIER: "time", MEMORY_MULTIPLIER: "time", SPEED_MULTIPLIER: "speed"}
-"""The name of a table's number -> where the page has it."""
+"""The name of a table's number -> its place in the page's data."""
 
 
 def test_figures_are_those_of_the_tables() -> None:
-    """Every time, byte, multiplier and rate of a committed run, with its interval, is in the page's data."""
+    """The page's data has every time, byte count, multiplier and rate of a committed run, with intervals."""
     run, _ = read_run(QUICK)
     assert run
     shown = {}
@@ -67,7 +67,7 @@ def test_figures_are_those_of_the_tables() -> None:
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
-    """No address of another file is in it, its policy forbids other scripts, and samples are left out."""
+    """The page links to no other file, its policy forbids other scripts, and it has no samples."""
     text = page([usual()])
     tags = parsed(text).tags
     wanted = {"src", "href", "data", "srcset", "action", "poster"}
@@ -84,7 +84,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_what_names_carry_stays_text() -> None:
-    """Markup in a name, reason or label is data, adds no tag, cannot end the script, and is cut if long."""
+    """Markup in a name, reason or label adds no tag and cannot end the script; long text is cut."""
     text = page([evil(), usual()])
     data = embedded(text)
     assert any(ALERT in one["scheme"] for one in data["variants"])
@@ -104,7 +104,7 @@ def test_what_names_carry_stays_text() -> None:
 
 
 def test_figures_without_a_number_have_their_reason() -> None:
-    """Skipped rows and rows without samples say why; infinite numbers are left out."""
+    """Skipped rows and rows without samples have reasons; infinite numbers are left out."""
     found = {name: figure for *_, name, figure in figures(embedded(page([evil()])))}
     assert found["Reasoned"]["reason"].startswith("unavailable: </script>")
     assert "without any" in found["Empty"]["reason"]
@@ -119,7 +119,7 @@ def test_figures_without_a_number_have_their_reason() -> None:
 
 
 def test_runs_of_any_device_and_type_are_shown_together(tmp_path: Path) -> None:
-    """Newest first; a run without rows is left out, and without any row there is no page."""
+    """Runs are listed newest first; a run without rows is left out, and without any row there is no page."""
     other = usual(OLD, device_name="GPU 1")
     wide = synthetic.run(synthetic.three(synthetic.linear(dtype="bfloat16")), suite="wide", run_id="2025")
     empty = msgspec.structs.replace(usual(OLD), rows=())
@@ -132,7 +132,7 @@ def test_runs_of_any_device_and_type_are_shown_together(tmp_path: Path) -> None:
 
 
 def test_docstrings_of_schemes() -> None:
-    """A docstring is split into formula, paragraphs and closed forms, and loses its markup."""
+    """A docstring is split into formula, paragraphs and closed forms, without its markup."""
     data = embedded(page([usual()]))
     assert data["schemes"] == {
         "LowRank": {

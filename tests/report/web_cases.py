@@ -1,4 +1,4 @@
-"""Runs for the page that nobody measured: usual ones, and one with all that a foreign file may carry."""
+"""Invented runs for the page: usual ones, and one with every hostile text that a foreign file may contain."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,7 @@ Work      2 * rank * (o + i) flops.
 
 
 def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU") -> Run:
-    """A run with a ranking on a square layer, a sweep of its forward, and a forward of a wider one."""
+    """Return a run with a ranking on a square layer, a sweep of its forward, and a forward of a wider one."""
     swept = [
         row
         for members in (64, 256, 1024)
@@ -67,7 +67,7 @@ def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU")
 
 
 def timed(case: Case, milliseconds: float) -> list[Row]:
-    """Seven rounds of the forward of two schemes and both baselines, with their peaks."""
+    """Return seven rounds of the forward of two schemes and both baselines, with their peaks."""
     factors = {BASE: 1.0, NAIVE: 40.0, DENSE: 8.0, variant("LowRank", rank=1): 1.5}
     found: list[Row] = []
     for one, factor in factors.items():
@@ -78,7 +78,7 @@ def timed(case: Case, milliseconds: float) -> list[Row]:
 
 
 def evil() -> Run:
-    """A run in which every name and reason is a text that a page could fall over."""
+    """Return a run in which every name and reason is a text that could break a page."""
     case = msgspec.structs.replace(linear(), operator=f"Op{EVIL}")
     bad, long = Variant(scheme=f"S{EVIL}", options=(("o", EVIL),)), Variant(scheme=LONG)
     odd = time_row(long, case, 2.0)
@@ -98,7 +98,7 @@ def evil() -> Run:
 
 
 class _Scripts(HTMLParser):
-    """The scripts of a page, as a browser would find them."""
+    """A parser that collects the scripts of a page, like a browser."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,21 +122,21 @@ class _Scripts(HTMLParser):
 
 
 def parsed(text: str) -> _Scripts:
-    """A page as a parser of HTML sees it."""
+    """Return a page parsed as HTML."""
     parser = _Scripts()
     parser.feed(text)
     return parser
 
 
 def embedded(text: str) -> dict[str, Any]:
-    """The data of a page."""
+    """Return the data of a page."""
     (data,) = [body for attributes, body in parsed(text).found if attributes.get("id") == "data"]
     found: dict[str, Any] = json.loads(data)
     return found
 
 
 def figures(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str, Record]]:
-    """Every figure of a page's data: (run, quantity, case, variant's name, figure)."""
+    """Yield every figure of a page's data: (run, quantity, case, variant's name, figure)."""
     found = []
     for run in data["runs"]:
         for panel in run["panels"]:

@@ -1,4 +1,4 @@
-"""Synthetic runs for each plot, and what tests read from a figure."""
+"""Synthetic runs for each plot, and functions that read data from a figure."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -27,11 +27,11 @@ ODD = {
     "a\x00b\x1b\ufffe pipe|`tick`|*bold* \N{ROCKET}\N{FAMILY} \u4e2d\u6587" + "x" * 200,
     "empty": "",
 }
-"""Names that a run of other people can have."""
+"""Names that may occur in a foreign run."""
 
 
 def multiplied() -> Run:
-    """Two shapes with intervals, bounds and baselines; dense noise does not fit at the larger one."""
+    """Return two shapes with intervals, bounds and baselines; dense noise does not fit at the larger one."""
     rounds = (0.97, 0.99, 1.0, 1.0, 1.0, 1.01, 1.02, 1.05)
     rows: list[Row] = []
     for case, size in ((linear(256), 1.0), (linear(512), 2.0)):
@@ -45,7 +45,7 @@ def multiplied() -> Run:
 
 
 def swept(field: str = "members") -> Run:
-    """Times over populations or widths; dense noise ends early, and one variant has no number."""
+    """Return times over populations or widths; dense noise ends early, and one variant has no number."""
     rows: list[Row] = []
     for size in (64, 128, 256, 512, 1024):
         case = linear(256, members=size) if field == "members" else linear(size)
@@ -61,7 +61,7 @@ def swept(field: str = "members") -> Run:
 
 
 def sampled() -> Run:
-    """Forty rounds of two variants with a tail, the same in every process."""
+    """Return forty rounds of two variants with a tail, the same in every process."""
     random = np.random.default_rng(7)
     return synthetic.run(
         time_row(one, linear(), *(scale * random.lognormal(0, width, 40)).tolist())
@@ -70,14 +70,14 @@ def sampled() -> Run:
 
 
 def ranked() -> Run:
-    """Quality, steps and memory over three populations."""
+    """Return quality, steps and memory over three populations."""
     cases = [linear(64, members=members) for members in (256, 1024, 4096)]
     found = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
     return ranking_cases.run(found)
 
 
 def changed() -> list[Run]:
-    """Eight runs with a change point in the middle."""
+    """Return eight runs with a change point in the middle."""
     return history_cases.over_days(3.0, 3.01, 2.99, 3.0, 3.3, 3.31, 3.29, 3.3)
 
 
@@ -92,27 +92,27 @@ RUNS = {
     "samples": [sampled()],
     "history": changed(),
 }
-"""Plot -> runs that it can be drawn from."""
+"""Plot -> runs from which it can be drawn."""
 
 
 def draw(name: str, runs: Iterable[Run] | None = None, request: PlotRequest | None = None) -> Figure:
-    """A plot, as wide as a column, of its usual runs where none are given."""
+    """Draw a plot, as wide as a column, of the given runs or its usual ones."""
     return catalog.draw(name, RUNS[name] if runs is None else runs, request or PlotRequest(width=COLUMN))
 
 
 def drawn(figure: Figure | None) -> Figure:
-    """A figure that exists."""
+    """Check that a figure exists, and return it."""
     assert figure is not None
     return figure
 
 
 def grid(rows: Iterable[Row], suffix: str = TIMES, *, peaks: bool = False, operator: str = "Linear") -> Grid:
-    """The first grid of a run, with peaks of a device with 1 GB/s and 10 GFLOP/s."""
+    """Return the first grid of a run, with peaks of a device with 1 GB/s and 10 GFLOP/s."""
     return grids(synthetic.run(rows, synthetic.peaks() if peaks else ()), operator, suffix)[0]
 
 
 def renamed(run: Run, name: str) -> Run:
-    """The run with this name wherever a run has names: variants, cases, device, suite, reasons."""
+    """Return the run with this name for each variant, case, device, suite and reason."""
 
     def row_named(row: Row) -> Row:
         one = row.variant
@@ -127,7 +127,7 @@ def renamed(run: Run, name: str) -> Run:
 
 
 def texts(figure: Figure) -> Iterator[tuple[str, Bbox]]:
-    """Every visible text with its place in pixels."""
+    """Return every visible text with its position in pixels."""
     with styled():
         figure.savefig(io.BytesIO(), format="png", dpi=figure.dpi)
         for axes in figure.axes:
@@ -149,21 +149,21 @@ def texts(figure: Figure) -> Iterator[tuple[str, Bbox]]:
 
 
 def legend(figure: Figure) -> list[str]:
-    """The names in the legends, those of panels first."""
+    """Return the names in the legends, those of panels first."""
     found = [axes.get_legend() for axes in figure.axes] + list(figure.legends)
     return [text.get_text() for one in found if one for text in one.get_texts()]
 
 
 def along(line: Line2D, axis: str = "x") -> list[float]:
-    """The coordinates of a line."""
+    """Return the coordinates of a line."""
     return [float(value) for value in np.asarray(line.get_xdata() if axis == "x" else line.get_ydata())]
 
 
 def named(axes: Axes) -> dict[str, Line2D]:
-    """The lines of a panel by the names in its legend."""
+    """Return the lines of a panel by their names in its legend."""
     return {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
-    """The unconnected points of a panel."""
+    """Return the unconnected points of a panel."""
     return [(along(one)[0], along(one, "y")[0]) for one in axes.lines if one.get_linestyle() == "None"]

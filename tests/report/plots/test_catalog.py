@@ -1,4 +1,4 @@
-"""Plots by name, the choices of a request, and the command that draws them."""
+"""Plots by name, the options of a request, and the command that draws them."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def plot(*arguments: str) -> int:
 
 
 def test_the_newest_whole_run_is_drawn() -> None:
-    """A run with flaws is drawn only where no other has the figures."""
+    """A run with flaws is drawn only if no other run has the figures."""
     old = multiplied()
     new = synthetic.run(old.rows, run_id="20270101T000000Z-quick-0002")
     cut = msgspec.structs.replace(new, end=None)
@@ -50,7 +50,7 @@ def test_samples_are_of_a_run_that_has_all_variants_asked_for() -> None:
 
 
 def test_choices_narrow_what_is_drawn() -> None:
-    """Cases by label or shape, variants and dtype; the plain layer stays."""
+    """Options select cases by label or shape, variants and dtype; the plain layer is always drawn."""
     rows = [time_row(one, case, 1.0) for case in (linear(), linear(512)) for one in (BASE, DENSE)]
     half = [
         msgspec.structs.replace(row, case=msgspec.structs.replace(row.case, dtype="float16")) for row in rows
@@ -70,7 +70,7 @@ def test_choices_narrow_what_is_drawn() -> None:
 
 
 def test_what_cannot_be_drawn_is_an_error() -> None:
-    """It says what was asked for, and what there is."""
+    """The error has the request and lists what is available."""
     there = "in these runs; there are:"
     for name, request, message in (
         ("nope", PlotRequest(), "no plot 'nope'; there are: pareto, multipliers, "),
@@ -94,7 +94,7 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
 
 
 def test_the_page_of_a_run_has_its_standard_figures() -> None:
-    """A file per operator and plot; a second phase, method or dtype has it in its name."""
+    """Each operator and plot has a file, with a second phase, method or dtype in its name."""
     stems = [stem for stem, _ in standard_figures(a_run())]
     assert stems == [
         "linear-multipliers",
@@ -115,7 +115,7 @@ def test_the_page_of_a_run_has_its_standard_figures() -> None:
 
 
 def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None:
-    """Width, format, device, suite and file are chosen by options; stderr says what was drawn."""
+    """Options set width, format, device, suite and file; stderr names the plot."""
     store(tmp_path, a_run("20260101T000000Z-quick-0001"))
     older = store(tmp_path, a_run("20250101T000000Z-readme-0002", suite="readme"))
     store(tmp_path, a_run("20240101T000000Z-quick-0003", device_name="GPU 1"))
@@ -148,7 +148,7 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
 
 
 def test_the_command_lists_all_plots(capsys: Captured) -> None:
-    """Without a name or with --list; its help has an example."""
+    """Plots are listed without a name or with --list; the help has an example."""
     for arguments in ((), ("--list",), ("multipliers", "--list")):
         assert plot(*arguments) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -162,7 +162,7 @@ def test_the_command_lists_all_plots(capsys: Captured) -> None:
 def test_bad_usage_of_the_command_is_one_line(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line says what there is, the exit code is 2, and nothing is written."""
+    """The line lists what is available, the exit code is 2, and nothing is written."""
     stored(tmp_path, [multiplied()])
     monkeypatch.chdir(tmp_path)
     for arguments, words in (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_a_line_rises_at_every_sample() -> None:
-    """On the left from the first to the last, with a dotted median; on the right relative to the median."""
+    """The left panel has all samples, with a dotted median; the right panel is relative to the median."""
     figure = drawn(samples(grid([time_row(BASE, linear(), 4, 1, 2, 3), time_row(DENSE, linear(), 2.0)])))
     left, right = figure.axes
     line = next(line for line in left.lines if len(along(line)) == 5)
@@ -30,7 +30,7 @@ def test_a_line_rises_at_every_sample() -> None:
 
 
 def test_a_sample_far_out_is_counted_and_not_dropped() -> None:
-    """The left panel has it, a note counts it for the right one."""
+    """An outlier is in the left panel, and a note counts it for the right one."""
     figure = drawn(samples(grid([time_row(BASE, linear(), *np.linspace(0.99, 1.01, 200), 50.0)])))
     assert figure.axes[0].get_xlim()[1] > 50
     assert figure.axes[1].get_xlim()[1] < 10
@@ -38,7 +38,7 @@ def test_a_sample_far_out_is_counted_and_not_dropped() -> None:
 
 
 def test_the_axis_of_values_has_their_unit_and_suits_their_range() -> None:
-    """Logarithmic where variants differ by a factor; bytes in MB."""
+    """The axis is logarithmic if variants differ by a factor; bytes are in MB."""
     near = drawn(samples(grid([time_row(one, linear(), 1, 1.1) for one in (BASE, DENSE)])))
     far = drawn(samples(grid([time_row(BASE, linear(), 1, 1.1), time_row(DENSE, linear(), 90, 99)])))
     assert (near.axes[0].get_xscale(), far.axes[0].get_xscale()) == ("linear", "log")
@@ -48,7 +48,7 @@ def test_the_axis_of_values_has_their_unit_and_suits_their_range() -> None:
 
 
 def test_what_is_not_shown_is_said() -> None:
-    """Variants without samples, with their reasons; more than six variants or four cases."""
+    """Notes name variants without samples and their reasons, and what exceeds six variants or four cases."""
     dead = msgspec.structs.replace(time_row(NAIVE, linear(), 1.0), samples=((float("nan"),),))
     rows: list[Row] = [dead, skipped(DENSE, linear(), "out of memory: 9 GB")]
     figure = drawn(samples(grid([time_row(BASE, linear(), 1, 2), *rows])))

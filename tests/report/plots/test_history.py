@@ -20,25 +20,25 @@ LEVELS = (3.0,) * 4 + (3.3,) * 4
 
 
 def many(count: int, days: int = 2) -> list[Run]:
-    """Runs of this number of variants, each slower than the one before."""
+    """Return runs with this number of variants, each slower than the one before."""
     of_a_day = [time_row(BASE, SMALL, *EIGHT)]
     of_a_day += [time_row(variant(f"V{k:02d}"), SMALL, *(k + 2 for _ in EIGHT)) for k in range(count)]
     return [a_run(day, of_a_day) for day in range(1, days + 1)]
 
 
 def draw(runs: list[Run], metric: str = "multiplier", variants: str = "*") -> Figure:
-    """The plot of all panels."""
+    """Draw the plot of all panels."""
     found = history_of(runs, metric=metric, variants=[variants])
     return history(found, panels(found))
 
 
 def lines(axes: Axes) -> list[Line2D]:
-    """The lines of variants."""
+    """Return the lines of variants."""
     return [line for line in axes.lines if line.get_linestyle() != "None"]
 
 
 def test_a_line_over_the_runs() -> None:
-    """A point per run of the case, labelled with date and commit, on a logarithmic axis."""
+    """Each run of the case is a point, labelled with date and commit, on a logarithmic axis."""
     runs = over_days(2.0, 3.0, 4.0)
     figure = draw([*runs[:2], a_run(4, rows(2.0, linear(512))), runs[2]])
     (axes,) = figure.axes
@@ -52,14 +52,14 @@ def test_a_line_over_the_runs() -> None:
     assert legend(figure) == ["Perturbed"]
     assert figure.title == "Linear, forward: time(variant) / time(Base) over the runs, lower is better"
     assert figure.origin == "Test CPU, 3 runs from 2026-01-01 01abcde to 2026-01-03 03abcde, float32"
-    for days in (1, 7, 30):  # as many dates as have room, the newest among them
+    for days in (1, 7, 30):  # as many dates as fit, including the newest
         labels = [one.get_text() for one in draw(over_days(*[3.0] * days, 3.0)).axes[0].get_xticklabels()]
         assert 2 <= len(labels) <= 7
         assert labels[-1].startswith(f"2026-01-{days + 1:02d}")
 
 
 def test_a_change_point_has_a_ring_and_its_size() -> None:
-    """The ring is at the first run of the new level, also of absolute figures, which have their unit."""
+    """The ring is at the first run of the new level; absolute figures have their unit."""
     figure = draw(over_days(*LEVELS))
     (axes,) = figure.axes
     assert points(axes) == [pytest.approx((4.0, 3.3))]
@@ -72,7 +72,7 @@ def test_a_change_point_has_a_ring_and_its_size() -> None:
 
 
 def test_a_missing_figure_breaks_the_line() -> None:
-    """A variant of a single run has no line at all."""
+    """A gap splits a line; a variant of a single run has no line at all."""
     runs = many(3, days=3)
     left_out = {1: {"V01", "V02"}, 2: {"V02"}}
     for place, names in left_out.items():
@@ -114,7 +114,7 @@ def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_range_of_figures_has_an_axis() -> None:
-    """The order in which runs are read does not matter."""
+    """An axis can be drawn for any values, whatever the order in which the runs are read."""
     for figures in ((1e-300, 1e23), (1.0, 1.0), (1.0, 1.0000001)):
         runs = [a_run(day, rows(f)) for day, f in enumerate(figures, 1)]
         for order in (runs, runs[::-1]):

@@ -1,4 +1,4 @@
-"""The plot of kappa, fitted against its closed form."""
+"""The plot of fitted kappa against its closed form."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ from tests.synthetic import DENSE
 
 
 def grid(found: list[Row]) -> Grid:
-    """The kappas of a run."""
+    """Return the kappas of a run."""
     (one,) = quality_grids(ranking_cases.run(found), "Linear", KAPPA, LINEAR)
     return one
 
 
 def test_fits_are_drawn_over_their_closed_forms() -> None:
-    """A marker per variant and case, with the interval of its fit; the two axes are alike."""
+    """Each variant and case has a marker with the interval of its fit; the two axes are alike."""
     found = drawn(kappa(grid(rows())))
     (axes,) = found.axes
     assert set(points(axes)) == {(0.0, 0.0), (65 / 8, 65 / 8), (65.0, 65.0)}
@@ -49,7 +49,7 @@ def test_fits_are_drawn_over_their_closed_forms() -> None:
 
 
 def test_the_band_is_what_counts_as_equal() -> None:
-    """5 % or 0.02 on either side, however far the axis goes."""
+    """The band is 5 % or 0.02 on either side, over the whole axis."""
     form = figure(SPARSE, SQUARE, KAPPA, "closed form", 3000.0)
     fitted = figure(SPARSE, SQUARE, KAPPA, LINEAR, 3000.0, 3000.0)
     (axes,) = drawn(kappa(grid([*rows(), form, fitted]))).axes
@@ -62,7 +62,7 @@ def test_the_band_is_what_counts_as_equal() -> None:
 
 
 def test_a_fit_that_contradicts_its_form_has_a_ring() -> None:
-    """It is named in a note, and the legend says what a ring is."""
+    """A note names the fit, and the legend explains the ring."""
     other = [row for row in rows() if row.variant != HADAMARD]
     wrong = [
         figure(HADAMARD, SQUARE, "kappa", "linear fitness", 5.0, 5.1, 5.0, 5.1),
@@ -77,7 +77,7 @@ def test_a_fit_that_contradicts_its_form_has_a_ring() -> None:
 
 
 def test_variants_without_a_place_are_named() -> None:
-    """With the reason; without any closed form there is no plot."""
+    """A variant that is not drawn has a reason; without any closed form there is no plot."""
     kept = [row for row in rows() if row.variant != DENSE]
     found = drawn(kappa(grid([*kept, *without_forms(qualities(DENSE, SQUARE, 0.0, 0.01))])))
     assert sorted(found.notes[1:]) == [

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def bars(axes: Axes) -> list[list[Rectangle]]:
-    """The bars of each shape."""
+    """Return the bars of each shape."""
     return [list(group.patches) for group in axes.containers if isinstance(group, BarContainer)]
 
 
 def segments(axes: Axes, name: str) -> list[list[tuple[float, float]]]:
-    """The ends of the lines of that name."""
+    """Return the ends of the lines of that name."""
     return [
         [(float(x), float(y)) for x, y in np.asarray(ends)]
         for one in axes.collections
@@ -35,7 +35,7 @@ def segments(axes: Axes, name: str) -> list[list[tuple[float, float]]]:
 
 
 def test_a_row_per_variant_and_a_bar_per_shape() -> None:
-    """A bar goes from 1, the plain layer, to the multiplier; a missing number has its reason in its place."""
+    """A bar goes from 1, the plain layer, to the multiplier; a reason replaces a missing number."""
     factors = {DENSE: 3.0, BASE: 1.0, NAIVE: 0.5}
     rows: list[Row] = [time_row(v, linear(w), w * f) for w in (256, 512) for v, f in factors.items()]
     rows[3] = skipped(DENSE, linear(512), "out of memory: 9 GB")
@@ -79,7 +79,7 @@ def test_intervals_and_roofline_bounds() -> None:
 
 
 def test_missing_bounds_and_intervals_are_explained() -> None:
-    """Too few rounds, no measured peaks of the dtype, or no declared work."""
+    """The reasons are too few rounds, no measured peaks of the dtype, or no declared work."""
     rows = [time_row(v, linear(), 1.0) for v in (BASE, DENSE)]
     assert drawn(multipliers(grid(rows))).notes == [
         "95 % interval: 0 of 1, the others share fewer than 6 rounds with base",
@@ -92,7 +92,7 @@ def test_missing_bounds_and_intervals_are_explained() -> None:
 
 
 def test_a_shape_is_shown_at_its_largest_population_with_enough_numbers() -> None:
-    """Which one that is stands in the last line."""
+    """The last line names that population."""
     rows: list[Row] = [
         time_row(v, linear(members=members), 1.0) for members in (64, 128) for v in (SPARSE, BASE, NAIVE)
     ]
@@ -105,7 +105,7 @@ def test_a_shape_is_shown_at_its_largest_population_with_enough_numbers() -> Non
 
 
 def test_of_many_shapes_some_are_shown() -> None:
-    """Evenly spaced, from the first to the last."""
+    """The shown shapes are evenly spaced, from the first to the last."""
     rows = [time_row(v, linear(2**k), 1.0) for k in range(3, 14) for v in (BASE, DENSE)]
     figure = drawn(multipliers(grid(rows)))
     assert legend(figure) == [f"({2**k}, {2**k})" for k in (3, 5, 7, 9, 11, 13)]
@@ -113,7 +113,7 @@ def test_of_many_shapes_some_are_shown() -> None:
 
 
 def test_without_anything_to_compare_there_is_no_figure() -> None:
-    """No plain layer, nothing else, or no usable samples, which have their reason where others have bars."""
+    """A figure needs the plain layer and another variant; unusable samples have a reason."""
     dead = msgspec.structs.replace(time_row(DENSE, linear(), 1.0), samples=((float("nan"),), ()))
     for rows in (
         [time_row(BASE, linear(), 1.0)],
@@ -127,7 +127,7 @@ def test_without_anything_to_compare_there_is_no_figure() -> None:
 
 
 def test_published_figures_say_so() -> None:
-    """They have no commit and no run."""
+    """Published figures name their source, and have neither commit nor run."""
     rows = [msgspec.structs.replace(time_row(v, linear(), 1.0), method="published") for v in (DENSE, BASE)]
     figure = drawn(multipliers(grid(rows)))
     assert figure.origin.startswith("Test CPU, published by others (quick), float32")

@@ -1,4 +1,4 @@
-"""The plot of what variants give for what they cost."""
+"""The plot of gain against cost of variants."""
 
 import math
 
@@ -16,17 +16,17 @@ from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RAN
 from tests.synthetic import DENSE, bytes_row, linear
 
 BYTES = {FLIPPED: 10**6, CORES: 2 * 10**6, LOW_RANK: 3 * 10**6, HADAMARD: 4 * 10**6, DENSE: 5 * 10**6}
-"""The peak memory of a step, in the order of the gains."""
+"""Peak memory of a step per variant, in the order of the gains."""
 
 
 def of(run: Run) -> Figure:
-    """The plot of Linear."""
+    """Draw the plot of Linear."""
     (found,) = rankings(run, "Linear")
     return drawn(pareto(found))
 
 
 def stepped(kappas: dict[Variant, float] | None = None, bytes_: dict[Variant, int] | None = None) -> Run:
-    """A ranking whose variants have these kappas and peaks of a step."""
+    """Return a ranking whose variants have these kappas and peaks of a step."""
     found = rows(kappas={**KAPPAS, **(kappas or {})}, steps={**STEPS, LOW_RANK: 4.8, CORES: 4.02})
     kept = [row for row in found if getattr(row, "metric", "") != "peak_bytes"]
     peaks = [
@@ -36,19 +36,19 @@ def stepped(kappas: dict[Variant, float] | None = None, bytes_: dict[Variant, in
 
 
 def names(figure: Figure, panel: int = 0) -> list[str]:
-    """The front of a panel, by its legend."""
+    """Return the Pareto front of a panel, from its legend."""
     legend = figure.axes[panel].get_legend()
     assert legend is not None
     return [text.get_text().partition(" ")[2] for text in legend.get_texts()]
 
 
 def point(x: float, y: float, half: float = 0.0) -> Point:
-    """A point; ``half`` is half the interval of its gain."""
+    """Return a point; ``half`` is half the interval of its gain."""
     return Point(RankedVariant(DENSE, SQUARE), x, y, (y - half, y + half))
 
 
 def test_the_front_is_what_nothing_dominates() -> None:
-    """A costlier variant that gives more by less than the intervals is dominated, and may be tied."""
+    """A variant that costs more and gains less than the interval allows is dominated, and may be tied."""
     fast, good, slow, bad = point(1, 0.1), point(2, 1.0), point(3, 1.0), point(2.5, 0.05)
     assert front([slow, bad, good, fast]) == [fast, good]
     assert front([]) == []
@@ -62,7 +62,7 @@ def test_the_front_is_what_nothing_dominates() -> None:
 
 
 def test_rate_against_memory() -> None:
-    """Each variant has a marker, the front has stairs, numbers and names; the rest has reasons or notes."""
+    """Variants have markers, the front has steps, numbers and names; other variants have reasons or notes."""
     run = ranking_cases.run()
     figure = of(run)
     (axes,) = figure.axes
@@ -87,7 +87,7 @@ def test_rate_against_memory() -> None:
 
 
 def test_numbers_are_beside_their_markers() -> None:
-    """No number hides a marker, each is nearest to its own; those of close points are joined."""
+    """No number hides a marker, each is nearest to its own, and numbers of close points are joined."""
     joined = []
     for kappa, near in ((64.0, 1.001), (64.0, 2.0), (30.0, 2.0)):
         bytes_ = {**BYTES, CORES: int(near * 10**6)}
@@ -111,7 +111,7 @@ def test_numbers_are_beside_their_markers() -> None:
 
 
 def test_notes_name_ties_and_exact_estimates() -> None:
-    """An exact estimate has no place; of a shape with several populations the largest is shown."""
+    """An exact estimate cannot be placed; a shape is shown at its largest population."""
     cases = [linear(64, members=members) for members in (1024, 4096)]
     exact = [row for case in cases for row in [*rows(case), *ranking_cases.orthogonal(case)]]
     figure = of(ranking_cases.run(exact))

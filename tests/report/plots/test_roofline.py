@@ -11,7 +11,7 @@ LOOKUP, NOWHERE = variant("Lookup"), variant("Nowhere")
 
 
 def two() -> list[Row]:
-    """The plain layer at half of the peak of arithmetic, dense noise at half of the bandwidth."""
+    """Return the plain layer at half of peak arithmetic and dense noise at half of the bandwidth."""
     return [
         working(time_row(BASE, linear(), 2.0), 1e7, 1e4),
         working(time_row(DENSE, linear(), 4.0), 1e6, 2e6),
@@ -19,7 +19,7 @@ def two() -> list[Row]:
 
 
 def test_calls_are_below_the_roof() -> None:
-    """Arithmetic over intensity, in the unit of the roof, whose ridge is peak arithmetic over bandwidth."""
+    """Points are arithmetic over intensity; the ridge is at peak arithmetic over bandwidth."""
     figure = drawn(roofline(grid(two(), peaks=True)))
     (axes,) = figure.axes
     assert points(axes) == [pytest.approx((0.5, 0.25)), pytest.approx((1000, 5))]
@@ -34,7 +34,7 @@ def test_calls_are_below_the_roof() -> None:
 
 
 def test_what_is_above_the_roof_or_has_no_place_is_explained() -> None:
-    """Arithmetic above its peak, data in caches; no declared arithmetic, and what could not run."""
+    """Notes name calls above a peak or with data in caches, and calls without work or times."""
     fast = working(time_row(LOOKUP, linear(), 0.1), 1e7, 1e4)
     figure = drawn(roofline(grid([*two(), fast], peaks=True)))
     assert figure.notes[1].startswith("Above the roof: that peak was measured while something disturbed it")
@@ -54,14 +54,14 @@ def test_what_is_above_the_roof_or_has_no_place_is_explained() -> None:
 
 
 def test_a_roofline_needs_peaks_and_two_calls() -> None:
-    """A single call compares nothing."""
+    """A single call has nothing to be compared with."""
     assert roofline(grid(two())) is None
     assert roofline(grid([time_row(BASE, linear(), 1.0), time_row(DENSE, linear(), 1.0)], peaks=True)) is None
     assert roofline(grid([two()[0], time_row(DENSE, linear(), 1.0)], peaks=True)) is None
 
 
 def test_a_panel_per_shape_with_its_largest_population() -> None:
-    """The largest at which most calls have a number."""
+    """The population is the largest at which most calls have a number."""
     rows = [
         working(time_row(one, linear(width, members=members), 2.0), 1e7, 1e4)
         for width in (64, 128)

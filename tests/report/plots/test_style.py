@@ -1,4 +1,4 @@
-"""What holds for every plot: layout, greyscale, files, names, and the pieces of the shared style."""
+"""Properties of every plot: layout, greyscale, files, names, and the functions of the shared style."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ Figures = Mapping[tuple[str, str], Figure]
 
 @pytest.fixture(scope="module")
 def figures() -> Figures:
-    """Name and width -> figure."""
+    """Return figures by name and width."""
     return {
         (name, width): draw(name, request=PlotRequest(width=inches))
         for name in PLOTS
@@ -44,7 +44,7 @@ def figures() -> Figures:
 
 
 def test_every_plot_is_laid_out_and_says_where_it_comes_from(figures: Figures, tmp_path: Path) -> None:
-    """At both widths: texts are inside the figure and apart; title, device, commit, dtype and run.
+    """Texts fit and do not overlap at both widths; each plot has title, device, commit, dtype and run.
 
     Every pixel is opaque, so that the plot looks the same on a dark page.
     """
@@ -58,7 +58,7 @@ def test_every_plot_is_laid_out_and_says_where_it_comes_from(figures: Figures, t
         commit = "01abcde" if name == "history" else "commit 0123456"
         assert all(words in figure.origin for words in ("Test CPU", commit, "float32"))
         assert name == "history" or f"run {RUNS[name][0].header.run_id}" in figure.origin
-        assert "method host" not in figure.origin  # a CPU has one method
+        assert "method host" not in figure.origin  # a CPU has one method, which is not named
         if width == "column":
             with style.styled():
                 figure.savefig(tmp_path / "a.png", dpi=50)
@@ -68,7 +68,7 @@ def test_every_plot_is_laid_out_and_says_where_it_comes_from(figures: Figures, t
 
 
 def test_every_plot_reads_in_greyscale(figures: Figures) -> None:
-    """Neighbouring series differ in marker, filling, line or lightness; bars in their hatches."""
+    """Neighbouring series differ in marker, filling, line or lightness, and bars in their hatches."""
     for name, figure in figures.items():
         for axes in figure.axes:
             for (one, light), (other, lighter) in itertools.pairwise(series(axes)):
@@ -80,7 +80,7 @@ def test_every_plot_reads_in_greyscale(figures: Figures) -> None:
 
 
 def test_the_same_runs_give_the_same_bytes(figures: Figures, tmp_path: Path) -> None:
-    """Drawn again, every plot has the same bytes, in every format, without a date; files are small."""
+    """A plot drawn again has the same bytes in every format, without a date; files are small."""
     for name in RUNS:
         old, new = figures[name, "column"], draw(name)
         for axes in new.axes:
@@ -95,7 +95,7 @@ def test_the_same_runs_give_the_same_bytes(figures: Figures, tmp_path: Path) -> 
 
 
 def test_an_svg_has_short_numbers_and_its_text(figures: Figures, tmp_path: Path) -> None:
-    """Coordinates are those of matplotlib to a hundredth of a point; texts are texts."""
+    """Coordinates are rounded to a hundredth of a point; texts are text elements."""
 
     def numbers(svg: str) -> list[float]:
         svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -125,7 +125,7 @@ def test_odd_names_are_drawn_as_text(tmp_path: Path, odd: str) -> None:
 
 
 def test_unusable_samples_break_no_plot() -> None:
-    """NaN, infinite, huge, tiny, zero and missing samples are left out, or there is nothing to draw."""
+    """NaN, infinite, huge, tiny, zero and missing samples are left out; with no others there is no plot."""
     for name in RUNS:
         for samples in (((math.nan,), (1.0, 0.0)), ((math.inf, 1e24), (1e-24,)), ((0.0, 0.0),), ()):
             try:
@@ -135,7 +135,7 @@ def test_unusable_samples_break_no_plot() -> None:
 
 
 def test_a_plot_of_an_invalid_run_says_so() -> None:
-    """Before anything else in the title."""
+    """The title begins with the warning."""
     for name in ("pareto", "multipliers", "time-width", "roofline", "kappa", "kept-population", "samples"):
         (run,) = RUNS[name]
         assert run.end
@@ -173,7 +173,7 @@ def test_twenty_series_differ_without_colour() -> None:
 
 
 def test_a_logarithmic_axis_has_plain_ticks() -> None:
-    """However short it is, and whatever it spans: at least two different numbers, and no more than fit."""
+    """Axes of any length and range have at least two different numbers, and no more than fit."""
     for low, ratio, inches in itertools.product(
         (0.0011, 1.0, 2.1, 6.2, 730.0), (1.2, 1.8, 2.5, 6.0, 9.0, 1e3, 1e9), (1.0, 2.0, 3.3)
     ):
@@ -187,7 +187,7 @@ def test_a_logarithmic_axis_has_plain_ticks() -> None:
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=0x17F), max_size=60), st.floats(0.3, 2))
 def test_text_fits_its_room(text: str, inches: float) -> None:
-    """On one line its middle gives way, as little as possible; wrapped, no line is wider."""
+    """Text on one line is shortened in its middle as little as possible; wrapped lines are never too wide."""
     short = fit(text, inches)
     assert text_inches(short, style.FINE) <= inches
     if short != printable(text):
@@ -231,7 +231,7 @@ def assert_laid_out(figure: Figure, name: str, *, apart: bool = True) -> None:
 
 
 def series(axes: Axes) -> list[tuple[tuple[str, bool, str], float]]:
-    """The series with markers of a panel: marker, whether it is filled, and line; and its lightness."""
+    """Return a panel's series with markers, as (marker, filled, line), and their lightness."""
     found = []
     for line in axes.lines:
         marker = str(line.get_marker())
@@ -245,12 +245,12 @@ def series(axes: Axes) -> list[tuple[tuple[str, bool, str], float]]:
 
 
 def luminance(color: ColorType) -> float:
-    """The lightness of a colour in greyscale, from 0 to 1."""
+    """Return the lightness of a colour in greyscale, from 0 to 1."""
     return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))
 
 
 def spoilt(run: Run, samples: tuple[tuple[float, ...], ...]) -> Run:
-    """The run in which no variant but base has usable samples."""
+    """Return the run with only base's samples usable."""
     rows = tuple(
         msgspec.structs.replace(row, samples=samples)
         if hasattr(row, "samples") and row.variant != BASE

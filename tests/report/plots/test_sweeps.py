@@ -1,4 +1,4 @@
-"""The plots of sweeps over the population and the width."""
+"""The plots of sweeps over population and width."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ ENDS = f"{CROSS}: no number for a larger case"
 
 
 def over_members(*populations: int) -> list[Row]:
-    """Variants over populations; dense noise has no number above 256 members."""
+    """Return variants over populations; dense noise has no number above 256 members."""
     rows: list[Row] = []
     for members in populations:
         case = linear(256, members=members)
@@ -28,18 +28,18 @@ def over_members(*populations: int) -> list[Row]:
 
 
 def growing(*variants: Variant) -> list[Row]:
-    """Variants over three populations, each slower than the one before."""
+    """Return variants over three populations, each slower than the one before."""
     cases = [linear(256, members=members) for members in (1, 2, 4)]
     return [time_row(v, case, place + 1) for place, v in enumerate(variants) for case in cases]
 
 
 def crosses(axes: Axes) -> list[tuple[float, float]]:
-    """Where lines of a panel end early."""
+    """Return the places where lines of a panel end early."""
     return [(along(one)[0], along(one, "y")[0]) for one in axes.lines if one.get_marker() == "x"]
 
 
 def test_time_and_memory_over_the_population() -> None:
-    """On two logarithmic axes, in the unit of the table."""
+    """Both axes are logarithmic, in the unit of the table."""
     for suffix, unit, value in (("_ns", "ms", 0.72), ("_bytes", "MB", 0.064)):
         figure = drawn(sweep(grid(over_members(64, 256, 1024), suffix), POPULATION))
         (axes,) = figure.axes
@@ -52,7 +52,7 @@ def test_time_and_memory_over_the_population() -> None:
 
 
 def test_time_over_the_width() -> None:
-    """Of square layers that differ only in it; convolutions of one kernel and input share a panel."""
+    """Square layers that differ only in width share a panel, as do convolutions of one kernel and input."""
     cases = [linear(width) for width in (128, 256, 512)]
     odd = msgspec.structs.replace(linear(), in_channels=7)
     rows = [
@@ -76,7 +76,7 @@ def test_time_over_the_width() -> None:
 
 
 def test_a_line_that_ends_early_has_a_cross_and_a_reason() -> None:
-    """A shared reason stands alone, others with their names; variants without any number are named too."""
+    """A reason shared by all variants has no names, others have; variants without numbers are named too."""
     figure = drawn(sweep(grid(over_members(64, 256, 1024)), POPULATION))
     line = named(figure.axes[0])[f"Perturbed {CROSS}"]
     assert crosses(figure.axes[0]) == [(along(line)[-1], along(line, "y")[-1])] == [(256, 256)]
@@ -96,7 +96,7 @@ def test_a_line_that_ends_early_has_a_cross_and_a_reason() -> None:
 
 
 def test_times_have_the_roofline_bound_of_the_plain_layer() -> None:
-    """A note says where calls are faster than the peak of arithmetic; memory has no bound."""
+    """A note says where calls exceed the peak of arithmetic; memory has no bound."""
     rows: list[Row] = []
     for members in (64, 128, 256):
         case = linear(256, members=members)
@@ -117,7 +117,7 @@ def test_times_have_the_roofline_bound_of_the_plain_layer() -> None:
 
 
 def test_lines_are_spread_over_panels() -> None:
-    """Variants of a scheme stay together; the plain layer is in all panels, other lines are pale."""
+    """Variants of a scheme share a panel; the plain layer is in all panels, other panels' lines are pale."""
     family = [variant("Permuted", in_sparsity=k / 10) for k in range(9)]
     figure = drawn(sweep(grid(growing(*family, SPARSE, FLIPPED, BASE)), POPULATION))
     names = [set(named(axes)) for axes in figure.axes]
@@ -132,7 +132,7 @@ def test_lines_are_spread_over_panels() -> None:
 
 
 def test_shapes_have_panels() -> None:
-    """With their names; of too many some are shown."""
+    """Panels are titled by shape; of too many shapes only some are shown."""
     cases = [linear(width, members=n) for width in range(1, 27) for n in (1, 2, 4)]
     rows = [time_row(DENSE, case, 1.0) for case in cases]
     figure = drawn(sweep(grid(rows[:6]), POPULATION))
@@ -143,7 +143,7 @@ def test_shapes_have_panels() -> None:
 
 
 def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
-    """Samples without a median, or of zero, are left out of a line."""
+    """Samples of zero or without a median are left out of a line."""
     cases = [linear(members=members) for members in (1, 2, 3)]
     for few in (
         [time_row(DENSE, linear(), 1.0)],
@@ -163,7 +163,7 @@ def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
 
 
 def shares(run: Run) -> dict[str, list[float]]:
-    """The lines of the effective population over the number of members."""
+    """Return the lines of the effective population over the number of members."""
     (found,) = share_grids(run, "Linear")
     figure = drawn(sweep(found, POPULATION))
     assert figure.axes[0].get_ylabel() == "%"
@@ -174,7 +174,7 @@ def shares(run: Run) -> dict[str, list[float]]:
 
 
 def test_the_share_of_effective_members_falls_with_the_population() -> None:
-    """A line per variant, in percent; an exact estimate, which has no such share, has none."""
+    """Each variant has a line, in percent, except for exact estimates, which have no such share."""
     found = shares(ranking_cases.run(ranking_cases.sweep(64, 256, 1024)))
     assert set(found) == {"Perturbed", "Flipped", "Flipped(cores=8)"}
     assert found["Perturbed"] == pytest.approx([100.0, 100.0, 100.0])
