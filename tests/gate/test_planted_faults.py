@@ -83,7 +83,7 @@ def test_a_fault_ends_with_its_exit_code_and_is_named(
 
 
 def test_every_sample_is_on_disk(tmp_path: Path) -> None:
-    """Three replicates of all cells, ten of suspects and controls with three times as many rounds."""
+    """All cells have three replicates; suspects and controls have ten, with three times the rounds."""
     outcome("none", tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
     found = [msgspec.json.decode(line, type=Line) for line in lines]

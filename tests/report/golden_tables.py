@@ -38,7 +38,7 @@ def odd(**options: str) -> Measurement:
 
 
 def run() -> Run:
-    """A run with names of every kind, rows that failed, were skipped, are missing or hold no numbers."""
+    """Return a run with awkward names, and rows that failed, were skipped, are missing or have no numbers."""
     rounds = [1.0, 1.1, 1.2, 1.0, 0.9, 1.1, 1.0, 1.05]
     failed = Skipped(
         variant=variant("Wrong"),

@@ -81,7 +81,7 @@ def rows(
 
 
 def digits(case: Case) -> list[Row]:
-    """Two schemes on a trained network: the cosine at two sigmas, the larger first, and n_eff at one."""
+    """Return two schemes on a trained network: the cosine at two sigmas, the larger first, n_eff at one."""
     network = msgspec.structs.replace(case, operator="DigitsMLP")
     found: list[Row] = [skipped(BASE, network, "a plain layer draws no noise", "quality")]
     for one, factor in ((DENSE, 1.0), (FLIPPED, 0.25)):

@@ -90,7 +90,7 @@ def test_a_missing_row_has_the_reason_of_the_other_run() -> None:
 
 
 def test_different_devices_are_refused() -> None:
-    """Unless asked for. Devices differ by name, processor, threads, memory or being a slice, if known."""
+    """Name, processor, threads, memory and slice are compared, if known; an option allows differences."""
     a, b = synthetic.run(times()), synthetic.run(times(), device_name="Other GPU")
     with pytest.raises(UserError, match=r"A ran on Test CPU, .*B on Other GPU.*--across-devices"):
         compare(a, b)

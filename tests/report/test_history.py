@@ -78,17 +78,13 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
     runs = over_days(3.0, 4.0)
     runs[1] = header(runs[1], request=Request(variants=("Perturbed",)))
     runs[0] = msgspec.structs.replace(runs[0], end=RunEnd(status="failed", wall_s=1.0))
-    assert values(history(runs)) == pytest.approx(
-        [3, 4]
-    )  # parts of a suite and runs with failed variants are included
+    assert values(history(runs)) == pytest.approx([3, 4])  # part of a suite, a failed variant
     runs = [
         a_run(1, rows(9.0), threads=64),
         a_run(2, rows(9.0), uuid="MIG-1"),
         a_run(3, rows(3.0), uuid="GPU-1"),
         a_run(4, rows(3.0), uuid="GPU-2"),
-        msgspec.structs.replace(
-            a_run(5, rows(9.0), threads=64), end=None
-        ),  # unfinished, so not the newest run
+        msgspec.structs.replace(a_run(5, rows(9.0), threads=64), end=None),  # unfinished: not the newest
     ]
     shown = history(runs)
     assert values(shown) == pytest.approx([3, 3])

@@ -96,7 +96,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
 def test_without_ruptures_a_line_says_what_to_install(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command exits with 2; the reports are written without this page and report no problem."""
+    """The command exits with 2; reports are written without this page, and no run counts as lost."""
     results = stored(tmp_path, over_days(*LEVELS))
     for module in [one for one in sys.modules if one.partition(".")[0] == "ruptures"]:
         monkeypatch.delitem(sys.modules, module)

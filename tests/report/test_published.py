@@ -59,7 +59,7 @@ def test_every_figure_of_the_gtx_is_unchanged() -> None:
 
 
 def test_the_rtx_has_multiples_pairs_and_padding() -> None:
-    """Multiples become times by Base; antithetic rows are separate cases; other rows match no variant."""
+    """Multiples become times by Base; antithetic rows are separate cases; unknown sides match no variant."""
     run = read_published(RTX)
     rows = by_label(run, "Linear", "(256, 256)")
     assert median(rows["Base"]) == pytest.approx(0.141e6)

@@ -126,7 +126,7 @@ def test_size_follows_from_replicates() -> None:
 
 
 def test_fitted_kappa_beside_its_closed_form() -> None:
-    """The fit agrees within 5 % or 0.02, or if its interval or the bound on unseen pairs reaches that."""
+    """A fit agrees within 5 % or 0.02; NO if its interval, with unseen pairs, excludes agreement."""
     for mean, half, closed, verdict in (
         (10.4, 0.1, 10.0, "yes"),
         (10.6, 0.05, 10.0, "NO"),
@@ -169,7 +169,7 @@ def test_qualities_of_two_runs_are_compared() -> None:
 
 
 def test_order_is_by_effective_members_per_millisecond() -> None:
-    """The best is neither the fastest nor the one that loses fewest members; without a rate is last."""
+    """The best is neither the fastest nor the largest n_eff; variants without a rate are last."""
     found = one_ranking(ranking_cases.run()).of(SQUARE)
     order = [HADAMARD, LOW_RANK, CORES, FLIPPED, DENSE, SPARSE, BASE, NAIVE]
     assert [one.variant for one in found] == order
@@ -204,7 +204,7 @@ def test_exact_estimates_are_before_all_others() -> None:
 
 
 def test_the_closed_form_counts_unless_the_fit_contradicts_it() -> None:
-    """Only a fit that contradicts the closed form, or has none, is used for ranking."""
+    """The ranking uses a fit only if it contradicts the closed form, or if there is none."""
     other = without(without(rows(), HADAMARD, "kappa"), HADAMARD, "effective_members")
 
     def hadamard(*kappas: float) -> list[Row]:

@@ -112,7 +112,7 @@ def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
-    """The page with intervals is a separate file, or replaces the README, which is then restored."""
+    """Intervals are written to a separate file or into the README; without them it is unchanged."""
     rows = [time_row(BASE, BIG, 1), time_row(DENSE, BIG, *(2.0, 2.1, 2.2, 2.1, 2.0, 2.3, 2.1))]
     path = readme(tmp_path, "page.phases(RUN, 'Linear', 'forward')")
     run = store(tmp_path, synthetic.run(rows, run_id="x"))

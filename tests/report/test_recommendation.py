@@ -22,7 +22,7 @@ def advice(run: Run, variants: set[Variant] | None = None, limit_bytes: float | 
 
 
 def test_its_ranking_is_the_tables() -> None:
-    """Row by row and figure by figure; only those that were asked for; a limit moves variants to the end."""
+    """Rows and figures are those of the ranking, if requested; variants over a limit move to the end."""
     run = ranking_cases.run()
     (table,) = ranking_sections(run, "Linear")
     found = advice(run)

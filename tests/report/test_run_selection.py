@@ -85,7 +85,7 @@ def test_a_run_of_uncommitted_code_is_shown_if_there_is_no_other(tmp_path: Path)
 
 
 def test_the_report_of_one_device(tmp_path: Path) -> None:
-    """Each reason is one line on stderr; unreadable files are of no device; names are those in the runs."""
+    """Each reason is a line on stderr; unreadable files belong to no device; names are those in the runs."""
     for number in range(1, 4):
         store(tmp_path, a_run(f"2026010{number}"))
     store(tmp_path, changed("20260201", device_name="Test GPU"))

@@ -193,7 +193,7 @@ def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
 
 
 def test_the_console_shows_each_table_once() -> None:
-    """Ranking or quality, forward, other phases, peak memory and energy; the origin once."""
+    """Ranking or quality, forward, other phases, memory, energy and the origin each appear once."""
     measured: list[Row] = [*three(linear()), *three(conv2d()), time_row(DENSE, linear(), 1.0, phase="sample")]
     measured += [
         bytes_row(DENSE, linear(), metric, 10) for metric in ("peak_bytes", "reserved_bytes", "energy_j")

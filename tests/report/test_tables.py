@@ -38,7 +38,7 @@ def test_every_grid_of_a_run_is_shown_once() -> None:
 
 
 def test_columns_are_in_the_order_of_the_suite() -> None:
-    """A run measures its cases in random order; columns go from large kernels and narrow layers to wide."""
+    """Cases run in random order, but columns go from large kernels and narrow layers to wide ones."""
     load("impls")
     planned = REGISTRY.find_suite("readme").cases
     measured = synthetic.run(

@@ -56,7 +56,7 @@ def test_a_row_per_variant_and_a_bar_per_shape() -> None:
 
 
 def test_intervals_and_roofline_bounds() -> None:
-    """A line is the interval of a ratio, a tick the minimum work at the peaks over the plain layer's time."""
+    """A line is the interval of a ratio; a tick is minimum time at the peaks over the plain layer's time."""
     rows = [
         working(time_row(BASE, linear(), *[1.0] * 6), 1e7, 1e3),
         working(time_row(DENSE, linear(), 1.5, 2, 2, 2, 2, 3), 4e6, 1e3),

@@ -145,7 +145,7 @@ def test_a_plot_of_an_invalid_run_says_so() -> None:
 
 
 def test_drawing_changes_nothing_global(figures: Figures, tmp_path: Path) -> None:
-    """In another process, without pyplot, with other settings, which stay, the bytes are the same."""
+    """Drawing elsewhere, without pyplot and with other settings, keeps them and writes the same bytes."""
     script = (
         "import sys, matplotlib\n"
         "from pathlib import Path\n"

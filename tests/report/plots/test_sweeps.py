@@ -76,7 +76,7 @@ def test_time_over_the_width() -> None:
 
 
 def test_a_line_that_ends_early_has_a_cross_and_a_reason() -> None:
-    """A reason shared by all variants has no names, others have; variants without numbers are named too."""
+    """A single reason has no names, several have; variants without any number have a note."""
     figure = drawn(sweep(grid(over_members(64, 256, 1024)), POPULATION))
     line = named(figure.axes[0])[f"Perturbed {CROSS}"]
     assert crosses(figure.axes[0]) == [(along(line)[-1], along(line, "y")[-1])] == [(256, 256)]
