@@ -114,7 +114,7 @@ def _require_tracked(package: Path, seconds: float) -> None:
 
 
 def _told() -> tuple[str, str] | None:
-    """Return commit and hash as :data:`TOLD` tells them, None if it is not set or malformed."""
+    """Return commit and hash from the variable :data:`TOLD`, None if it is not set or malformed."""
     found = re.fullmatch(r"([0-9a-f]{40}):([0-9a-f]{64})", os.environ.get(TOLD, ""))
     return (found[1], found[2]) if found else None
 

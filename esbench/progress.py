@@ -57,7 +57,7 @@ class _Stage(NamedTuple):
 
 
 def remaining(done: int, total: int, elapsed_s: float) -> str:
-    """Return the time that is left as minutes and seconds, judged by what is done.
+    """Return the remaining time as minutes and seconds, extrapolated from the share that is done.
 
     ``?`` before the first cell is done.
     """

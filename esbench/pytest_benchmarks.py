@@ -22,7 +22,7 @@ class Benchmark(Protocol):
 
     @property
     def enabled(self) -> bool:
-        """Whether it times, which it does not beside pytest-xdist or with --benchmark-disable."""
+        """Whether cells are timed: not with pytest-xdist or --benchmark-disable."""
 
     def __call__(self, function: Callable[[], object]) -> object:
         """Time a function."""
@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def chosen(request: pytest.FixtureRequest) -> Iterator[ChosenBenchmarks]:
-    """What was chosen; at the end nothing of it stays set up."""
+    """The chosen cells; at the end none of them stays set up."""
     found = request.config.stash[CHOSEN]
     yield found
     found.close()
@@ -51,7 +51,7 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[ChosenBenchmarks]:
 
 @pytest.fixture(scope="session")
 def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Iterator[None]:
-    """Lock the device until the end; while another run holds it, the terminal says which."""
+    """Lock the device until the end; while another run holds it, the terminal names that run."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     with chosen.hold(reporter.write_line if reporter else lambda _: None):
         yield
@@ -96,7 +96,7 @@ def _benchmarked(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> 
 
 
 def _end(failure: Failure) -> NoReturn:
-    """End a test as a row without a number would: what is unavailable is skipped, what is wrong fails."""
+    """Skip a test of an unavailable variant, fail that of a wrong one."""
     if failure.status == "unavailable":
         pytest.skip(failure.reason)
     pytest.fail(failure.reason, pytrace=False)

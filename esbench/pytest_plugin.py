@@ -182,7 +182,7 @@ class ChosenBenchmarks:
         return member
 
     def call(self, member: Member, phase: Phase) -> Call:
-        """Return what is timed: a phase's call that ends when its work is done."""
+        """Return the timed function: a phase's call that waits for its work."""
         call, synchronize = member.workload.phases[phase], self.synchronize
         if synchronize is no_wait:
             return call
@@ -219,7 +219,7 @@ class ChosenBenchmarks:
         return self._rated.get(key, {})
 
     def close(self) -> None:
-        """Free what is set up."""
+        """Free all workloads that are set up."""
         if self._set_up:
             self._set_up[1].disband()
         self._set_up = None
@@ -318,7 +318,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Choose what is benchmarked, before anything is collected.
+    """Choose the cells to benchmark, before tests are collected.
 
     Raises:
         pytest.UsageError: pytest-benchmark is not installed, or a name is unknown.
@@ -344,7 +344,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, object]) -> None:
-    """Add the environment of a run, with the GPU, to what pytest-benchmark stores.
+    """Add the environment of a run, with the GPU, to the JSON of pytest-benchmark.
 
     It is apart from pytest-benchmark's own description of the machine, which is compared between runs.
     """

@@ -368,7 +368,7 @@ class Trainer(Protocol):
 
 @singledispatch
 def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on
-    """Return how to train with a scheme, None if that is unknown: extend with ``@trainer.register``."""
+    """Return the trainer of a scheme, None if unknown; packages extend this with ``@trainer.register``."""
     return None
 
 
@@ -445,7 +445,7 @@ def with_references(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
-    """Return what can be recommended for a layer, and base, which it is compared with.
+    """Return the variants that can be recommended for a layer, and base for comparison.
 
     Baselines are there to be compared with, and count only where they were named.
     """

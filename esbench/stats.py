@@ -232,7 +232,7 @@ def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) ->
 
 @cache
 def _rank(count: int, confidence: float) -> int:
-    """The k of the order-statistic interval, 0 if there is no such interval."""
+    """Return the rank k of the order-statistic interval, 0 if there is no such interval."""
     below, logarithm = 0.0, -count * math.log(2)  # of P(Binomial(count, 1/2) = k)
     for k in range(count // 2):
         below += math.exp(logarithm)

@@ -90,7 +90,7 @@ class Problem:
 
     @property
     def within(self) -> str:
-        """The same without the file, where that is said already: ``line 5: field: message``."""
+        """The problem without its file: ``line 5: field: message``."""
         return " ".join(f"{f'line {self.line}: ' if self.line else ''}{self._what}".split())
 
     @property
@@ -99,7 +99,7 @@ class Problem:
 
 
 class _Version(msgspec.Struct):
-    """The fields that tell a header of another version from a foreign line."""
+    """The fields by which a header of another version differs from a foreign line."""
 
     record: str
     schema: int
@@ -180,7 +180,7 @@ class Writer:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a whole file in place of what was there; a crash leaves the old one or the new one."""
+    """Replace a file atomically: a crash leaves either the old or the new one."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
@@ -272,7 +272,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
-    """Read a run's file; the run is None if the first line is no header."""
+    """Read a run's file; the run is None if the first line is not a header."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -357,7 +357,7 @@ def find_unfinished(results: Path, device: str) -> Path:
 
 
 def read_unfinished(path: Path) -> Unfinished:
-    """Read what is kept of a run that was cut off.
+    """Read the part of an interrupted run that is kept.
 
     Raises:
         ResumeError: the file holds no run, or one that is complete or lacks its request.
@@ -383,7 +383,7 @@ def read_unfinished(path: Path) -> Unfinished:
 
 
 def _kept_bytes(content: bytes) -> int:
-    """Return where the last settled line ends, or the header where nothing is settled."""
+    """Return the end of the last checkpoint in bytes, or that of the header if there is none."""
     place = kept = content.index(b"\n") + 1
     for line in content[place:].splitlines(keepends=True):
         place += len(line)
@@ -409,7 +409,7 @@ D = TypeVar("D", bound=Document)
 
 
 def write_document(document: Document, path: Path) -> Path:
-    """Write a document in place of what was there; an interrupt leaves one of the two.
+    """Replace a document atomically: an interrupt leaves either the old or the new one.
 
     Raises:
         ValueError: it could not be read back, for instance because a number is NaN.
@@ -488,7 +488,7 @@ def _phase(row: Measurement) -> object:
 
 
 def _visits(row: Measurement) -> object:
-    """Return what all times of the same visits share."""
+    """Return the fields that all times of the same visits share."""
     return row.variant, row.case, row.phase, row.method, row.group
 
 
@@ -531,7 +531,7 @@ def _decode(path: Path, number: int, line: bytes) -> Record | Problem:
 
 
 def _no_time(record: Record) -> str | None:
-    """Return the place of the first time of 0 ns, which no call takes: the counter missed it."""
+    """Return the place of the first time of 0 ns, which is impossible for a call."""
     if not isinstance(record, Measurement) or record.phase == QUALITY or not record.metric.endswith(TIMED):
         return None
     for place, visits in enumerate(record.samples):
@@ -541,7 +541,7 @@ def _no_time(record: Record) -> str | None:
 
 
 def _in_words(error: str) -> tuple[str, str | None]:
-    """Split a decoder's message into what is wrong and the dotted field it is about."""
+    """Split a decoder's message into the error and the dotted name of the field."""
     message, _, place = error.partition(" - at `")
     if message.startswith(_NO_JSON):
         byte = re.search(r"byte (\d+)", message)

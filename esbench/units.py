@@ -27,7 +27,7 @@ _COARSE = 2.0  # a half width that begins with 1 keeps a second digit: 0.14 is n
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit to show a number in: its symbol, and how many stored units make one of it."""
+    """A unit for display: its symbol, and its size in stored units."""
 
     symbol: str
     size: float
@@ -109,7 +109,7 @@ def format_number(value: float | None, half: float | None = None) -> str:
 
 
 def format_between(value: float | None, half: float | None) -> str:
-    """The number with half the width of its interval: ``1.23 ± 0.04``; without one as it is alone."""
+    """Return a number with half the width of its interval, ``1.23 ± 0.04``, or alone without one."""
     if value is None or half is None or not math.isfinite(value) or not _known(value, half):
         return format_number(value)
     place = max(_place_of(half), _least(_exponent(value, 1))) if value else _place_of(half)
@@ -130,7 +130,7 @@ def _place_of(half: float) -> int:
 
 
 def _least(leading: int) -> int:
-    """The place that no number goes beyond which begins at this one; all before the point are within."""
+    """Return the lowest place shown of a number whose leading digit is at this place."""
     return min(0, leading - _MOST + 1)
 
 

@@ -34,7 +34,7 @@ def _installed(name: str) -> bool:
 
 
 def main() -> int:
-    """Print the command that downloads what is missing into wheels/; return 1 if something is, else 0."""
+    """Print the command that downloads missing wheels into wheels/; return 1 if any is missing, else 0."""
     wanted = missing()
     if not wanted:
         sys.stdout.write("nothing is missing\n")

@@ -55,7 +55,7 @@ LogRatios = dict[str, list[float]]
 
 @dataclass
 class Evidence:
-    """What was measured so far: the survey of each cell by each arm, and the replicates."""
+    """The measurements so far: the survey of each cell by each arm, and the replicates."""
 
     surveys: list[Surveyed] = field(default_factory=list)
     replicates: list[Replicate] = field(default_factory=list)
@@ -106,7 +106,7 @@ def _visit_logs(visits: Visits) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class VariancePrior:
-    """What all cells say about the variance of one: an inverse chi-squared prior (Smyth, 2004).
+    """An inverse chi-squared prior of a cell's variance, estimated from all cells (Smyth, 2004).
 
     ``freedom`` is how many degrees of freedom the prior counts for; ``pooled`` are those of all cells
     together, an upper limit of what is known about any variance.
@@ -279,7 +279,7 @@ def decide(
 
 
 def _gaps(found: LogRatios, wanted: Sequence[str], count: int, stage: str) -> Iterator[str]:
-    """Yield what should have been measured and was not."""
+    """Yield the cells that should have been measured but were not."""
     for name in wanted:
         if len(found.get(name, ())) != count:
             yield f"{name}: {len(found.get(name, ()))} of {count} replicates of the {stage}"

@@ -107,7 +107,7 @@ class Gate:
     cell_s: float = 0.0
 
     def run(self, folder: Path) -> Decision:
-        """Measure what the decision rule asks for, write the samples to a file in the folder, and decide.
+        """Measure the pairs that the decision rule requires, write the samples to a file, and decide.
 
         A worker that fails while it is timed makes the gate invalid.
 
@@ -153,7 +153,7 @@ class Gate:
     # The survey checks correctness and counts
 
     def survey(self) -> Opening:
-        """Check and count every variant in both arms; return what is compared.
+        """Check and count every variant in both arms; return the cells to compare.
 
         Raises:
             UserError: a worker fails, there are no cells, or packages of variants come from elsewhere.
@@ -279,7 +279,7 @@ class Gate:
 
 
 def _row(cell: Cell, arm: Arm, answer: Found | Refused) -> Surveyed:
-    """Return the row of a cell from what a worker answered about its variant."""
+    """Return the row of a cell from a worker's answer about its variant."""
     if isinstance(answer, Refused):
         return Surveyed(cell=cell, arm=arm, status=answer.status, reason=answer.reason)
     if cell.phase in answer.missing:

@@ -18,7 +18,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cell(_Strict, frozen=True, kw_only=True):
-    """What gets a verdict: a variant on a case, in one phase, timed by one method."""
+    """The unit of a verdict: a variant on a case, in one phase, timed by one method."""
 
     variant: Variant
     case: Case
@@ -27,13 +27,13 @@ class Cell(_Strict, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The cell as tables show it and waivers name it."""
+        """The name of the cell in tables and waivers."""
         label = self.variant.label(self.case.operator)
         return f"{label} | {self.case.label} | {self.phase} | {self.method}"
 
 
 class Orders(_Strict, frozen=True, kw_only=True):
-    """What a worker is told when it starts.
+    """The settings that a worker gets when it starts.
 
     Attributes:
         root: the work tree; packages of variants are imported from it in preference to installed ones.
@@ -85,7 +85,7 @@ class Control(_Message, frozen=True, kw_only=True, tag="control"):
 
 
 class Visit(_Message, frozen=True, kw_only=True, tag="visit"):
-    """Time ``launches`` calls of what is open, after ``before`` calls that are not timed."""
+    """Time ``launches`` calls of the open cell, after ``before`` calls that are not timed."""
 
     launches: int
     before: int = 0
@@ -95,7 +95,7 @@ Question = Survey | Open | Control | Visit
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
-    """The first message of a worker: what it has loaded, and its cells.
+    """The first message of a worker: the loaded variants and its cells.
 
     Attributes:
         packages: package of variants -> the folder that it was imported from.

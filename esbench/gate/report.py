@@ -53,7 +53,7 @@ def text(decision: Decision) -> str:
 
 
 def markdown(decision: Decision) -> str:
-    """Return the decision as Markdown for a pull request: what is remarkable, and all rows to unfold."""
+    """Return the decision as Markdown for a pull request: notable rows, then all rows, folded."""
     opening, settings = decision.opening, decision.settings
     here = opening.environment
     remarkable = _remarkable(decision)

@@ -67,7 +67,7 @@ CONTROL_SIDE = {"cpu": 48, "cuda": 512}
 
 
 class Tree(NamedTuple):
-    """What a work tree has of the suite and variants asked for; ``unknown`` is the error if it lacks them."""
+    """The requested suite and variants in a work tree; ``unknown`` is the error if it lacks them."""
 
     suite: Suite
     entries: list[Entry]
@@ -133,7 +133,7 @@ class Worker:
     _precision: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def hello(self) -> Hello:
-        """Return what this worker has loaded."""
+        """Return the variants and cases that this worker has loaded."""
         entries = list(REGISTRY.entries.values())
         packages = {entry.package: _folder(entry.package) for entry in entries}
         hashes = source_hashes(entries)
@@ -146,7 +146,7 @@ class Worker:
         )
 
     def answer(self, question: Question) -> Answer:
-        """Do what is asked; an exception of a variant becomes the answer."""
+        """Carry out a request; an exception of a variant becomes the answer."""
         try:
             match question:
                 case Survey():
@@ -203,7 +203,7 @@ class Worker:
         return Found(figures=figures, missing=missing)
 
     def _figures(self, workload: Workload, phase: Phase) -> dict[str, float]:
-        """Count bytes and launches of a phase, between two checks of what it computes."""
+        """Count bytes and launches of a phase, and check its result before and after."""
         workload.enter(phase)
         call = workload.phases[phase]
         seen = validation.precheck(workload, phase, self.tools.synchronize, Stopwatch())
@@ -264,7 +264,7 @@ class Worker:
 
 
 class _RefusedError(Exception):
-    """There is nothing to measure; ``answer`` says why."""
+    """There is nothing to measure; ``answer`` has the reason."""
 
     def __init__(self, answer: Refused) -> None:
         """Store the answer."""

@@ -98,7 +98,7 @@ class WorkerProcess:
         return self._answer(kind)
 
     def require(self, question: Question, kind: type[A]) -> A:
-        """Ask what the worker could answer before, so that a refusal is an error."""
+        """Send a request that the worker has answered before, so that a refusal is an error."""
         self._send(question)
         return self._required(kind)
 

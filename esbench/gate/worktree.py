@@ -27,7 +27,7 @@ _NAMED = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm: the revision as it was asked for, and its commit.
+    """One arm: the requested revision and its commit.
 
     For a work tree with changes that is a commit on no branch.
     """

@@ -33,11 +33,11 @@ class Known:
         self._current = {}
 
     def add(self, variant: Variant, seconds: float) -> None:
-        """Add what a variant took on the current case."""
+        """Add the seconds that a variant took on the current case."""
         self._current[variant] = self._current.get(variant, 0.0) + seconds
 
     def __getitem__(self, variant: Variant) -> float:
-        """Return what a variant is expected to take."""
+        """Return the seconds that a variant is expected to take."""
         if variant in self._last:
             return self._last[variant]
         return median(self._last.values()) if self._last else self._guess_s
@@ -115,7 +115,7 @@ class Budget:
         return until_s - self._seconds() >= needed_s + len(variants) * self._cells * LEAST_CELL_S
 
     def check(self) -> None:
-        """Check that there is time for the variants that are set up; later cases give a part of theirs.
+        """Check that there is time for the variants that are set up, at the expense of later cases.
 
         Raises:
             UnavailableError: there is no time left.

@@ -46,7 +46,7 @@ from esbench.schema import (
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the cases of a run share."""
+    """The plan, instruments and recorder that all cases of a run share."""
 
     plan: Plan
     checks: ExactChecks
@@ -65,7 +65,7 @@ class RunContext:
         *,
         traced: bool = False,
     ) -> None:
-        """Store the rows of a phase, or of a case, with the line that says that they are complete."""
+        """Store the rows of a phase or a case, with a line that marks them as complete."""
         line = Checkpoint(
             case=case,
             group=group,
@@ -189,7 +189,7 @@ class CoResidentGroup:
         return True
 
     def _for_each(self, phase: Phase, action: Callable[[Member], None]) -> None:
-        """Call ``action`` with each member; one that leaves is freed at once."""
+        """Call ``action`` with each member; a member that is removed is freed at once."""
         done: set[Variant] = set()
         while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in done), None):
             if self._try(entry, action):
@@ -389,7 +389,7 @@ class CaseRunner:
             )
 
     def _with_figures(self, member: Member, phase: Phase, times: list[Row]) -> list[Row]:
-        """Return a member's times with what the other instruments read, or why the times do not hold."""
+        """Return a member's times and other readings, or the reason why the times are invalid."""
         self._announce(member.entry, f"{phase} memory and launches")
         if not any(isinstance(row, Measurement) for row in times):
             return times
@@ -406,7 +406,7 @@ class CaseRunner:
         return [*labelled, *figures]
 
     def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
-        """Return labels and what the other instruments read of a phase; raise if the times do not hold."""
+        """Return labels and the other readings of a phase; raise if the times are invalid."""
         instruments, workload = self.context.instruments, member.workload
         call, measurement = workload.phases[phase], self._measurement(member, phase)
         footprint = instruments.footprint(call)
@@ -433,7 +433,7 @@ class CaseRunner:
     def _activity_rows(
         self, call: Call, phase: Phase, variant: Variant, measurement: Callable[..., Measurement]
     ) -> list[Row]:
-        """Return utilisation, power and energy of a call, where they are wanted and can be read."""
+        """Return utilisation, power and energy of a call, if they are requested and can be read."""
         context = self.context
         is_wanted = phase == MONITORED_PHASE and context.plan.is_active(self.case, variant)
         if not is_wanted or context.instruments.activity is None:

@@ -42,7 +42,7 @@ _ROW_BYTES = 4096
 
 
 class Streak:
-    """Measures for how long a device has been busy without a pause, which its clocks need to settle."""
+    """The time for which a device has been busy without a pause: its clocks need some to settle."""
 
     def __init__(self) -> None:
         """Start with a device at rest."""
@@ -55,7 +55,7 @@ class Streak:
         self._until_s = end_s
 
     def seconds(self, now_s: float) -> float:
-        """Return for how long it has been busy by now."""
+        """Return the seconds for which the device has been busy."""
         return self._until_s - self._since_s if now_s - self._until_s <= PAUSE_S else 0.0
 
 
@@ -93,7 +93,7 @@ class CacheBuffer:
 
 
 class Cuda:
-    """The current CUDA device, through torch: what the clocks need of it; work goes to the current stream."""
+    """The operations of the current CUDA device that clocks need; work is queued on the current stream."""
 
     def __init__(self) -> None:
         """Allocate the buffer that flushes the cache and the stream for captures."""
@@ -115,7 +115,7 @@ class Cuda:
         return _event()
 
     def record(self, event: Event) -> None:
-        """Queue the event: it takes the device's time when everything queued before is done."""
+        """Queue the event: it records the device's time when all work queued before is done."""
         _record(event)
 
     def done(self, event: Event) -> bool:
@@ -140,7 +140,7 @@ class Cuda:
         self.cache.read()
 
     def reserved_bytes(self) -> int:
-        """Return what torch's allocator holds of the device's memory."""
+        """Return the bytes of device memory that torch's allocator has reserved."""
         return int(_statistics(self._index)["reserved_bytes"]["all"]["current"])
 
     def capture(self, call: Call, turns: int) -> Sequence[Call]:

@@ -35,7 +35,7 @@ class LockError(UserError):
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """Who holds a lock."""
+    """The process that holds a lock."""
 
     pid: int
     user: str

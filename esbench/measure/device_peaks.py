@@ -125,7 +125,7 @@ def _multiplication(side: int, device: str, dtype: str) -> Call:
 
 
 def _samples(call: Call, clock: Clock) -> tuple[float, ...]:
-    """Return the nanoseconds of as many calls as the budget allows; those that tell their number warm up."""
+    """Return the nanoseconds of as many calls as the budget allows, after calls that warm up."""
     calls = max(LEAST_CALLS, min(MOST_CALLS, int(BUDGET_NS / max(_fastest_ns(call, clock), 1.0))))
     return clock.visit(call, calls).samples["latency_ns"]
 

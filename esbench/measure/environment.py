@@ -137,7 +137,7 @@ def _in_words(value: object) -> str:
 
 
 def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return what was measured, and with what, as the beginnings of SHA-256 sums of source code.
+    """Return short SHA-256 sums of the source code of the variants, their packages and the harness.
 
     For each variant's name that of the file which defines its scheme; for each package, the harness among
     them, that of all its files: one that a scheme imports may change as well. What has no source file, such
@@ -175,7 +175,7 @@ def governor() -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the system knows it, or its architecture."""
+    """Return the processor's name from the system, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -205,7 +205,7 @@ def _load() -> float | None:
 
 
 def _told_by_nvml() -> dict[str, object]:
-    """Return what NVML tells of the driver, the clocks' policy and the idle power."""
+    """Return driver version, clock policy and idle power as NVML reports them."""
     told: dict[str, object] = {}
     with contextlib.suppress(NvmlError), Nvml() as nvml:
         questions: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""The precision of float32 products: the dtype of a case says whether TF32 may be used for them."""
+"""The precision of float32 products: the dtype of a case determines whether TF32 is allowed."""
 
 import contextlib
 from collections.abc import Iterator

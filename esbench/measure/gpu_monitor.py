@@ -66,7 +66,7 @@ class Activity:
 
 @dataclass
 class Readings:
-    """What was read in a window: samples by metric, or why a metric has none.
+    """The readings of a window: samples by metric, or the reason why a metric has none.
 
     ``updates`` counts how often the energy counter moved.
     """
@@ -76,7 +76,7 @@ class Readings:
     updates: int = 0
 
     def take(self, metric: str, read: Callable[[], float]) -> None:
-        """Read a metric; after a failure it is not read again, since a part of a window gives no figure."""
+        """Read a metric; after a failure it is not read again, since part of a window is not enough."""
         if metric in self.missing:
             return
         try:
@@ -168,7 +168,7 @@ def watch(
 
 
 def _spread_energy(readings: Readings, window_s: float, calls: int, idle_w: float | None) -> None:
-    """Replace the counter's two values by a call's energy, as it is and less that of the idle GPU."""
+    """Replace the counter's two values by a call's energy, with and without that of the idle GPU."""
     if "energy_j" in readings.missing:
         return
     before_j, after_j = readings.samples.pop("energy_j")
@@ -233,7 +233,7 @@ class ConditionsReader:
             self._nvml.close()
 
     def __call__(self) -> Conditions | None:
-        """Return what NVML tells now; what it refuses is None in it."""
+        """Return the current readings of NVML, None for those that it refuses."""
         found = Conditions(
             clock_hz=self._read(Nvml.clock_hz),
             temperature_c=self._read(Nvml.temperature_c),
@@ -243,7 +243,7 @@ class ConditionsReader:
         return None if found == Conditions() else found
 
     def process_bytes(self) -> int | None:
-        """Return the bytes of device memory that this process holds, None where NVML does not tell."""
+        """Return the bytes of device memory that this process uses, None if NVML does not report them."""
         return self._read(lambda nvml: nvml.process_bytes(own_pids() or {os.getpid()}))
 
     def _read(self, question: Callable[[Nvml], T]) -> T | None:
@@ -255,7 +255,7 @@ class ConditionsReader:
 
 @functools.cache
 def own_pids() -> frozenset[int]:
-    """Return the ids by which NVML knows this process, none where it does not tell. Never fails.
+    """Return the ids that NVML lists for this process, none if it does not list them. Never fails.
 
     In a container they are the host's, not those that the process has itself; so who is new in NVML's list
     once torch has made its CUDA context is this process. Call it before anything else uses the GPU; later

@@ -213,7 +213,7 @@ def warm_up(call: Call, clock: Clock, budget_s: float) -> Warm:
 
 
 def calls_per_visit(call_ns: float) -> int:
-    """Return how many calls fill a visit, where one takes ``call_ns`` with all that is done around it."""
+    """Return the number of calls that fill a visit if one call takes ``call_ns`` with its overhead."""
     return max(1, min(MOST_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
 
 

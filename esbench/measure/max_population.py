@@ -34,7 +34,7 @@ class Capacity(NamedTuple):
 
 
 def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], float]) -> Capacity:
-    """Search for the largest population that fits, below one that is known not to.
+    """Search for the largest population that fits, below one that does not.
 
     Bisects the ratio of the two rather than their difference: the least that fits is unknown. No attempt is
     begun once the budget is spent; ``seconds`` tells the time.

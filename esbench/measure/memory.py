@@ -73,7 +73,7 @@ def footprint(
 
 
 def peak_bytes(call: Callable[[], object], device: str) -> int:
-    """Return the most bytes that one call holds at once above those held before it."""
+    """Return the peak of the bytes that one call allocates, above those allocated before it."""
     return footprint(call, device).peak_bytes
 
 
@@ -186,7 +186,7 @@ def _replay(call: Callable[[], object], calls: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _collection() -> Iterator[Callable[[], object]]:
-    """Yield what collects the garbage of this block; what was there before is neither searched nor freed."""
+    """Yield a function that collects the garbage of this block only, not older objects."""
     gc.freeze()
     try:
         yield gc.collect

@@ -33,7 +33,7 @@ class Layer(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Another module with trainable parameters, and what becomes of it; some have to be left unperturbed."""
+    """Another module with trainable parameters: how it is perturbed, or that it must be excluded."""
 
     name: str
     why: str
@@ -41,7 +41,7 @@ class Other(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The layers that a scheme can be chosen for, the rest of what is trained, and all perturbed numbers."""
+    """The layers with a choice of scheme, other trained modules, and the number of perturbed parameters."""
 
     chosen: tuple[Layer, ...]
     others: tuple[Other, ...]
@@ -103,7 +103,7 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
 
 
 def _made(name: str) -> tuple[nn.Module, Tensor | None]:
-    """Return what a factory makes: a model, and rows if it makes any."""
+    """Return the model that a factory builds, and the input rows if it returns any."""
     module, _, factory = name.partition(":")
     if not (module and factory):
         message = "expected module:factory, such as my_models:mlp"
@@ -185,7 +185,7 @@ def _can_choose(module: nn.Module) -> bool:
 
 
 def _size(modules: Iterable[nn.Module]) -> int:
-    """Return how many numbers modules have that are trained, each once."""
+    """Return the number of trainable entries of modules, each counted once."""
     own = {id(one): one for module in modules for one in _own(module).values()}
     return sum(one.numel() for one in own.values() if one.requires_grad)
 
@@ -218,7 +218,7 @@ def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Ca
 
 
 def _plain(widths: tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return one number where all are the same, as a suite writes it."""
+    """Return a single number if all are equal, as in the cases of suites."""
     return widths[0] if len(set(widths)) == 1 else tuple(widths)
 
 

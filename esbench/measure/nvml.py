@@ -123,7 +123,7 @@ class Nvml:
         return float(_checked(what, rates.gpu, "percent"))
 
     def clock_hz(self) -> float:
-        """Return the clock of the multiprocessors as it is now."""
+        """Return the current clock of the multiprocessors."""
         return self._number("read the clock", "MHz", "nvmlDeviceGetClockInfo", SM_CLOCK) * 1e6
 
     def temperature_c(self) -> float:
@@ -131,15 +131,15 @@ class Nvml:
         return float(self._number("read the temperature", "degrees Celsius", "nvmlDeviceGetTemperature", DIE))
 
     def power_w(self) -> float:
-        """Return what the board draws; most GPUs since Ampere answer the mean of the last second."""
+        """Return the power draw of the board; since Ampere usually the mean of the last second."""
         return self._number("read the power", "mW", "nvmlDeviceGetPowerUsage") / 1e3
 
     def energy_j(self) -> float:
-        """Return what the board has drawn since the driver was loaded; a counter that moves in ticks."""
+        """Return the energy since the driver was loaded, from a counter that advances in ticks."""
         return self._number("read the energy counter", "mJ", "nvmlDeviceGetTotalEnergyConsumption") / 1e3
 
     def clock_reasons(self) -> tuple[str, ...]:
-        """Return what keeps the clock from being higher."""
+        """Return the reasons why the clock is not higher."""
         # Newer bindings call throttling an event; drivers before them know this name alone.
         function = "nvmlDeviceGetCurrentClocksThrottleReasons"
         bits = self._number("say what holds the clock", "as bits", function)
@@ -148,7 +148,7 @@ class Nvml:
         return tuple([*words, f"reason {unnamed:#x}"] if unnamed else words)
 
     def throttled(self) -> tuple[str, ...]:
-        """Return what throttles the clock, if anything."""
+        """Return the reasons for throttling, if any."""
         return tuple(reason for reason in self.clock_reasons() if reason not in NO_THROTTLING)
 
     def clock_policy(self) -> str:
@@ -175,7 +175,7 @@ class Nvml:
         return tuple(self._process(what, row.pid, row.usedGpuMemory) for row in rows)
 
     def process_bytes(self, own: Collection[int]) -> int | None:
-        """Return the bytes of device memory that these processes hold, None where NVML cannot say."""
+        """Return the bytes of device memory that these processes use, None if NVML does not report them."""
         held = [process.used_bytes for process in self.processes() if process.pid in own]
         known = [used for used in held if used is not None]
         return sum(known) if known and len(known) == len(held) else None

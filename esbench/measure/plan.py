@@ -1,4 +1,4 @@
-"""What a run measures, in which order, and about how long that takes."""
+"""The plan of a run: variants, cases and phases, their order, and an estimate of the time."""
 
 import math
 import random
@@ -78,17 +78,17 @@ class Plan:
         )
 
     def size(self, case: Case) -> int:
-        """Return what grows in a sweep."""
+        """Return the value of the field that a sweep varies."""
         return int(getattr(case, self.sweep))
 
     def entries_for(self, case: Case) -> list[Entry]:
-        """Return the variants that meet a case, those of every company first."""
+        """Return the variants that support a case, baselines first."""
         entries = [entry for entry in self.entries if entry.supports(case)]
         return sorted(entries, key=is_baseline, reverse=True)
 
 
 def is_baseline(entry: Entry) -> bool:
-    """Say whether a variant is one that others are compared with: base or naive."""
+    """Return whether a variant is a baseline: base or naive."""
     return entry.variant.mode != "batched"
 
 
@@ -155,7 +155,7 @@ class Estimate(NamedTuple):
     sampling_s: float = 0.0
 
     def within(self, budget_s: float) -> str:
-        """Say what a time budget changes: nothing, the seconds of a cell, or the number of rows."""
+        """Describe the effect of a time budget: none, fewer samples, or fewer rows."""
         least_s = self.seconds - self.sampling_s + self.cells * LEAST_CELL_S
         if self.seconds <= budget_s:
             return f"a budget of {budget_s:g} s suffices"
@@ -166,7 +166,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(plan: Plan) -> Estimate:
-    """Return what a plan measures and about how long that takes, by arithmetic."""
+    """Return the number of rows and cells of a plan and an estimate of its time."""
     costs, phases = COSTS[plan.device], plan.timed
     sampling_s = min(costs.sampling_s, plan.cell_s) * plan.cells_of(phases)
     row_s = (

@@ -70,7 +70,7 @@ class Record(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a call launches.
+    """The launches of a call.
 
     ``launches``: on CUDA the kernels, copies and fills that ran on the device; on the CPU the ATen operators
     that no other ATen operator called. ``waits``: the runtime's calls in which the host waited for the
@@ -138,7 +138,7 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
 
 
 def cpu_trace(records: Sequence[Record]) -> Trace:
-    """Count the ATen operators of a call that no other one called."""
+    """Count the outermost ATen operators of a call."""
     call = _annotation(records, CALL)
     aten = [
         record
@@ -164,7 +164,7 @@ def kernels(records: Sequence[Record]) -> list[Line]:
 
 
 def operators(taken: torch.autograd.profiler.profile) -> list[Line]:
-    """Return the time that each operator of a call took itself, longest first, and what remains."""
+    """Return the self time of each operator of a call, longest first, and the remaining time."""
     found = taken.key_averages()
     call_ns = next(one.cpu_time_total for one in found if one.key == CALL) * 1e3
     lines = []
@@ -184,7 +184,7 @@ class Profile(NamedTuple):
 
 
 def trace(call: Callable[[], object], device: str) -> Trace:
-    """Count what one call launches; on CUDA another call goes before it.
+    """Count the launches of one call; on CUDA after an untraced call.
 
     Raises:
         ProfileError: the profiler lost records, several times.
@@ -231,7 +231,7 @@ def _take_cpu(call: Callable[[], object]) -> torch.autograd.profiler.profile:
 
 
 def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
-    """Trace a call on the current stream; records at the start may be lost, so other work comes first.
+    """Trace a call on the current stream, after other work, since the first records may be lost.
 
     The marker stands before the first call: a call that changed the current stream would move it.
     """
@@ -273,7 +273,7 @@ def _annotation(records: Iterable[Record], name: str) -> Record:
 
 
 def _launched(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
-    """Return what ran on the device because of launches in a span of time.
+    """Return the device work that was launched within a span of time.
 
     What ran without a launch on record counts by the time at which it ran.
     """

@@ -16,7 +16,7 @@ Store = Callable[[Sequence[Record]], None]
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How many rows of each kind a run has, and remarks that belong to no row.
+    """The number of rows of each kind in a run, and notes about the whole run.
 
     ``measured`` counts the cells with a time or with quality figures. A run with ``failed`` rows ends with
     exit code 1. ``other_processes`` were seen on the GPU during the run.
@@ -126,16 +126,16 @@ class Recorder:
         return self._costs_s.get(case, {})
 
     def reason(self, variant: Variant, case: Case) -> str:
-        """Return the reason that holds for all phases of a variant on a case, or an empty string."""
+        """Return the reason why a variant has no phase on a case, or an empty string."""
         row = self._skipped.get((variant, case, None, None))
         return row.reason if row else ""
 
     def note(self, text: str) -> None:
-        """Keep a remark that belongs to no row."""
+        """Keep a note about the whole run."""
         self._notes[text] = None
 
     def announce(self, *words: str) -> None:
-        """Report what runs now."""
+        """Report the variant and phase that run now."""
         self._progress(self.done, self.cells, "  ".join(words))
 
     @property

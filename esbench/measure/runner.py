@@ -199,7 +199,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
 
 
 def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -> tuple[str, ...]:
-    """Store what the device can do at most; where that fails, return a note that says so."""
+    """Measure and store the device peaks; return a note if that fails."""
     now_s = time.monotonic()
     end_s = now_s + PEAKS_SHARE * (plan.end_s - now_s)
     try:

@@ -81,7 +81,7 @@ class Clock(Protocol):
         """Seconds since an arbitrary moment, for budgets."""
 
     def prepare(self, call: Call, turns: int) -> Call:
-        """Return what is timed in place of the call, which reads other inputs in each of ``turns`` turns.
+        """Return the function to time for a call that rotates through ``turns`` inputs.
 
         Raises:
             UnavailableError: the method cannot time this call; the message says why.
@@ -144,7 +144,7 @@ class CudaClock:
         return self._device.now_ns() / 1e9
 
     def prepare(self, call: Call, turns: int) -> Call:
-        """Return the call itself, or by the method ``graph`` one that replays a graph for each turn.
+        """Return the call itself, or for the method ``graph`` a function that replays a graph per turn.
 
         A call that cannot be captured is unavailable: it is never timed by another method instead.
         """
@@ -192,7 +192,7 @@ class CudaClock:
     def _device_ns(
         self, call: Call, calls: int, block_ns: float, *, flush: bool
     ) -> tuple[tuple[float, ...], int]:
-        """Return the device's nanoseconds of each call, and in how many it may have waited."""
+        """Return the device's nanoseconds of each call, and the number of calls with a possible wait."""
         device, bound, around = self._device, 0, []
         pairs = self._pairs[:calls]
         for start, end in pairs:

@@ -65,7 +65,7 @@ class ExactChecks:
         self._outcomes: dict[tuple[Variant, str], Failure | None] = {}
 
     def failure(self, entry: Entry, operator: str) -> Failure | None:
-        """Return what is wrong with the variant on this operator; unavailable cases are skipped."""
+        """Return the failure of a variant on this operator, if any; unavailable cases are skipped."""
         found = self.outcome(entry, operator)
         return found if found and found.status == "failed" else None
 
@@ -98,7 +98,7 @@ class ExactChecks:
 
 
 class Fingerprint(NamedTuple):
-    """What tells one tensor from another: its sum, its norm and some of its elements, in float64."""
+    """A fingerprint of a tensor: its sum, its norm and some elements, in float64."""
 
     numbers: int
     total: float
@@ -155,7 +155,7 @@ def precheck(
 
 
 def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], seen: Fingerprints) -> bool:
-    """Return whether equal results may be honest, such as those of single-bit noise or of a total dropout.
+    """Return whether equal results can be correct, as with single-bit noise or total dropout.
 
     Where the phase draws noise, other draws must differ soon. Otherwise the workload compares its call with
     the reference implementation on inputs that it writes itself; a workload that writes none proves nothing.
@@ -275,7 +275,7 @@ class TorchState:
 
 
 class _Timer(NamedTuple):
-    """A function that measures time, or that what is measured passes through."""
+    """A function that measures time, or that timed calls pass through."""
 
     owner: Any
     name: str
@@ -283,7 +283,7 @@ class _Timer(NamedTuple):
 
 
 def _timers() -> Iterator[_Timer]:
-    """Yield everything that measures time, as it is now: this module is imported before any plugin."""
+    """Yield all functions that measure time; this module is imported before any plugin."""
     for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
         yield _Timer(time, name, vars(time)[name])
     yield _Timer(torch.cuda, "synchronize", torch.cuda.synchronize)

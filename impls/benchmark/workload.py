@@ -111,7 +111,7 @@ class PopulationWorkload(Workload):
             yield from on_digits(subject)
 
     def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
-        """Write utilities where the timed call reads them, run it, and return its gradients."""
+        """Write utilities into the inputs of the timed call, run it, and return its gradients."""
         self._utilities.items[0].copy_(utilities.view(-1))
         self._utilities.restart()
         self._update()

@@ -119,7 +119,7 @@ class AbstractPackedOperator(AbstractOperator):
         return torch.promote_types(torch.float32, self.dtype)
 
     def _finished(self, y: Tensor) -> Tensor:
-        """Normalise outputs, which are overwritten, if asked for, and round them to their type."""
+        """Normalise outputs in place if requested, and round them to their dtype."""
         if self.normalised:
             over = (0, *range(2, y.dim() - 1))
             if math.prod(y.shape[axis] for axis in over) == 1:

@@ -65,7 +65,7 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[int, ...]]:
-        """What its result is looked up by."""
+        """The key of its result in the table."""
         return self.kernel, bucket(self.sizes)
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class Tunable(NamedTuple):
         return self.make(Operands(sizes[:3], dtype, device), *sizes[3:])
 
     def tilings(self, sizes: Sequence[int]) -> list[Tiling]:
-        """Return what to time for these sizes, the default first, no tile larger than the product."""
+        """Return the tilings to time for these sizes, the default first, no tile larger than the product."""
         every = (self.default(*sizes[3:]), *self.candidates)
         return list(dict.fromkeys(one.clipped(*sizes[:3]) for one in every))
 
@@ -192,7 +192,7 @@ TUNABLES: Mapping[str, Tunable] = {
 
 
 def compile_all(launch: Launch, tilings: Sequence[Tiling]) -> None:
-    """Compile candidates on all CPU cores; one that does not compile raises when it is launched."""
+    """Compile candidates on all CPU cores; the errors of broken ones are raised when they are launched."""
     warm_up = patch.object(
         KernelInterface, "__getitem__", lambda kernel, grid: functools.partial(kernel.warmup, grid=grid)
     )
@@ -209,7 +209,7 @@ def gpu_time_ns(call: Callable[[], object]) -> float:
 
 
 def search(launch: Launch, tilings: Sequence[Tiling]) -> tuple[dict[Tiling, float], list[str]]:
-    """Time the candidates that compute what the default, the first of them, computes.
+    """Time the candidates whose results equal those of the default, which is the first.
 
     Returns:
         Times in ns, and a line for each candidate with a wrong result.
@@ -248,7 +248,7 @@ def distance(result: Tensor, expected: Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how far results may differ whose sums are in another order and rounded to this dtype."""
+    """Return the tolerance for results that sum in a different order and are rounded to this dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     return 2 * torch.finfo(dtype).eps + 32 * torch.finfo(wide).eps
 

@@ -246,7 +246,7 @@ def _launch(
     columns: int,
     tiling: dict[str, int],
 ) -> Tensor:
-    """Launch a product; ``columns`` is the number of what BLOCK_N counts."""
+    """Launch a product; ``columns`` is the extent that BLOCK_N divides."""
     (members, rows, _), (depth, outputs) = x.shape, weights.shape[1:]
     out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)
     if not out.numel():

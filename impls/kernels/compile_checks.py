@@ -68,7 +68,7 @@ META = torch.device("meta")
 
 
 class Dtype(NamedTuple):
-    """A dtype of operands, and how a product of it is compiled.
+    """A dtype of operands, and the instruction that its product must compile to.
 
     Attributes:
         name: in titles.
@@ -129,7 +129,7 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A launch, and what its kernel must compile to.
+    """A launch, and the instructions that its kernel must contain.
 
     Attributes:
         title: unique, ends with the dtype.
@@ -151,7 +151,7 @@ class Check:
     tf32: bool = False
 
     def problems(self, capability: int, found: Compiled) -> list[str]:
-        """Return what is wrong with the code."""
+        """Return the faults of the compiled code."""
         wrong = [f"has no {name}" for name in self.required.get(capability, ()) if not found.count(name)]
         wrong += [f"has {name}" for name in self.forbidden if found.count(name)]
         if found.spilled_bytes > MAX_SPILLED_BYTES:
@@ -273,7 +273,7 @@ def every(
 
 
 def product(make: Callable[..., Launch], *more: Any, positions: int = 1, **options: Any) -> Any:  # noqa: ANN401  passed on
-    """Return what launches a product of SIZES in a dtype, with its default tile sizes.
+    """Return a function that launches a product of SIZES in a dtype, with its default tile sizes.
 
     Args:
         make: a function of :mod:`impls.kernels.launches`.
@@ -617,7 +617,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilations, list[str]]:
-    """Compile for each capability; return the records of the report, and what is wrong.
+    """Compile for each capability; return the records of the report, and the errors.
 
     What does not compile is recorded with its reason.
     """

@@ -437,7 +437,7 @@ def noise_sum(
 
 
 class AbstractFusedRegenerated(AbstractFused[StreamNoise]):
-    """Dense noise drawn in the kernels of forward and update; subclasses say which entries it has."""
+    """Dense noise drawn in the kernels of forward and update; subclasses define its distribution."""
 
     SIGNS: ClassVar[bool]
     """Whether entries are random signs; otherwise they are normal."""

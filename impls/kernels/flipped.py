@@ -56,7 +56,7 @@ def flipped_kernel(
     SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y; INPUTS and OUTPUTS say which signs are given."""
+    """Compute a tile of y; INPUTS and OUTPUTS tell whether signs of inputs and outputs are given."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -124,7 +124,7 @@ def flipped_product(
 
 
 class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
-    """Flipped noise with both products in one kernel; subclasses say how the core is drawn."""
+    """Flipped noise with both products in one kernel; subclasses define how the core is drawn."""
 
     side: Literal["in", "out", "both"]
     cores: int

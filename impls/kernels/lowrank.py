@@ -145,7 +145,7 @@ PIECE_BYTES = 2**26
 
 
 class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
-    """Low-rank noise by kernels; subclasses say how factors are drawn."""
+    """Low-rank noise by kernels; subclasses define how factors are drawn."""
 
     SIGNS: ClassVar[bool]
     """Whether factors are random signs; otherwise they are normal."""

@@ -253,7 +253,7 @@ def summed(
     factor: float = 1.0,
     first: int = 0,
 ) -> Tensor:
-    """Sum utilities[m] * outputs[m] inputs[m]^T over members in one kernel, and multiply what they share.
+    """Sum utilities[m] * outputs[m] inputs[m]^T over members in one kernel, times shared factors.
 
     It is the update of low-rank noise; with a core that of flips on both sides, with ``hadamard`` that of a
     Hadamard matrix between signs.

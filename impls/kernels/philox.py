@@ -411,7 +411,7 @@ def _message(number, w0, w1, w2, size):
 def round_keys_kernel(
     keys, step, word0, word1, word2, size, ROUNDS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
 ):
-    """Write the keys of all rounds, [ROUNDS, 2], for the step that stands in memory; one program."""
+    """Write the keys of all rounds, [ROUNDS, 2], for the step in device memory; one program."""
     number = tl.load(step).to(tl.uint64, bitcast=True)
     w0 = tl.cast(word0, tl.int64).to(tl.uint64, bitcast=True)
     w1 = tl.cast(word1, tl.int64).to(tl.uint64, bitcast=True)

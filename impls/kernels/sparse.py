@@ -98,7 +98,7 @@ def sparse_product(
     y: Tensor,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Multiply each row by W + sigma E_m, where E_m is 0 but for k columns, into ``y``, which is returned.
+    """Multiply each row by W + sigma E_m, where E_m has k non-zero columns; write to ``y`` and return it.
 
     ``columns`` are int64 [m, k], for k of at most 8, and ``values`` [m, k, o]. Other arguments are those of
     all launchers, see :mod:`impls.kernels.gemm`.

@@ -58,7 +58,7 @@ class Tiling(NamedTuple):
         return self._replace(block_m=block_m, block_n=block_n, block_k=MIN_BLOCK, num_warps=num_warps)
 
     def keep_warps(self, dtype: torch.dtype) -> "Tiling":
-        """Return twice the warps for float32, so that :meth:`for_dtype`, which halves them, gives as many.
+        """Return twice the warps for float32, since :meth:`for_dtype` halves them.
 
         For kernels whose float32 accumulators do not fit in the registers of half the warps.
         """

@@ -139,7 +139,7 @@ def apply_cores(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) 
 
 
 def members_of_core(core: int, count: int, members: range) -> slice:
-    """Return the places, counted from the first of these members, of those that have a core."""
+    """Return the positions of the members that have a core, relative to the first of these members."""
     return slice((core - members.start) % count, None, count)
 
 
@@ -155,7 +155,7 @@ def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
 
 
 def unused_core_bytes(cores: Tensor, members: range) -> int:
-    """Return the bytes of cores [count, ...] without a member, where there are fewer members than cores."""
+    """Return the bytes of cores [count, ...] that no member uses if there are fewer members than cores."""
     return cores[0].nbytes * max(0, cores.shape[0] - len(members))
 
 

@@ -270,7 +270,7 @@ STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxS
 
 
 def step_on_device(stream: type[NoiseStream], seed: int, step: Tensor, device: torch.device) -> Tensor:
-    """Return the keys that a stream takes for a step that is a tensor on the layers' device.
+    """Return a stream's keys for a step that is a tensor on the layers' device.
 
     Raises:
         ValueError: the stream is not counter-based, or the tensor is not a 0-d int64 tensor on the device.

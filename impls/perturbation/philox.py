@@ -99,7 +99,7 @@ def _filled(counter: Counter, shape: torch.Size, device: torch.device) -> Tensor
 
 
 class Kind(NamedTuple):
-    """A distribution: how values are made of the words of a call.
+    """A distribution: how values are computed from random words.
 
     Attributes:
         width: values per call; element e is value e % width of call e // width.

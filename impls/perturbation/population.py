@@ -181,7 +181,7 @@ class Population:
         )
 
     def _step(self, step: int | Tensor) -> int | Tensor:
-        """Return a step as streams take it: an int, or keys on the device."""
+        """Return a step in the form that streams accept: an int, or keys on the device."""
         device = self._layers[0].weight.device
         if isinstance(step, Tensor) and (step.is_cuda or issubclass(self._stream, PhiloxStream)):
             return step_on_device(self._stream, self.seed, step, device)
@@ -423,7 +423,7 @@ def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str,
 
 
 def stream_for(schemes: Iterable[AnyScheme], asked: str | None = None) -> str:
-    """Return the name of a stream that all schemes can draw from: ``philox`` where one of them needs it.
+    """Return the name of a stream that all schemes support: ``philox`` if one of them needs it.
 
     Raises:
         ValueError: the stream asked for does not exist, or a scheme cannot draw from it.

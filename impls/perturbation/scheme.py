@@ -153,13 +153,13 @@ class AbstractScheme(ABC, Generic[N]):
 
     @property
     def update_directions_differ(self) -> bool:
-        """Whether D_m are no multiples of E_m; the expected update is the gradient all the same."""
+        """Whether D_m is not a multiple of E_m; the expected update is still the gradient."""
         return False
 
     # Optional: quality.
 
     def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for those who override it
-        """Return the closed form of kappa in the quality law, or None where no form is known.
+        """Return the closed form of kappa in the quality law, or None if it is unknown.
 
         For a locally linear fitness with centred utilities, a generic gradient G and d weights, the estimate
         g = sum_m c_m E_m has cos^2(g, G) = 1 / (1 + kappa + d / n). So n members with dependent E_m give as
@@ -276,7 +276,7 @@ class AbstractRowScheme(AbstractScheme[N]):
 
 
 class AbstractWrapper(AbstractScheme[N]):
-    """A scheme that computes what another scheme defines in another way, such as a fused kernel.
+    """A different implementation of a scheme, such as a fused kernel.
 
     Noise, reference implementation, quality and minimum work are those of :attr:`plain`, which must not draw
     binary weights. Subclasses define ``forward``, ``weighted_sum`` and ``supports``.
@@ -335,7 +335,7 @@ def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
 
 
 def concentration(squares: Tensor) -> float | None:
-    """Return sum l^2 / (sum l)^2 of squared lengths l: 1 / n for n equal ones, 1 where one is not zero.
+    """Return sum l^2 / (sum l)^2 of squared lengths l: 1 / n for n equal ones, 1 for a single non-zero one.
 
     None where all are zero.
     """

@@ -1,4 +1,4 @@
-"""Kappa of the quality law, estimated from members' noise: what a scheme loses by dependent members.
+"""Kappa of the quality law, the loss of a scheme by dependent members, estimated from their noise.
 
 For a locally linear fitness the utilities are c_m = <G, E_m>, centred over the members, and the estimate is
 g = sum_m c_m E_m. With e_m = E_m less what all members have in common, t = E|e|^2 and
@@ -326,7 +326,7 @@ def _centred(products: Tensor) -> Tensor:
 
 
 def unseen(sampled: Sequence[Moments], size: int) -> float:
-    """Return how much unsampled pairs of members may add to kappa: d ln 40 / N for N sampled pairs."""
+    """Return a bound on the share of unsampled pairs in kappa: d ln 40 / N for N sampled pairs."""
     pairs = sum(one.members * (one.members - 1) / 2 for one in sampled)
     return size * math.log(40) / pairs
 

@@ -39,7 +39,7 @@ LEAST_CAPABILITY = (7, 0)
 )
 @dataclass(frozen=True)
 class Compiled(AbstractWrapper[Noise]):
-    """A registered variant with its forward and its update compiled by torch.compile, given by its name.
+    """A registered variant, given by its name, whose forward and update torch.compile compiles.
 
     A program is specialised to the shapes, the types, sigma and the range of members: the first call with
     others compiles, which takes seconds. Code that cannot be compiled as a whole raises an error; nothing
@@ -124,7 +124,7 @@ def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Has
 
 
 def _kinds(noise: Noise) -> Iterator[Hashable]:
-    """Yield what a program specialises on in noise: its numbers, and the shapes of its tensors."""
+    """Yield the parts of noise on which a program specialises: its numbers and tensor shapes."""
     for value in vars(noise).values():
         held = value.tensor if isinstance(value, TensorRef) else value
         yield from _kind(held) if isinstance(held, Tensor) else (held,)

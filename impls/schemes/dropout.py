@@ -100,7 +100,7 @@ def variance(p: float) -> float:
 
 
 def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
-    """Draw gates, bool [m, *shape]; fair ones take one random bit each."""
+    """Draw gates, bool [m, *shape]; fair gates use one random bit each."""
     if p == FAIR:
         return draw_signs(stream, "kept", *shape) > 0
     return stream.uniform("kept", *shape) >= p

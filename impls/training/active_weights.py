@@ -34,7 +34,7 @@ class WeakHook:
 
 
 class ActiveWeights:
-    """The mask of one weight in training, and the dense gradients that decide what grows.
+    """The mask of one weight in training, and the dense gradients that determine which entries grow.
 
     Args:
         name: the weight's name in the model.
@@ -136,7 +136,7 @@ class ActiveWeights:
 
 
 def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:
-    """Return what an optimizer keeps per entry of a weight, such as momentum."""
+    """Return the state that an optimizer keeps per entry of a weight, such as momentum."""
     slots = optimizer.state.get(weight, {}).values()
     return [one for one in slots if isinstance(one, Tensor) and one.shape == weight.shape and one.dim()]
 

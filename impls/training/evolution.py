@@ -58,7 +58,7 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
 
 
 class PopulationTrainer:
-    """Trains with any scheme that perturbs a population: what esbench recommends and compares."""
+    """The trainer of schemes that perturb a population, for recommendations and studies."""
 
     def learns_from_rows(self, scheme: AnyScheme) -> bool:
         """Return whether the scheme's update needs the rows that its layers saw."""

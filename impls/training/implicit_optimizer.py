@@ -63,7 +63,7 @@ class AutoOptimizer(nn.Module):
         return self.layer(*args, **kwargs)
 
     def __getstate__(self) -> State:
-        """Replace the optimizer by what is needed to create it again."""
+        """Replace the optimizer by the arguments that create it again."""
         one = self.optimizer
         return {**vars(self), "optimizer": one and (one.state_dict(), one.skipped, one.is_closed)}
 

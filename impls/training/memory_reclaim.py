@@ -162,7 +162,7 @@ class Reclaim:
 
 
 def reclaim(mode: Mode, reclaimer: Reclaimer | None = None) -> Reclaim:
-    """Return what a mode does around candidates and between batches.
+    """Return the context manager of a mode, used around candidates and between batches.
 
     Modes: ``nothing``; ``collect`` garbage after each candidate, and only then; ``collect_batch`` after each
     batch; ``empty_cache`` and ``empty_cache_batch`` release torch's cache then; ``iterator`` is

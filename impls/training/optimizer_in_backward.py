@@ -75,7 +75,7 @@ def claim(targets: Mapping[str, object], owner: object) -> None:
 
 
 def release(targets: Iterable[object], owner: object) -> None:
-    """Remove an object as the owner, where it is."""
+    """Remove an object as the owner of targets that it owns."""
     for target in targets:
         if owner_of(target) is owner:
             del _OWNERS[target]
@@ -256,7 +256,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop what a failed backward pass left; other gradients are already gone."""
+        """Drop the gradients that a failed backward pass left."""
         if self._is_in_pass:
             self._discard_step()
         elif not self.is_closed:
@@ -302,7 +302,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self.state = self._ordinary.state
 
     def before_gradient(self, place: int) -> None:
-        """Check that a gradient will not be added to one that this step did not make.
+        """Check that the parameter has no older gradient to which the new one would be added.
 
         Raises:
             BackwardError: the parameter already has a gradient.
@@ -388,7 +388,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         raise BackwardError(message)
 
     def _discard_step(self) -> None:
-        """Drop what a failed pass left, and begin another step."""
+        """Drop the gradients of a failed pass, and begin another step."""
         self._pending.flush()
         self._drop_gradients()
         self._is_in_pass = False
@@ -597,7 +597,7 @@ def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
 
 
 def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
-    """Return a copy of an optimizer's state in the order of other parameter groups, numbered from 0.
+    """Return a copy of an optimizer's state in the order of the given parameter groups, numbered from 0.
 
     Args:
         state: in torch's form; without ``param_names`` in its groups it is matched by position.

@@ -48,7 +48,7 @@ Growth = Literal["gradient", "random"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When entries move and how many: RigL's settings, under the names of rigl-torch.
+    """The schedule of mask updates: RigL's settings, under the names of rigl-torch.
 
     Every ``delta`` steps until ``T_end`` a share alpha / 2 (1 + cos(pi t / T_end)) of the active entries
     moves. With a later ``begin`` the cosine starts there too: t and ``T_end`` are counted from it. (The
@@ -202,7 +202,7 @@ class RigLScheduler:
         self._step_hook = optimizer.register_step_post_hook(WeakHook(self._after_step))
 
     def __call__(self) -> bool:
-        """Count a step, after its backward pass; return whether the optimizer should take it.
+        """Count a step after its backward pass; return whether the optimizer should step.
 
         If not, entries have moved instead, and the gradients are to be dropped. A layer without a finite
         gradient keeps its entries, with a warning.
@@ -244,7 +244,7 @@ class RigLScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another scheduler was, with its settings, and apply its masks.
+        """Load the state of a scheduler, including its settings, and apply its masks.
 
         Load the model and the optimizer first: the state contains neither.
 
@@ -257,7 +257,7 @@ class RigLScheduler:
         self._load(state)
 
     def __str__(self) -> str:
-        """Return how many entries of each layer and of the model are not zero, and when entries move."""
+        """Return the number of non-zero entries of each layer and of the model, and the schedule."""
         counts = {name: (int(one.count_nonzero()), one.numel()) for name, one in self._weights.items()}
         for whole, parts in (
             ("these weights", self._weights.values()),

@@ -237,7 +237,7 @@ def check_compiled(model: nn.Module, inputs: Sequence[Tensor], graphs: Graphs, l
 
 
 def refusal(device: str) -> str:
-    """Return what is missing to compile for a device, or an empty string."""
+    """Return the reason why a device cannot be compiled for, or an empty string."""
     if device.startswith("cuda"):
         return "" if _has_triton() else "torch.compile needs triton on CUDA, which is not installed"
     compilers = ("cl",) if os.name == "nt" else ("g++", "clang++", "c++")
@@ -280,7 +280,7 @@ def _limits(recompile_limit: int | None) -> Settings:
 
 @contextlib.contextmanager
 def _applied(settings: Settings) -> Iterator[None]:
-    """Change torch's settings inside a block; ``config.patch`` takes as long as a small layer."""
+    """Change torch's settings inside a block, faster than ``config.patch``."""
     before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
     try:
         for module, name, value in settings:

@@ -140,7 +140,7 @@ class Outcome:
         return sum(parameter() is not None for parameter in self.parameters)
 
     def release(self) -> None:
-        """Free what leaked, as the end of a process does."""
+        """Free leaked models, as the end of a process does."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()

@@ -55,7 +55,7 @@ MODELS = 30
 
 
 def adamw(kernel: Kernel, device: str, dtype: torch.dtype = torch.float32) -> Rule:
-    """Return what builds AdamW with one of torch's kernels."""
+    """Return a function that builds AdamW with one of torch's kernels."""
     return partial(
         torch.optim.AdamW,
         lr=inputs.LEARNING_RATE,
@@ -70,7 +70,7 @@ def adamw(kernel: Kernel, device: str, dtype: torch.dtype = torch.float32) -> Ru
 
 
 class Updater(NamedTuple):
-    """What updates a model: a call after each backward pass, its optimizers, how it releases the model."""
+    """An updater of a model: a call after each backward pass, its optimizers, and its release."""
 
     finish: Callable[[], object]
     optimizers: Sequence[Optimizer] = ()
@@ -90,7 +90,7 @@ class AbstractStep(ABC):
 
     @abstractmethod
     def attach(self, model: nn.Module, rule: Rule) -> Updater:
-        """Create what updates a model."""
+        """Create the updater of a model."""
 
 
 @variant(mode="base", baseline=True, operators=OPERATORS, source="torch.optim")

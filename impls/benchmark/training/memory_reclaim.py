@@ -148,7 +148,7 @@ class SearchWorkload(AbstractTrainingWorkload):
 
 @dataclass(frozen=True)
 class Trial:
-    """What a search took in a fresh process.
+    """The time and memory of a search in a fresh process.
 
     Attributes:
         wall_ns: time of the search.

@@ -96,7 +96,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a fresh process measured, one number per candidate.
+    """The measurements of a fresh process, one number per candidate.
 
     Attributes:
         graphs: number of compiled graphs.
@@ -221,7 +221,7 @@ def run_trial(plan: Plan) -> Trial:
 def _compiler(
     plan: Plan,
 ) -> tuple[Callable[[nn.Module], nn.Module], Callable[[nn.Module, Tensor], None], Callable[[], int]]:
-    """Return what compiles a model, what checks that it runs compiled, and what counts graphs."""
+    """Return functions that compile a model, check that it runs compiled, and count graphs."""
     if plan.way == "eager":
         return lambda model: model, lambda _, __: None, lambda: 0
     if plan.way == "whole":

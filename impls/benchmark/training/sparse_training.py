@@ -190,7 +190,7 @@ def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], 
 
 
 def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> None:
-    """Check the masks of steps of which every other one moves entries.
+    """Check the masks of steps, every second of which moves entries.
 
     The rule itself is checked in float64, where rounding makes no scores equal.
 
@@ -219,7 +219,7 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
 def reference_changes(
     plain: nn.Module, weights: Mapping[str, Tensor], masks: Masks, rows: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Return how weights change in steps of SGD with momentum, by dense products and the formulas."""
+    """Return the weight changes of SGD with momentum, computed with dense products from the formulas."""
     now = dict(weights)
     velocity = {name: torch.zeros_like(one) for name, one in now.items()}
     for x in rows:

@@ -41,7 +41,7 @@ class AbstractTrainingWorkload(Workload):
         self._buffers = RotatingBuffers(buffers)
 
     def call(self) -> object:
-        """Do what is timed."""
+        """Run the timed call."""
         raise NotImplementedError
 
     @property
