@@ -47,11 +47,11 @@ LOADED: dict[str, str] = {}
 
 
 class UnknownNameError(UserError):
-    """A name or glob that matches nothing; the message lists what there is."""
+    """A name or glob that matches nothing; the message lists the known names."""
 
 
 class PluginError(UserError):
-    """A package of variants that cannot be loaded; the message says which and why."""
+    """A package of variants that cannot be loaded; the message names it and the reason."""
 
 
 class UnavailableError(Exception):
@@ -59,7 +59,7 @@ class UnavailableError(Exception):
 
 
 class WrongResultError(Exception):
-    """A variant differs from the reference implementation; the message says where and by how much."""
+    """A variant differs from the reference implementation; the message has the place and the difference."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Workload(Protocol):
     """
 
     def enter(self, phase: Phase) -> None:
-        """Prepare what the phase's call reads, and free the rest: called before a phase is measured.
+        """Prepare the inputs of a phase's call and free those of other phases; called before measuring it.
 
         It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
         begin at the first turn and step, and what the graph reads stays where it is.
@@ -108,7 +108,7 @@ class Workload(Protocol):
 
     @property
     def noise_bytes(self) -> int:
-        """Bytes that the noise state of one step holds, 0 if it has none."""
+        """The bytes of the noise state of one step, 0 without a state."""
 
     def verify(self) -> None:
         """Compare the variant with the reference implementation on this case.
@@ -154,7 +154,7 @@ class Entry:
     reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
-        """Return whether the variant is for the case's operator; by default for all unreserved ones."""
+        """Return whether the variant supports the case's operator; by default all unreserved ones."""
         named = self.operators
         return case.operator not in self.reserved if named is None else case.operator in named
 
@@ -275,7 +275,7 @@ class Registry:
         return self.suites[name]
 
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
-        """Entries whose name, or label on some operator, matches one of the globs.
+        """Return the entries whose name, or label on some operator, matches one of the globs.
 
         A glob after ``!`` leaves out what the ones before it chose: ``("*", "!Fused*")``. Order is that of
         registration, baselines last.
@@ -302,7 +302,7 @@ class Registry:
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
-    """Fields of a dataclass instance that differ from their default, in field order; 1 and 1.0 differ."""
+    """Return the fields of a dataclass instance that differ from their default; 1 and 1.0 differ."""
     if not dataclasses.is_dataclass(instance):
         return ()
     return tuple(
@@ -330,7 +330,7 @@ suite = REGISTRY.suite
 
 @singledispatch
 def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
-    """Set a registered scheme up on a case: extend with ``@build.register``.
+    """Set a registered scheme up on a case; packages extend this with ``@build.register``.
 
     Raises:
         UnavailableError: the scheme cannot serve the case here, and why.
@@ -341,7 +341,7 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
 
 
 class Trainer(Protocol):
-    """How people train with a kind of scheme, apart from being measured."""
+    """The interface for training with a kind of scheme; measuring does not need it."""
 
     def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # the package's own kind of scheme
         """Return whether the scheme's update needs the rows that its layers saw."""
@@ -462,7 +462,7 @@ def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
 
 
 def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
-    """Return a suite of these cases alone, with what a ranking by effective members per millisecond needs."""
+    """Return a suite of these cases with the phases that a ranking by n_eff per ms needs."""
     return Suite(
         name=name,
         description="cases given by shape",
@@ -480,7 +480,7 @@ def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> 
 
 
 def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
-    """Return the suite's cases that match, in the dtype if one is given.
+    """Return the suite's cases that match the glob, converted to the dtype if one is given.
 
     Raises:
         UnknownNameError: no case matches, or there is no such type.
@@ -494,7 +494,7 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
 
 
 def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
-    """Cases whose label matches the glob.
+    """Return the cases whose label matches the glob.
 
     Raises:
         UnknownNameError: none does.
@@ -533,6 +533,6 @@ def named(names: str) -> tuple[str, ...]:
     """
     found = tuple(name.strip() for name in names.split(",") if name.strip())
     if names and not found:
-        message = f"{names!r} names nothing: give names with commas between them, or leave the option out"
+        message = f"{names!r} contains no name: give comma-separated names, or leave the option out"
         raise UnknownNameError(message)
     return found

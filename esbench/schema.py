@@ -39,7 +39,7 @@ OUT_OF_TIME = "time budget of the run"
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses fields that it does not know."""
+    """A record whose decoder refuses unknown fields."""
 
 
 class _Line(_Strict, frozen=True, tag_field="record"):
@@ -47,7 +47,7 @@ class _Line(_Strict, frozen=True, tag_field="record"):
 
 
 class Case(_Strict, frozen=True, kw_only=True):
-    """What is computed: the operator and its shape, the population and the number format.
+    """A case: the operator and its shape, the population and the dtype.
 
     Channels are weights' channels: a weight is [out, in / groups, *kernel]. ``kernel_size`` and
     ``input_size`` are empty for operators without spatial axes.
@@ -72,7 +72,7 @@ class Case(_Strict, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """Rows of the input: every member sees ``repeats`` of them."""
+        """The number of input rows: ``repeats`` for each member."""
         return self.members * self.repeats
 
     @property
@@ -108,7 +108,7 @@ class Variant(_Strict, frozen=True, kw_only=True):
         return self._label("")
 
     def label(self, operator: str) -> str:
-        """The row heading: ``SparsePerturbedLinear(k=2)``; a baseline is just ``Base``."""
+        """Return the row heading: ``SparsePerturbedLinear(k=2)``; a baseline is just ``Base``."""
         return self._label("" if self.baseline else operator)
 
     def _label(self, operator: str) -> str:
@@ -138,7 +138,7 @@ class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(_Strict, frozen=True, kw_only=True):
-    """The options of a run, or the ``shapes`` that were asked for: what ``--resume`` needs."""
+    """The options or ``shapes`` that a run was started with, as ``--resume`` needs them."""
 
     variants: tuple[str, ...] = ()
     cases: str = "*"
@@ -338,7 +338,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recipe(_Strict, frozen=True, kw_only=True):
-    """How a network of the digits study is trained, the same for every variant.
+    """The training settings of the digits study, the same for every variant.
 
     Sampling is antithetic, so ``members`` counts pairs. Every member sees the same ``batch`` images in a
     step. The optimizer is Adam with a cosine schedule of the learning rate.

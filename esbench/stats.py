@@ -80,7 +80,7 @@ class Ratio:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """The order-statistic interval of the median: no shape of the distribution is assumed.
+    """Return the order-statistic interval of the median: no shape of the distribution is assumed.
 
     Between the k-th smallest and the k-th largest of n independent values lies the true median with
     probability 1 - 2 P(Binomial(n, 1/2) < k), so k is the largest that keeps the confidence (David and
@@ -95,12 +95,12 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
 
 
 def middle(values: Sequence[float]) -> float | None:
-    """The median of some values, ``None`` of none and where one is not finite."""
+    """Return the median of some values, ``None`` if there are none or one is not finite."""
     return float(median_of(values)) if _usable(values) else None
 
 
 def quantiles(values: Sequence[float]) -> Spread | None:
-    """p20, median and p80 of some values, ``None`` of none and where one is not finite."""
+    """Return p20, median and p80 of some values, ``None`` if there are none or one is not finite."""
     if not _usable(values):
         return None
     p20, median, p80 = (float(value) for value in np.quantile(values, (0.2, 0.5, 0.8)))
@@ -108,13 +108,13 @@ def quantiles(values: Sequence[float]) -> Spread | None:
 
 
 def spread(measurement: Measurement) -> Spread | None:
-    """The :func:`median`, and p20 and p80 over the samples of all rounds."""
+    """Return the :func:`median`, and p20 and p80 over the samples of all rounds."""
     found, middle_of_rounds = quantiles(_samples(measurement)), median(measurement)
     return replace(found, median=middle_of_rounds) if found and middle_of_rounds is not None else None
 
 
 def median(measurement: Measurement) -> float | None:
-    """The median of the rounds' medians, which is what :func:`interval` of them is about.
+    """Return the median of the rounds' medians, the centre of their :func:`interval`.
 
     Samples of one round are alike, and a round of many must not outweigh one of few: over all samples the
     median may even lie outside the interval. ``None`` where there is no sample, or one is not finite.
@@ -125,7 +125,7 @@ def median(measurement: Measurement) -> float | None:
 
 
 def outliers(measurement: Measurement) -> float:
-    """The share of outliers among the samples; they are labelled, never dropped.
+    """Return the share of outliers among the samples; they are labelled, never dropped.
 
     An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
     Detect and Handle Outliers, 1993). Where the MAD is zero there is no scale to call a sample far by.
@@ -139,18 +139,18 @@ def outliers(measurement: Measurement) -> float:
 
 
 def median_clock(run: Run) -> float | None:
-    """The median clock in Hz over the visits of a run, ``None`` where no device told its clock."""
+    """Return the median clock in Hz over the visits of a run, ``None`` if none was reported."""
     clocks = [visit.clock_hz for visit in _timed(run) if visit.clock_hz is not None]
     return float(np.median(clocks)) if clocks else None
 
 
 def off_clock(measurement: Measurement, clock_hz: float | None) -> float:
-    """The share of visits whose clock is more than 2 % off this one, the run's median."""
+    """Return the share of visits whose clock is more than 2 % off the given median clock of the run."""
     return _share(_visits(measurement), lambda visit: _is_off(visit, clock_hz))
 
 
 def throttled(measurement: Measurement) -> float:
-    """The share of visits beside which the device named a reason to be slow."""
+    """Return the share of visits in which the device reported a reason for throttling."""
     return _share(_visits(measurement), lambda visit: bool(visit.throttled))
 
 
@@ -174,12 +174,12 @@ def invalid(run: Run) -> tuple[str, ...]:
 
 
 def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
-    """One median for each round, ``None`` for a round without usable samples."""
+    """Return one median per round, ``None`` for a round without usable samples."""
     return tuple(map(middle, measurement.samples))
 
 
 def share_rounds(a: Measurement, b: Measurement) -> bool:
-    """Whether round k of one was measured beside round k of the other, as far as both go."""
+    """Return whether the rounds of two measurements were interleaved."""
     return (a.case, a.phase, a.group) == (b.case, b.phase, b.group)
 
 
@@ -216,7 +216,7 @@ def _visits(*measurements: Measurement) -> list[Conditions]:
 
 
 def _timed(run: Run) -> list[Conditions]:
-    """The visits of a run, each once: the other metrics of a visit may repeat its conditions."""
+    """Yield each visit of a run once; several metrics of a visit repeat its conditions."""
     return _visits(*(row for row in run.measurements if row.metric == LATENCY))
 
 
@@ -243,5 +243,5 @@ def _rank(count: int, confidence: float) -> int:
 
 
 def _usable(samples: Sequence[float]) -> bool:
-    """Whether there are samples, and all of them numbers whose sum is one too."""
+    """Return whether there are samples, all finite with a finite sum."""
     return len(samples) > 0 and all(abs(sample) < _LARGEST for sample in samples)

@@ -72,7 +72,7 @@ _NO_JSON = ("JSON is malformed", "Input data was truncated", "'utf-8' codec", "m
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with a file in ``results/``: where it is, and what to do about it.
+    """A problem with a file in ``results/``, with its place and what to do.
 
     ``lost``: a line could not be read; otherwise it was read, with a remark.
     """
@@ -84,7 +84,7 @@ class Problem:
     lost: bool = True
 
     def __str__(self) -> str:
-        """One line: ``file:line: field: message``."""
+        """Return one line: ``file:line: field: message``."""
         place = f"{self.path}:{self.line}" if self.line else str(self.path)
         return " ".join(f"{place}: {self._what}".split())
 
@@ -218,7 +218,7 @@ def _lock(file: IO[bytes]) -> None:
 
 
 def encode(record: Record) -> bytes:
-    """A record as one line of JSON, without the line's end.
+    """Return a record as one line of JSON without the line end.
 
     Raises:
         ValueError: the record could not be read back.
@@ -327,7 +327,7 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
 
 
 class ResumeError(UserError):
-    """A run that cannot be resumed; the message says why and what to do."""
+    """A run that cannot be resumed; the message has the reason and what to do."""
 
 
 @dataclass(frozen=True)
@@ -451,7 +451,7 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
 
 
 def _joined(rows: list[Row]) -> tuple[Row, ...]:
-    """Return the rows with what is stored once and holds for several of them, without what was taken back.
+    """Return the rows with the fields that are stored once for several rows, without withdrawn rows.
 
     Conditions are stored with the latency of their visits, and the labels of a trace with the launches; both
     apply to all times of the phase. A phase that failed after it was timed has no numbers.

@@ -74,13 +74,13 @@ QUANTITIES: dict[str, Quantity] = {
 
 
 def quantity(metric: str) -> Quantity:
-    """How a metric is shown, by the suffix of its name; a count if it has none."""
+    """Return how a metric is shown, by the suffix of its name; a count if it has none."""
     known = (shown for suffix, shown in QUANTITIES.items() if metric.endswith(suffix))
     return next(known, Quantity(_COUNT, (_COUNT,)))
 
 
 def last_place(value: float, half: float | None = None) -> int:
-    """The power of ten of the last digit that is shown of a number.
+    """Return the power of ten of the last digit that is shown of a number.
 
     Where half the width of its interval is known, and more than the rounding of floats, that is the place of
     the half width's leading digit, of its second one where the first is a 1; but the number keeps its own
@@ -102,7 +102,7 @@ def last_place(value: float, half: float | None = None) -> int:
 
 
 def format_number(value: float | None, half: float | None = None) -> str:
-    """The digits that the interval settles; without one three, and never fewer than before the point."""
+    """Return a number with the digits that its interval supports, or three without an interval."""
     if value is None or not math.isfinite(value):
         return ABSENT
     return "0" if value == 0 else _fixed(value, last_place(value, half))
@@ -124,7 +124,7 @@ def _known(value: float, half: float | None) -> bool:
 
 
 def _place_of(half: float) -> int:
-    """The place down to which a half width is shown."""
+    """Return the place down to which a half width is shown."""
     leading = _exponent(half, 1)
     return leading - 1 if round(half / 10.0**leading, 1) < _COARSE else leading
 
@@ -135,24 +135,24 @@ def _least(leading: int) -> int:
 
 
 def _exponent(value: float, digits: int) -> int:
-    """The power of ten of the leading digit, once the number is rounded to the given digits."""
+    """Return the power of ten of the leading digit, once the number is rounded to the given digits."""
     return int(f"{value:.{digits - 1}e}".partition("e")[2])
 
 
 def _fixed(value: float, place: int) -> str:
-    """The number down to a place, which may be before the point."""
+    """Return the number down to a place, which may be before the point."""
     if value and abs(value) < _SMALLEST and place <= _exponent(value, 1):
         return f"{value:.{_exponent(value, 1) - place}e}"
     return f"{value:.{-place}f}" if place <= 0 else f"{round(value, -place):.0f}"
 
 
 def format_cell(metric: str, value: float | None, half: float | None = None) -> str:
-    """A number for a table, in the unit of the metric's column, without the symbol."""
+    """Return a number for a table, in the unit of the metric's column, without the symbol."""
     return _in_column(metric, value, half, format_number)
 
 
 def format_cell_between(metric: str, value: float | None, half: float | None) -> str:
-    """A number with half the width of its interval, both in the unit of the metric's column."""
+    """Return a number with half the width of its interval, both in the unit of the metric's column."""
     return _in_column(metric, value, half, format_between)
 
 
@@ -168,7 +168,7 @@ def _in_column(
 
 
 def format_value(metric: str, value: float | None) -> str:
-    """A number for a sentence, in the largest unit that it reaches, with the symbol."""
+    """Return a number for a sentence, in the largest unit that it reaches, with the symbol."""
     if value is None or not math.isfinite(value):
         return ABSENT
     ladder = quantity(metric).ladder
@@ -179,12 +179,12 @@ def format_value(metric: str, value: float | None) -> str:
 
 
 def format_multiplier(value: float | None, half: float | None = None) -> str:
-    """A ratio: ``2.39x``."""
+    """Return a ratio: ``2.39x``."""
     number = format_number(value, half)
     return number if number == ABSENT else f"{number}x"
 
 
 def format_multiplier_between(value: float | None, half: float | None) -> str:
-    """A ratio with half the width of its interval: ``2.39 ± 0.12x``."""
+    """Return a ratio with half the width of its interval: ``2.39 ± 0.12x``."""
     number = format_between(value, half)
     return number if number == ABSENT else f"{number}x"

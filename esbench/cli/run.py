@@ -119,7 +119,7 @@ def run(
     from esbench.measure.validation import TorchState
 
     if only_estimate and (resume or as_json):
-        message = "--estimate goes with neither --resume nor --json: it estimates a whole run, in words"
+        message = "--estimate cannot be combined with --resume or --json"
         raise UserError(message)
     torch_state = TorchState()  # before a plug-in is loaded
     place = device if only_estimate and device in METHODS else resolve_device(device)

@@ -60,7 +60,7 @@ def default_base(top: Path, head: str) -> str:
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
         with contextlib.suppress(GitError):
             return git(top, "merge-base", branch, head)
-    message = "there is no branch main or master to compare with: name a revision with --base"
+    message = "no branch main or master to compare with: name a revision with --base"
     raise GitError(message)
 
 

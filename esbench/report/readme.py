@@ -175,7 +175,7 @@ class Page:
 
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
-            message = f"{self.root / file} holds no such table; name another file, operator or phase"
+            message = f"{self.root / file} has no such table; name another file, operator or phase"
             raise ReadmeError(message)
         return "\n" + "\n".join(map(self._printed, sections)) + "\n"
 

@@ -304,5 +304,5 @@ def drawn_at(kind: Kind, place: Place, members: Tensor, elements: Tensor) -> Ten
 def _check(what: str, least: int, most: int) -> None:
     if least < 0 or most > WORD:
         bad = least if least < 0 else most
-        message = f"{what} {bad} has no counter: counters go from 0 to 2^32 - 1 and never wrap"
+        message = f"{what} {bad} is outside the counter range, 0 to 2^32 - 1"
         raise ValueError(message)

@@ -90,7 +90,7 @@ class ActivationRecord:
             if any(call.version != LayerCall.of(call.operator, call.rows).version for call in calls):
                 message = (
                     f"the rows that layer {name!r} saw were changed in place since: its update needs them. "
-                    "Write y = y + x instead of y += x, or give each call inputs of its own"
+                    "Write y = y + x instead of y += x, or give each call its own inputs"
                 )
                 raise ValueError(message)
 

@@ -251,7 +251,7 @@ def kappa(found: Moments, size: int) -> float:
     """
     count = found.members
     if count < NEEDED:
-        message = f"kappa is a mean over pairs about their mean: it needs {NEEDED} members, there are {count}"
+        message = f"kappa needs at least {NEEDED} members to estimate, there are {count}"
         raise ValueError(message)
     centred = found.squares - 2 * found.margins / (count - 2) + found.total**2 / ((count - 1) * (count - 2))
     shared = centred / (count * (count - 3))
@@ -300,7 +300,7 @@ def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
     """
     count, size = rows.shape
     if count < NEEDED:
-        message = f"kappa is a mean over pairs about their mean: it needs {NEEDED} members, there are {count}"
+        message = f"kappa needs at least {NEEDED} members to estimate, there are {count}"
         raise ValueError(message)
     e, d = rows.double(), directions.double()
     about = e - e.mean(0)

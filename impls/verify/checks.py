@@ -100,7 +100,7 @@ def check_moments(setting: Setting) -> None:
         deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
         varying = deviation > 0
         if bool(values[:, :, ~varying].any()):
-            message = f"the noise of {name} varies where the scheme says that it does not"
+            message = f"the noise of {name} varies although the scheme declares it constant"
             raise WrongResultError(message)
         scaled = (values[:, :, varying] / deviation[varying]).flatten(1)
         if scaled.numel():

@@ -240,7 +240,7 @@ def compare(
 
     """
     if got is None:
-        message = f"{what}: nothing came back"
+        message = f"{what}: the call returned nothing"
         raise WrongResultError(message)
     if not bool(got.isfinite().all()):
         message = f"{what}: {int((~got.isfinite()).sum())} of {got.numel()} values are not finite"

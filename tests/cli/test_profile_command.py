@@ -86,7 +86,7 @@ def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp
         ("--variant Nope*", "no variant matches 'Nope*'; there are: "),
         ("--case Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
         ("--phase backward", "no phase 'backward'; there are: sample,"),
-        ("--phase ,", "',' names nothing: give names with commas between them"),
+        ("--phase ,", "',' contains no name: give comma-separated names"),
         ("--suite nope", "no suite 'nope'; there are: backward,"),
         ("--device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),
     ):

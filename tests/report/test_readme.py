@@ -76,7 +76,7 @@ def test_the_first_of_each_shape_and_what_it_costs(tmp_path: Path) -> None:
         "| Linear (64, 64) | 1024 | Hadamard | 205 | 40.0x | 5.00x | 5.00 | 1.00 | LowRank(rank=1) |",
         "| Linear (64, 64) | 4096 | Orthogonal | exact | exact | - | 50.0 | - | - |",
     ]
-    with pytest.raises(ReadmeError, match="holds no such table"):
+    with pytest.raises(ReadmeError, match="has no such table"):
         page.best_of_each_shape(store(tmp_path, a_run()))
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_generated_is_one_line(tmp_path: Path) -> None:
     for call, part in (
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
         (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
-        ("page.phases(run, 'Conv3d')", "holds no such table"),
+        ("page.phases(run, 'Conv3d')", "has no such table"),
         ("page.why_time_misleads(run, 'Linear(9, 9)')", "holds no ranking of a case 'Linear(9, 9)'"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),

@@ -123,7 +123,7 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
     plot = find(name)
     for option in ("phase", "metric"):
         if getattr(request, option) is not None and option not in plot.options:
-            message = f"{name} takes no {option}: leave --{option} out"
+            message = f"the plot {name} has no choice of {option}: leave --{option} out"
             raise UserError(message)
     newest = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
     newest.sort(key=lambda run: any(flaws(run)))

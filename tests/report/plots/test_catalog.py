@@ -81,8 +81,12 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
         ("multipliers", PlotRequest(phase="update"), "nothing to draw with phase update: multipliers needs"),
         ("multipliers", PlotRequest(metric="power_w"), "nothing to draw with metric power_w: multipliers"),
         ("multipliers", PlotRequest(method="graph"), "nothing to draw with method graph: multipliers needs"),
-        ("pareto", PlotRequest(phase="sample"), "pareto takes no phase: leave --phase out"),
-        ("roofline", PlotRequest(metric="launches"), "roofline takes no metric: leave --metric out"),
+        ("pareto", PlotRequest(phase="sample"), "the plot pareto has no choice of phase: leave --phase out"),
+        (
+            "roofline",
+            PlotRequest(metric="launches"),
+            "the plot roofline has no choice of metric: leave --metric out",
+        ),
     ):
         with pytest.raises(UserError) as raised:
             catalog.draw(name, [multiplied()], request)
