@@ -10,6 +10,7 @@ Kernels on packed bits choose their tiles by the number of rows.
 """
 
 import argparse
+import ast
 import contextlib
 import functools
 import math
@@ -20,13 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.jit import KernelInterface
+from triton.runtime.jit import JITFunction, KernelInterface
 from triton.testing import do_bench_cudagraph
 
 from esbench import store
@@ -196,7 +198,14 @@ def compile_all(launch: Launch, tilings: Sequence[Tiling]) -> None:
     warm_up = patch.object(
         KernelInterface, "__getitem__", lambda kernel, grid: functools.partial(kernel.warmup, grid=grid)
     )
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, warm_up:  # noqa: SIM117  the pool ends last
+    parse, one_at_a_time = JITFunction.parse, Lock()
+
+    def parse_alone(kernel: JITFunction) -> ast.AST:
+        with one_at_a_time:  # Python 3.11 may fail to parse in several threads (cpython issue 106905)
+            return parse(kernel)
+
+    parsing = patch.object(JITFunction, "parse", parse_alone)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, warm_up, parsing:  # noqa: SIM117  the pool ends last
         with triton.AsyncCompileMode(pool, ignore_errors=True):
             for tiling in tilings:
                 with contextlib.suppress(Exception):

@@ -180,7 +180,7 @@ def test_figures_that_cannot_be_computed_have_reasons() -> None:
     for members in (1, 2, 3):
         found = list(figures(Subject(linear(), Flipped(), members)))
         reasons = {(one.metric, one.method): one.reason for one in found if one.reason}
-        assert "needs 4 members" in reasons["kappa", "linear fitness"]
+        assert "needs at least 4 members" in reasons["kappa", "linear fitness"]
         assert (("dot_mean", "pairs") in reasons) == (members == 1)
         assert ("stable_rank", "one perturbation") not in reasons
     equal = list(figures(Subject(linear(1, 1), Permuted(), 8)))
