@@ -100,19 +100,29 @@ def readme(
         bool,
         typer.Option("--check", help="Write nothing; exit code 1 with a diff if the file is out of date."),
     ] = False,
-    file: Annotated[Path, typer.Option(help="File with cog markers.")] = Path("README.md"),
+    file: Annotated[
+        Path | None, typer.Option(help="Only this file with cog markers; by default README.md and docs/*.md.")
+    ] = None,
     intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the file, by default README.md, here instead.")
+    ] = None,
 ) -> None:
-    """Regenerate the marked parts of the README from the committed runs that it names.
+    """Regenerate the marked parts of README.md and docs/*.md from the committed runs that they name.
 
     Example: esbench readme --check
     """
-    from esbench.report.readme import render
+    from esbench.report.readme import DOCS, render
 
-    changes = render(file, check=check, intervals=intervals, out=out)
-    if check and changes:
-        typer.echo(changes, nl=False)
-        typer.echo(f"{out or file} does not match the runs that it names: run `esbench readme`", err=True)
+    main = Path("README.md")
+    files = [file or main] if file or out else [main, *sorted(Path(DOCS).glob("*.md"))]
+    changed = []
+    for page in files:
+        if changes := render(page, check=check, intervals=intervals, out=out):
+            changed.append(str(out or page))
+            typer.echo(changes if check else "", nl=False)
+    if check and changed:
+        names = ", ".join(changed)
+        typer.echo(f"out of date with the runs they name: {names}: run `esbench readme`", err=True)
         raise typer.Exit(FAILED)
-    typer.echo(f"{out or file} {'updated' if changes else 'is up to date'}", err=True)
+    typer.echo(f"{', '.join(changed)} updated" if changed else "all pages are up to date", err=True)

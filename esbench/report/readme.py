@@ -33,6 +33,8 @@ from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
+DOCS = "docs"
+"""Folder of the pages that README.md links to; their blocks are generated like the README's."""
 _LAYERS = ("Linear", "Conv2d")
 _PHASES: tuple[Phase, ...] = ("sample", "update")
 
@@ -55,18 +57,25 @@ _PRINTING: ContextVar[Printing] = ContextVar("printing")
 
 @dataclass(frozen=True)
 class Page:
-    """The tables of a page; files are named relative to its folder.
+    """The generated blocks of README.md or of a page of the folder docs.
 
     In the first block: ``page = Page.of(cog.inFile)``.
+
+    Attributes:
+        root: folder of the repository, which all file names are relative to.
+        to_root: path from the page to that folder, for links.
+
     """
 
     root: Path
+    to_root: str = ""
     printing: Printing = field(default_factory=Printing)
 
     @classmethod
     def of(cls, page: str) -> "Page":
-        """The page in this file."""
-        return cls(Path(page).parent, _PRINTING.get(Printing()))
+        """Return the page in this file."""
+        folder, printing = Path(page).parent, _PRINTING.get(Printing())
+        return cls(folder.parent, "../", printing) if folder.name == DOCS else cls(folder, "", printing)
 
     def device(self, file: str, *published_files: str, brief: bool = False) -> str:
         """The section of a device: NESgpu's tables, published figures beside them, the rest of a step.
@@ -83,7 +92,7 @@ class Page:
         for operator in _LAYERS:
             parts += self._layer(run, published, operator, brief=brief)
         page = self._page_of(run)
-        parts.append(f"[All tables of this run]({quote(page)})." if page else "")
+        parts.append(f"[All tables of this run]({self.to_root}{quote(page)})." if page else "")
         return "\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n\n"
 
     def best_of_each_shape(self, *files: str) -> str:
@@ -113,7 +122,7 @@ class Page:
                 f"{file} is not a figure of run {run_name(Path(run))}, but of: {origin or 'an unknown run'}"
             )
             raise ReadmeError(one_line(message))
-        return f"\n{image(file, f'{title} - {origin}')}\n\n"
+        return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
         """The time tables of these phases, by default sample, update and step."""
@@ -215,7 +224,7 @@ class Page:
 
     def _all_rows(self, run: Run) -> str:
         page = self._page_of(run)
-        return f"[all rows]({quote(page)})." if page else "`esbench report` writes all rows."
+        return f"[all rows]({self.to_root}{quote(page)})." if page else "`esbench report` writes all rows."
 
 
 def leading(standings: Sequence[RankedVariant], best: int) -> list[RankedVariant]:
