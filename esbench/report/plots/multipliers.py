@@ -1,174 +1,135 @@
-"""Time multipliers: a row per variant, a bar per shape."""
+"""Times as multiples of the plain layer's: a row per family of schemes, a dot per variant."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from esbench.report.analysis import roofline
-from esbench.report.analysis.pivot import Grid, headings
+from esbench.report.analysis.pivot import Grid
 from esbench.report.plots import style
-from esbench.report.plots.style import BLACK, FINE, HATCHES, PAGE, Color, Figure, drawable
+from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, drawable
 from esbench.schema import Case, Measurement, Variant
-from esbench.stats import median
+from esbench.stats import Ratio, median
+from esbench.units import format_multiplier
 
-INTERVALS, BOUNDS = "95 % interval", "roofline bound"
-
-_BAR, _GAP = 0.078, 0.05
-"""Inches of a bar, and between two rows."""
-_THICKNESS = 0.84
+TITLE = "time as a multiple of the plain layer's, by family"
+_ROW = 0.36
+"""Inches of a row."""
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A time multiplier, with its interval and its roofline bound; or the reason why it is missing."""
+class Dot:
+    """A variant with its time multiplier and the roofline bound of it, None if unknown."""
 
-    value: float = math.nan
-    interval: tuple[float, float] | None = None
+    variant: Variant
+    ratio: Ratio
     bound: float | None = None
-    reason: str = ""
 
 
 @style.styled()
 def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
-    """Draw times as multiples of the plain layer's: a row per variant, a bar per shape.
+    """Draw the times of the case with the most numbers as multiples of the plain layer's time.
 
-    A horizontal line is the 95 % interval of a ratio, a vertical tick its roofline bound: the minimum work of
-    the variant at the measured peaks of the device, over the time of the plain layer. A reason replaces a
-    missing number. Each shape is shown at its largest population. ``None`` where there is nothing to compare.
+    A row per family, the cheapest first; a dot per variant with its 95 % interval, and the name of the cheapest.
+    A vertical tick is the roofline bound of the cheapest: its minimum work at the measured peaks of the device.
+    ``None`` if there is nothing to compare.
     """
     variants = [variant for variant in grid.variants if variant.mode != "base"]
     if not variants or grid.reference("base") is None:
         return None
-    every = largest_populations(
-        grid.cases,
-        lambda case: sum(grid.multiplier(variant, case, "base") is not None for variant in variants),
-        len(variants) // 2 + 1,
-    )
-    cases = _spread(every, len(HATCHES))
-    bars = {case: [_bar(grid, variant, case) for variant in variants] for case in cases}
-    shown = [bar for row in bars.values() for bar in row if bar.value > 0]
-    if not shown:
+    case = largest_case(grid, variants)
+    dots = [dot for variant in variants if (dot := _dot(grid, variant, case))]
+    if not dots:
         return None
+    rows: dict[str, list[Dot]] = {}
+    for dot in sorted(dots, key=lambda dot: dot.ratio.value):
+        rows.setdefault(_row_name(dot.variant), []).append(dot)
     figure = Figure(width)
-    (axes,) = figure.panels(1, 1, len(variants) * (len(cases) * _BAR + _GAP))
-    ends = [x for bar in shown for x in (bar.value, bar.bound, *(bar.interval or ())) if x]
-    style.log_axis(axes, "x", [1.0, 2.0, *ends])
-    step = 1 / (len(cases) + _GAP / _BAR)
-    colors = style.shades(len(cases), 0.45, 0.95)  # light enough for black lines on them
-    for place, (case, color, hatch) in enumerate(zip(cases, colors, HATCHES, strict=False)):
-        _draw(axes, bars[case], step * (place - (len(cases) - 1) / 2), step * _THICKNESS, color, hatch)
-    axes.set_yticks(range(len(variants)), [style.fit(variant.name, 0.45 * width) for variant in variants])
-    axes.set_ylim(len(variants) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0, labelsize=FINE)
+    (axes,) = figure.panels(1, 1, len(rows) * _ROW)
+    ends = [x for dot in dots for x in (dot.ratio.value, dot.bound, dot.ratio.low, dot.ratio.high) if x]
+    style.log_axis(axes, "x", [1.0, 2.0, *(x for x in ends if drawable(x))])
+    for place, (name, row) in enumerate(rows.items()):
+        _draw(axes, place, row, style.FAMILIES.get(name, style.FAMILIES["other"]))
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_ylim(len(rows) - 0.5, -0.65)
+    axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.axvline(1, color="black", linewidth=0.8)
-    where: Literal["center", "right"] = "center" if width == PAGE else "right"  # longer than narrow axes
-    axes.set_xlabel("time(variant) / time(base), lower is better", loc=where)
-    baseline = "the plain layer" if grid.phase == "forward" else "base"
+    axes.set_xlabel("time(variant) / time(base), lower is better")
+    missing = {
+        variant.name: style.reason_of(grid.at(variant, case), 40)
+        for variant in variants
+        if not any(dot.variant == variant for dot in dots)
+    }
     figure.finish(
-        style.titled(grid, f": {grid.phase} time against {baseline}"),
-        style.origin(grid, cases),
-        [*_notes(grid, shown), *style.part_of(cases, every, "shapes")],
-        _legend(cases, colors, shown),
+        f"{style.warning(grid)}{finding(grid, rows)}",
+        f"{case.label}, {grid.phase}, {style.origin(grid, [case])}",
+        [*_notes(grid, dots), *style.by_reason(missing)],
     )
     return figure
 
 
-def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
-    """Of the cases that differ only in their members, the largest with enough numbers or with the most."""
-    families: dict[Case, list[Case]] = {}
-    for case in cases:
-        families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
-    return [
-        max(family, key=lambda case: (min(numbers(case), enough), case.members))
-        for family in families.values()
-    ]
+def largest_case(grid: Grid, variants: Sequence[Variant]) -> Case:
+    """Return the case with the most numbers; of equals the last, which is the largest."""
+
+    def numbers(case: Case) -> int:
+        return sum(grid.multiplier(variant, case, "base") is not None for variant in variants)
+
+    return max(reversed(grid.cases), key=numbers)
 
 
-def _spread(cases: Sequence[Case], most: int) -> list[Case]:
-    """At most a given number of cases, evenly spaced from the first to the last."""
-    if len(cases) <= most:
-        return list(cases)
-    return [cases[round(place * (len(cases) - 1) / (most - 1))] for place in range(most)]
+def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
+    """Return the result: the cheapest variant, beside dense noise or the dearest."""
+    every = [dot for row in rows.values() for dot in row]
+    first = min(every, key=lambda dot: dot.ratio.value)
+    dense = next((dot for dot in every if dot.variant.name == "Perturbed"), every[-1])
+    text = f"{grid.operator}, {grid.phase}: {first.variant.name} takes {_times(first)} the time of the plain layer"
+    return text if dense == first else f"{text}, {dense.variant.name} {_times(dense)}"
 
 
-def _bar(grid: Grid, variant: Variant, case: Case) -> Bar:
-    row, ratio, reference = (
-        grid.at(variant, case),
-        grid.multiplier(variant, case, "base"),
-        grid.reference("base"),
-    )
+def _times(dot: Dot) -> str:
+    ratio = dot.ratio
+    half = (ratio.high - ratio.low) / 2 if ratio.low is not None and ratio.high is not None else None
+    return format_multiplier(ratio.value, half)
+
+
+def _row_name(variant: Variant) -> str:
+    return variant.name if variant.baseline else style.family(variant.scheme)
+
+
+def _dot(grid: Grid, variant: Variant, case: Case) -> Dot | None:
+    row, ratio = grid.at(variant, case), grid.multiplier(variant, case, "base")
+    reference = grid.reference("base")
     if ratio is None or reference is None or not isinstance(row, Measurement) or not drawable(ratio.value):
-        return Bar(reason=style.reason_of(row, 28))
+        return None
     base = grid.measured(reference.variant, case, reference.phase, row.group)
     least, plain = roofline.bound_ns(grid.run, case.dtype, row.work), median(base) if base else None
     bound = least / plain if least and plain else 0.0
-    ends = (ratio.low or 0.0, ratio.high or 0.0)
-    return Bar(ratio.value, ends if drawable(*ends) else None, bound if drawable(bound) else None)
+    return Dot(variant, ratio, bound if drawable(bound) else None)
 
 
-def _draw(  # noqa: PLR0913, PLR0917  # one series of bars
-    axes: Axes, bars: Sequence[Bar], shift: float, thickness: float, color: Color, hatch: str
-) -> None:
-    drawn = [(row + shift, bar) for row, bar in enumerate(bars) if bar.value > 0]
-    axes.barh(
-        [y for y, _ in drawn],
-        [bar.value - 1 for _, bar in drawn],
-        thickness,
-        left=1,
-        color=color,
-        hatch=hatch,
-        edgecolor=BLACK,
-        linewidth=0.4,
-        zorder=2,
+def _draw(axes: Axes, place: int, row: Sequence[Dot], look: style.Look) -> None:
+    first = row[0]
+    for dot in row:
+        axes.plot(dot.ratio.value, place, **look.point | {"markersize": 5.0, "alpha": 0.85, "zorder": 3})
+        if dot.ratio.low and dot.ratio.high and drawable(dot.ratio.low, dot.ratio.high):
+            axes.hlines(place, dot.ratio.low, dot.ratio.high, color=look.color, linewidth=1.0, zorder=2)
+    if first.bound:
+        axes.vlines(first.bound, place - 0.25, place + 0.25, color=BLACK, linewidth=1.0, zorder=4)
+    axes.annotate(
+        f"{first.variant.name} {_times(first)}",
+        (first.ratio.value, place),
+        (0, 5),
+        textcoords="offset points",
+        verticalalignment="bottom",
+        fontsize=FINE,
     )
-    intervals = [(y, *bar.interval) for y, bar in drawn if bar.interval]
-    if intervals:
-        axes.hlines(*zip(*intervals, strict=True), color=BLACK, linewidth=1.0, zorder=3, label=INTERVALS)
-    bounds = [(bar.bound, y - thickness / 2, y + thickness / 2) for y, bar in drawn if bar.bound]
-    if bounds:
-        axes.vlines(*zip(*bounds, strict=True), color="white", linewidth=2.2, zorder=4)
-        axes.vlines(*zip(*bounds, strict=True), color=BLACK, linewidth=0.9, zorder=5, label=BOUNDS)
-    for row, bar in enumerate(bars):
-        if bar.reason:
-            axes.annotate(
-                style.fit(bar.reason, 3.0),
-                (1, row + shift),
-                (3, 0),
-                textcoords="offset points",
-                verticalalignment="center_baseline",
-                fontsize=FINE,
-                fontstyle="italic",
-                color="0.3",
-            )
 
 
-def _notes(grid: Grid, shown: Sequence[Bar]) -> list[str]:
-    known = sum(bar.interval is not None for bar in shown)
-    notes = [f"{INTERVALS}: {known} of {len(shown)}, the others share fewer than 6 rounds with base"]
-    if known == len(shown):
-        notes = []
-    if any(bar.bound for bar in shown):
-        return [*notes, style.bound_note(grid, "time of the variant's minimum work / time(base),")]
-    if not roofline.rate(grid.run, "matmul", grid.dtype):
-        return [*notes, f"No {BOUNDS}: the run did not measure the peaks of the device in {grid.dtype}"]
-    return [*notes, f"No {BOUNDS}: no variant declares its minimum work in this phase"]
-
-
-def _legend(cases: Sequence[Case], colors: Sequence[Color], shown: Sequence[Bar]) -> list[Artist]:
-    handles: list[Artist] = [
-        Patch(facecolor=color, hatch=hatch, edgecolor=BLACK, linewidth=0.4, label=name)
-        for name, color, hatch in zip(headings(cases), colors, HATCHES, strict=False)
-    ]
-    if any(bar.interval for bar in shown):
-        handles.append(Line2D([], [], color=BLACK, linewidth=1.0, label=INTERVALS))
-    if any(bar.bound for bar in shown):
-        handles.append(style.legend_point(style.Look(BLACK, "|", "-"), BOUNDS, 6))
-    return handles
+def _notes(grid: Grid, dots: Sequence[Dot]) -> list[str]:
+    known = sum(dot.ratio.low is not None for dot in dots)
+    notes = [f"Lines: 95 % intervals, of {known} of {len(dots)} variants"] if known else []
+    if any(dot.bound for dot in dots):
+        notes.append(style.bound_note(grid, "tick, minimum work of the cheapest variant"))
+    return notes

@@ -1,27 +1,28 @@
-"""Effective population per ms against peak memory of variants, with the Pareto front."""
+"""Effective population per ms against peak memory, with the Pareto front."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from esbench.report.analysis.pivot import headings
-from esbench.report.analysis.ranking import RankedVariant, Rankings
+from esbench.report.analysis.ranking import DENSE, RankedVariant, Rankings
 from esbench.report.plots import style
-from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable
+from esbench.report.plots.hero import best_of_each_scheme
+from esbench.report.plots.style import BLACK, PAGE, Figure, drawable
 from esbench.report.text import listed
-from esbench.units import quantity
+from esbench.units import format_multiplier, quantity
 
-_PANELS = 6
-_APART = 8.0
-"""Points between two markers that have room for a number each."""
+TITLE = "effective population per ms of a step, against its peak memory"
+_HEIGHT = {PAGE: 3.0}
 _MB = quantity("peak_bytes").column.size
+_CLOSE = 0.1
+"""A scheme that gives less than this share of the best rate is not named in the title for its little memory."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A variant: its peak memory ``x``, its n_eff per ms ``y``, and the interval of ``y``."""
+    """A variant: its peak memory ``x`` in MB, its n_eff per ms ``y``, and the interval of ``y``."""
 
     ranked: RankedVariant
     x: float
@@ -29,22 +30,83 @@ class Point:
     interval: tuple[float, float]
 
     def dominates(self, other: "Point") -> bool:
-        """Whether it costs no more, gives no less as far as intervals tell, and is better in one of them."""
+        """Return whether it is at least as good in both, as far as intervals tell, and better in one."""
         gives = self.interval[1] >= other.interval[0]
         return self.x <= other.x and gives and (self.x < other.x or self.y > other.y)
 
-    def ties(self, other: "Point") -> bool:
-        """Whether both need the same memory, and the intervals of their gains overlap."""
-        low, high = other.interval
-        return self.x == other.x and self.interval[0] <= high and low <= self.interval[1]
+
+@style.styled()
+def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
+    """Draw n_eff per ms against peak memory for the largest population, best variant of each scheme.
+
+    The Pareto front is a dashed line. Exact estimates, whose n_eff is infinite, are arrows at the top. ``None``
+    if fewer than two schemes have both numbers.
+    """
+    case = max(rankings.largest, key=lambda case: case.members, default=None)
+    schemes = best_of_each_scheme(rankings.of(case)) if case else []
+    found = [point for one in schemes if (point := _point(one))]
+    exact = [one for one in schemes if one.is_exact and one.peak_bytes]
+    if case is None or len(found) < 2:  # noqa: PLR2004  # one point is no trade-off
+        return None
+    best = front(found)
+    figure = Figure(width)
+    (axes,) = figure.panels(1, 1, _HEIGHT.get(width, 2.2))
+    style.log_axis(
+        axes, "x", [one.x for one in found] + [one.peak_bytes / _MB for one in exact if one.peak_bytes]
+    )
+    style.log_axis(axes, "y", [one.y for one in found], 2.0)
+    axes.set(xlabel="peak memory of a step (MB), lower is better", ylabel="n_eff per ms, higher is better")
+    labels = [_draw(axes, point, is_best=point in best) for point in found]
+    labels += [_draw_exact(axes, one) for one in exact]
+    axes.plot(
+        *([getattr(one, name) for one in best] for name in "xy"),
+        color=BLACK,
+        linewidth=0.8,
+        linestyle="--",
+        drawstyle="steps-post",
+        zorder=1.5,
+    )
+    families = dict.fromkeys(style.family(one.variant.scheme) for one in schemes)
+    missing = {
+        one.variant.name: style.reason_of(one.skipped) if one.skipped else "no memory or time was measured"
+        for one in rankings.of(case)
+        if one.variant.mode == "batched" and one.rate is None
+    }
+    bounds = [
+        one.ranked.variant.name for one in found if one.ranked.effective and one.ranked.effective.is_bound
+    ]
+    figure.finish(
+        f"{style.warning(rankings.grid)}{finding(best)}",
+        f"{case.label}, {style.origin(rankings.grid, [case])}",
+        [
+            "Dashed: Pareto front. Best variant of each scheme",
+            *([f"Only a lower bound is known: {listed(bounds)}"] if bounds else []),
+            *style.by_reason(missing),
+        ],
+        [style.legend_point(style.FAMILIES[name], name) for name in style.FAMILIES if name in families],
+    )
+    style.label_points(axes, labels)
+    return figure
 
 
-TITLE = "effective population per ms of a step, against its peak memory"
+def front(found: Sequence[Point]) -> list[Point]:
+    """Return the points that no other one dominates, least memory first."""
+    best = [one for one in found if not any(other.dominates(one) for other in found)]
+    return sorted(best, key=lambda one: (one.x, -one.y))
 
 
-def points(variants: Sequence[RankedVariant]) -> list[Point]:
-    """The variants that have both numbers; exact estimates, whose n_eff is infinite, have none."""
-    return [point for one in variants if (point := _point(one))]
+def finding(best: Sequence[Point]) -> str:
+    """Return the result: the scheme with the best rate, and one with less memory and not much less rate."""
+    first = max(best, key=lambda one: one.y)
+    frugal = next(one for one in best if one.y >= _CLOSE * first.y)
+    name = first.ranked.variant.name
+    if frugal == first:
+        return f"{name} gives the most n_eff per ms and needs little memory"
+    times = format_multiplier(first.x / frugal.x)
+    return (
+        f"{name} gives the most n_eff per ms; {frugal.ranked.variant.name} needs {times} less memory "
+        f"for {frugal.y / first.y:.0%} of its rate"
+    )
 
 
 def _point(one: RankedVariant) -> Point | None:
@@ -54,114 +116,21 @@ def _point(one: RankedVariant) -> Point | None:
     return Point(one, one.peak_bytes / _MB, one.rate, (low, high))
 
 
-def front(found: Sequence[Point]) -> list[Point]:
-    """The points that no other dominates, the cheapest first."""
-    best = [one for one in found if not any(other.dominates(one) for other in found)]
-    return sorted(best, key=lambda one: (one.x, -one.y))
+def _draw(axes: Axes, point: Point, *, is_best: bool) -> style.Label:
+    look = style.FAMILIES[style.family(point.ranked.variant.scheme)]
+    edge = {"markeredgecolor": BLACK, "markeredgewidth": 1.0, "zorder": 3} if is_best else {}
+    axes.plot(point.x, point.y, **look.point | {"markersize": 5.5} | edge)
+    if drawable(*point.interval):
+        axes.vlines(point.x, *point.interval, color=look.color, linewidth=0.6, zorder=1.8)
+    name = point.ranked.variant.name
+    return style.Label(point.x, point.y, f"{DENSE} (dense noise)" if name == DENSE else name)
 
 
-def tied(found: Sequence[Point]) -> list[Point]:
-    """The dominated points whose intervals overlap those of every point of the front that dominates them."""
-    best = front(found)
-    rest = [one for one in found if one not in best]
-    return [one for one in rest if all(one.ties(other) for other in best if other.dominates(one))]
-
-
-@style.styled()
-def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
-    """Draw n_eff per ms against peak memory: a panel per shape, at its largest population.
-
-    Variants on the front are numbered, and named below the panel. ``None`` where none has both numbers.
-    """
-    cases = [case for case in rankings.largest if points(rankings.of(case))][:_PANELS]
-    if not cases:
-        return None
-    panels = [points(rankings.of(case)) for case in cases]
-    placed = [point.ranked for panel in panels for point in panel]
-    looks = style.scheme_looks(one.variant.scheme for one in placed)
-    figure = Figure(width)
-    every = figure.panels(len(cases), *((2, 2.6) if width == PAGE else (1, 2.0)))
-    for axes, panel, name in zip(every, panels, headings(cases), strict=True):
-        _draw(axes, panel, looks)
-        axes.set(xlabel="peak memory (MB), lower is better", ylabel="n_eff / ms, higher is better")
-        figure.panel_title(axes, name)
-        figure.panel_legend(
-            axes,
-            [
-                style.legend_point(looks[one.scheme], f"{place} {one.name}", edge=BLACK)
-                for place, one in enumerate((point.ranked.variant for point in front(panel)), start=1)
-            ],
-        )
-    variants = [one for case in cases for one in rankings.of(case)]
-    figure.finish(
-        style.titled(rankings.grid, f": {TITLE}"),
-        style.origin(rankings.grid, cases),
-        _notes(variants, panels),
-        [style.legend_point(look, scheme) for scheme, look in looks.items()],
-    )
-    for axes, panel in zip(every, panels, strict=True):
-        _number_front(axes, front(panel))
-    return figure
-
-
-def _draw(axes: Axes, panel: Sequence[Point], looks: Mapping[str, Look]) -> None:
-    best = front(panel)
-    style.log_axis(axes, "x", [one.x for one in panel])
-    style.log_axis(axes, "y", [one.y for one in panel])
-    for point in panel:
-        look = looks[point.ranked.variant.scheme]
-        edge = {"markeredgecolor": BLACK, "markeredgewidth": 1.0, "zorder": 3} if point in best else {}
-        axes.plot(point.x, point.y, **look.point | {"markersize": 4.5} | edge)
-        if drawable(*point.interval):
-            axes.vlines(point.x, *point.interval, color=look.color, linewidth=0.6, zorder=1.8)
-    axes.plot(
-        [one.x for one in best],
-        [one.y for one in best],
-        color=BLACK,
-        linewidth=0.8,
-        linestyle="--",
-        drawstyle="steps-post",
-        zorder=1.5,
-    )
-
-
-def _number_front(axes: Axes, best: Sequence[Point]) -> None:
-    """Number the front above and to the left of its markers, where no other can be: it would dominate.
-
-    Points that nearly coincide share a label.
-    """
-    places = axes.transData.transform([(one.x, one.y) for one in best]) / axes.figure.dpi * 72
-    groups = [[0]]
-    for number in range(1, len(best)):
-        if math.dist(places[number], places[number - 1]) < _APART:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    for group in groups:
-        axes.annotate(
-            ",".join(str(number + 1) for number in group),
-            (best[group[0]].x, best[group[-1]].y),
-            (-2.5, 2.5),
-            textcoords="offset points",
-            horizontalalignment="right",
-            verticalalignment="bottom",
-            fontsize=style.FINE,
-        )
-
-
-def _notes(variants: Sequence[RankedVariant], panels: Sequence[Sequence[Point]]) -> list[str]:
-    placed = [point.ranked for panel in panels for point in panel]
-    notes = ["Dashed: the Pareto front, its variants numbered and named below"]
-    for text, found in (
-        ("Tied with the front", [point.ranked for panel in panels for point in tied(panel)]),
-        ("Exact, n_eff is infinite", [one for one in variants if one.is_exact]),
-        ("Only a lower bound is known", [one for one in placed if one.effective and one.effective.is_bound]),
-    ):
-        names = list(dict.fromkeys(one.variant.name for one in found))
-        notes += [f"{text}: {listed(names)}"] if names else []
-    reasons = {
-        one.variant.name: style.reason_of(one.skipped) if one.skipped else "no memory or time was measured"
-        for one in variants
-        if one.variant.mode == "batched" and not one.is_exact and _point(one) is None
-    }
-    return [*notes, *style.by_reason(reasons)]
+def _draw_exact(axes: Axes, one: RankedVariant) -> style.Label:
+    look = style.FAMILIES[style.family(one.variant.scheme)]
+    low, high = (math.log(end) for end in axes.get_ylim())
+    x, y, top = (one.peak_bytes or 0.0) / _MB, math.exp(low + 0.88 * (high - low)), math.exp(high)
+    axes.plot(x, y, **look.point | {"markersize": 5.5, "zorder": 3})
+    arrow = {"arrowstyle": "-|>", "color": look.color, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (x, top), (x, y), arrowprops=arrow)
+    return style.Label(x, y, f"{one.variant.name}: exact")

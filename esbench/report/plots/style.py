@@ -398,3 +398,118 @@ def bound_note(grid: Grid, text: str) -> str:
     beaten = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
     note = f"Roofline bound: {text} at the measured peaks of the device"
     return f"{note}; some calls are faster: {roofline.DISTURBED}" if beaten else note
+
+
+FAMILIES = {
+    "dense noise": Look(mpl.colors.to_rgba("#202020"), "o", "-"),
+    "low rank": Look(mpl.colors.to_rgba("#0072B2"), "s", "--"),
+    "sparse": Look(mpl.colors.to_rgba("#009E73"), "^", "-."),
+    "shared core": Look(mpl.colors.to_rgba("#D55E00"), "D", ":"),
+    "dropout": Look(mpl.colors.to_rgba("#CC79A7"), "v", "--"),
+    "other": Look(mpl.colors.to_rgba("#7F7F7F"), "X", "-"),
+}
+"""Families of schemes and their look in every plot: colours of Okabe and Ito, which the colour-blind distinguish."""
+_FAMILY_OF = {
+    "Perturbed": "dense noise",
+    "Regenerated": "dense noise",
+    "RegeneratedSign": "dense noise",
+    "NoiseTable": "dense noise",
+    "LowRank": "low rank",
+    "LowRankSign": "low rank",
+    "Orthogonal": "low rank",
+    "SparsePerturbed": "sparse",
+    "Permuted": "shared core",
+    "Flipped": "shared core",
+    "FlippedSign": "shared core",
+    "Hadamard": "shared core",
+    "DropoutMask": "dropout",
+    "DropConnect": "dropout",
+    "DropoutBlocks": "dropout",
+}
+
+
+def family(scheme: str) -> str:
+    """Return the family of a scheme; a fused kernel belongs to that of the scheme that it computes."""
+    return _FAMILY_OF.get(scheme.removeprefix("Fused"), "other")
+
+
+class Label(NamedTuple):
+    """The name of a point or a line, and where it is in data coordinates."""
+
+    x: float
+    y: float
+    text: str
+
+
+def label_points(axes: Axes, labels: Sequence[Label]) -> None:
+    """Write names beside points, where they cover neither another point nor another name if there is room.
+
+    Call it after ``finish``, when the axes have their final size.
+    """
+    pixels = axes.figure.dpi / _POINTS
+    points = [tuple(axes.transData.transform((label.x, label.y)) / pixels) for label in labels]
+    frame = axes.get_window_extent()
+    inside = Box(frame.x0 / pixels, frame.y0 / pixels, frame.x1 / pixels, frame.y1 / pixels)
+    taken = [Box(x - 3, y - 3, x + 3, y + 3) for x, y in points]
+    for label, (x, y) in sorted(zip(labels, points, strict=True), key=lambda pair: -pair[1][1]):
+        wide, high = text_inches(label.text, FINE) * _POINTS, 1.1 * FINE
+        offsets = [(5.0, -high / 2), (-5.0 - wide, -high / 2)]
+        offsets += [
+            (side, up) for up in (5.0, -5.0 - high, 11.0, -11.0 - high) for side in (-wide / 2, 2.0, -wide)
+        ]
+        boxes = [Box(x + dx, y + dy, x + dx + wide, y + dy + high) for dx, dy in offsets]
+        best = min(
+            boxes, key=lambda box: (sum(map(box.overlap, taken)) + box.outside(inside), boxes.index(box))
+        )
+        taken.append(best)
+        offset = (best.left - x, best.bottom - y)
+        axes.annotate(label.text, (label.x, label.y), offset, textcoords="offset points", fontsize=FINE)
+
+
+def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
+    """Write the names of lines to the right of the axes, each beside its end and below the one above it.
+
+    The axes shrink to make room. Call it after ``finish``.
+    """
+    figure_inches = axes.figure.get_figwidth()  # type: ignore[union-attr]  # a panel is in no sub-figure
+    room = max(text_inches(label.text, FINE) for label in labels) + 8 / _POINTS
+    left, bottom, width, height = axes.get_position().bounds
+    axes.set_position((left, bottom, round(width - room / figure_inches, 6), height))
+    pixels, line = axes.figure.dpi / _POINTS, 1.15 * FINE
+    frame, above = axes.get_window_extent(), float("inf")
+    for label in sorted(labels, key=lambda label: -label.y):
+        at = float(axes.transData.transform((label.x, label.y))[1]) / pixels
+        above = min(at, above - line)
+        axes.annotate(
+            label.text,
+            (1, 0),
+            (4, above - frame.y0 / pixels),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            verticalalignment="center",
+            fontsize=FINE,
+        )
+
+
+class Box(NamedTuple):
+    """A rectangle, in points."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def overlap(self, other: "Box") -> float:
+        """Return the area that two rectangles share."""
+        wide = min(self.right, other.right) - max(self.left, other.left)
+        high = min(self.top, other.top) - max(self.bottom, other.bottom)
+        return max(0.0, wide) * max(0.0, high)
+
+    def outside(self, frame: "Box") -> float:
+        """Return the area of this rectangle outside a frame."""
+        return (self.right - self.left) * (self.top - self.bottom) - self.overlap(frame)
+
+
+def warning(grid: Grid) -> str:
+    """A warning for the front of a title if the run is invalid."""
+    return captions.invalid(grid.run)
