@@ -34,14 +34,14 @@ from esbench.gate.decision import (
 from esbench.gate.gate import Gate
 from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict
 from esbench.report.formats import write
-from esbench.report.formats.markdown import NOT_MET
+from esbench.report.formats.markdown import NOT_MET, image
 from esbench.report.text import counted, escape
 from esbench.studies import newest_files
 from esbench.units import ABSENT, format_number, format_value
 
 FOLDER = "gate"
 """The folder of a device's results that holds its studies of the gate."""
-PAGE = "gate.md"
+PAGE, PICTURE = "gate.md", "gate-power"
 SCHEMA = 1
 SEED = 20261122
 CONTROLS: Mapping[str, float] = {
@@ -61,6 +61,9 @@ MAX_ALARM_RATE = 0.01
 """Goal: the share of unchanged suites with an alarm."""
 MIN_POWER = {0.01: 0.8, 0.02: 0.99}
 """Goal: slowdown -> the share of suites in which it is found."""
+
+MIN_SHARE = 0.9
+"""The title of the plot names the smallest slowdown that at least this share of suites finds."""
 
 Floats = NDArray[np.float64]
 
@@ -336,7 +339,7 @@ def misbehaving_controls(controls: Logs, settings: Settings, suites: int) -> tup
 
 
 def render(results: Path, out: Path) -> list[Path]:
-    """Write ``<out>/gate.md`` from the newest study of each device; nothing if there is no study.
+    """Write ``<out>/gate.md`` and its plots from the newest study of each device; nothing without a study.
 
     Raises:
         UserError: a study cannot be read.
@@ -352,7 +355,10 @@ def render(results: Path, out: Path) -> list[Path]:
         )
         for path in newest_files(results, FOLDER)
     ]
-    return [write(out / PAGE, page(studies))] if studies else []
+    if not studies:
+        return []
+    path = write(out / PAGE, page(studies, out))
+    return [path, *sorted(out.glob(f"{PICTURE}*.svg"))]
 
 
 _INTRODUCTION = f"""\
@@ -366,12 +372,12 @@ have measured; it is drawn from the replicates without replacement and judged by
 arms of each replicate swapped at random because both are the same revision."""
 
 
-def page(studies: Sequence[GateStudy]) -> str:
-    """Return the page as Markdown."""
+def page(studies: Sequence[GateStudy], out: Path) -> str:
+    """Return the page as Markdown; its plots are written to ``out``."""
     parts = ["# False alarms and power of the gate", _INTRODUCTION]
     for study in studies:
         parts += [f"## {escape(study.opening.environment.device_name)}", _origin(study)]
-        parts += _sections(study, Settings())
+        parts += _sections(study, Settings(), out)
     return "\n\n".join(parts) + "\n"
 
 
@@ -387,8 +393,8 @@ def _origin(study: GateStudy) -> str:
     )
 
 
-def _sections(study: GateStudy, settings: Settings) -> list[str]:
-    """Resample suites from a study; return what they show."""
+def _sections(study: GateStudy, settings: Settings, out: Path) -> list[str]:
+    """Resample suites from a study; return what they show, with a plot of the power."""
     if not study.cells or study.replicates < needed(settings):
         return [f"No suite can be drawn: {len(study.cells)} cells, {study.replicates} replicates."]
     cells, controls = Logs.of(study.cells), Logs.of(study.controls)
@@ -399,7 +405,9 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
     more_work = [slower_control(cells, one, settings, TRIALS) for one in study.controls]
     missed, differ = misbehaving_controls(controls, settings, suites)
     offset = _effect(np.mean([one.confirm for one in study.cells], axis=0).tolist())
+    powers = {"one cell": one_cell, "all cells": all_cells, "control work": more_work}
     return [
+        _picture(study, random, powers, out),
         _goals(random, {"a cell slower by": one_cell, "more work by": more_work}),
         "### False alarms",
         _alarm_table(random),
@@ -424,6 +432,32 @@ def _sections(study: GateStudy, settings: Settings) -> list[str]:
             "a suite. *Measured*: geometric mean over all replicates with its 95 % interval."
         ),
     ]
+
+
+def _picture(study: GateStudy, random: Alarms, powers: Mapping[str, Sequence[Power]], out: Path) -> str:
+    """Draw the power; return the image as Markdown."""
+    from esbench.report.plots.gate_power import gate_power  # noqa: PLC0415  # matplotlib is slow to import
+
+    found = {
+        name: [
+            (one.slower, one.found, one.suites)
+            for one in sorted(rows, key=lambda one: one.slower)
+            if one.slower
+        ]
+        for name, rows in powers.items()
+    }
+    sure = next((one for one in powers["one cell"] if one.share >= MIN_SHARE), None)
+    finding = (
+        f"The gate finds a cell that is {_percent(sure.slower)} slower in {_percent(sure.share)} of suites"
+        if sure
+        else "The gate finds no slowdown of a single cell reliably"
+    )
+    title = f"{finding}; false alarms: {random.alarmed} of {random.suites}"
+    here = study.opening.environment
+    figure = gate_power(found, MIN_POWER, title, f"{here.device_name}, study {study.opening.gate_id}")
+    path = out / f"{PICTURE}-{here.slug}.svg"
+    out.mkdir(parents=True, exist_ok=True)
+    return image(figure.write(path).name, title)
 
 
 def _goals(random: Alarms, powers: Mapping[str, Sequence[Power]]) -> str:

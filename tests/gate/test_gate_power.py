@@ -105,18 +105,19 @@ def test_the_page_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gate_power, "TRIALS", 20)
     monkeypatch.setattr(gate_power, "MIN_COMPARISONS", 120)
     found = study(tmp_path)
-    (path,) = gate_power.render(tmp_path, tmp_path / "out")
+    path, picture = gate_power.render(tmp_path, tmp_path / "out")
+    assert "The gate finds" in picture.read_text()
     text = path.read_text(encoding="utf-8")
-    assert text == gate_power.page([found])
+    assert text == gate_power.page([found], tmp_path)
     assert len(goals(text)) == 5
     assert "| 0 of 60 suites: 0 % (95 % interval 0 % to 5.96 %)" in goals(text)[0]
     assert goals(text)[0].endswith("  met")
-    # The mean of the cells is slower by 1.2 % in head, so the measured arms differ.
-    offset = gate_power.page([study(tmp_path / "offset", fault="everywhere")])
+    # The mean of the cells is slower by 1.2 % in head: the arms differ as measured.
+    offset = gate_power.page([study(tmp_path / "offset", fault="everywhere")], tmp_path)
     assert re.search(r"head / base is \+1\.[12]\d* %", offset)
     monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)
-    assert goals(gate_power.page([found]))[0].endswith("**not met**")
-    assert "No suite can be drawn: 4 cells, 12 replicates." in gate_power.page([study(tmp_path / "few", 12)])
+    assert goals(gate_power.page([found], tmp_path))[0].endswith("**not met**")
+    assert "No suite can be drawn: 4 cells, 12 replicates." in gate_power.page([study(tmp_path / "few", 12)], tmp_path)
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
     (newest_files(tmp_path, gate_power.FOLDER)[0]).write_text("{}")
     with pytest.raises(UserError, match=r"not a study of the gate: .*missing required field"):

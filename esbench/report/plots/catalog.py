@@ -16,13 +16,15 @@ from esbench.report.analysis.history import MULTIPLIER
 from esbench.report.analysis.history import history as history_of
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
 from esbench.report.analysis.quality import KAPPA, LINEAR
-from esbench.report.analysis.ranking import DENSE, Rankings, rankings
+from esbench.report.analysis.ranking import Rankings, rankings
 from esbench.report.analysis.run_selection import flaws
-from esbench.report.plots.distributions import samples
+from esbench.report.plots import multipliers as multiplier_plot
+from esbench.report.plots import pareto as pareto_plot
+from esbench.report.plots.hero import TITLE, hero
 from esbench.report.plots.history import history, panels
 from esbench.report.plots.kappa import kappa
 from esbench.report.plots.multipliers import multipliers
-from esbench.report.plots.pareto import TITLE, pareto
+from esbench.report.plots.pareto import pareto
 from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
 from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
@@ -200,10 +202,9 @@ def _of(
 
 
 def _timed(run: Run, request: PlotRequest) -> Iterator[Grid]:
-    """The grids of times, or of the metric asked for: the forward of layers, any phase of other work."""
-    metric = request.metric or LATENCY
+    """Yield the grids of times of the requested phase, by default a layer's forward."""
     for operator in operators(run):
-        found = [grid for grid in grids(run, operator, metric) if grid.metric == metric]
+        found = [grid for grid in grids(run, operator, LATENCY) if grid.metric == LATENCY]
         is_layer = any(grid.phase in {"sample", "forward"} for grid in found)
         phase = request.phase or ("forward" if is_layer else None)
         yield from (grid for grid in found if phase in {None, grid.phase} and _has_method(grid, request))
@@ -228,19 +229,6 @@ def _shares(run: Run, _: PlotRequest) -> Iterator[Grid]:
         yield from share_grids(run, operator)
 
 
-def _of_samples(runs: Sequence[Run], request: PlotRequest) -> Iterator[Candidate]:
-    """Of dense noise and the plain layer by default; grids that have all variants asked for come first."""
-    globs = request.variants or ("Base", DENSE)
-    found: list[tuple[int, Grid]] = []
-    for run in runs:
-        rows = tuple(row for row in run.rows if request.has_case(row) and _matches(row, globs))
-        for grid in _timed(msgspec.structs.replace(run, rows=rows), request):
-            met = sum(any(_matches(row, [glob]) for _, _, row in grid.cells) for glob in globs)
-            found.append((met, grid))
-    for _, grid in sorted(found, key=lambda pair: -pair[0]):
-        yield Candidate(partial(samples, grid, request.width), grid)
-
-
 def _of_history(runs: Sequence[Run], request: PlotRequest) -> Iterator[Candidate]:
     every = replace(request, variants=())  # multipliers need the plain layer beside the variants
 
@@ -258,32 +246,36 @@ def _of_history(runs: Sequence[Run], request: PlotRequest) -> Iterator[Candidate
     yield Candidate(plot)
 
 
-_CHOICES = ("phase", "metric")
 _STEP = "a run with the phases step and quality"
 
 PLOTS = {
-    "pareto": Plot(
+    "hero": Plot(
         TITLE,
+        _STEP,
+        _of(hero, _ranked),
+    ),
+    "pareto": Plot(
+        pareto_plot.TITLE,
         f"{_STEP}, and peak memory",
         _of(pareto, _ranked),
     ),
     "multipliers": Plot(
-        "time as a multiple of the plain layer's, with intervals and roofline bounds",
+        multiplier_plot.TITLE,
         "a run with times of the plain layer and of other variants",
         _of(multipliers, _timed),
-        _CHOICES,
+        ("phase",),
     ),
     "time-population": Plot(
-        "time against the population",
+        "time as a multiple of the plain layer's over the population, best of each family",
         "a run with three cases that differ only in their members, such as suite population",
         _of(sweep, _timed, POPULATION),
-        _CHOICES,
+        ("phase",),
     ),
     "time-width": Plot(
-        "time against the width",
+        "time as a multiple of the plain layer's over the width, best of each family",
         "a run with three cases that differ only in their width, such as suite width",
         _of(sweep, _timed, WIDTH),
-        _CHOICES,
+        ("phase",),
     ),
     "roofline": Plot(
         "the arithmetic that calls achieve, below the measured peaks of the device",
@@ -297,22 +289,15 @@ PLOTS = {
         _of(kappa, _kappas),
     ),
     "kept-population": Plot(
-        "effective population as a share of all members, against the population",
+        "share of the members kept, over the population",
         "a run with the phase quality and three populations, such as suite quality",
         _of(sweep, _shares, POPULATION),
-    ),
-    "samples": Plot(
-        "the distribution of the samples of some variants, named with --variants",
-        "a run with samples of these variants",
-        _of_samples,
-        _CHOICES,
-        is_standard=False,
     ),
     "history": Plot(
         "the runs of a device over time, with change points",
         "two complete and valid runs of a device with a variant and case in common",
         _of_history,
-        _CHOICES,
+        ("phase", "metric"),
         is_standard=False,
     ),
 }

@@ -1,6 +1,7 @@
 """Members evaluated per ms beside n_eff per ms: what each scheme promises and what it delivers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -27,9 +28,9 @@ _NS_PER_MS = 1e6
 def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     """Draw a row per scheme: an open circle at members evaluated per ms, a filled marker at n_eff per ms.
 
-    The line between the two is what the scheme loses because its members share noise. An exact estimate, whose
-    n_eff is infinite, ends in an arrow. The case is the one with the largest population of ``rankings.largest``.
-    ``None`` if fewer than two schemes have a rate.
+    The line between the two is what the scheme loses because its members share noise. An exact estimate,
+    whose n_eff is infinite, ends in an arrow. The case is the one with the largest population of
+    ``rankings.largest``. ``None`` if fewer than two schemes have a rate.
     """
     case = max(rankings.largest, key=lambda case: case.members, default=None)
     every = best_of_each_scheme(rankings.of(case)) if case else []
@@ -45,7 +46,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     axes.set_ylim(len(rows) - 0.5, -0.8)
     axes.tick_params(axis="y", length=0, labelsize=FINE)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("members per millisecond of a whole step (sample, forward, update)")
+    axes.set_xlabel("members per ms of a whole step")
     _headings(axes)
     schemes = dict.fromkeys(style.family(one.variant.scheme) for one in rows)
     handles = [
@@ -154,7 +155,7 @@ def _beside(axes: Axes, place: float, share: str, step: str, color: str = "black
         )
 
 
-_CIRCLE = {
+_CIRCLE: dict[str, Any] = {
     "linestyle": "none",
     "marker": "o",
     "markersize": 5.5,

@@ -14,7 +14,7 @@ from esbench.stats import Ratio, median
 from esbench.units import format_multiplier
 
 TITLE = "time as a multiple of the plain layer's, by family"
-_ROW = 0.36
+_ROW = 0.3
 """Inches of a row."""
 
 
@@ -31,9 +31,9 @@ class Dot:
 def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw the times of the case with the most numbers as multiples of the plain layer's time.
 
-    A row per family, the cheapest first; a dot per variant with its 95 % interval, and the name of the cheapest.
-    A vertical tick is the roofline bound of the cheapest: its minimum work at the measured peaks of the device.
-    ``None`` if there is nothing to compare.
+    A row per family, the cheapest first; a dot per variant with its 95 % interval, and the name of the
+    cheapest. A vertical tick is the roofline bound of the cheapest: its minimum work at the measured peaks of
+    the device. ``None`` if there is nothing to compare.
     """
     variants = [variant for variant in grid.variants if variant.mode != "base"]
     if not variants or grid.reference("base") is None:
@@ -51,7 +51,7 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     style.log_axis(axes, "x", [1.0, 2.0, *(x for x in ends if drawable(x))])
     for place, (name, row) in enumerate(rows.items()):
         _draw(axes, place, row, style.FAMILIES.get(name, style.FAMILIES["other"]))
-    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_yticks(range(len(rows)), [style.fit(name, 1.5) for name in rows])
     axes.set_ylim(len(rows) - 0.5, -0.65)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -64,7 +64,7 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     }
     figure.finish(
         f"{style.warning(grid)}{finding(grid, rows)}",
-        f"{case.label}, {grid.phase}, {style.origin(grid, [case])}",
+        f"{case.label}, {style.origin(grid, [case])}",
         [*_notes(grid, dots), *style.by_reason(missing)],
     )
     return figure
@@ -84,7 +84,7 @@ def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
     every = [dot for row in rows.values() for dot in row]
     first = min(every, key=lambda dot: dot.ratio.value)
     dense = next((dot for dot in every if dot.variant.name == "Perturbed"), every[-1])
-    text = f"{grid.operator}, {grid.phase}: {first.variant.name} takes {_times(first)} the time of the plain layer"
+    text = f"{grid.operator}, {grid.phase}: {first.variant.name} takes {_times(first)} the plain layer's time"
     return text if dense == first else f"{text}, {dense.variant.name} {_times(dense)}"
 
 
@@ -117,11 +117,14 @@ def _draw(axes: Axes, place: int, row: Sequence[Dot], look: style.Look) -> None:
             axes.hlines(place, dot.ratio.low, dot.ratio.high, color=look.color, linewidth=1.0, zorder=2)
     if first.bound:
         axes.vlines(first.bound, place - 0.25, place + 0.25, color=BLACK, linewidth=1.0, zorder=4)
+    low, high = axes.get_xlim()
+    is_left = first.ratio.value**2 < low * high
     axes.annotate(
-        f"{first.variant.name} {_times(first)}",
+        style.fit(f"{first.variant.name} {_times(first)}", 1.7),
         (first.ratio.value, place),
-        (0, 5),
+        (-2 if is_left else 2, 5),
         textcoords="offset points",
+        horizontalalignment="left" if is_left else "right",
         verticalalignment="bottom",
         fontsize=FINE,
     )
@@ -129,7 +132,8 @@ def _draw(axes: Axes, place: int, row: Sequence[Dot], look: style.Look) -> None:
 
 def _notes(grid: Grid, dots: Sequence[Dot]) -> list[str]:
     known = sum(dot.ratio.low is not None for dot in dots)
-    notes = [f"Lines: 95 % intervals, of {known} of {len(dots)} variants"] if known else []
+    some = f", of {known} of {len(dots)} variants" if known < len(dots) else ""
+    notes = [f"Lines: 95 % intervals{some}"] if known else []
     if any(dot.bound for dot in dots):
         notes.append(style.bound_note(grid, "tick, minimum work of the cheapest variant"))
     return notes

@@ -17,7 +17,7 @@ TITLE = "effective population per ms of a step, against its peak memory"
 _HEIGHT = {PAGE: 3.0}
 _MB = quantity("peak_bytes").column.size
 _CLOSE = 0.1
-"""A scheme that gives less than this share of the best rate is not named in the title for its little memory."""
+"""The title names a scheme for its little memory only from this share of the best rate."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Point:
 def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     """Draw n_eff per ms against peak memory for the largest population, best variant of each scheme.
 
-    The Pareto front is a dashed line. Exact estimates, whose n_eff is infinite, are arrows at the top. ``None``
-    if fewer than two schemes have both numbers.
+    The Pareto front is a dashed line. Exact estimates, whose n_eff is infinite, are arrows at the top.
+    ``None`` if fewer than two schemes have both numbers.
     """
     case = max(rankings.largest, key=lambda case: case.members, default=None)
     schemes = best_of_each_scheme(rankings.of(case)) if case else []

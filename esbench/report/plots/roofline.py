@@ -3,13 +3,14 @@
 Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from esbench.report.analysis import roofline as analysis
 from esbench.report.analysis.pivot import Grid, headings
 from esbench.report.plots import style
-from esbench.report.plots.multipliers import largest_populations
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable, log_axis
 from esbench.schema import Case, Measurement, Variant
 from esbench.stats import median
@@ -40,6 +41,17 @@ def calls(grid: Grid, case: Case) -> list[Call]:
         if ns and drawable(ns, work.flops, work.moved_bytes):
             found.append(Call(variant, work.flops / work.moved_bytes, work.flops / ns))
     return found
+
+
+def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
+    """Of cases that differ only in their members, return the largest with enough numbers or the most."""
+    families: dict[Case, list[Case]] = {}
+    for case in cases:
+        families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+    return [
+        max(family, key=lambda case: (min(numbers(case), enough), case.members))
+        for family in families.values()
+    ]
 
 
 @style.styled()

@@ -217,7 +217,8 @@ class Figure(figure.Figure):
         subject = "Subject" if suffix == ".pdf" else "Description"
         metadata = METADATA[suffix] | ({"Title": self.title, subject: self.origin} if self.title else {})
         with styled():
-            self.savefig(path, format=suffix[1:], metadata=metadata)
+            small: dict[str, Any] = {"pil_kwargs": {"optimize": True}} if suffix == ".png" else {}
+            self.savefig(path, format=suffix[1:], metadata=metadata, **small)
         if suffix == ".svg":
             path.write_text(_compact(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
         return path
@@ -408,7 +409,7 @@ FAMILIES = {
     "dropout": Look(mpl.colors.to_rgba("#CC79A7"), "v", "--"),
     "other": Look(mpl.colors.to_rgba("#7F7F7F"), "X", "-"),
 }
-"""Families of schemes and their look in every plot: colours of Okabe and Ito, which the colour-blind distinguish."""
+"""Families of schemes and their look in every plot, in the palette of Okabe and Ito."""
 _FAMILY_OF = {
     "Perturbed": "dense noise",
     "Regenerated": "dense noise",
@@ -452,7 +453,8 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> None:
     inside = Box(frame.x0 / pixels, frame.y0 / pixels, frame.x1 / pixels, frame.y1 / pixels)
     taken = [Box(x - 3, y - 3, x + 3, y + 3) for x, y in points]
     for label, (x, y) in sorted(zip(labels, points, strict=True), key=lambda pair: -pair[1][1]):
-        wide, high = text_inches(label.text, FINE) * _POINTS, 1.1 * FINE
+        text = fit(label.text, 2.0)
+        wide, high = text_inches(text, FINE) * _POINTS, 1.1 * FINE
         offsets = [(5.0, -high / 2), (-5.0 - wide, -high / 2)]
         offsets += [
             (side, up) for up in (5.0, -5.0 - high, 11.0, -11.0 - high) for side in (-wide / 2, 2.0, -wide)
@@ -463,7 +465,8 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> None:
         )
         taken.append(best)
         offset = (best.left - x, best.bottom - y)
-        axes.annotate(label.text, (label.x, label.y), offset, textcoords="offset points", fontsize=FINE)
+        card = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
+        axes.annotate(text, (label.x, label.y), offset, textcoords="offset points", fontsize=FINE, bbox=card)
 
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
@@ -472,7 +475,8 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
     The axes shrink to make room. Call it after ``finish``.
     """
     figure_inches = axes.figure.get_figwidth()  # type: ignore[union-attr]  # a panel is in no sub-figure
-    room = max(text_inches(label.text, FINE) for label in labels) + 8 / _POINTS
+    texts = {label: fit(label.text, 0.3 * figure_inches) for label in labels}
+    room = max(text_inches(text, FINE) for text in texts.values()) + 8 / _POINTS
     left, bottom, width, height = axes.get_position().bounds
     axes.set_position((left, bottom, round(width - room / figure_inches, 6), height))
     pixels, line = axes.figure.dpi / _POINTS, 1.15 * FINE
@@ -481,7 +485,7 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
         at = float(axes.transData.transform((label.x, label.y))[1]) / pixels
         above = min(at, above - line)
         axes.annotate(
-            label.text,
+            texts[label],
             (1, 0),
             (4, above - frame.y0 / pixels),
             xycoords="axes fraction",

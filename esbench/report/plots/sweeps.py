@@ -66,9 +66,9 @@ class Line:
 def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
     """Draw what a variant costs or keeps over the population or the width, in one panel with labelled lines.
 
-    Times are multiples of the plain layer's, of the cheapest variant of each family. Shares are those of up to
-    six schemes; the schemes that keep all members are one line. ``None`` if fewer than three cases differ only
-    in the population or width.
+    Times are multiples of the plain layer's, of the cheapest variant of each family. Shares are those of up
+    to six schemes; the schemes that keep all members are one line. ``None`` if fewer than three cases differ
+    only in the population or width.
     """
     cases = longest_family(grid, kind)
     every = lines(grid, kind, cases)
@@ -128,7 +128,7 @@ def lines(grid: Grid, kind: Sweep, cases: Sequence[Case]) -> list[Line]:
 
 
 def cheapest_of_each_family(found: Iterable[Line]) -> list[Line]:
-    """Return of each family the line that reaches furthest and ends lowest; of dense noise always Perturbed."""
+    """Return each family's line that reaches furthest and ends lowest; for dense noise, Perturbed."""
     best: dict[str, Line] = {}
     for line in sorted(found, key=lambda line: (-line.points[-1][0], line.last)):
         best.setdefault(style.family(line.variant.scheme), line)
@@ -138,7 +138,7 @@ def cheapest_of_each_family(found: Iterable[Line]) -> list[Line]:
 
 
 def kept_lines(found: Sequence[Line]) -> list[Line]:
-    """Return one line for the schemes that keep all members, and up to five others from most to least kept."""
+    """Return one line for the schemes that keep all members, and up to five others, most kept first."""
     schemes: dict[str, Line] = {}
     for line in sorted(found, key=lambda line: -line.last):
         schemes.setdefault(line.variant.scheme, line)
@@ -190,11 +190,12 @@ def _finding(grid: Grid, kind: Sweep, cases: Sequence[Case], chosen: Sequence[Li
         )
     best = chosen[0]
     dense = next((line for line in chosen if line.variant.name == "Perturbed"), None)
-    text = f"{grid.operator}, {grid.phase}: at {last} {unit} {best.variant.name} takes {format_multiplier(best.last)}"
+    times, name = format_multiplier(best.last), best.variant.name
+    text = f"{grid.operator}, {grid.phase}: at {last} {unit} {name} takes {times} the time of the plain layer"
     if dense is None or dense == best:
-        return f"{text} the time of the plain layer"
+        return text
     at = "" if dense.points[-1][0] == best.points[-1][0] else f" (at {dense.points[-1][0]:,.0f})"
-    return f"{text} the time of the plain layer, dense noise {format_multiplier(dense.last)}{at}"
+    return f"{text}, dense noise {format_multiplier(dense.last)}{at}"
 
 
 def _scale(axes: Axes, xs: Sequence[int], inches: float) -> None:

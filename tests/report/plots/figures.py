@@ -60,15 +60,6 @@ def swept(field: str = "members") -> Run:
     return synthetic.run(rows, synthetic.peaks())
 
 
-def sampled() -> Run:
-    """Return forty rounds of two variants with a tail, the same in every process."""
-    random = np.random.default_rng(7)
-    return synthetic.run(
-        time_row(one, linear(), *(scale * random.lognormal(0, width, 40)).tolist())
-        for one, scale, width in ((BASE, 1.0, 0.02), (DENSE, 16.0, 0.06))
-    )
-
-
 def ranked() -> Run:
     """Return quality, steps and memory over three populations."""
     cases = [linear(64, members=members) for members in (256, 1024, 4096)]
@@ -82,6 +73,7 @@ def changed() -> list[Run]:
 
 
 RUNS = {
+    "hero": [ranked()],
     "pareto": [ranked()],
     "multipliers": [multiplied()],
     "time-population": [swept()],
@@ -89,7 +81,6 @@ RUNS = {
     "roofline": [multiplied()],
     "kappa": [ranked()],
     "kept-population": [ranked()],
-    "samples": [sampled()],
     "history": changed(),
 }
 """Plot -> runs from which it can be drawn."""

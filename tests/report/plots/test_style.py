@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as PlainFigure
 from matplotlib.image import imread
 from matplotlib.typing import ColorType
@@ -49,12 +48,11 @@ def test_every_plot_is_laid_out_and_says_where_it_comes_from(figures: Figures, t
     Every pixel is opaque, so that the plot looks the same on a dark page.
     """
     assert {name for name, _ in figures} == set(PLOTS) == set(RUNS)
-    unlabelled = {"history", "time-population", "time-width", "kept-population"}
     for (name, width), figure in figures.items():
         assert figure.get_figwidth() == pytest.approx(WIDTHS[width])
         assert_laid_out(figure, f"{name} {width}")
         assert figure.title
-        assert name in unlabelled or all(axes.get_xlabel() for axes in figure.axes)
+        assert name == "history" or all(axes.get_xlabel() for axes in figure.axes)
         commit = "01abcde" if name == "history" else "commit 0123456"
         assert all(words in figure.origin for words in ("Test CPU", commit, "float32"))
         assert name == "history" or f"run {RUNS[name][0].header.run_id}" in figure.origin
@@ -68,15 +66,11 @@ def test_every_plot_is_laid_out_and_says_where_it_comes_from(figures: Figures, t
 
 
 def test_every_plot_reads_in_greyscale(figures: Figures) -> None:
-    """Neighbouring series differ in marker, filling, line or lightness, and bars in their hatches."""
+    """Neighbouring series differ in marker, filling, line or lightness."""
     for name, figure in figures.items():
         for axes in figure.axes:
             for (one, light), (other, lighter) in itertools.pairwise(series(axes)):
                 assert one != other or abs(light - lighter) > 0.1, (name, one, other)
-    axes = figures["multipliers", "page"].axes[0]
-    first, second = (group.patches[0] for group in axes.containers if isinstance(group, BarContainer))
-    assert first.get_hatch() != second.get_hatch()
-    assert luminance(first.get_facecolor()) + 0.2 < luminance(second.get_facecolor())
 
 
 def test_the_same_runs_give_the_same_bytes(figures: Figures, tmp_path: Path) -> None:
@@ -109,7 +103,7 @@ def test_an_svg_has_short_numbers_and_its_text(figures: Figures, tmp_path: Path)
     whole = plain.read_text(encoding="utf-8")
     assert numbers(text) == pytest.approx(numbers(whole), abs=0.0051)
     assert len(text) < 0.85 * len(whole)
-    assert ">peak memory (MB), lower is better</text>" in text
+    assert ">peak memory of a step (MB), lower is better</text>" in text
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -135,13 +129,13 @@ def test_unusable_samples_break_no_plot() -> None:
 
 
 def test_a_plot_of_an_invalid_run_says_so() -> None:
-    """The title begins with the warning."""
-    for name in ("pareto", "multipliers", "time-width", "roofline", "kappa", "kept-population", "samples"):
+    """Before anything else in the title."""
+    for name in ("pareto", "multipliers", "time-width", "roofline", "kappa", "kept-population"):
         (run,) = RUNS[name]
         assert run.end
         end = msgspec.structs.replace(run.end, invalid=("other processes on the GPU",))
         title = draw(name, [msgspec.structs.replace(run, end=end)]).title
-        assert title.startswith("INVALID: other processes on the GPU. Linear")
+        assert title.startswith("INVALID: other processes on the GPU. ")
 
 
 def test_drawing_changes_nothing_global(figures: Figures, tmp_path: Path) -> None:
