@@ -14,8 +14,10 @@ from typing import NamedTuple, TextIO
 Show = Callable[[int, int, str], None]
 """Takes the cells done, the cells in all, and what runs now."""
 
-INTERVAL_S = 0.25
-"""At most four lines or redrawings a second."""
+BAR_S = 0.25
+"""Seconds between two redrawings of a bar."""
+LINE_S = 10.0
+"""Seconds before a line; later lines come after half the time that has passed: an hour has a dozen."""
 
 
 @contextlib.contextmanager
@@ -28,7 +30,7 @@ def showing(
     """
     stream = stream or sys.stderr
     with _bar(stream) if stream.isatty() else _lines(stream) as draw:
-        shown_s = now_s() - INTERVAL_S
+        shown_s, is_bar = now_s() - LINE_S, stream.isatty()
         last = ""
         stage = _Stage(now_s(), 0, 0)
 
@@ -38,7 +40,8 @@ def showing(
                 stage = _Stage(now_s(), done, done)
             stage = stage._replace(latest=done)
             state = f"{done} {what}"
-            if state == last or now_s() - shown_s < INTERVAL_S:
+            wait_s = BAR_S if is_bar else max(LINE_S, (shown_s - stage.start_s) / 2)
+            if state == last or now_s() - shown_s < wait_s:
                 return
             shown_s, last = now_s(), state
             left = remaining(done - stage.done, total - stage.done, shown_s - stage.start_s)

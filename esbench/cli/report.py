@@ -1,5 +1,7 @@
 """The commands ``report`` and ``readme``: render stored runs."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -72,10 +74,17 @@ def report(
         nothing = "no run with rows" if found.stored else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
         raise UserError(message)
-    for path in written:
-        typer.echo(path)
+    typer.echo(_wrote(written, out))
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)
+
+
+def _wrote(written: Sequence[Path], out: Path) -> str:
+    """Return what was written, on one line, with the file to open."""
+    counts = Counter("plot" if path.suffix == ".svg" else "page" for path in written)
+    page = next((path for path in written if path.name == "index.html"), written[0])
+    listed = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items())
+    return f"{listed} in {out}: open {page}"
 
 
 def _check_committed(results: Path) -> None:

@@ -99,11 +99,14 @@ def run(
     only_estimate: Annotated[
         bool, typer.Option("--estimate", help="Measure nothing: print about how long it would take.")
     ] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Print all tables instead of the best variants of each shape.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print {run, path, measured, ...} instead of tables.")
     ] = False,
 ) -> None:
-    """Measure a suite, store the run and print its tables.
+    """Measure a suite, store the run and print the best variants of each shape.
 
     Example: esbench run --suite quick --variants 'Flipped*' --variants Perturbed --phases forward
 
@@ -156,7 +159,7 @@ def run(
             plan = replace(plan, end_s=start_s + budget - closing_s)
         with opened(plan, name, request, here, kept, out) as (writer, progress, tools):
             outcome = runner.run(plan, writer, progress, tools, past=kept.run if kept else None)
-    _conclude(writer.path, outcome, as_json=as_json)  # a large file was compressed and renamed
+    _conclude(writer.path, outcome, as_json=as_json, tables=tables)  # a large file was compressed and renamed
 
 
 def _print_estimate(plan: "Plan", suite: str, budget_s: float | None) -> None:
@@ -306,8 +309,8 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
         raise UserError(message)
 
 
-def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool) -> None:
-    """Print the tables of a run, or a JSON summary."""
+def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool) -> None:
+    """Print the best variants of a run, all its tables, or a JSON summary."""
     from esbench import store
 
     read, problems = store.read_run(path)
@@ -326,10 +329,18 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool) -> None:
     elif read:
         try:
             from esbench.report.site import console_tables
+            from esbench.report.tables.console import run_summary, warnings
         except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
             note(f"no tables are printed: the package {error.name} is not installed")
         else:
-            typer.echo(console_tables(read), nl=False)
+            short = run_summary(read)
+            typer.echo(short if short and not tables else console_tables(read), nl=False)
+            for text in () if tables else warnings(read):
+                note(text)
+            if not tables and outcome.measured:
+                note(
+                    "`esbench report` renders tables, plots and a page; run with --tables to print all tables"
+                )
     conclude(path, outcome, reasons)
 
 
@@ -337,10 +348,10 @@ def conclude(path: Path, outcome: "RunSummary", reasons: tuple[str, ...]) -> Non
     """Print what was stored and why a run is invalid; exit with 1 if a variant failed, with 3 if invalid."""
     for text in outcome.notes:
         note(text)
-    summary = (
-        f"{outcome.measured} cells measured, {outcome.unavailable} rows unavailable, {outcome.failed} failed"
+    counts = (
+        f"{outcome.measured} cells measured, {outcome.unavailable} not applicable, {outcome.failed} failed"
     )
-    note(f"{summary}; stored in {path}")
+    note(f"{counts}; stored in {path}")
     for reason in reasons:
         note(f"INVALID: {reason}")
     if outcome.failed or reasons:

@@ -49,6 +49,28 @@ METRICS = {
 }
 
 
+def layer(case: Case) -> str:
+    """Return the name of a layer as people say it: ``Conv2d 16 -> 32, 3x3, 28x28, stride=2``."""
+    sizes = [f"{case.in_channels} -> {case.out_channels}"]
+    sizes += ["x".join(map(str, size)) for size in (case.kernel_size, case.input_size) if size]
+    plain = Case(operator=case.operator, out_channels=1, in_channels=1)
+    named = (
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "padding_mode",
+        "bias",
+        "antithetic",
+        "dtype",
+        "repeats",
+    )
+    options = [
+        f"{name}={getattr(case, name)}" for name in named if getattr(case, name) != getattr(plain, name)
+    ]
+    return f"{case.operator} {', '.join([*sizes, *options])}"
+
+
 def metric(name: str) -> str:
     """The description of a metric, or its name if it has none."""
     return METRICS.get(name, name)

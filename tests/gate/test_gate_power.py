@@ -117,7 +117,9 @@ def test_the_page_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert re.search(r"head / base is \+1\.[12]\d* %", offset)
     monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)
     assert goals(gate_power.page([found], tmp_path))[0].endswith("**not met**")
-    assert "No suite can be drawn: 4 cells, 12 replicates." in gate_power.page([study(tmp_path / "few", 12)], tmp_path)
+    assert "No suite can be drawn: 4 cells, 12 replicates." in gate_power.page(
+        [study(tmp_path / "few", 12)], tmp_path
+    )
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
     (newest_files(tmp_path, gate_power.FOLDER)[0]).write_text("{}")
     with pytest.raises(UserError, match=r"not a study of the gate: .*missing required field"):

@@ -1,0 +1,70 @@
+"""What a run prints when it ends."""
+
+from esbench.report import captions
+from esbench.report.tables.console import run_summary, warnings
+from esbench.schema import Case
+from tests import synthetic
+from tests.report import ranking_cases
+from tests.report.ranking_cases import SQUARE, rows
+from tests.synthetic import BASE, DENSE, NAIVE, conv2d, linear, time_row, variant
+
+
+def test_a_ranked_shape_shows_the_best_dense_noise_and_base() -> None:
+    """The table is sorted by n_eff per ms, at most 100 columns wide, and includes dense noise and base."""
+    title, header, *table = run_summary(ranking_cases.run()).rstrip().splitlines()
+    assert title.startswith("Linear 64 -> 64, 1024 members: n_eff per ms of a step, best 5 of ")
+    assert header.split() == ["n_eff/ms", "x", "dense", "step", "(ms)", "x", "plain", "kept", "MB"]
+    assert len(table) <= 7
+    assert max(map(len, (title, header, *table))) <= 100
+    names = [line.split("  ")[0] for line in table]
+    assert "Perturbed (dense noise)" in names
+    assert names[0] == "Hadamard"
+    assert "1.00x" in next(line for line in table if line.startswith("Perturbed (dense"))
+
+
+def test_a_shape_without_quality_shows_times() -> None:
+    """The fastest variants come first, with dense noise, base and naive; empty columns are left out."""
+    schemes = [variant("SparsePerturbed", k=k) for k in range(1, 9)]
+    times = {DENSE: 24.0, BASE: 2.0, NAIVE: 50.0, **{one: 3.0 + k for k, one in enumerate(schemes)}}
+    run = synthetic.run(time_row(v, linear(), ms) for v, ms in times.items())
+    title, header, *table = run_summary(run).rstrip().splitlines()
+    assert title == "Linear 256 -> 256, 1024 members: time of the forward"
+    assert "MB" not in header
+    assert [line.split("  ")[0] for line in table] == [
+        "Base (plain layer)",
+        *(one.name for one in schemes[:5]),
+        "Perturbed (dense noise)",
+        "Naive",
+    ]
+    assert table[1].split()[-3:] == ["3.00", "8.00x", "1.50x"]
+
+
+def test_three_shapes_of_different_operators_are_shown() -> None:
+    """Each operator comes before a second shape of another one; a line says how many are left out."""
+    cases: list[Case] = [linear(width) for width in (64, 128, 256, 512)] + [conv2d(16, 32)]
+    run = synthetic.run(time_row(v, case, 1.0) for case in cases for v in (BASE, DENSE))
+    text = run_summary(run)
+    titles = [line for line in text.splitlines() if ": time of" in line]
+    assert len(titles) == 3
+    assert titles[0].startswith("Linear 512 -> 512")
+    assert titles[1].startswith("Conv2d 16 -> 16, 3x3, 32x32")
+    assert text.rstrip().endswith("and 2 more: --tables prints all")
+    assert run_summary(synthetic.run([])) == ""
+
+
+def test_variants_that_keep_few_members_are_named() -> None:
+    """They may be the fastest, and their time alone would mislead."""
+    few = ranking_cases.run(rows(SQUARE))
+    (text,) = warnings(few)
+    assert text.startswith("Linear 64 -> 64, of 1024 members: ")
+    assert "Flipped keeps 59.4" in text
+    assert "Hadamard" not in text
+
+
+def test_a_layer_is_named_as_people_say_it() -> None:
+    """Sizes are multiplied out, and only options that differ from a plain layer's are named."""
+    case = Case(
+        operator="Conv2d", out_channels=32, in_channels=16, kernel_size=(3, 3), input_size=(28, 28), stride=2
+    )
+    assert captions.layer(case) == "Conv2d 16 -> 32, 3x3, 28x28, stride=2"
+    assert captions.layer(linear(64)) == "Linear 64 -> 64"
