@@ -18,9 +18,10 @@ def compare(
     across_devices: Annotated[
         bool, typer.Option("--across-devices", help="Allow runs of different devices.")
     ] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Print all rows instead of a summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show two runs side by side: ratios of common rows, changed counts, and rows of one run only.
+    """Compare two runs: the median shift of all times, and what changed most.
 
     Not a regression test: each run is one process, and processes differ by more than the intervals say;
     `esbench gate` is one. Exit code 1 if the runs have no row in common or a line could not be read.
@@ -44,6 +45,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison_tables.as_json(found), indent=2, allow_nan=False))
     else:
-        typer.echo(comparison_tables.text(found), nl=False)
+        shown = comparison_tables.text(found) if tables else comparison_tables.summary(found)
+        typer.echo(shown, nl=False)
     if not found.matched or a_problems or b_problems:
         raise typer.Exit(FAILED)

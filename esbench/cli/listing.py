@@ -1,12 +1,15 @@
 """The command ``list``: list variants and suites."""
 
 import json
+import re
 from typing import Annotated
 
 import typer
 
 from esbench.cli.options import Plugins, Variants, app, load_entries
 from esbench.registry import REGISTRY, Entry
+
+_COLUMNS, _NAME = 100, 24
 
 
 @app.command("list")
@@ -15,7 +18,7 @@ def list_(
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the registered variants and suites.
+    """List schemes by family, one line each, and suites; with --variants all variants that match.
 
     Example: esbench list --variants 'Permuted*'
     """
@@ -40,14 +43,38 @@ def list_(
         }
         typer.echo(json.dumps(found, indent=2))
         return
-    width = max(len(entry.variant.name) for entry in entries)
-    typer.echo("Variants")
+    if variants:
+        _print_table("Variants", {entry.variant.name: _summary(entry) for entry in entries})
+        return
+    families: dict[str, dict[str, list[Entry]]] = {}
     for entry in entries:
-        typer.echo(f"  {entry.variant.name:<{width}}  {_summary(entry)}")
-    typer.echo("\nSuites")
-    for s in suites:
-        typer.echo(f"  {s.name:<{width}}  {s.description} ({len(s.cases)} cases)")
+        schemes = families.setdefault(_family(entry), {})
+        schemes.setdefault(entry.variant.scheme, []).append(entry)
+    for family, schemes in families.items():
+        lines = {
+            scheme + (f" ({len(found)})" if len(found) > 1 else ""): _summary(found[0])
+            for scheme, found in schemes.items()
+        }
+        _print_table(family, lines)
+    _print_table("suites of cases", {s.name: f"{s.description} ({len(s.cases)} cases)" for s in suites})
+
+
+def _print_table(title: str, lines: dict[str, str]) -> None:
+    """Print names with descriptions, cut to 100 columns."""
+    width = max(_NAME, *map(len, lines))
+    typer.echo(title)
+    for name, description in lines.items():
+        line = f"  {name:<{width}}  {description}"
+        typer.echo(line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 1]}…")
+
+
+def _family(entry: Entry) -> str:
+    """Return the name of the folder or file that defines a scheme: ``schemes``, ``kernels``."""
+    modules = type(entry.scheme).__module__.split(".")
+    return modules[1] if len(modules) > 1 else modules[0]
 
 
 def _summary(entry: Entry) -> str:
-    return (type(entry.scheme).__doc__ or "").partition("\n")[0]
+    """Return the first line of a scheme's docstring without its markup."""
+    line = (type(entry.scheme).__doc__ or "").partition("\n")[0]
+    return re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", line).replace("``", "")

@@ -1,13 +1,15 @@
 """A comparison of two runs as text for a terminal, and as JSON."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from statistics import median
 
 from tabulate import tabulate
 
 from esbench.report import captions
 from esbench.report.analysis.comparison import Comparison, Pair, differences, different_devices
-from esbench.report.text import one_line
+from esbench.report.text import listed, one_line
 from esbench.schema import Run
 from esbench.units import ABSENT, format_multiplier, format_value
 
@@ -19,8 +21,47 @@ INTERVAL = (
 )
 
 
+WORST = 5
+"""Pairs of a summary."""
+
+
+def summary(found: Comparison) -> str:
+    """Return the comparison in ten lines: the median shift, what changed most, and what is not comparable."""
+    times = [pair for pair in found.pairs if pair.ratio and pair.key.metric == "latency_ns"]
+    lines = [
+        one_line(f"{name}: {captions.source(run)}, run {run.header.run_id}") for name, run in _sides(found)
+    ]
+    if changed := differences(found.a, found.b):
+        lines.append(f"different: {one_line(listed(list(changed)))}")
+    if times:
+        apart = [pair for pair in times if pair.low and pair.high and not pair.low <= 1 <= pair.high]
+        slower = sum((pair.ratio or 0.0) > 1 for pair in apart)
+        shift = format_multiplier(median([pair.ratio or 0.0 for pair in times]))
+        lines.append(
+            f"times, B / A of {len(times)} cells: {shift} in the median; beyond the intervals of both "
+            f"{slower} slower, {len(apart) - slower} faster"
+        )
+        worst = sorted(apart or times, key=lambda pair: -abs(math.log(pair.ratio or 1.0)))[:WORST]
+        lines += [f"  {_change(pair)}" for pair in worst]
+    else:
+        lines.append("no time is in both")
+    lone = f"rows only in A {len(found.only_a)}, only in B {len(found.only_b)}"
+    lines.append(f"bytes and launches: {len(found.counts)} differ, {found.equal} are equal; {lone}")
+    lines.append(
+        "one process each: `esbench gate` decides whether a change is a regression; --tables prints all"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _change(pair: Pair) -> str:
+    key = pair.key
+    name = one_line(f"{key.variant.name}, {captions.layer(key.case)}, {key.phase}")
+    figures = f"{format_value(key.metric, pair.a)} -> {format_value(key.metric, pair.b)}"
+    return f"{format_multiplier(pair.ratio)}  {name}: {figures}"
+
+
 def text(found: Comparison) -> str:
-    """The comparison for a terminal."""
+    """Return all tables of the comparison, for a terminal."""
     parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(found))]
     if changed := differences(found.a, found.b):
         lines = [one_line(f"{name}: {a} in A, {b} in B") for name, (a, b) in changed.items()]
