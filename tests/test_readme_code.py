@@ -1,4 +1,4 @@
-"""The programs, commands and sessions of the README work."""
+"""The programs, commands and sessions of the README and of docs work."""
 
 import re
 import runpy
@@ -10,7 +10,8 @@ import pytest
 from tests.cli.cli_runner import run
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 CONSOLE = "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL))
 COMMANDS = sorted(set(re.findall(r"^python -m (esbench .*?)\s*(?:#.*)?$", CONSOLE, re.MULTILINE)))
@@ -19,21 +20,22 @@ SESSIONS = sorted(set(re.findall(r"nox -s (\w+)", README)))
 
 def program(words: str) -> str:
     """Return the program in the README that contains these words."""
-    (found,) = [text for text in PROGRAMS if words in text]
-    return found
+    return next(text for text in PROGRAMS if words in text)
 
 
 def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Saved as a file it ends with a tenth of the error that it starts from, or less."""
-    example = program("population.update(noise, (rewards")
-    assert "range(100)" in example
-    errors = []
-    for steps in (0, 100):
-        file = tmp_path / f"training_{steps}.py"
-        file.write_text(example.replace("range(100)", f"range({steps})"))
-        runpy.run_path(str(file), run_name="__main__")
-        errors.append(float(capsys.readouterr().out))
-    assert errors[1] < errors[0] / 10
+    examples = [text for text in PROGRAMS if "population.update(noise, (rewards" in text]
+    assert len(examples) == 2
+    for example in examples:
+        assert "range(100)" in example
+        errors = []
+        for steps in (0, 100):
+            file = tmp_path / f"training_{steps}.py"
+            file.write_text(example.replace("range(100)", f"range({steps})"))
+            runpy.run_path(str(file), run_name="__main__")
+            errors.append(float(capsys.readouterr().out))
+        assert errors[1] < errors[0] / 10
 
 
 def test_the_variants_of_the_readme_pass_their_check(
@@ -70,6 +72,17 @@ def test_every_command_option_and_session_in_the_readme_exists(capsys: pytest.Ca
         page = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
             assert option in page, command
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 250
     noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     for session in SESSIONS:
         assert f"def {session}(session: nox.Session)" in noxfile
+
+
+def test_every_link_leads_to_a_file() -> None:
+    """Links and pictures of the README and of docs are files of the repository."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        links = re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'<img src="([^"]+)"', text)
+        for link in links:
+            assert link.startswith("https://") or (page.parent / link).exists(), (page.name, link)

@@ -88,6 +88,7 @@ def recommend(
     offline: Annotated[
         bool, typer.Option("--offline", help="Measure nothing; answer from stored runs of this device.")
     ] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Print all candidates with all columns.")] = False,
     variants: Variants = None,
     plugin: Plugins = None,
     seed: Seed = 0,
@@ -127,13 +128,13 @@ def recommend(
     if offline:
         chosen = {entry.variant for entry in entries} if variants else None
         answers = _answers(target, *_stored(target, place, results), chosen, limit_bytes, again)
-        if not _print(target, answers):
+        if not _print(target, answers, tables=tables):
             raise typer.Exit(FAILED)
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
     check_unchanged(torch_state)
     path, outcome, run = _measured(target, request, place, seed, results, again)
-    answered = _print(target, _answers(target, [run], None, None, limit_bytes), run)
+    answered = _print(target, _answers(target, [run], None, None, limit_bytes), run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not answered:
         raise typer.Exit(FAILED)
@@ -181,10 +182,10 @@ def _measured(
 
 
 def _stored(target: Target, place: str, results: Path) -> tuple[list[Run], Environment]:
-    """Return the stored runs of this device, and the device.
+    """Return the stored runs of this device, else of another device of its kind, and this device.
 
     Raises:
-        UserError: there are none.
+        UserError: there is no run of any CPU, or of any GPU.
 
     """
     from esbench import store
@@ -195,11 +196,16 @@ def _stored(target: Target, place: str, results: Path) -> tuple[list[Run], Envir
     say(problem for problem in problems if problem.path.parent.name == here.slug)
     runs = [run for run in found if run.header.environment.slug == here.slug]
     if not runs:
-        message = (
-            f"no stored run of this device ({here.device_name}) in {results}: leave --offline out to measure "
-            f"{'; '.join(case.label for case in target.cases)}"
-        )
-        raise UserError(message)
+        shapes = "; ".join(case.label for case in target.cases)
+        own = f"no stored run of this device ({here.device_name}) in {results}"
+        alike = [run for run in found if run.header.environment.device == place]
+        newest = max(alike, key=lambda run: run.header.run_id, default=None)
+        if newest is None:
+            message = f"{own}: leave --offline out to measure {shapes}"
+            raise UserError(message)
+        other = newest.header.environment
+        runs = [run for run in alike if run.header.environment.slug == other.slug]
+        note(f"{own}: this is the answer for {other.device_name}; leave --offline out to measure {shapes}")
     return runs, here
 
 
@@ -226,7 +232,7 @@ def _answers(
 
     """
     from esbench.report.analysis.quality import ALONE, Part
-    from esbench.report.tables.recommendation import advise, names, ranked_labels
+    from esbench.report.tables.recommendation import advise, names, nearest
 
     found: dict[Case, Advice] = {}
     for case in target.cases:
@@ -236,11 +242,11 @@ def _answers(
             for words in _cut_off(runs, case, advice, again):
                 note(words)
         if advice is None and here:
-            stored = "; ".join(ranked_labels(runs)) or "none"
+            near = "; ".join(nearest(runs, case)) or "none"
             of = f" for {names(variants)}" if variants else ""
             message = (
-                f"no stored run of this device ({here.device_name}) ranks {case.label}{of}; ranked are: "
-                f"{stored}; leave --offline out to measure it"
+                f"no stored run ranks {case.label}{of}; nearest: {near}; leave --offline out to measure it "
+                f"on {here.device_name}"
             )
             raise UserError(message)
         if passed_over:
@@ -265,7 +271,9 @@ def _cut_off(runs: Sequence[Run], case: Case, advice: "Advice | None", again: Se
         yield f"run {run.header.run_id} of {case.label} was interrupted: {how}"
 
 
-def _print(target: Target, found: "dict[Case, Advice]", run: Run | None = None) -> bool:
+def _print(
+    target: Target, found: "dict[Case, Advice]", run: Run | None = None, *, tables: bool = False
+) -> bool:
     """Print the ranking of each case and the code that applies the winners; return whether there are any.
 
     ``run`` has the reasons if a case has no ranking.
@@ -277,7 +285,7 @@ def _print(target: Target, found: "dict[Case, Advice]", run: Run | None = None) 
         heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
         if case in found:
-            typer.echo(f"{found[case].origin}\n\n{found[case].text()}")
+            typer.echo(f"{found[case].origin}\n\n{found[case].text(tables=tables)}")
         elif run:
             typer.echo(without_numbers(run, case))
     best = {name: found[case].best for name, case in target.layers.items() if case in found}

@@ -25,8 +25,8 @@ from esbench.report.formats.markdown import image
 from esbench.report.tables import measured, quality
 from esbench.report.tables.measured import TIME, figures_only, section, time_sections
 from esbench.report.tables.published import beside
-from esbench.report.tables.ranking import best_of_each_shape, ranking_section
-from esbench.report.tables.recommendation import why_time_misleads
+from esbench.report.tables.ranking import best_of_each_shape, headline, ranking_section
+from esbench.report.tables.recommendation import advise, why_time_misleads
 from esbench.report.tables.table import NOTHING, Section
 from esbench.report.text import escape, file_name, listed, one_line
 from esbench.schema import Phase, Run
@@ -123,6 +123,48 @@ class Page:
             )
             raise ReadmeError(one_line(message))
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
+
+    def recommendation(self, file: str, case: str) -> str:
+        """What `esbench recommend --offline` prints for a case of a run.
+
+        Raises:
+            ReadmeError: the run does not rank the case.
+
+        """
+        run = self._run(file)
+        known = (one for operator in operators(run) for one in rankings(run, operator))
+        ranking = next((one for one in known if any(case == each.label for each in one.cases)), None)
+        chosen = next((each for each in ranking.cases if each.label == case), None) if ranking else None
+        advice = advise([run], chosen)[0] if chosen else None
+        if advice is None:
+            message = f"{file} ranks no case {case!r}"
+            raise ReadmeError(message)
+        return f"\n```text\n{advice.text().rstrip()}\n```\n\n"
+
+    def headline(self, *files: str) -> str:
+        """A row per layer: the best scheme of its largest population, beside dense noise and base."""
+        found = headline([self._run(file) for file in files])
+        if found is None:
+            message = f"{', '.join(files)}: no shape has a rate beside that of dense noise"
+            raise ReadmeError(message)
+        self.printing.shown.append(found)
+        table = found.blocks[0].table.markdown(intervals=self.printing.intervals)
+        notes = "<br>\n".join(map(escape, found.footnotes))
+        return "\n" + "\n\n".join(filter(None, [table, notes, escape(found.origin)])) + "\n\n"
+
+    def nesgpu(self, file: str, published: str) -> str:
+        """NESgpu's tables of a run, folded: each multiplier, measured beside published."""
+        run, other = self._run(file), self._run(published)
+        found = [one for one in beside(run, other) if ", forward:" in one.title]
+        names = f"{captions.device(run)} / {captions.device(other)}"
+        if not found:
+            message = f"{file} and {published} have no shape in common"
+            raise ReadmeError(message)
+        folded = [
+            self._folded(f"{one.title.partition(',')[0]}: {names}", [replace(one, origin="", conditions="")])
+            for one in found
+        ]
+        return "\n" + "\n\n".join(folded) + "\n\n"
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
         """The time tables of these phases, by default sample, update and step."""

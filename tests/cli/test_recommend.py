@@ -121,7 +121,7 @@ def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.Cap
     assert measured.header.request == Request(variants=("Perturbed", "Flipped"), shapes=(case,))
     assert {row.case for row in measured.rows} == {case}
     assert {row.variant.name for row in measured.rows} == {"Base", "Perturbed", "Flipped"}
-    assert sorted(labels(captured.out)) == ["Flipped", "Perturbed"]
+    assert all(f"\n{name} " in captured.out for name in ("Flipped", "Perturbed (dense noise)", "Base"))
     assert captured.out.splitlines()[-1].startswith("population = perturb(model, ")
     assert "measuring 3 variants on cpu" in captured.err
     assert "stored in" in captured.err
@@ -136,11 +136,15 @@ def test_a_stored_run_answers_offline(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["--linear", "64x64", "--offline", "--device", "cpu", "--results", results]
     assert run(*arguments) == 0
     text = capsys.readouterr().out
-    assert labels(text) == labels(console_tables(measured)) == ORDER
+    assert len(text.splitlines()) < 30
+    assert all(f"\n{name} " in text for name in ORDER if name != "Perturbed")
+    assert run(*arguments, "--tables") == 0
+    assert labels(capsys.readouterr().out) == labels(console_tables(measured)) == ORDER
     assert text.endswith(
         "from impls import Hadamard, perturb\n\n"
         "population = perturb(model, Hadamard(), members=1024, sigma=0.02)\n"
     )
+    arguments.append("--tables")
     assert run(*arguments, "--memory-limit", "2GB") == 0
     assert labels(capsys.readouterr().out) == ORDER[:-1]
     assert run(*arguments, "--variants", "Flipped*") == 0
@@ -150,6 +154,18 @@ def test_a_stored_run_answers_offline(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(list((tmp_path / "results").rglob("*.jsonl"))) == 1
 
 
+def test_offline_answers_from_another_device_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine without own runs the committed ones answer, with a warning that names their device."""
+    stored(tmp_path, device_name="Another CPU")
+    results = str(tmp_path / "results")
+    assert run("--offline", "--device", "cpu", "--results", results, "--linear", "64x64") == 0
+    captured = capsys.readouterr()
+    assert "this is the answer for Another CPU" in captured.err
+    assert "population = perturb(model, Hadamard()" in captured.out
+
+
 def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a run of this device, or of that shape or variant, one line says so, and exit code 2."""
     for folder, device_name, shape, words in (
@@ -157,10 +173,9 @@ def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.Captur
             "a",
             None,
             "32x32",
-            "ranks Linear(32, 32); ranked are: Linear(64, 64); leave --offline out to measure",
+            "no stored run ranks Linear(32, 32); nearest: Linear(64, 64); leave --offline out to measure",
         ),
         ("a", None, "64x64 --variants Orthogonal*", "ranks Linear(64, 64) for Orthogonal"),
-        ("b", "Another CPU", "64x64", "no stored run of this device ("),
         ("c", "", "64x64", "no stored run of this device ("),
     ):
         if device_name != "" and not (tmp_path / folder).exists():
@@ -245,7 +260,7 @@ def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
     results = str(tmp_path / "results")
 
     def answer(*arguments: str) -> tuple[list[str], str]:
-        assert run(*ASK, "--results", results, *arguments) == 0
+        assert run(*ASK, "--tables", "--results", results, *arguments) == 0
         captured = capsys.readouterr()
         return labels(captured.out), captured.err
 

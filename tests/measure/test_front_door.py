@@ -139,7 +139,7 @@ def test_a_name_that_means_nothing_is_refused() -> None:
 def test_every_variant_is_a_benchmark_by_default() -> None:
     """On a CPU the default is suite quick with every variant registered for its cases, base and naive too.
 
-    Every option that the README names exists in the plugin.
+    Every option that its page in docs names is one of the plug-in.
     """
     found = ChosenBenchmarks.of(Choice(device="cpu"))
     assert found.suite == "quick"
@@ -147,7 +147,7 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
     assert {cell.phase for cell in found.cells} == {"sample", "forward", "update", "step"}
     assert found.rates
     assert not ChosenBenchmarks.of(Choice(device="cpu", phases="forward")).rates
-    named = set(re.findall(r"--esbench-\w+", (ROOT / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"--esbench-\w+", (ROOT / "docs/pytest.md").read_text(encoding="utf-8")))
     known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
     assert set() < named <= known
 

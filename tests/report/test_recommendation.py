@@ -6,7 +6,7 @@ from collections.abc import Collection
 import msgspec
 
 from esbench.report.tables.ranking import ranking_sections
-from esbench.report.tables.recommendation import Advice, advise, applied, ranked_labels
+from esbench.report.tables.recommendation import Advice, advise, applied, nearest
 from esbench.schema import Request, Run, RunEnd, Variant
 from tests.report import ranking_cases
 from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, one_ranking, rows
@@ -27,7 +27,7 @@ def test_its_ranking_is_the_tables() -> None:
     (table,) = ranking_sections(run, "Linear")
     found = advice(run)
     assert list(found.variants) == one_ranking(run).of(SQUARE)
-    assert found.text().startswith(table.text())
+    assert found.text(tables=True).startswith(table.text())
     assert [one.variant for one in advice(run, {FLIPPED, CORES}).variants] == [CORES, FLIPPED]
     assert [one.variant for one in advice(run, limit_bytes=1.5e6).ranked] == [HADAMARD, CORES, FLIPPED]
     unknown = ranking_cases.run(without(rows(), CORES, "peak_bytes"))
@@ -41,7 +41,8 @@ def test_a_case_that_no_run_ranks_has_no_advice() -> None:
     run = ranking_cases.run([*rows(), *rows(linear(128))])
     assert advise([run], linear(32)) == (None, "")
     assert advise([run], msgspec.structs.replace(SQUARE, sigma=0.5)) == (None, "")
-    assert ranked_labels([run]) == ["Linear(128, 128)", "Linear(64, 64)"]
+    assert nearest([run], linear(100)) == ["Linear(128, 128)", "Linear(64, 64)"]
+    assert nearest([run], linear(60), 1) == ["Linear(64, 64)"]
     assert advise([run], SQUARE, variants={variant("Unheard")}) == (None, "")
 
 

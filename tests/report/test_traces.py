@@ -65,8 +65,10 @@ def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
 
 @cache
 def everything() -> tuple[Figure, ...]:
-    """Return all figures of the README, and of the tables of all runs that are shown."""
-    found = list(figures("README.md", shown(ROOT / "README.md")))
+    """Return all figures of the README and docs, and of the tables of all runs that are shown."""
+    found: list[Figure] = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        found += figures(path.relative_to(ROOT).as_posix(), shown(path))
     for folder, run in selection(ROOT / "results", ROOT / "reports").pages.items():
         page = str((folder / "tables.md").relative_to(ROOT))
         found += figures(page, all_sections(run))
@@ -74,12 +76,12 @@ def everything() -> tuple[Figure, ...]:
 
 
 def sample() -> list[Figure]:
-    """Return half from the README and half from the reports, of as many kinds as there are."""
+    """Return half from the README and docs and half from the reports, of as many kinds as there are."""
     chosen: list[Figure] = []
     for is_readme in (True, False):
         by_name: dict[str, list[Figure]] = {}
         for one in everything():
-            if (one.page == "README.md") == is_readme:
+            if one.page.startswith(("README", "docs")) == is_readme:
                 by_name.setdefault(one.reading.name, []).append(one)
         source = random.Random(SEED)  # noqa: S311  # the same figures every time
         kinds = sorted(by_name)
@@ -255,7 +257,7 @@ def test_figures_follow_from_the_samples_of_their_rows() -> None:
     """
     assert len(everything()) > 10_000
     assert [one for one in everything() if one.reading.trace is None or not one.reading.trace.rows] == []
-    names = {one.reading.name for one in sample() if one.page == "README.md"}
+    names = {one.reading.name for one in sample() if one.page.startswith(("README", "docs"))}
     assert names >= {"latency_ns", "peak_bytes", "noise_bytes", TIME_MULTIPLIER, SPEED_MULTIPLIER}
     assert names >= {RATE_PER_MS, RATE_MULTIPLIER, EFFECTIVE_PERCENT, "kappa"}
     for figure in sample():

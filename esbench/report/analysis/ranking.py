@@ -173,6 +173,12 @@ class Rankings:
 
         return [max(cases, key=key) for cases in by_shape.values()]
 
+    @cached_property
+    def main(self) -> Case | None:
+        """The case for a single picture: the largest population at which dense noise has a rate, else any."""
+        compared = [case for case in self.cases if (one := dense(self.of(case))) and one.rate is not None]
+        return max(compared or self.largest, key=lambda case: case.members, default=None)
+
     def of(self, case: Case, part: Part = ALONE) -> list[RankedVariant]:
         """The variants of a case, best rate first, those without a rate last.
 

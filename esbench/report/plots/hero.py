@@ -32,7 +32,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     whose n_eff is infinite, ends in an arrow. The case is the one with the largest population of
     ``rankings.largest``. ``None`` if fewer than two schemes have a rate.
     """
-    case = max(rankings.largest, key=lambda case: case.members, default=None)
+    case = rankings.main
     every = best_of_each_scheme(rankings.of(case)) if case else []
     if case is None or len(every) < 2:  # noqa: PLR2004  # one scheme alone has nothing to be compared with
         return None

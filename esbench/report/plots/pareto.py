@@ -42,7 +42,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     The Pareto front is a dashed line. Exact estimates, whose n_eff is infinite, are arrows at the top.
     ``None`` if fewer than two schemes have both numbers.
     """
-    case = max(rankings.largest, key=lambda case: case.members, default=None)
+    case = rankings.main
     schemes = best_of_each_scheme(rankings.of(case)) if case else []
     found = [point for one in schemes if (point := _point(one))]
     exact = [one for one in schemes if one.is_exact and one.peak_bytes]

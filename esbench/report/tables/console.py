@@ -7,7 +7,7 @@ from tabulate import tabulate
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
-from esbench.report.analysis.ranking import DENSE, RankedVariant, Rankings, dense, rankings
+from esbench.report.analysis.ranking import DENSE, RankedVariant, dense, rankings
 from esbench.report.text import listed, one_line
 from esbench.schema import Case, Measurement, Run, Variant
 from esbench.stats import median
@@ -70,11 +70,11 @@ def _ranked(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in operators(run):
         for ranking in rankings(run, operator)[:1]:
             for case in ranking.largest:
-                yield case, _ranking(ranking, case)
+                yield case, ranking_table(case, ranking.of(case))
 
 
-def _ranking(ranking: Rankings, case: Case) -> str:
-    every = ranking.of(case)
+def ranking_table(case: Case, every: Sequence[RankedVariant]) -> str:
+    """Return the five best variants of a ranking, dense noise and base, with a title."""
     reference = dense(every)
     best = [one for one in every if one.rate is not None and not one.variant.baseline]
     rows = best[:BEST] + [one for one in best[BEST:] if one.variant.name == DENSE]

@@ -255,6 +255,44 @@ def best_of_each_shape(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "
     )
 
 
+def headline(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
+    """Return the best scheme of each shape of these operators, at the largest population with a multiple.
+
+    None if no run ranks dense noise. A shape that several runs rank is taken from the first of them.
+    """
+    found: dict[Case, tuple[str, tuple[Cell, ...]]] = {}
+    notes = Footnotes()
+    for run in runs:
+        for operator in (name for name in operators(run) if name in layers):
+            for ranking in rankings(run, operator)[:1]:
+                for case in sorted(ranking.cases, key=lambda case: -case.members):
+                    shape = msgspec.structs.replace(case, members=1)
+                    if shape not in found and (row := _headline_row(ranking, case, notes)):
+                        found[shape] = captions.layer(case), row
+    if not found:
+        return None
+    table = Table(
+        corner="layer",
+        headings=("members", "best scheme", "x dense noise", "x plain layer", "step (ms)", "memory (MB)"),
+        labels=tuple(label for label, _ in found.values()),
+        cells=tuple(row for _, row in found.values()),
+    )
+    names = " and ".join(dict.fromkeys(captions.device(run) for run in runs))
+    origin = f"Measured on {names}: runs {', '.join(run.header.run_id for run in runs)}."
+    return Section(BEST_TITLE, origin, "", (Block("", "", table),), tuple(notes))
+
+
+def _headline_row(ranking: Rankings, case: Case, notes: Footnotes) -> tuple[Cell, ...] | None:
+    ranked = ranking.of(case)
+    reference = dense(ranked)
+    best = next((one for one in _candidates(ranked) if one.times(reference)), None)
+    if best is None or best.multiplier is None or reference == best:
+        return None
+    columns = _columns(ranking.grid, best, reference, notes)
+    figures = [columns[name]() or notes.missing() for name in (RELATIVE_RATE, COST, "step (ms)", "peak (MB)")]
+    return Cell(f"{case.members:,}"), Cell(best.variant.name), *figures
+
+
 def _best_row(
     rankings: Rankings, ranked: Sequence[RankedVariant], case: Case, notes: Footnotes
 ) -> list[Cell]:

@@ -22,9 +22,10 @@ from esbench.report.analysis.ranking import (
     rankings,
 )
 from esbench.report.analysis.run_selection import flaws
+from esbench.report.tables.console import ranking_table
 from esbench.report.tables.ranking import ranking_section, rate_cell
 from esbench.report.tables.table import NOTHING
-from esbench.report.text import escape, listed, one_line
+from esbench.report.text import counted, escape, listed, one_line
 from esbench.schema import Case, Run, Scalar, Skipped, Variant
 from esbench.units import format_multiplier, format_number, format_value
 
@@ -70,11 +71,15 @@ class Advice:
         """The caption of the run that the advice is from."""
         return captions.origin(self.run)
 
-    def text(self) -> str:
-        """The table and the advice, for a terminal."""
-        table = ranking_section(self.ranking, self.case, self.variants).text()
+    def text(self, *, tables: bool = False) -> str:
+        """Return the best variants and the advice for a terminal; with ``tables`` all variants."""
+        table = ranking_table(self.case, self.variants)
+        if tables:
+            table = ranking_section(self.ranking, self.case, self.variants).text()
+        elif without := len(self.variants) - len(self.ranked):
+            table += f"\n{counted(without, 'candidate')} without a rate: --tables gives the reasons"
         lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in self._lines())
-        return "\n".join([table, *lines, ""])
+        return "\n".join([table, "", *lines, ""])
 
     def _lines(self) -> Iterator[str]:
         best = self.best
@@ -168,10 +173,16 @@ def names(variants: Iterable[Variant]) -> str:
     return listed([variant.name for variant in variants])
 
 
-def ranked_labels(runs: Iterable[Run]) -> list[str]:
-    """The cases that any of these runs ranks."""
+def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[str]:
+    """Return the labels of the ranked cases nearest in size to a case, those of its operator first."""
+
+    def distance(other: Case) -> tuple[bool, float]:
+        sizes = [(one.out_channels, one.in_channels, one.members) for one in (case, other)]
+        return other.operator != case.operator, sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
+
     found = (ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator))
-    return sorted({case.label for ranking in found for case in ranking.cases})
+    known = {one.label: one for ranking in found for one in ranking.cases}
+    return sorted(known, key=lambda label: (distance(known[label]), label))[:count]
 
 
 def without_numbers(run: Run, case: Case) -> str:
