@@ -72,29 +72,29 @@ def layer(case: Case) -> str:
 
 
 def metric(name: str) -> str:
-    """The description of a metric, or its name if it has none."""
+    """Return the description of a metric, or its name if it has none."""
     return METRICS.get(name, name)
 
 
 def short_metric(name: str) -> str:
-    """The description of a metric for a title, without how it was read."""
+    """Return the description of a metric for a title, without how it was read."""
     description = re.split(r" above| \(|,", metric(name))[0]
     return description[:1].lower() + description[1:]
 
 
 def heading_suffix(grid: Grid) -> str:
-    """The end of a heading: dtype and method, if the run has several."""
+    """Return the end of a heading: dtype and method, if the run has several."""
     dtypes = {row.case.dtype for row in _same_metric(grid)}
     return f"{f', {grid.dtype}' if len(dtypes) > 1 else ''}{method(grid)}"
 
 
 def method(grid: Grid) -> str:
-    """The end of a heading: the method, if the run has several."""
+    """Return the end of a heading: the method, if the run has several."""
     return f", method {grid.method}" if len({row.method for row in _same_metric(grid)}) > 1 else ""
 
 
 def _same_metric(grid: Grid) -> Iterator[Measurement]:
-    """The rows of the same operator, phase and metric, in any dtype and by any method."""
+    """Yield the rows of the same operator, phase and metric, in any dtype and by any method."""
     for row in grid.run.measurements:
         if (row.case.operator, row.phase, row.metric) == (grid.operator, grid.phase, grid.metric):
             yield row
@@ -115,12 +115,12 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
 
 
 def device(run: Run) -> str:
-    """The name of the device."""
+    """Return the name of the device."""
     return run.header.environment.device_name
 
 
 def source(run: Run) -> str:
-    """The device, and the publication if its figures were not measured here."""
+    """Return the device, and the publication if its figures were not measured here."""
     name = device(run)
     return f"{name}, published by others ({run.header.suite})" if is_published(run) else name
 
@@ -141,26 +141,26 @@ def origin(run: Run) -> str:
 
 
 def invalid(run: Run) -> str:
-    """A warning if the figures of a run must not be used, else empty."""
+    """Return a warning if the figures of a run must not be used, else empty."""
     return f"INVALID: {'; '.join(run.end.invalid)}. " if run.end and run.end.invalid else ""
 
 
 def unfinished(run: Run) -> str:
-    """A warning if a run was not completed, else empty."""
+    """Return a warning if a run was not completed, else empty."""
     if run.end is not None and run.end.status != "interrupted":
         return ""
     return f" The run {'was interrupted' if run.end else 'has no end'}: cells may be missing."
 
 
 def stand_in(grid: Grid, reference: Reference) -> str:
-    """A sentence if the forward of a baseline stands in for a phase that it does not have, else empty."""
+    """Return a sentence if the forward of a baseline replaces a phase that it lacks, else empty."""
     if reference.phase == grid.phase:
         return ""
     return f" {reference.variant.name} has no {grid.phase}: its {reference.phase} of the same case stands in."
 
 
 def ratios_taken(ratios: Sequence[Ratio]) -> str:
-    """How the multipliers of a block were computed, and the widths of their intervals."""
+    """Return how the multipliers of a block were computed, and the widths of their intervals."""
     methods = sorted({ratio.method for ratio in ratios})
     if len(methods) > 1:
         return f"; ratios inside rounds where the rows share them, of medians elsewhere{_widths(ratios)}"
@@ -168,7 +168,7 @@ def ratios_taken(ratios: Sequence[Ratio]) -> str:
 
 
 def shorten(reason: str, longest: int = _CELL_CHARS) -> str:
-    """The first clause of a reason, for a cell; a leading word that only says where is dropped."""
+    """Return the first clause of a reason, for a cell; a leading word that only says where is dropped."""
     clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
     return clause if len(clause) <= longest else f"{clause[: longest - 1].rstrip()}…"
 
@@ -188,7 +188,7 @@ def _partial(run: Run) -> str:
 
 
 def _disturbed(run: Run) -> str:
-    """A warning if other programs used the processor when the run began, else empty."""
+    """Return a warning if other programs used the processor when the run began, else empty."""
     here = run.header.environment
     if here.load is None or here.load <= _IDLE * here.threads:
         return ""
@@ -199,7 +199,7 @@ def _disturbed(run: Run) -> str:
 
 
 def is_published(run: Run) -> bool:
-    """Whether its figures are from a publication."""
+    """Return whether its figures are from a publication."""
     return any(row.method == PUBLISHED for row in run.measurements)
 
 

@@ -78,7 +78,7 @@ class Page:
         return cls(folder.parent, "../", printing) if folder.name == DOCS else cls(folder, "", printing)
 
     def device(self, file: str, *published_files: str, brief: bool = False) -> str:
-        """The section of a device: NESgpu's tables, published figures beside them, the rest of a step.
+        """Return the section of a device: NESgpu's tables, published figures beside them, the rest of a step.
 
         Args:
             file: a run of the suite readme.
@@ -96,12 +96,12 @@ class Page:
         return "\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n\n"
 
     def best_of_each_shape(self, *files: str) -> str:
-        """The best variant of each shape that these runs rank, and its cost."""
+        """Return the best variant of each shape that these runs rank, and its cost."""
         found = best_of_each_shape([self._run(file) for file in files])
         return self._markdown(", ".join(files), [found] if found else [])
 
     def picture(self, file: str, run: str) -> str:
-        """A figure of the reports, with its title and origin as its alternative text.
+        """Return a figure of the reports, with its title and origin as its alternative text.
 
         Raises:
             ReadmeError: there is no such figure, or it was not drawn from that run.
@@ -125,7 +125,7 @@ class Page:
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
 
     def recommendation(self, file: str, case: str) -> str:
-        """What `esbench recommend --offline` prints for a case of a run.
+        """Return what `esbench recommend --offline` prints for a case of a run.
 
         Raises:
             ReadmeError: the run does not rank the case.
@@ -142,7 +142,7 @@ class Page:
         return f"\n```text\n{advice.text().rstrip()}\n```\n\n"
 
     def headline(self, *files: str) -> str:
-        """A row per layer: the best scheme of its largest population, beside dense noise and base."""
+        """Return a row per layer: the best scheme of its largest population, beside dense noise and base."""
         found = headline([self._run(file) for file in files])
         if found is None:
             message = f"{', '.join(files)}: no shape has a rate beside that of dense noise"
@@ -167,7 +167,7 @@ class Page:
         return "\n" + "\n\n".join(folded) + "\n\n"
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
-        """The time tables of these phases, by default sample, update and step."""
+        """Return the time tables of these phases, by default sample, update and step."""
         chosen = phases or ("sample", "update", "step")
         return self._markdown(file, measured.time_sections(self._run(file), operator, *chosen))
 
@@ -176,7 +176,7 @@ class Page:
         return self._markdown(file, quality.figure_sections(self._run(file), operator))
 
     def ranking(self, file: str, case: str = "*", method: str = "*", best: int | None = None) -> str:
-        """The rankings by n_eff per ms of the cases and methods of timing that match these globs.
+        """Return the rankings by n_eff per ms of the cases and timing methods that match these globs.
 
         With ``best`` only the first ``best`` rows are shown, and those that they are compared with.
         """
@@ -194,11 +194,11 @@ class Page:
         return self._markdown(file, found) + (f"{more}\n\n" if more else "")
 
     def why_time_misleads(self, file: str, case: str) -> str:
-        """The quality law in ten lines, with the figures of a run's case."""
+        """Return the quality law in ten lines, with the figures of a run's case."""
         return f"\n{why_time_misleads(self._run(file), case)}\n"
 
     def excerpt(self, file: str, heading: str) -> str:
-        """The first table below a heading of a page that is generated itself.
+        """Return the first table below a heading of a generated page.
 
         Raises:
             ReadmeError: there is no such page, heading or table.
@@ -235,7 +235,7 @@ class Page:
         return section.markdown(intervals=self.printing.intervals)
 
     def _layer(self, run: Run, published: Sequence[Run], operator: str, *, brief: bool) -> Iterator[str]:
-        """The cost of a forward; folded, its times, what others published, other phases and memory."""
+        """Yield the cost of a forward; folded, its times, what others published, other phases and memory."""
         forward = time_sections(run, operator, "forward")
         if not forward:
             return
@@ -270,13 +270,13 @@ class Page:
 
 
 def leading(standings: Sequence[RankedVariant], best: int) -> list[RankedVariant]:
-    """The first few of a ranking, and of the rest dense noise and base, which they are compared with."""
+    """Return the first few of a ranking, and dense noise and base, which they are compared with."""
     rest = [one for one in standings[best:] if one.variant.name == DENSE or one.variant.mode == "base"]
     return [*standings[:best], *rest]
 
 
 def shown(readme: Path) -> list[Section]:
-    """All tables that the blocks of a README print, with the traces of their figures."""
+    """Return all tables that the blocks of a README print, with the traces of their figures."""
     printing = Printing()
     _generated(readme, printing)
     return printing.shown
@@ -304,7 +304,7 @@ def render(readme: Path, *, check: bool, intervals: bool = False, out: Path | No
 
 
 def _generated(readme: Path, printing: Printing) -> str:
-    """The README with the output of its blocks."""
+    """Return the README with the output of its blocks."""
     before = _read(readme)
     token = _PRINTING.set(printing)
     try:
@@ -335,7 +335,7 @@ def _error_line(error: str) -> str:
 
 
 def _memory(run: Run, operator: str) -> list[Section]:
-    """The peak of a forward and the noise of a step, of the first number format."""
+    """Return the peak of a forward and the noise of a step, of the first number format."""
     every = grids(run, operator, "")
     peak = [grid for grid in every if (grid.phase, grid.metric) == ("forward", PEAK)][:1]
     noise = [grid for grid in every if grid.metric == NOISE][:1]
@@ -343,12 +343,12 @@ def _memory(run: Run, operator: str) -> list[Section]:
 
 
 def _only(found: Section, *, is_multiple: bool) -> Section:
-    """Only the multiples of base of a section, with all footnotes, or the rest, with those of its cells."""
+    """Return only the multiples of base of a section, or only the rest, with its footnotes."""
     blocks = tuple(block for block in found.blocks if (block.title == TIME.title) == is_multiple)
     return replace(found, blocks=blocks) if is_multiple else _of_cells(replace(found, blocks=blocks))
 
 
 def _of_cells(found: Section) -> Section:
-    """A section without warnings on its samples, except for single ones: its page has all of them."""
+    """Return a section without warnings on its samples; those on single samples stay."""
     kept = tuple(note for note in found.footnotes if note.startswith(("[", NOTHING, "one sample")))
     return replace(found, footnotes=kept)

@@ -39,7 +39,7 @@ _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", 
 
 
 def console_tables(run: Run) -> str:
-    """The text for a terminal: rankings, times of the forward, other figures."""
+    """Return the text for a terminal: rankings, times of the forward, other figures."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
         others = measured.time_sections(run, operator, "sample", "update", "step")
@@ -52,7 +52,7 @@ def console_tables(run: Run) -> str:
 
 
 def all_sections(run: Run) -> list[Section]:
-    """All tables of a run: quality, times, rooflines, memory, other metrics."""
+    """Return all tables of a run: quality, times, rooflines, memory, other metrics."""
     found: list[Section] = []
     for operator in operators(run):
         found += quality_sections(run, operator)
@@ -73,7 +73,7 @@ def render_reports(
 
 
 def selection(results: Path, out: Path, device: str | None = None) -> RunSelection:
-    """The runs below ``results``, with the pages below ``out`` that they belong on."""
+    """Return the runs below ``results``, with the pages below ``out`` that they belong on."""
     return select_runs(results, lambda run: _folder(run, out), device)
 
 
@@ -130,7 +130,7 @@ def render(
 
 
 def _folder(run: Run, out: Path) -> Path:
-    """The folder of a run's page."""
+    """Return the folder of a run's page."""
     header = run.header
     dtype = header.request.dtype if header.request else None
     return out / cut(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))

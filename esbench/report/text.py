@@ -13,29 +13,29 @@ _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: ``2 rounds``."""
+    """Return a number with its noun: ``2 rounds``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def one_line(text: str) -> str:
-    """A text on one line: line breaks and unprintable characters become spaces."""
+    """Return a text on one line: line breaks and unprintable characters become spaces."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def label(text: str) -> str:
-    """A text on one line, cut to the length of a label."""
+    """Return a text on one line, cut to the length of a label."""
     line = one_line(text)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def escape(text: str) -> str:
-    """A text escaped for Markdown: no link, image, tag, heading or emphasis.
+    """Return a text escaped for Markdown: no link, image, tag, heading or emphasis.
 
     A parenthesis, an underscore inside a word and a footnote mark, ``[1]``, mean nothing by themselves,
     and are not escaped.
@@ -48,12 +48,12 @@ def escape(text: str) -> str:
 
 
 def file_name(words: str) -> str:
-    """A file name in lower case with dashes, without separators of folders."""
+    """Return a file name in lower case with dashes, without separators of folders."""
     return cut(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
 
 
 def cut(name: str) -> str:
-    """A name short enough for every file system; what is cut off is replaced by a hash of the name."""
+    """Return a name short enough for every file system; a hash of the name replaces the rest."""
     if len(name) <= _LONGEST_FILE:
         return name
     digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]

@@ -246,7 +246,7 @@ def _table(study: Study, recipe: Recipe) -> str:
 
 
 def _untrained(study: Study, recipe: Recipe) -> list[str]:
-    """What could not be trained, and how many trainings are missing."""
+    """Return the variants that could not be trained, and the number of missing trainings."""
     listed = [
         f"- {escape(one.variant.name)}{' failed' if one.failed else ''}: {escape(one.reason)}"
         for one in study.untrained

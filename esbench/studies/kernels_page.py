@@ -189,7 +189,7 @@ def _goals_table(found: Mapping[KernelGoal, str]) -> str:
 
 
 def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, str], _Cell]:
-    """The cell of each variant, case and phase: by graph if that was measured, otherwise a reason."""
+    """Return the cell of each variant, case and phase: its graph timing if measured, else a reason."""
     found: dict[tuple[str, str, str], _Cell] = {}
     for run in runs:
         every = (grid for operator in operators(run) for grid in grids(run, operator, TIMES))
@@ -206,7 +206,7 @@ def _place(grid: Grid) -> tuple[bool, int]:
 
 
 def _found(goal: KernelGoal, cell: _Cell | None) -> str:
-    """What was measured for a goal, and whether that meets it."""
+    """Return the measured value for a goal, and whether it meets the goal."""
     if cell is None:
         return "no row in any run"
     row, ratio = cell
@@ -221,7 +221,7 @@ def _found(goal: KernelGoal, cell: _Cell | None) -> str:
 
 
 def _compiled(compilations: Compilations) -> list[str]:
-    """What kernels compile to, one table per capability, and the launches that do not compile."""
+    """Return tables of the compiled kernels, one per capability, and the launches that do not compile."""
     commit = compilations.commit
     which = f"commit {commit[:_COMMIT_DIGITS]}" if commit else "commit unknown"
     which += " with uncommitted changes" if compilations.dirty else ""
@@ -254,7 +254,7 @@ def _compiled(compilations: Compilations) -> list[str]:
 
 
 def _programs(one: Compilation) -> str:
-    """The number of programs that fit on a multiprocessor by registers, shared memory and warps."""
+    """Return the number of programs that fit on a multiprocessor by registers, shared memory and warps."""
     registers, warps, reserved = 65536, 64, 1024
     shared = {80: 164 * 1024, 90: 228 * 1024}.get(one.capability)
     if shared is None:

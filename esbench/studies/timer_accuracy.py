@@ -97,7 +97,7 @@ class Study(_Strict, frozen=True, kw_only=True):
     missing: tuple[Missing, ...] = ()
 
     def by_kernel(self, question: Question) -> dict[str, list[Reading]]:
-        """The readings that belong to a question, by kernel."""
+        """Return the readings for a question, by kernel."""
         found: dict[str, list[Reading]] = {}
         for reading in self.readings:
             if reading.question == question:
@@ -237,7 +237,7 @@ def replicates(study: Study) -> Iterator[Row]:
 
 
 def _ratios(a: Reading, b: Reading, middle: Callable[[Samples], np.floating] = np.median) -> list[float]:
-    """A / b in each round that both took part in."""
+    """Return a / b in each round that has both."""
     return [float(middle(x) / middle(y)) for x, y in zip(a.samples, b.samples, strict=False)]
 
 
@@ -246,7 +246,7 @@ def _median(*readings: Reading) -> float:
 
 
 def _interval(values: Sequence[float]) -> Interval:
-    """The interval of the median, infinite for too few values."""
+    """Return the interval of the median, infinite for too few values."""
     return interval(values) or Interval(-np.inf, float(np.median(values)), np.inf)
 
 

@@ -101,7 +101,7 @@ def _spin(wait_ns: int) -> Kernel:
 
 @cache
 def _cycles_per_ns() -> float:
-    """The approximate clock rate of the device; no goal depends on it."""
+    """Return the approximate clock rate of the device; no goal depends on it."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):  # the first wakes the device up
         start.record()

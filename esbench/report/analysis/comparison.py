@@ -24,7 +24,7 @@ _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_m
 
 
 def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") -> str:
-    """How the devices of two runs differ, formatted by a template; empty if they do not.
+    """Return how the devices of two runs differ, formatted by a template; empty if they do not.
 
     Compared are name, processor, threads, memory and whether it is a whole GPU or a slice of one (the kind
     of its UUID, ``GPU`` or ``MIG``), as far as both runs have them.
@@ -57,7 +57,7 @@ def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
 
 
 def invalid(a: Run, b: Run) -> str:
-    """Why the figures of one or both must not be used, empty if they may."""
+    """Return why the figures of one or both must not be used, empty if they may."""
     sides = (("A", a), ("B", b))
     return ". ".join(
         f"{name}: {'; '.join(run.end.invalid)}" for name, run in sides if run.end and run.end.invalid
@@ -166,7 +166,7 @@ def _sorted(keys: set[Key]) -> list[Key]:
 
 
 def _measured(run: Run) -> dict[Key, Measurement]:
-    """The rows by their key, without those of variants that failed.
+    """Return the rows by their key, without rows of variants that failed.
 
     Baselines are measured in every group, and the first counts.
     """
@@ -178,7 +178,7 @@ def _measured(run: Run) -> dict[Key, Measurement]:
 
 
 def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:
-    """Whether a reason is one for a row of this key."""
+    """Return whether a skipped row explains why the row with this key is missing."""
     return (
         (skipped.variant, skipped.case) == (key.variant, key.case)
         and skipped.phase in {None, key.phase}
@@ -199,14 +199,14 @@ def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
 
 
 def _divided(b: float | None, a: float | None) -> float | None:
-    """B / A, None if that is no finite number."""
+    """Return B / A, None if it is not a finite number."""
     if a is None or b is None or a <= 0 or not math.isfinite(b / a):
         return None
     return b / a
 
 
 def _lone(key: Key, other: Run) -> Lone:
-    """A row that the other run lacks; of its reasons a failure goes first."""
+    """Return a row that the other run lacks, with the reason there; a failure takes precedence."""
     reasons = [row for row in other.skipped if is_reason_for(row, key)]
     row = max(reasons, key=lambda row: row.status == "failed", default=None)
     return Lone(key, f"{row.status} in the other: {row.reason}" if row else "")

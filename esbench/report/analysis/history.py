@@ -83,7 +83,7 @@ class Series:
         return self.variant.label(self.key.case.operator)
 
     def around(self, step: ChangePoint) -> tuple[int, int]:
-        """The last run before a change and the first one after it."""
+        """Return the last run before a change and the first one after it."""
         return self.points[step.place - 1].run, self.points[step.place].run
 
 
@@ -118,7 +118,7 @@ class History:
 
 
 def devices(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """The runs by the name of their device's folder."""
+    """Return the runs by the name of their device's folder."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.header.environment.slug, []).append(run)
@@ -126,7 +126,7 @@ def devices(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def phase_named(name: str) -> Phase:
-    """The phase of that name.
+    """Return the phase with this name.
 
     Raises:
         UserError: no such phase is timed.
@@ -195,7 +195,7 @@ def history(  # noqa: PLR0913  what a person may ask for
 
 
 def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
-    """The runs that may be compared, and a line for each that may not; run ids begin with the time."""
+    """Return the comparable runs, and a line for each other run; run ids begin with the time."""
     ordered = sorted(runs, key=lambda run: run.header.run_id)
     usable = [run for run in ordered if not any(unusable(run))]
     words = "it ran on {}, the newest one on {}"
@@ -221,7 +221,7 @@ def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
 
 
 def _against(grid: Grid) -> str:
-    """What multipliers are taken against; base's forward stands in where base has no such phase."""
+    """Return the reference of multipliers: base in this phase, or its forward if it lacks the phase."""
     reference = grid.reference("base")
     if reference is None:
         return ""
@@ -232,7 +232,7 @@ def _against(grid: Grid) -> str:
 def _point(  # noqa: PLR0913, PLR0917  a cell, what is asked of it, and where it goes
     grid: Grid, variant: Variant, case: Case, row: Measurement, metric: str, number: int
 ) -> Point | None:
-    """The figure in a cell; base, to which multipliers are relative, has none."""
+    """Return the figure in a cell, None for base, to which multipliers are relative."""
     if metric == MULTIPLIER:
         ratio = None if variant.mode == "base" else grid.multiplier(variant, case, "base")
         point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
@@ -247,7 +247,7 @@ def _point(  # noqa: PLR0913, PLR0917  a cell, what is asked of it, and where it
 def _chosen(
     found: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str
 ) -> list[tuple[Key, Variant]]:
-    """The series that were asked for.
+    """Return the requested series.
 
     Raises:
         UserError: the globs match nothing.
@@ -270,7 +270,7 @@ def _chosen(
 
 
 def nothing(found: History) -> str:
-    """Why a history has no series, and what could be shown instead."""
+    """Return why a history has no series, and what could be shown instead."""
     if not found.runs:
         return f"no run of this device can be shown: {'; '.join(found.left_out)}"
     if found.few:
@@ -290,12 +290,12 @@ def _place(key: Key) -> tuple[object, ...]:
 
 
 def measured_in(panel: Sequence[Series]) -> list[int]:
-    """The positions of the runs that have a figure of any of these series."""
+    """Return the positions of the runs that have a figure in any of these series."""
     return sorted({point.run for one in panel for point in one.points})
 
 
 def penalty(count: int) -> float:
-    """By how much a change must improve the fit of a series of ``count`` figures to be marked.
+    """Return by how much a change must improve the fit of a series of ``count`` figures to be marked.
 
     Chosen by simulation, of 5,000 series of each length up to 20 and 1,500 of 30 and 50. Of series without a
     change at most 0.6 % are marked if their noise is independent, also with heavy tails, outliers or skew;
@@ -307,7 +307,7 @@ def penalty(count: int) -> float:
 
 
 def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
-    """The changes of level in a series of positive figures; none if it is too short for one.
+    """Return the changes of level in a series of positive figures; none if it is too short for one.
 
     Raises:
         UserError: ruptures is not installed.
@@ -324,7 +324,7 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
 
 
 def _segment_ends(logarithms: Sequence[float]) -> list[int]:
-    """The edges of the segments, from 0 to the number of figures."""
+    """Return the edges of the segments, from 0 to the number of figures."""
     try:
         from ruptures.detection import Dynp  # noqa: PLC0415  # slow to import, and has no release for Python 3.14
     except ModuleNotFoundError as error:
@@ -343,7 +343,7 @@ def _segment_ends(logarithms: Sequence[float]) -> list[int]:
 
 
 def _clip_outliers(logarithms: Sequence[float]) -> list[float]:
-    """The figures, with each outlier among its neighbours clipped nearer to their median."""
+    """Return the figures, with each outlier among its neighbours clipped nearer to their median."""
     width = 2 * _NEIGHBOURS + 1
     begins = [min(max(place - _NEIGHBOURS, 0), len(logarithms) - width) for place in range(len(logarithms))]
     middles = [statistics.median(logarithms[begin : begin + width]) for begin in begins]
@@ -358,13 +358,13 @@ def _clip_outliers(logarithms: Sequence[float]) -> list[float]:
 
 
 def change(before: float, after: float) -> float | None:
-    """The relative change of a figure in percent, ``None`` if it is not finite."""
+    """Return the relative change of a figure in percent, ``None`` if it is not finite."""
     percent = 100 * (after / before - 1)
     return percent if math.isfinite(percent) else None
 
 
 def percentage(before: float, after: float) -> str:
-    """The relative change of a figure as text, with its sign."""
+    """Return the relative change of a figure as text, with its sign."""
     percent = change(before, after)
     if percent is None:
         return ABSENT
@@ -374,14 +374,14 @@ def percentage(before: float, after: float) -> str:
 
 
 def moment(run: Run, between: str = " ") -> str:
-    """The date and commit of a run; a plus after the commit stands for uncommitted changes."""
+    """Return the date and commit of a run; a plus after the commit stands for uncommitted changes."""
     here = run.header.environment
     commit = here.commit[:_COMMIT_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
     return f"{run.header.started[:10]}{between}{commit}"
 
 
 def source(found: History, runs: Sequence[int]) -> str:
-    """The device, and the number and dates of the runs that are shown, which are at least one."""
+    """Return the device, and the number and dates of the runs that are shown, which are at least one."""
     first, last = found.runs[runs[0]], found.runs[runs[-1]]
     name = last.header.environment.device_name
     if len(runs) == 1:

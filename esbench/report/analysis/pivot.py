@@ -85,7 +85,7 @@ class Grid:
         return tuple(sorted((variant for variant in known if variant in held), key=_baselines_last))
 
     def at(self, variant: Variant, case: Case) -> Measurement | Skipped | None:
-        """The content of a cell. A variant that failed has no number, even if some was measured."""
+        """Return the content of a cell. A variant that failed has no number, even if some was measured."""
         skipped = self._skipped.get((variant, case))
         measured = self.measured(variant, case, self.phase)
         if skipped is not None and (measured is None or skipped.status == "failed"):
@@ -95,7 +95,7 @@ class Grid:
     def measured(
         self, variant: Variant, case: Case, phase: Phase, group: int | None = None
     ) -> Measurement | None:
-        """A measurement of any phase in this metric and method.
+        """Return a measurement of any phase in this metric and method.
 
         Baselines are measured again in every co-resident group: this returns the one of ``group``, or
         the first if that group has no such measurement.
@@ -104,11 +104,11 @@ class Grid:
         return next((row for row in found if row.group == group), next(iter(found), None))
 
     def reference(self, mode: Mode) -> Reference | None:
-        """The baseline of a mode in this phase, or its forward if it has no such phase."""
+        """Return the baseline of a mode in this phase, or its forward if it has no such phase."""
         return self._references.get(mode)
 
     def multiplier(self, variant: Variant, case: Case, mode: Mode) -> Ratio | None:
-        """A row over base, or naive over the row; None if one of the two has no number."""
+        """Return the ratio of a row to base, or of naive to the row; None without both numbers."""
         pair = self.compared(variant, case, mode)
         if pair is None:
             return None
@@ -116,7 +116,7 @@ class Grid:
         return ratio(other, row) if mode == "naive" else ratio(row, other)
 
     def compared(self, variant: Variant, case: Case, mode: Mode) -> tuple[Measurement, Measurement] | None:
-        """A row and the baseline that it is compared with, None if one of the two is missing."""
+        """Return a row and the baseline that it is compared with, None if one of the two is missing."""
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):
             return None
@@ -130,11 +130,11 @@ class Grid:
         return tuple((v, c, row) for v, c, row in found if isinstance(row, Measurement))
 
     def with_metric(self, metric: str) -> "Grid":
-        """The same cells in another metric."""
+        """Return the same cells in another metric."""
         return replace(self, metric=metric)
 
     def base_work(self, case: Case) -> Work | None:
-        """The minimum work of the plain layer in this phase, by any method."""
+        """Return the minimum work of the plain layer in this phase, by any method."""
         wanted = ("base", self.phase, case)
         rows = self.run.measurements
         return next(
@@ -142,7 +142,7 @@ class Grid:
         )
 
     def largest(self, variant: Variant, case: Case) -> Measurement | None:
-        """The row of the largest population of a case that fits, if it was searched for."""
+        """Return the row of the largest population of a case that fits, if it was searched for."""
         return self._largest.get((variant, case))
 
     @cached_property
@@ -190,7 +190,7 @@ class Grid:
 
 
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
-    """All grids of an operator whose metric has this suffix, the forward pass first.
+    """Return all grids of an operator whose metric has this suffix, the forward pass first.
 
     With the suffix of times these include phases and methods by which nothing could be measured, for their
     reasons. Left out are methods by which only base and naive were timed, which other phases are compared
@@ -233,12 +233,12 @@ def _key(row: Measurement) -> _Key:
 
 
 def _is_lost(row: Skipped) -> bool:
-    """Whether a phase has no number because its variant failed or ran out of memory."""
+    """Return whether a phase has no number because its variant failed or ran out of memory."""
     return row.phase is not None and (row.status == "failed" or row.reason.startswith(OUT_OF_MEMORY))
 
 
 def quality_grids(run: Run, operator: str, metric: str, method: str) -> list[Grid]:
-    """The grids of a quality metric, one for each dtype of an operator, if they have any number."""
+    """Return the grids of a quality metric, one for each dtype of an operator, if they have any number."""
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     found = (Grid(run, *kind, QUALITY, metric, method) for kind in kinds)
     return [grid for grid in found if grid.cells]
@@ -255,13 +255,13 @@ def _place(grid: Grid) -> tuple[bool, int, int, int]:
 
 
 def operators(run: Run) -> list[str]:
-    """The operators of a run, by their number of spatial axes."""
+    """Return the operators of a run, by their number of spatial axes."""
     axes = {row.case.operator: len(row.case.kernel_size) for row in run.rows}
     return sorted(axes, key=lambda operator: (axes[operator], operator))
 
 
 def headings(cases: Iterable[Case]) -> list[str]:
-    """A short name for each case: its shape, and the fields that differ between cases of the same shape."""
+    """Return a short name for each case: its shape, and fields that differ within this shape."""
     cases = list(cases)
     same_shape: dict[str, list[Case]] = {}
     for case in cases:
@@ -277,7 +277,7 @@ def headings(cases: Iterable[Case]) -> list[str]:
 
 
 def by_size(case: Case) -> tuple[float, int, int, int, int, str]:
-    """A sort key: large kernels first, then narrow before wide layers, then small populations."""
+    """Return a sort key: large kernels first, then narrow before wide layers, then small populations."""
     taps = math.prod(case.kernel_size)
     return (-taps, case.out_channels, case.in_channels, case.members, case.repeats, case.label)
 

@@ -90,7 +90,7 @@ def read_all_published(folder: Path) -> tuple[list[Run], list[Problem]]:
 
 
 def _rows(line: Mapping[str, str], base_ms: dict[Case, float], number: int) -> list[Measurement]:
-    """The measurement of a line; an antithetic forward also gets the Base of its case, with as many rows.
+    """Return the measurement in a line; an antithetic forward also gets the Base of its case.
 
     ``base_ms`` holds the times of Base on the lines above, which multiples of Base are relative to.
     """
@@ -117,7 +117,7 @@ def _rows(line: Mapping[str, str], base_ms: dict[Case, float], number: int) -> l
 
 
 def _case(line: Mapping[str, str]) -> Case:
-    """The case: (out, in) and for convolutions also kernel and input."""
+    """Return the case: (out, in) and for convolutions also kernel and input."""
     out_channels, in_channels, *space = ast.literal_eval(line["shape"])
     kernel_size, input_size = space or ((), ())
     case = {

@@ -96,7 +96,7 @@ class Law(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """The mean of replicates with its Student interval; None without values or if one is not finite."""
+    """Return the mean of replicates with Student's interval; None if empty or not finite."""
     if not values or not np.isfinite(values).all():
         return None
     mean, count = float(np.mean(values)), len(values)
@@ -111,7 +111,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def n_eff_by_law(kappa: float, members: int, size: float) -> EffectiveSize | None:
-    """n_eff = n / (1 + kappa n / d) of a closed form; None if d + kappa n is below 0.
+    """Return n_eff = n / (1 + kappa n / d) of a closed form; None if d + kappa n is below 0.
 
     1 / cos^2 is given by the law up to (1 + kappa) / n, so d + kappa n counts as 0 up to 1 + kappa.
     """
@@ -165,7 +165,7 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
 
 
 def percent_of_members(found: EffectiveSize, members: int) -> str:
-    """n_eff as a percentage of the members, as precisely as its interval allows.
+    """Return n_eff as a percentage of the members, as precisely as its interval allows.
 
     Above 100 % only if the interval is: members that share less than independent ones do.
     """
@@ -178,7 +178,7 @@ def percent_of_members(found: EffectiveSize, members: int) -> str:
 
 
 def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
-    """Whether a fitted kappa agrees with its closed form: "yes", :data:`CONTRADICTED`, or "unclear".
+    """Return whether a fitted kappa agrees with its closed form: "yes", :data:`CONTRADICTED`, or "unclear".
 
     A fit above the closed form by more than its interval contradicts it. A fit below may lack rare pairs of
     members that did not occur: up to ``unseen`` it contradicts nothing.
@@ -191,7 +191,7 @@ def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
 
 
 def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
-    """n_eff and its interval from a row of replicates.
+    """Return n_eff and its interval from a row of replicates.
 
     Raises:
         ValueError: there is no such number, see :func:`n_eff_of_replicates`.
@@ -201,7 +201,7 @@ def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
 
 
 def quality(row: Measurement) -> float | None:
-    """The value of a row of replicates: n_eff, or the mean of another quality; None if it is missing."""
+    """Return the value of a row of replicates: n_eff, or the mean of another quality, or None."""
     if row.metric == EFFECTIVE:
         try:
             found = effective(row)
@@ -251,14 +251,14 @@ class Qualities:
         return Law(closed, exact)
 
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
-        """The mean of a quality over its replicates, None if it has no number."""
+        """Return the mean of a quality over its replicates, None if it has no number."""
         row = self._rows.get((variant, case, metric, method))
         return estimate(_replicates(row)) if row else None
 
     def effective(
         self, variant: Variant, case: Case, method: str, part: Part = ALONE
     ) -> EffectiveSize | Skipped | None:
-        """n_eff from its replicates, or the reason why it has no number."""
+        """Return n_eff from its replicates, or the reason why it has no number."""
         row = self._rows.get((variant, case, EFFECTIVE, method))
         if row is None:
             return self.reason(variant, case, {method})
@@ -280,17 +280,17 @@ class Qualities:
         return Trace(self.run.header.run_id, _MEAN, (row,)) if row else None
 
     def rows_of_law(self, variant: Variant, case: Case) -> tuple[Measurement, ...]:
-        """The rows that :meth:`law` is computed from."""
+        """Return the rows that :meth:`law` is computed from."""
         keys = [(KAPPA, CLOSED), (KAPPA, LINEAR), (KAPPA, UNSEEN), (EFFECTIVE, LINEAR)]
         found = (self._rows.get((variant, case, metric, method)) for metric, method in keys)
         return tuple(row for row in found if row)
 
     def methods(self, case: Case, metric: str) -> list[str]:
-        """The methods by which a quality of a case was found, in the order of the run."""
+        """Return the methods that found a quality of a case, in the order of the run."""
         return list(dict.fromkeys(key[3] for key in self._rows if key[1:3] == (case, metric)))
 
     def reason(self, variant: Variant, case: Case, methods: Collection[str]) -> Skipped | None:
-        """Why a variant has no quality on a case, at all or by one of these methods."""
+        """Return why a variant has no quality on a case, by any or by one of these methods."""
         found = self._reasons.get((variant, case), ())
         return next((row for row in found if row.method is None or row.method in methods), None)
 
@@ -300,7 +300,7 @@ class Qualities:
         return tuple(dict.fromkeys(row.case for row in self._rows.values()))
 
     def variants(self, case: Case) -> tuple[Variant, ...]:
-        """All variants of a case, in the order of the run, baselines last."""
+        """Return all variants of a case, in the order of the run, baselines last."""
         known = dict.fromkeys(row.variant for row in self.run.rows if row.case == case)
         return tuple(sorted(known, key=lambda variant: variant.baseline))
 

@@ -180,7 +180,7 @@ class Rankings:
         return max(compared or self.largest, key=lambda case: case.members, default=None)
 
     def of(self, case: Case, part: Part = ALONE) -> list[RankedVariant]:
-        """The variants of a case, best rate first, those without a rate last.
+        """Return the variants of a case, best rate first, those without a rate last.
 
         Exact estimates, whose rate is infinite, are sorted by time. ``part`` is the case in its network.
         """
@@ -219,7 +219,7 @@ class Rankings:
 
 
 def rankings(run: Run, operator: str) -> list[Rankings]:
-    """The rankings of an operator that are not empty, one for each dtype and method of timing a step."""
+    """Return the non-empty rankings of an operator, one per dtype and timing method of a step."""
     found = (
         Rankings(grid)
         for grid in grids(run, operator, TIMES)

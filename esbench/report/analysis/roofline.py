@@ -15,7 +15,7 @@ DISTURBED = "that peak was measured while something disturbed it, and bounds by 
 
 
 def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
-    """A device peak in bytes or flops per ns: its amount over the p20 of its samples, the best of several.
+    """Return a device peak in bytes or flops per ns: amount over the 20th percentile of its samples.
 
     Disturbances only make a sample slower, so the faster samples count; the fastest alone may be an error of
     the timer. A matrix product counts for its own dtype only, TF32 (``tfloat32``) apart from float32; a copy
@@ -31,18 +31,18 @@ def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
 
 
 def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
-    """The roofline bound of some work in ns, None without work or without the peak it needs."""
+    """Return the roofline bound of some work in ns, None without work or without the peak it needs."""
     return max(_least_ns(run, dtype, work).values(), default=None)
 
 
 def beats_arithmetic(run: Run, row: Measurement) -> bool:
-    """Whether a call did arithmetic faster than a matrix product, which no cache explains."""
+    """Return whether a call did arithmetic faster than a matrix product, which no cache explains."""
     least, ns = _least_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
     return bool(least and ns and least > ns)
 
 
 def _least_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
-    """The least times of arithmetic and of traffic, empty if a peak that one needs is missing."""
+    """Return the least times of arithmetic and of traffic, empty if a peak that one needs is missing."""
     amounts = {"matmul": work.flops, "copy": work.moved_bytes} if work else {}
     rates = {"matmul": rate(run, "matmul", dtype), "copy": rate(run, "copy", dtype)}
     times = {kind: (amount, rates[kind]) for kind, amount in amounts.items() if amount}

@@ -68,7 +68,7 @@ class RunSelection:
         return [problem for one in self.stored if one.status != OTHER_DEVICE for problem in one.problems]
 
     def summary(self) -> list[str]:
-        """One line for each status but :data:`SHOWN`: the newest run and how many more there are."""
+        """Return one line for each status but :data:`SHOWN`: the newest run and how many more there are."""
         lines = []
         for status in sorted({one.status for one in self.stored} - {SHOWN}):
             newest, *others = (one for one in reversed(self.stored) if one.status == status)
@@ -116,7 +116,7 @@ def newest_whole(runs: Iterable[Run]) -> Run:
 
 
 def flaws(run: Run) -> Iterator[str]:
-    """Why a run must not replace an older one on its page; nothing if it may."""
+    """Yield why a run must not replace an older one on its page; nothing if it may."""
     yield from unusable(run)
     if part := partial_request(run):
         yield f"holds part of its suite ({part})"
@@ -125,7 +125,7 @@ def flaws(run: Run) -> Iterator[str]:
 
 
 def unusable(run: Run) -> Iterator[str]:
-    """Why the figures of a run must not be compared with those of others; nothing if they may."""
+    """Yield why the figures of a run must not be compared with those of others; nothing if they may."""
     if run.end is None or run.end.status == "interrupted":
         yield "was interrupted" if run.end else "has no end"
     if run.end and run.end.invalid:

@@ -93,7 +93,7 @@ def _key(place: Observation, devices: dict[str, str]) -> dict[str, str]:
 
 
 def _values(number: CellNumber) -> dict[str, str]:
-    """The number and the ends of its interval, if they are finite."""
+    """Return the number and the ends of its interval, if they are finite."""
     name = plain_cell(number.name)
     found = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
     return {key: repr(value) for key, value in found.items() if value is not None and math.isfinite(value)}

@@ -78,7 +78,7 @@ class ExportRows:
         return f"{name} {_digest(_key(row))}" if self._name_counts[name] > 1 else name
 
     def labels(self, row: Measurement) -> list[str]:
-        """The row's own labels, and the reasons why the run is invalid, if it is."""
+        """Return the row's own labels, and the reasons why the run is invalid, if it is."""
         invalid = self.run.end.invalid if self.run.end else ()
         return [*(f"INVALID: {one_line(reason)}" for reason in invalid), *map(one_line, row.labels)]
 
@@ -107,7 +107,7 @@ def export(run: Run, form: str) -> Export:
 
 
 def unit(metric: str) -> str:
-    """The unit in which a metric is stored, by its suffix: ``ns``, ``bytes``; empty for a count."""
+    """Return the unit in which a metric is stored, by its suffix: ``ns``, ``bytes``; empty for a count."""
     return next((suffix.removeprefix("_") for suffix in QUANTITIES if metric.endswith(suffix)), "")
 
 
@@ -325,7 +325,7 @@ def _digest(content: bytes) -> str:
 
 
 def _independent(row: Measurement) -> Sequence[float]:
-    """The values whose median has an interval: medians of rounds, or a quality's replicates."""
+    """Return the values whose median has an interval: medians of rounds, or a quality's replicates."""
     if row.phase == QUALITY:
         return [sample for visits in row.samples for sample in visits]
     return [value for value in round_medians(row) if value is not None]

@@ -161,13 +161,13 @@ def _parts(table: Table, *, intervals: bool) -> Iterator[str]:
 
 
 def _narrow(texts: Sequence[str]) -> list[str]:
-    """A row's cells without a reason that spans all columns after it."""
+    """Return a row's cells without a reason that spans all columns after it."""
     end = _reason(texts)
     return [*texts[:end], *[""] * (len(texts) - end)]
 
 
 def _reason(texts: Sequence[str]) -> int:
-    """The position of a last filled cell that is followed by empty ones, or the number of cells."""
+    """Return the position of a last filled cell that is followed by empty ones, or the number of cells."""
     filled = max((place for place, text in enumerate(texts, start=1) if text), default=0)
     return filled - 1 if 0 < filled < len(texts) else len(texts)
 
@@ -198,7 +198,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A cell; a number such as ``1e-6`` is set as a power of ten."""
+    """Return a cell; a number such as ``1e-6`` is set as a power of ten."""
     found = _POWER.fullmatch(text)
     if found:
         return f"\\ensuremath{{{found[1]} \\times 10^{{{int(found[2])}}}}}"

@@ -58,7 +58,7 @@ class PlotRequest:
     width: float = PAGE
 
     def has_case(self, row: Row) -> bool:
-        """Whether a row is of the operator, dtype and cases."""
+        """Return whether a row is of the operator, dtype and cases."""
         case = row.case
         return (
             self.operator in {None, case.operator}
@@ -67,7 +67,7 @@ class PlotRequest:
         )
 
     def narrowed(self, run: Run) -> Run:
-        """The run with the rows asked for, and with the plain layer, which the others are compared with."""
+        """Return the run with the requested rows and the plain layer, which they are compared with."""
         rows = (row for row in run.rows if self.has_case(row))
         kept = tuple(row for row in rows if row.variant.mode == "base" or _matches(row, self.variants))
         return msgspec.structs.replace(run, rows=kept)
@@ -103,7 +103,7 @@ class Plot(NamedTuple):
 
 
 def find(name: str) -> Plot:
-    """The plot of that name.
+    """Return the plot of that name.
 
     Raises:
         UserError: no plot has this name.
@@ -140,7 +140,7 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
 
 
 def standard_figures(run: Run) -> Iterator[tuple[str, Figure]]:
-    """The figures on the page of a run, by the stems of their files."""
+    """Yield the figures on the page of a run, by the stems of their files."""
     for name, plot in PLOTS.items():
         usual: dict[str, Grid] = {}
         for candidate in plot.candidates([run], PlotRequest()) if plot.is_standard else ():
@@ -152,7 +152,7 @@ def standard_figures(run: Run) -> Iterator[tuple[str, Figure]]:
 
 
 def _differences(grid: Grid, usual: Grid) -> list[str]:
-    """What distinguishes a grid from the usual one of its kind, which has the short file name."""
+    """Return the properties in which a grid differs from the usual one, for its file name."""
     names = [name for name in ("phase", "method", "dtype") if getattr(grid, name) != getattr(usual, name)]
     return [getattr(grid, name) for name in names] + ["antithetic"] * (grid.antithetic != usual.antithetic)
 
@@ -190,7 +190,7 @@ def _check(runs: Sequence[Run], request: PlotRequest) -> None:
 def _of(
     plot: Callable[..., Figure | None], found: Callable[[Run, PlotRequest], Iterable[Any]], *arguments: object
 ) -> Candidates:
-    """The figures that a function draws of each grid or ranking that is found in a run."""
+    """Return a function that yields a figure of each grid or ranking found in a run."""
 
     def candidates(runs: Sequence[Run], request: PlotRequest) -> Iterator[Candidate]:
         for run in runs:

@@ -44,7 +44,7 @@ class Panel:
 
 
 def panels(found: History, fewest: int = 2) -> list[Panel]:
-    """The panels of cases that at least ``fewest`` runs hold; variants with similar figures share a panel.
+    """Return panels of cases that at least ``fewest`` runs hold; similar variants share a panel.
 
     A series of a single run is no line.
     """

@@ -49,7 +49,7 @@ class Fit(NamedTuple):
 
 
 def fits(grid: Grid) -> list[Fit]:
-    """Every variant and case that has both numbers."""
+    """Return every variant and case that has both numbers."""
     qualities = Qualities(grid.run)
     found = []
     for variant in grid.variants:

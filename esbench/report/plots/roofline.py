@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
 
 def calls(grid: Grid, case: Case) -> list[Call]:
-    """The calls of a case that have a time and declare arithmetic and traffic."""
+    """Return the calls of a case that have a time and declare arithmetic and traffic."""
     found = []
     for variant in grid.variants:
         row = grid.at(variant, case)

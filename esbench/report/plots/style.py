@@ -102,7 +102,7 @@ class Look(NamedTuple):
 
 
 def looks(count: int) -> list[Look]:
-    """Looks for series of one panel: from dark to light, with different markers and line styles."""
+    """Return looks for series of one panel: from dark to light, with different markers and line styles."""
     return [
         Look(color, MARKERS[place % len(MARKERS)], LINES[place % len(LINES)], place // len(MARKERS) % 2 == 0)
         for place, color in enumerate(shades(count, 0.0, 0.85))
@@ -110,19 +110,19 @@ def looks(count: int) -> list[Look]:
 
 
 def scheme_looks(schemes: Iterable[str]) -> dict[str, Look]:
-    """One look per scheme, independent of their order."""
+    """Return one look per scheme, independent of their order."""
     names = sorted(set(schemes))
     return dict(zip(names, looks(len(names)), strict=True))
 
 
 def shades(count: int, darkest: float, lightest: float) -> list[Color]:
-    """Evenly spaced colours between two places of the colour map viridis, which gets lighter from 0 to 1."""
+    """Return evenly spaced colours between two positions of the colour map viridis (0 dark, 1 light)."""
     colors = mpl.colormaps["viridis"]
     return [colors(darkest + (lightest - darkest) * k / max(1, count - 1)) for k in range(count)]
 
 
 def legend_point(look: Look, name: str, size: float = 4.0, edge: Color | None = None) -> Line2D:
-    """A legend entry for points of this look."""
+    """Return a legend entry for points of this look."""
     return Line2D(
         [], [], **look.point | {"markersize": size, "markeredgecolor": edge or look.color, "label": name}
     )
@@ -231,7 +231,7 @@ class Figure(figure.Figure):
         return list(rows.values())
 
     def _row_inches(self, row: Sequence[Axes]) -> float:
-        """The height of a row of panels with its titles, labels and legends."""
+        """Return the height of a row of panels with its titles, labels and legends."""
         around = max(_extent(axes).height - axes.get_window_extent().height for axes in row)
         return self._panel_height + around / self.dpi + 2 * _GAP
 
@@ -272,13 +272,13 @@ def _extent(artist: Artist) -> Any:  # noqa: ANN401  # matplotlib declares that 
 
 @cache
 def text_inches(text: str, points: float) -> float:
-    """The width of a printable line in a font of this size."""
+    """Return the width of a printable line in a font of this size."""
     font = FontProperties(family=_FAMILY, size=points)
     return float(textpath.TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]) / _POINTS
 
 
 def printable(text: str) -> str:
-    """A text on one line, with a replacement mark for each character that the font lacks."""
+    """Return a text on one line, with a replacement mark for each character that the font lacks."""
     return "".join(one if ord(one) in _glyphs() else "\ufffd" for one in one_line(text))
 
 
@@ -288,7 +288,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def fit(text: str, inches: float, points: float = FINE) -> str:
-    """A text on one line of this width; an ellipsis replaces the middle of a longer one.
+    """Return a text on one line of this width; an ellipsis replaces the middle of a longer one.
 
     The end is kept because options stand there, in which variants of a scheme differ.
     """
@@ -304,7 +304,7 @@ def fit(text: str, inches: float, points: float = FINE) -> str:
 
 
 def wrap(text: str, inches: float, points: float, most: int = 6) -> list[str]:
-    """A text wrapped to this width, on at most ``most`` lines."""
+    """Return a text wrapped to this width, on at most ``most`` lines."""
     whole = printable(text)
     characters = int(len(whole) * inches / max(inches, text_inches(whole, points))) + 2
     while True:
@@ -348,7 +348,7 @@ def log_axis(axes: Axes, name: Literal["x", "y"], values: Iterable[float], margi
 
 
 def drawable(*values: float) -> bool:
-    """Whether a logarithmic axis has room for all of these."""
+    """Return whether a logarithmic axis has room for all of these."""
     return all(_SMALLEST <= value <= _LARGEST for value in values)
 
 
@@ -363,24 +363,24 @@ def origin(grid: Grid, cases: Sequence[Case]) -> str:
 
 
 def device(here: Environment) -> str:
-    """The name of a device; of a CPU with the number of threads."""
+    """Return the name of a device; of a CPU with the number of threads."""
     return here.device_name + (f" ({counted(here.threads, 'thread')})" if here.device == "cpu" else "")
 
 
 def titled(grid: Grid, text: str) -> str:
-    """A title, with a warning in front where the run is invalid."""
+    """Return a title, with a warning in front where the run is invalid."""
     return f"{captions.invalid(grid.run)}{grid.operator}{text}"
 
 
 def part_of(
     shown: Sequence[object], every: Sequence[object], what: str, rest: str = "the table has all"
 ) -> list[str]:
-    """A note where only a part is shown."""
+    """Return a note where only a part is shown."""
     return [f"{len(shown)} of {len(every)} {what}: {rest}"] if len(shown) < len(every) else []
 
 
 def by_reason(reasons: Mapping[str, str], what: str = "No number") -> list[str]:
-    """One note per reason, with the names of the variants that share it."""
+    """Return one note per reason, with the names of the variants that share it."""
     found: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         found.setdefault(reason, []).append(name)
@@ -388,14 +388,14 @@ def by_reason(reasons: Mapping[str, str], what: str = "No number") -> list[str]:
 
 
 def reason_of(row: Row | None, longest: int = 60) -> str:
-    """Why a cell has no number, in at most ``longest`` characters."""
+    """Return why a cell has no number, in at most ``longest`` characters."""
     if isinstance(row, Measurement):
         return "no usable samples"
     return captions.shorten(row.reason, longest) if row else "not measured"
 
 
 def bound_note(grid: Grid, text: str) -> str:
-    """What a roofline bound is; a warning where measured calls are faster than the peak of arithmetic."""
+    """Return a note on the roofline bound, with a warning if calls are faster than the measured peak."""
     beaten = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
     note = f"Roofline bound: {text} at the measured peaks of the device"
     return f"{note}; some calls are faster: {roofline.DISTURBED}" if beaten else note
@@ -515,5 +515,5 @@ class Box(NamedTuple):
 
 
 def warning(grid: Grid) -> str:
-    """A warning for the front of a title if the run is invalid."""
+    """Return a warning for the front of a title if the run is invalid."""
     return captions.invalid(grid.run)

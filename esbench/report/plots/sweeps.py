@@ -154,7 +154,7 @@ def kept_lines(found: Sequence[Line]) -> list[Line]:
 
 
 def share_grids(run: Run, operator: str) -> list[Grid]:
-    """The effective population as a percentage of all members, as the tables have it, for :func:`sweep`."""
+    """Return grids of the effective population as a percentage of all members, for :func:`sweep`."""
     qualities = Qualities(run)
     rows = tuple(share for row in run.rows if (share := _share(row, qualities)))
     return quality_grids(msgspec.structs.replace(run, rows=rows), operator, SHARE, LINEAR)

@@ -83,7 +83,7 @@ def text(found: Comparison) -> str:
 
 
 def as_json(found: Comparison) -> dict[str, object]:
-    """The comparison as a JSON object, figures in the unit of their metric."""
+    """Return the comparison as a JSON object, figures in the unit of their metric."""
     return {
         "a": found.a.header.run_id,
         "b": found.b.header.run_id,
@@ -112,7 +112,7 @@ def _tables(found: Comparison) -> Iterator[str]:
 
 
 def _table(pairs: Sequence[Pair]) -> str:
-    """A table of times with intervals, or of counts with their phases and metrics."""
+    """Return a table of times with intervals, or of counts with their phases and metrics."""
     rows = []
     for pair in pairs:
         key, metric = pair.key, pair.key.metric

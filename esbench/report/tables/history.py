@@ -44,7 +44,7 @@ _TELLING = (
 
 
 def sections(found: History) -> list[Section]:
-    """Tables of the first and last figures of the series, and of where their levels change."""
+    """Return tables of the first and last figures of the series, and of where their levels change."""
     shown = measured_in(found.series)
     by_title: dict[str, list[Series]] = {}
     for one in found.series:
@@ -63,7 +63,7 @@ def sections(found: History) -> list[Section]:
 
 
 def as_json(found: History) -> dict[str, object]:
-    """The history as one object: figures in the unit of their metric, ``null`` for a missing one."""
+    """Return the history as one object: figures in the unit of their metric, ``null`` if missing."""
     names = [run.header.run_id for run in found.runs]
     return {
         "device": found.runs[-1].header.environment.slug,
@@ -100,7 +100,7 @@ def as_json(found: History) -> dict[str, object]:
 
 
 def _title(found: History, key: Key) -> str:
-    """What the series of a panel are, but for their case."""
+    """Return the title of a panel's series without their case."""
     if found.metric == MULTIPLIER:
         what = f"time(variant) / time({key.against}), lower is better"
     else:
@@ -159,7 +159,7 @@ def _steps(found: History, one: Series) -> str:
 
 
 def _boundaries(found: History, series: Sequence[Series]) -> Iterator[str]:
-    """A line for each pair of runs between which a level changes: which series, and what else changed."""
+    """Yield a line per pair of runs between which a level changes: the series, and what else changed."""
     places: dict[tuple[int, int], list[Series]] = {}
     for one in series:
         for step in one.change_points:

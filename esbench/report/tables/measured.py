@@ -75,7 +75,7 @@ class GridTable:
         return cls(grid, grid.variants, grid.cases)
 
     def table(self, cell: Callable[[Variant, Case, Measurement], Cell]) -> Table:
-        """The table with ``cell`` of each measured row, and reasons in the other cells."""
+        """Return the table with ``cell`` of each measured row, and reasons in the other cells."""
         return Table(
             corner=self.grid.operator,
             headings=tuple(headings(self.cases)),
@@ -100,7 +100,7 @@ class GridTable:
 
 
 def median_number(run: Run, row: Measurement) -> CellNumber:
-    """The median of a row with the interval of its rounds."""
+    """Return the median of a row with the interval of its rounds."""
     found = interval([value for value in round_medians(row) if value is not None])
     return CellNumber(
         row.metric,
@@ -112,7 +112,7 @@ def median_number(run: Run, row: Measurement) -> CellNumber:
 
 
 def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> CellNumber | None:
-    """A row as a multiple of its baseline, None if one of the two has no number."""
+    """Return a row as a multiple of its baseline, None if one of the two has no number."""
     mode = multiplier.mode
     ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
     if ratio is None or pair is None:
@@ -124,7 +124,7 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
 
 
 def section(grid: Grid) -> Section:
-    """The tables of a grid: the figures, and their multipliers."""
+    """Return the tables of a grid: the figures, and their multipliers."""
     found = GridTable.of(grid)
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
@@ -140,7 +140,7 @@ def section(grid: Grid) -> Section:
 
 
 def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iterable[str]) -> Section:
-    """A section of tables of a grid; ``what`` they show is part of the title."""
+    """Return a section of tables of a grid; ``what`` they show is part of the title."""
     return Section(
         title=f"{grid.operator}, {grid.phase}: {what}",
         origin=captions.origin(grid.run),
@@ -153,29 +153,29 @@ def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iter
 
 
 def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
-    """The tables of the times of an operator, of these phases or of all."""
+    """Return the tables of the times of an operator, of these phases or of all."""
     found = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
     return [section(grid) for grid in found if not phases or grid.phase in phases]
 
 
 def other_time_sections(run: Run, operator: str) -> list[Section]:
-    """The tables of host times and of times with warm caches."""
+    """Return the tables of host times and of times with warm caches."""
     return [section(grid) for grid in grids(run, operator, TIMES) if grid.metric != LATENCY]
 
 
 def memory_sections(run: Run, operator: str) -> list[Section]:
-    """The memory tables of an operator."""
+    """Return the memory tables of an operator."""
     return [section(grid) for grid in grids(run, operator, MEMORY)]
 
 
 def other_sections(run: Run, operator: str) -> list[Section]:
-    """The tables of all other metrics, such as utilization."""
+    """Return the tables of all other metrics, such as utilization."""
     every = grids(run, operator, "")
     return [section(grid) for grid in every if not grid.metric.endswith((TIMES, MEMORY))]
 
 
 def figures_only(section: Section) -> Section:
-    """The section without multipliers."""
+    """Return the section without multipliers."""
     return replace(section, blocks=section.blocks[:1])
 
 

@@ -12,7 +12,7 @@ from esbench.schema import Case, Measurement, Run, Variant
 
 
 def beside(measured: Run, *published: Run) -> list[Section]:
-    """The tables of each operator and phase of which the same variants and shapes were published.
+    """Return the tables of each operator and phase with published variants and shapes.
 
     Batch and dtype may differ; the captions say both.
     """
@@ -56,7 +56,7 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
 
 
 def _is_comparable(here: Grid, there: Grid) -> bool:
-    """Whether two grids show the same, and share a shape and a variant that is no baseline."""
+    """Return whether two grids show the same figure and share a shape and a variant."""
     return (
         (there.phase, there.metric, there.antithetic) == (here.phase, here.metric, here.antithetic)
         and any(_like(case, there) for case in here.cases)
@@ -97,7 +97,7 @@ def _batches(grid: Grid) -> set[tuple[str, int, int]]:
 
 
 def _like(case: Case, grid: Grid) -> Case | None:
-    """The case of a grid that differs at most in batch and dtype."""
+    """Return the case of a grid that differs from this one at most in batch and dtype."""
     return next((one for one in grid.cases if _geometry(one) == _geometry(case)), None)
 
 

@@ -63,7 +63,7 @@ _COSINE_NOTE = (
 
 
 def quality_sections(run: Run, operator: str) -> list[Section]:
-    """All tables of quality of an operator: rankings, the law, trained networks and figures."""
+    """Return all tables of quality of an operator: rankings, the law, trained networks and figures."""
     qualities = Qualities(run)
     cases = _cases(qualities, operator)
     return [
@@ -75,7 +75,7 @@ def quality_sections(run: Run, operator: str) -> list[Section]:
 
 
 def figure_sections(run: Run, operator: str) -> list[Section]:
-    """The tables of other figures of an operator: whatever its workload yields in the phase ``quality``."""
+    """Return tables of all other figures that the workloads of an operator yield in the phase quality."""
     qualities = Qualities(run)
     return [section for case in _cases(qualities, operator) for section in _figure_sections(qualities, case)]
 
@@ -156,7 +156,7 @@ def _has_network(qualities: Qualities, case: Case) -> bool:
 
 
 def _sigma(method: str) -> float:
-    """The number in ``sigma=0.01``; infinite for a method of another form."""
+    """Return the number in ``sigma=0.01``; infinity for any other method."""
     try:
         return float(method.partition("=")[2])
     except ValueError:
@@ -174,7 +174,7 @@ def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, metho
 
 
 def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
-    """The table of the other figures of a case, if it has any."""
+    """Return the table of the other figures of a case, if it has any."""
     rows = (row for row in qualities.run.measurements if row.case == case and row.phase == QUALITY)
     metrics = [metric for metric in dict.fromkeys(row.metric for row in rows) if metric not in LAW_METRICS]
     keys = {
@@ -215,7 +215,7 @@ def _section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it co
     methods: Collection[str],
     notes: Footnotes,
 ) -> Section:
-    """A section with one table; a variant without a number shows its reason, at all or by these methods."""
+    """Return a section with one table; a variant without a number shows its reason."""
 
     def reason(variant: Variant) -> Skipped | None:
         found = qualities.effective(variant, case, CURVED) if CURVED in methods else None

@@ -61,12 +61,12 @@ _RELATIVE = f"n_eff over the median of the step, by that of {DENSE}"
 
 
 def ranking_sections(run: Run, operator: str) -> list[Section]:
-    """The rankings of an operator, each shape with its largest population, by each method of timing."""
+    """Return the rankings of an operator for the largest population of each shape, per timing method."""
     return [ranking_section(one, case) for one in rankings(run, operator) for case in one.largest]
 
 
 def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVariant] | None = None) -> Section:
-    """The variants of a case by n_eff per ms, with what the rate is made of.
+    """Return the variants of a case ranked by n_eff per ms, with n_eff, times and memory.
 
     Args:
         rankings: the rankings of an operator.
@@ -104,7 +104,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
 
 
 def rate_cell(one: RankedVariant, trace: Trace | None = None) -> Cell | None:
-    """The rate of a variant, with "at least" if only a bound is known; None without a rate."""
+    """Return the rate of a variant, with "at least" if only a bound is known; None without a rate."""
     if one.rate is None:
         return None
     if one.is_exact:
@@ -120,7 +120,7 @@ def _columns(
     notes: Footnotes,
     no_reference: str = "",
 ) -> dict[str, Callable[[], Cell | None]]:
-    """What makes the cells of a variant, by their headings: footnotes are numbered in the order of calls.
+    """Return, by heading, functions that build the cells of a variant and number its footnotes.
 
     Args:
         grid: the times of a step.
@@ -215,7 +215,7 @@ def _template(one: RankedVariant) -> str:
 
 
 def best_of_each_shape(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
-    """The best variant of each shape and population of these operators, None if no run ranks any.
+    """Return the best variant of each shape and population of these operators, None if no run ranks any.
 
     A shape that several runs rank is taken from the first of them. Baselines are left out.
     """
@@ -296,7 +296,7 @@ def _headline_row(ranking: Rankings, case: Case, notes: Footnotes) -> tuple[Cell
 def _best_row(
     rankings: Rankings, ranked: Sequence[RankedVariant], case: Case, notes: Footnotes
 ) -> list[Cell]:
-    """The population, the best variant with its figures, and the best of another scheme."""
+    """Return the population, the best variant with its figures, and the best of another scheme."""
     first, *others = _candidates(ranked)
     columns = _columns(rankings.grid, first, dense(ranked), notes)
     figures = [columns[heading]() or notes.missing() for heading in _BEST_COLUMNS]

@@ -169,7 +169,7 @@ def _choose(found: Sequence[Advice], variants: Collection[Variant] | None) -> tu
 
 
 def names(variants: Iterable[Variant]) -> str:
-    """The names of the first few variants, and how many more there are."""
+    """Return the names of the first few variants, and how many more there are."""
     return listed([variant.name for variant in variants])
 
 
@@ -186,7 +186,7 @@ def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[str]:
 
 
 def without_numbers(run: Run, case: Case) -> str:
-    """Why the variants of a case have no rate, one line for each reason, for a run without a ranking."""
+    """Return why the variants of a case have no rate, one line per reason."""
     found = dict.fromkeys(
         f"  {row.variant.label(case.operator)}: {row.status}: {one_line(row.reason)}"
         for row in run.skipped
@@ -197,7 +197,7 @@ def without_numbers(run: Run, case: Case) -> str:
 
 
 def _limited(one: RankedVariant, limit_bytes: float) -> RankedVariant:
-    """The variant, without its rate if it needs more memory than the limit, or an unknown amount."""
+    """Return the variant; without its rate if it exceeds the memory limit or its memory is unknown."""
     needs = {"noise": one.noise_bytes, "peak": one.peak_bytes}
     above = [
         f"{what} {format_value(NOISE, size)}" for what, size in needs.items() if (size or 0.0) > limit_bytes
@@ -222,7 +222,7 @@ def _rate(one: RankedVariant) -> str:
 
 
 def _members(one: RankedVariant) -> str:
-    """A clause on n_eff: ``its n_eff is 80 % of its members``."""
+    """Return a clause on n_eff: ``its n_eff is 80 % of its members``."""
     if one.effective is None:
         return "its n_eff is unknown"
     if one.is_exact:
@@ -272,7 +272,7 @@ def why_time_misleads(run: Run, case: str) -> str:
 
 
 def _points(ranking: Rankings, case: Case) -> Iterator[str]:
-    """What the order by n_eff per ms changes, and why, one sentence or two for each point."""
+    """Yield the points of the explanation: how n_eff per ms changes the order of variants, and why."""
     ranked = [one for one in ranking.of(case) if one.rate is not None]
     by_time = sorted(ranked, key=lambda one: one.step_ns or 0.0)
     # The one that loses most places; the fastest of several.
@@ -324,7 +324,7 @@ def _points(ranking: Rankings, case: Case) -> Iterator[str]:
 
 
 def _n_eff(one: RankedVariant) -> str:
-    """A clause on n_eff with its number: ``n_eff is 80 of 100 members (80 %)``."""
+    """Return a clause on n_eff with its number: ``n_eff is 80 of 100 members (80 %)``."""
     if one.effective is None or one.is_exact:
         return _members(one)
     percent = percent_of_members(one.effective, one.case.members)
@@ -340,7 +340,7 @@ def _quoted(one: RankedVariant) -> str:
 
 
 def _cores(one: RankedVariant) -> int:
-    """The number of cores of a variant, 0 for the default of its scheme."""
+    """Return the number of cores of a variant, 0 for the default of its scheme."""
     return int(dict(one.variant.options).get(_CORES, 0))
 
 
@@ -403,7 +403,7 @@ def _patterns(codes: Mapping[str, str]) -> dict[str, str]:
 
 
 def expression(variant: Variant) -> str:
-    """The call that constructs the scheme of a variant: ``SparsePerturbed(k=2)``."""
+    """Return the call that constructs the scheme of a variant: ``SparsePerturbed(k=2)``."""
     return f"{variant.scheme}({', '.join(f'{key}={_literal(value)}' for key, value in variant.options)})"
 
 

@@ -18,7 +18,7 @@ _BY_TRAFFIC = "traffic above that of a copy: a cache held some of it"
 
 
 def sections(run: Run, operator: str) -> list[Section]:
-    """The roofline of each phase and method of an operator in which a row has a bound."""
+    """Return the roofline of each phase and method of an operator in which a row has a bound."""
     timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
     return [_section(grid) for grid in timed if any(_percent(run, row) for _, _, row in grid.cells)]
 

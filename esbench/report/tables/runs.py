@@ -18,7 +18,7 @@ _ORIGIN = (
 
 
 def sections(found: RunSelection) -> list[Section]:
-    """A table of the runs that are shown, and one of those that are not."""
+    """Return a table of the runs that are shown, and one of the runs left out."""
     shown = [one for one in found.stored if one.status == SHOWN]
     others = [one for one in found.stored if one.status != SHOWN]
     newest = sorted(others, key=lambda one: one.path.name, reverse=True)[:LISTED]
@@ -41,7 +41,7 @@ def sections(found: RunSelection) -> list[Section]:
 
 
 def _table(last: str, stored: list[StoredRun]) -> Table:
-    """A table of runs whose last column has their pages, or why they are left out."""
+    """Return a table of runs; the last column is their page, or why they are left out."""
     return Table(
         corner="run",
         headings=(*_COLUMNS, last),

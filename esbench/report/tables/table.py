@@ -69,7 +69,7 @@ class CellNumber:
         return max(self.high - self.value, self.value - self.low)
 
     def text(self, *, intervals: bool = False) -> str:
-        """The number as a table shows it, with its interval if that is asked for and known."""
+        """Return the number as a table shows it, with its interval if that is asked for and known."""
         intervals = intervals or self.is_between
         if self.kind == "quantity":
             return (format_cell_between if intervals else format_cell)(self.name, self.value, self.half)
@@ -90,14 +90,14 @@ class Cell:
     skipped: Skipped | None = None
 
     def text(self, *, intervals: bool = False) -> str:
-        """The cell as a table shows it."""
+        """Return the cell as a table shows it."""
         if not self.numbers:
             return self.template
         return self.template.format(*(number.text(intervals=intervals) for number in self.numbers))
 
 
 def number_cell(number: CellNumber, template: str = "{}") -> Cell:
-    """A cell of one number."""
+    """Return a cell of one number."""
     return Cell(template, (number,))
 
 
@@ -111,18 +111,18 @@ class Table:
     cells: tuple[tuple[Cell, ...], ...]
 
     def texts(self, *, intervals: bool = False) -> list[list[str]]:
-        """The cells as they are shown, row by row."""
+        """Return the cells as they are shown, row by row."""
         return [[cell.text(intervals=intervals) for cell in row] for row in self.cells]
 
     def markdown(self, *, intervals: bool = False) -> str:
-        """The table for GitHub, not padded."""
+        """Return the table for GitHub, not padded."""
         rule = [":-", *["-:"] * len(self.headings)]
         lines = [[self.corner, *self.headings], *self._rows(intervals=intervals)]
         head, *rows = (list(map(escape, line)) for line in lines)
         return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
     def text(self) -> str:
-        """The table for a terminal, labels left and numbers right."""
+        """Return the table for a terminal, labels left and numbers right."""
         lines = [[self.corner, *self.headings], *self._rows()]
         head, *rows = (list(map(one_line, line)) for line in lines)
         alignment = ("left", *["right"] * len(self.headings))
@@ -171,7 +171,7 @@ class Section:
         return f"{self.title}{self.heading_suffix}"
 
     def markdown(self, level: int = 3, *, intervals: bool = False) -> str:
-        """The section as Markdown for GitHub."""
+        """Return the section as Markdown for GitHub."""
         parts = [f"{'#' * level} {escape(self.heading)}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
             parts += [
@@ -182,7 +182,7 @@ class Section:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def text(self) -> str:
-        """The section for a terminal, without its origin."""
+        """Return the section for a terminal, without its origin."""
         parts = [one_line(f"{self.title} ({self.conditions.rstrip('.')})")]
         for block in self.blocks:
             parts += [f"{one_line(block.title + block.note)}\n{block.table.text()}"]
@@ -198,19 +198,19 @@ class Footnotes:
     has_missing: bool = False
 
     def __iter__(self) -> Iterator[str]:
-        """The footnotes as they are printed below the table."""
+        """Yield the footnotes as they are printed below the table."""
         if self.has_missing:
             yield f"{NOTHING}: not in this run"
         for number, note in enumerate(self.notes, start=1):
             yield f"[{number}] {note}"
 
     def missing(self) -> Cell:
-        """A cell of which the run has no row."""
+        """Return a cell for a row that is not in the run."""
         self.has_missing = True
         return Cell(NOTHING)
 
     def skipped(self, row: Skipped, more: str = "") -> Cell:
-        """A cell of a row without a number: a short reason and a footnote with all of it."""
+        """Return a cell of a row without a number: a short reason, and a footnote with the whole one."""
         hint = "failed" if row.status == "failed" else captions.shorten(row.reason)
         return Cell(self.mark(f"{hint}{more}", f"{row.status}: {row.reason}"), skipped=row)
 
@@ -228,7 +228,7 @@ def variants_table(
     reason: Callable[[Variant], Skipped | None],
     notes: Footnotes,
 ) -> Table:
-    """A table with a row for each variant; the first cell without a number shows its reason, if any.
+    """Return a table with a row for each variant; the first cell without a number shows its reason, if any.
 
     Args:
         case: what the table is about.
@@ -253,7 +253,7 @@ def variants_table(
 def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
     grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str], heading_suffix: str = ""
 ) -> Section:
-    """A section with one table about one case."""
+    """Return a section with one table about one case."""
     cases = list(dict.fromkeys(row.case for row in grid.run.rows if row.case.operator == case.operator))
     return Section(
         title=f"{case.operator} {headings(cases)[cases.index(case)]}: {what}",
@@ -267,7 +267,7 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
 
 
 def estimate_cell(metric: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
-    """The cell of a mean over replicates, or None without a mean."""
+    """Return the cell of a mean over replicates, or None without a mean."""
     if found is None:
         return None
     low, high = (None, None) if found.half is None else (found.mean - found.half, found.mean + found.half)
@@ -275,7 +275,7 @@ def estimate_cell(metric: str, found: Estimate | None, trace: Trace | None) -> C
 
 
 def n_eff_cell(metric: str, found: EffectiveSize | None, trace: Trace | None) -> Cell | None:
-    """The cell of n_eff, or None without n_eff."""
+    """Return the cell of n_eff, or None without n_eff."""
     if found is None:
         return None
     if found.is_exact:
@@ -286,12 +286,12 @@ def n_eff_cell(metric: str, found: EffectiveSize | None, trace: Trace | None) ->
 
 
 def n_eff_ends(found: EffectiveSize) -> tuple[float | None, float | None]:
-    """The interval of n_eff, if several replicates give it two ends."""
+    """Return the interval of n_eff, if several replicates give it two ends."""
     return (found.low, found.high) if found.replicates > 1 and math.isfinite(found.high) else (None, None)
 
 
 def n_eff_interval_cell(found: EffectiveSize | None) -> Cell | None:
-    """The cell of the interval of n_eff; a single replicate and a closed form have none."""
+    """Return the cell of the interval of n_eff; a single replicate and a closed form have none."""
     if found is None:
         return None
     if found.replicates < 2:  # noqa: PLR2004  # an interval takes two

@@ -124,7 +124,7 @@ def _age(run: Run) -> tuple[bool, str]:
 
 
 def _environment(run: Run) -> Record:
-    """What identifies the device and the versions, without what differs between any two runs."""
+    """Return the fields that identify device and versions, without those that differ in every run."""
     facts = msgspec.structs.asdict(run.header.environment) | {"seed": run.header.seed}
     passing = {"idle_w", "memory_bytes", "load", "foreign"}
     return {
@@ -135,7 +135,7 @@ def _environment(run: Run) -> Record:
 
 
 def _scheme(doc: SchemeDoc) -> Record:
-    """A scheme's docstring in parts: the formula, other paragraphs, and memory, work and quality.
+    """Return a scheme's docstring in parts: the formula, other paragraphs, and memory, work and quality.
 
     ``of`` is the scheme that this one computes in another way: its docstring begins with a reference to it.
     """
@@ -223,7 +223,7 @@ def _measured(grid: Grid, variant: Variant, case: Case, row: Measurement | Skipp
 
 
 def _largest(grid: Grid, variant: Variant, case: Case) -> str:
-    """The largest population that fits in memory, where it was searched for."""
+    """Return the largest population that fits in memory, where it was searched for."""
     largest = grid.largest(variant, case)
     if largest is None:
         return ""
@@ -291,7 +291,7 @@ def _quality(row: Measurement | Skipped) -> Record:
 
 
 def _figure(metric: str, value: float | None, low: float | None = None, high: float | None = None) -> Record:
-    """A figure and its 95 % interval, in the unit of the metric's column."""
+    """Return a figure and its 95 % interval, in the unit of the metric's column."""
     return {"figure": _interval(*(_in_column(metric, one) for one in (value, low, high)))}
 
 
@@ -304,13 +304,13 @@ def _in_column(metric: str, value: float | None) -> float | None:
 
 
 def _entry(position: int, record: Record) -> list[Any]:
-    """A figure as ``[variant, [value, low, high], the rest of its record]``; without an empty rest."""
+    """Return a figure as ``[variant, [value, low, high], rest of its record]``; an empty rest is left out."""
     rest = {name: value for name, value in record.items() if name != "figure"}
     return [position, record.get("figure", []), *([rest] if rest else [])]
 
 
 def _interval(*values: float | None) -> list[float | None]:
-    """A value and the ends of its interval, without missing ones at the end."""
+    """Return a value and the ends of its interval, without missing ones at the end."""
     found = [_number(value) for value in values]
     while found and found[-1] is None:
         found.pop()
@@ -318,12 +318,12 @@ def _interval(*values: float | None) -> list[float | None]:
 
 
 def _numbers(**values: float | None) -> Record:
-    """The values that are finite, by their names."""
+    """Return the values that are finite, by their names."""
     return {name: number for name, value in values.items() if (number := _number(value)) is not None}
 
 
 def _number(value: float | None) -> float | None:
-    """A finite number, rounded to :data:`_DIGITS` digits unless it is whole."""
+    """Return a finite number, rounded to :data:`_DIGITS` digits unless it is whole."""
     if value is None or not math.isfinite(value):
         return None
     is_whole = float(value).is_integer() and abs(value) < 2**53

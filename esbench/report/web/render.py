@@ -75,5 +75,5 @@ def read(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The source expression by which the page's content security policy allows a text and no other."""
+    """Return the expression of a content security policy that allows exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
