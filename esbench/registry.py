@@ -23,6 +23,7 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.schema import (
+    DENSE,
     PHASES,
     QUALITY,
     Case,
@@ -439,9 +440,14 @@ def _import_file(path: Path) -> str:
 
 
 def with_references(entries: Sequence[Entry]) -> list[Entry]:
-    """Add base and naive, the references of every multiplier."""
+    """Add base, naive and dense noise, the references of every multiplier."""
     chosen = {entry.variant for entry in entries}
-    return [e for e in REGISTRY.select() if e.variant in chosen or e.variant.mode != "batched"]
+    return [e for e in REGISTRY.select() if e.variant in chosen or is_reference(e.variant)]
+
+
+def is_reference(variant: Variant) -> bool:
+    """Return whether other variants are compared with this one: base, naive or dense noise."""
+    return variant.mode != "batched" or variant.name == DENSE
 
 
 def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:

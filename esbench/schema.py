@@ -46,6 +46,10 @@ class _Line(_Strict, frozen=True, tag_field="record"):
     """One line of a run's file; the field ``record`` tells its kind."""
 
 
+DENSE = "Perturbed"
+"""The variant that others are compared with: an independent normal number per weight and member."""
+
+
 class Case(_Strict, frozen=True, kw_only=True):
     """A case: the operator and its shape, the population and the dtype.
 

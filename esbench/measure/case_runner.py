@@ -28,7 +28,7 @@ from esbench.measure.plan import COSTS, MONITORED_PHASE, Plan, is_baseline
 from esbench.measure.recorder import Recorder, Stopwatch
 from esbench.measure.timers import Call, Clock
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.registry import Entry, Figure, UnavailableError, Workload, build
+from esbench.registry import Entry, Figure, UnavailableError, Workload, build, is_reference
 from esbench.schema import (
     LAUNCHES,
     OUT_OF_TIME,
@@ -358,7 +358,12 @@ class CaseRunner:
         if prepared is not plain:
             validation.check_replay(workload, phase, prepared)
         call = TimedCall(
-            prepared, clock, cell_s, is_baseline=is_baseline(member.entry), conditions=self._conditions
+            prepared,
+            clock,
+            cell_s,
+            is_baseline=is_baseline(member.entry),
+            is_reference=is_reference(member.entry.variant),
+            conditions=self._conditions,
         )
         call.warm_up()
         return call

@@ -20,6 +20,8 @@ MOST_ROUNDS = 20
 LEAST_ROUNDS = 3
 """A call gets this many rounds even over its budget, unless they cost more than OVERDRAFT budgets."""
 OVERDRAFT = 4.0
+REFERENCE_ROUNDS, REFERENCE_CALL_S = 6, 2.0
+"""A reference gets this many rounds, enough for an interval, unless one call takes more seconds than this."""
 NARROW = 0.01
 """Sampling of a call ends when the interval of its median is narrower than this share of the median."""
 
@@ -69,16 +71,18 @@ class TimedCall:
         stop: why sampling ended; empty while it goes on.
         failure: what the call raised, if anything.
         is_baseline: whether the call stays in the rounds as long as others are compared with it.
+        is_reference: whether others are compared with it, so that it gets at least REFERENCE_ROUNDS rounds.
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a call, how it is timed, and what it is to the others
         self,
         call: Call,
         clock: Clock,
         budget_s: float,
         *,
         is_baseline: bool = False,
+        is_reference: bool = False,
         conditions: ReadConditions = nothing_to_read,
     ) -> None:
         """Prepare a call that is sampled for about ``budget_s`` seconds.
@@ -91,6 +95,7 @@ class TimedCall:
         self.stop = ""
         self.failure: Failure | None = None
         self.is_baseline = is_baseline
+        self.is_reference = is_reference
         self.spent_s = 0.0
         self._call = call
         self._clock = clock
@@ -110,7 +115,8 @@ class TimedCall:
         """Warm the call up; a call that takes longer than its budget ends with that one sample."""
         try:
             with quiet():
-                self._warm = warm_up(self._call, self._clock, self._budget_s)
+                longest_s = max(self._budget_s, REFERENCE_CALL_S) if self.is_reference else self._budget_s
+                self._warm = warm_up(self._call, self._clock, self._budget_s, longest_s)
             self._read_conditions()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
             self._fail(error)
@@ -155,11 +161,15 @@ class TimedCall:
         width = (found.high - found.low) / found.median if found and found.median > 0 else 1.0
         # The variation of one or two rounds is unknown, so these may exceed the budget.
         most = OVERDRAFT if len(done) < LEAST_ROUNDS else 1.0
+        is_needed = self.is_reference and len(done) < REFERENCE_ROUNDS
         if len(done) == MOST_ROUNDS:
             self.stop = f"{MOST_ROUNDS} rounds"
-        elif self.spent_s / len(done) * max(len(done) + 1, LEAST_ROUNDS) > most * self._budget_s:
+        elif (
+            not is_needed
+            and self.spent_s / len(done) * max(len(done) + 1, LEAST_ROUNDS) > most * self._budget_s
+        ):
             self.stop = f"budget of {self._budget_s:g} s"
-        elif may_leave and width < NARROW:
+        elif may_leave and width < NARROW and not is_needed:
             self.stop = f"interval of the median within {NARROW:.0%}"
 
     @property
@@ -194,13 +204,16 @@ def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
             call.close_round(positions[call], may_leave=not (call.is_baseline and compared))
 
 
-def warm_up(call: Call, clock: Clock, budget_s: float) -> Warm:
-    """Call until block medians are flat, within the clock's bounds and the budget in seconds."""
+def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None = None) -> Warm:
+    """Call until block medians are flat, within the clock's bounds and the budget in seconds.
+
+    A call that takes more than ``longest_s`` seconds, by default the budget, is called only once.
+    """
     least_s, most_s = clock.warm_up_s
     most_s = min(most_s, max(least_s, budget_s))
     start_s = clock.seconds()
     first_ns = median(clock.visit(call, 1).samples[LATENCY])
-    if first_ns > budget_s * 1e9:
+    if first_ns > (longest_s or budget_s) * 1e9:
         return Warm(first_ns, calls=1, slow=True, state="one call, longer than the budget")
     blocks, costs_ns, calls = [first_ns], [], 1
     while (spent_s := clock.seconds() - start_s) < most_s and not (spent_s >= least_s and _flat(blocks)):

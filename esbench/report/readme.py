@@ -20,7 +20,7 @@ from esbench.errors import UserError
 from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, grids, operators
 from esbench.report.analysis.published import read_published
-from esbench.report.analysis.ranking import DENSE, NOISE, RankedVariant, rankings
+from esbench.report.analysis.ranking import NOISE, RankedVariant, rankings
 from esbench.report.formats.markdown import image
 from esbench.report.tables import measured, quality
 from esbench.report.tables.measured import TIME, figures_only, section, time_sections
@@ -29,7 +29,7 @@ from esbench.report.tables.ranking import best_of_each_shape, headline, ranking_
 from esbench.report.tables.recommendation import advise, why_time_misleads
 from esbench.report.tables.table import NOTHING, Section
 from esbench.report.text import escape, file_name, listed, one_line
-from esbench.schema import Phase, Run
+from esbench.schema import DENSE, Phase, Run
 from esbench.store import read_run, run_name
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)

@@ -141,7 +141,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert measured.header.sources["Flipped"].startswith("NESgpu")
     assert measured.header.docs["Flipped"].module == "impls"
     timed = [row for row in measured.measurements if row.metric == "latency_ns"]
-    assert sorted(row.variant.name for row in timed) == ["Base", "Flipped", "Naive"]
+    assert sorted(row.variant.name for row in timed) == ["Base", "Flipped", "Naive", "Perturbed"]
     assert {row.method for row in timed} == {"host"}
 
 
@@ -219,7 +219,7 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table in which nothing has a number still holds its rows, with their reasons."""
     arguments = ["--cases", "Linear(128*", "--phases", "sample", "--variants", "Base", "--device", "cpu"]
-    assert run("run", *arguments, "--out", str(tmp_path)) == 0
+    assert run("run", "--tables", *arguments, "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "a plain layer draws no noise" in out
     assert "the plain layer draws no noise" in out

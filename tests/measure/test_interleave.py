@@ -15,6 +15,7 @@ from esbench.measure.interleave import (
     LEAST_ROUNDS,
     MOST_CALLS,
     MOST_ROUNDS,
+    REFERENCE_ROUNDS,
     TimedCall,
     Warm,
     calls_per_visit,
@@ -175,6 +176,15 @@ def test_sampling_ends_with_the_budget_of_a_call() -> None:
     assert slow.rounds[LATENCY] == [pytest.approx((3e9,))]
     assert slow.stop == "one sample: a call takes longer than the budget of 1 s"
     assert "B" not in world.log
+
+
+def test_a_reference_has_six_rounds_whatever_the_budget() -> None:
+    """With fewer rounds there is no interval; a call of more than two seconds has a single sample."""
+    for call_s, rounds in ((0.8, REFERENCE_ROUNDS), (1.9, REFERENCE_ROUNDS), (2.1, 1)):
+        world = World(jitter=0.05)
+        reference = timed(FakeScheme("A", world, cost_s=call_s), world, is_reference=True)
+        interleave([reference], order())
+        assert len(reference.rounds[LATENCY]) == rounds
 
 
 def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None:

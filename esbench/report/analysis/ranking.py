@@ -14,12 +14,10 @@ import msgspec
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.text import listed
-from esbench.schema import Case, Measurement, Run, Skipped, Variant
+from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
 
 NOISE = "noise_bytes"
-DENSE = "Perturbed"
-"""The variant that others are compared with: independent Gaussian noise for every weight of every member."""
 _NS_PER_MS = 1e6
 _FEWEST_ROUNDS = 2
 """Of a multiple: in a single round the machine may have been busy."""

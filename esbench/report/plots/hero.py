@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from esbench.report.analysis.quality import percent_of_members
-from esbench.report.analysis.ranking import DENSE, RankedVariant, Rankings, dense
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, PAGE, WHITE, Figure, drawable
+from esbench.schema import DENSE
 from esbench.units import format_multiplier, format_value
 
 TITLE = "members evaluated per ms, and how many of them count"

@@ -9,7 +9,7 @@ from esbench.report.analysis import roofline
 from esbench.report.analysis.pivot import Grid
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, drawable
-from esbench.schema import Case, Measurement, Variant
+from esbench.schema import DENSE, Case, Measurement, Variant
 from esbench.stats import Ratio, median
 from esbench.units import format_multiplier
 
@@ -83,7 +83,7 @@ def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
     """Return the result: the cheapest variant, beside dense noise or the dearest."""
     every = [dot for row in rows.values() for dot in row]
     first = min(every, key=lambda dot: dot.ratio.value)
-    dense = next((dot for dot in every if dot.variant.name == "Perturbed"), every[-1])
+    dense = next((dot for dot in every if dot.variant.name == DENSE), every[-1])
     text = f"{grid.operator}, {grid.phase}: {first.variant.name} takes {_times(first)} the plain layer's time"
     return text if dense == first else f"{text}, {dense.variant.name} {_times(dense)}"
 

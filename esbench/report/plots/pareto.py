@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from esbench.report.analysis.ranking import DENSE, RankedVariant, Rankings
+from esbench.report.analysis.ranking import RankedVariant, Rankings
 from esbench.report.plots import style
 from esbench.report.plots.hero import best_of_each_scheme
 from esbench.report.plots.style import BLACK, PAGE, Figure, drawable
 from esbench.report.text import listed
+from esbench.schema import DENSE
 from esbench.units import format_multiplier, quantity
 
 TITLE = "effective population per ms of a step, against its peak memory"

@@ -13,7 +13,7 @@ from esbench.report.analysis.quality import EFFECTIVE, LINEAR, EffectiveSize, Qu
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, drawable
 from esbench.report.text import counted
-from esbench.schema import QUALITY, Case, Measurement, Row, Run, Skipped, Variant
+from esbench.schema import DENSE, QUALITY, Case, Measurement, Row, Run, Skipped, Variant
 from esbench.stats import median
 from esbench.units import format_multiplier, format_number
 
@@ -132,7 +132,7 @@ def cheapest_of_each_family(found: Iterable[Line]) -> list[Line]:
     best: dict[str, Line] = {}
     for line in sorted(found, key=lambda line: (-line.points[-1][0], line.last)):
         best.setdefault(style.family(line.variant.scheme), line)
-        if line.variant.name == "Perturbed":
+        if line.variant.name == DENSE:
             best["dense noise"] = line
     return sorted(best.values(), key=lambda line: line.last)
 
@@ -148,7 +148,7 @@ def kept_lines(found: Sequence[Line]) -> list[Line]:
     picked = [rest[round(place * (len(rest) - 1) / max(1, count - 1))] for place in range(count)]
     if not all_kept:
         return picked
-    first = next((line for line in all_kept if line.variant.name == "Perturbed"), all_kept[0])
+    first = next((line for line in all_kept if line.variant.name == DENSE), all_kept[0])
     others = f" and {counted(len(all_kept) - 1, 'other scheme')}" if len(all_kept) > 1 else ""
     return [replace(first, label=f"{first.variant.name}{others}"), *picked]
 
@@ -189,7 +189,7 @@ def _finding(grid: Grid, kind: Sweep, cases: Sequence[Case], chosen: Sequence[Li
             f"{grid.operator}: {worst.variant.name} keeps {start} % of {first} {unit}, and {end} % of {last}"
         )
     best = chosen[0]
-    dense = next((line for line in chosen if line.variant.name == "Perturbed"), None)
+    dense = next((line for line in chosen if line.variant.name == DENSE), None)
     times, name = format_multiplier(best.last), best.variant.name
     text = f"{grid.operator}, {grid.phase}: at {last} {unit} {name} takes {times} the time of the plain layer"
     if dense is None or dense == best:

@@ -7,7 +7,7 @@ import msgspec
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, Trace, headings, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
-from esbench.report.analysis.ranking import DENSE, RankedVariant, Rankings, dense, rankings
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
 from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
     EFFECTIVE_PERCENT,
@@ -30,7 +30,7 @@ from esbench.report.tables.table import (
     variants_table,
 )
 from esbench.report.text import counted, one_line
-from esbench.schema import Case, Measurement, Run, Variant
+from esbench.schema import DENSE, Case, Measurement, Run, Variant
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 BEST_TITLE = "Which scheme at which shape"
