@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures for every test."""
 
 import gc
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from esbench.registry import REGISTRY, load_installed
 
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests neither wait for another run on this machine nor for each other."""
+    """Give each test its own locks, so that it waits for no run on this machine and no other test."""
     monkeypatch.setenv("ESBENCH_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
 
 
 @pytest.fixture(autouse=True)
 def own_plugins() -> Iterator[None]:
-    """A plug-in that one test loads registers no variants and suites for the tests after it."""
+    """Restore the registry after each test, so that variants and suites of its plug-ins are gone."""
     load_installed()
     entries, suites = dict(REGISTRY.entries), dict(REGISTRY.suites)
     yield
@@ -25,5 +25,5 @@ def own_plugins() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def lasting_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run froze stays frozen for the next: to collect garbage is slow with this heap."""
+    """Keep objects frozen between runs, because collecting garbage is slow with this heap."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)

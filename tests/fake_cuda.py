@@ -1,7 +1,7 @@
-"""A fake CUDA device: a host's timeline, and one for each stream.
+"""A fake CUDA device with a timeline for the host and one for each stream.
 
-Work is queued after what its stream still has to do. The host goes on at once, unless the queue is
-full; it waits in ``synchronize`` alone. Events take the time at which their stream comes to them.
+Work is queued after the work that its stream already has. The host continues at once, unless the queue is
+full; it waits only in ``synchronize``. An event has the time at which its stream reaches it.
 """
 
 from collections import defaultdict, deque
@@ -13,26 +13,27 @@ from typing_extensions import override
 from esbench.measure.cuda import Call, Cuda
 
 QUEUE = 1024
-"""Launches that fit into a stream's queue; at one more the host waits."""
+"""Launches that fit into a stream's queue; with one more the host waits."""
 
 
 class CaptureError(RuntimeError):
-    """What the fake raises where CUDA refuses to capture."""
+    """The error raised where CUDA would refuse to capture."""
 
 
 @dataclass
 class FakeEvent:
-    """The device's time when it came to the event; forever later until it is recorded."""
+    """The device's time at which it reached the event; infinite until the event is recorded."""
 
     at_ns: float = float("inf")
 
 
 @dataclass
 class FakeCuda(Cuda):
-    """A device by which the clocks can be driven.
+    """A fake device for the CUDA clocks.
 
-    ``spun`` is how much longer than asked a spinning kernel lasts: the device's clock is below its highest.
-    ``backwards_ns`` sets the device's clock back between two events. ``refuses`` is why it captures nothing.
+    ``spun`` is the actual over the requested length of a spinning kernel, as when the clock is below its
+    highest. ``backwards_ns`` sets the device's clock back between two events. ``refuses`` is the error of
+    each capture.
     """
 
     host_ns: float = 0.0
@@ -53,7 +54,7 @@ class FakeCuda(Cuda):
     def launch(
         self, device_ns: float, stream: str = "current", *, launch_ns: float = 5_000.0, cold_ns: float = 0.0
     ) -> None:
-        """Queue a kernel that lasts so long, longer with a cold cache; issuing it takes the host's time."""
+        """Queue a kernel of ``device_ns``, plus ``cold_ns`` with a cold cache; issuing it takes host time."""
         if self._captured is not None:
             self._captured.append((device_ns, cold_ns, stream))
             return

@@ -1,19 +1,21 @@
-"""CUDA tensors on a machine without a GPU: values are on the host, and torch's device rules are enforced.
+"""CUDA tensors on a machine without a GPU: values are on the host, but torch's device rules are enforced.
 
 Inside :func:`fake_cuda`, tensors can be created on the device ``cuda``. Operators compute on the CPU, and
 raise or record what matters on a GPU:
 
-* Tensors of two devices in one operator raise :class:`DeviceMixError`, except for CPU tensors without
-  dimensions that torch reads as numbers. So do a generator of another device than the tensor that it fills, a
-  Triton kernel that is given a CPU tensor, and a CPU tensor that is assigned to ``grad`` or ``data``.
-* What makes the host wait for the device is recorded in :attr:`FakeDevice.waits`: reading a value (``item``,
-  ``tolist``, ``repr``, ``torch.save``, ``torch.equal``, ``if tensor:``), a result whose shape depends on
-  values (``nonzero``, boolean indices), a copy between host and device, ``synchronize``, and linear algebra
-  that checks its result on the host. None of these can be captured in a CUDA graph.
-* Seeding a generator and drawing from one that is not the default one cannot be captured either: both are
+* Tensors of two devices in one operator raise :class:`DeviceMixError`, except for zero-dimensional CPU
+  tensors that torch reads as numbers. So do a generator and a tensor of different devices, a CPU tensor given
+  to a Triton kernel, and a CPU tensor assigned to ``grad`` or ``data``.
+
+* Operations for which the host waits are recorded in :attr:`FakeDevice.waits`: reading a value (``item``,
+  ``tolist``, ``repr``, ``torch.save``, ``torch.equal``, ``if tensor:``), a shape that depends on values
+  (``nonzero``, boolean indices), a copy between host and device, ``synchronize``, and linear algebra that
+  checks its result on the host. None of these can be captured in a CUDA graph.
+
+* Seeding a generator and drawing from a generator other than the default cannot be captured either: both are
   recorded in :attr:`FakeDevice.draws`.
 
-torch's ``FakeTensorMode`` finds mixed devices only, and its tensors have no values to check.
+torch's ``FakeTensorMode`` finds only mixed devices, and its tensors have no values to check.
 """
 
 # ruff: noqa: SLF001  torch offers these parts of tensor subclasses and modes under private names only
@@ -56,7 +58,7 @@ MASKS = {torch.bool, torch.uint8}
 
 
 class DeviceMixError(RuntimeError):
-    """Tensors, or a tensor and a generator, of two devices met in one call."""
+    """Tensors, or a tensor and a generator, of two devices were used in one call."""
 
 
 class CaptureError(RuntimeError):
@@ -96,12 +98,12 @@ class CudaTensor(Tensor):
     @override
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = self.detach().clone().requires_grad_(self.requires_grad)
-        copied.__dict__.update(self.__dict__)  # whether it is a parameter
+        copied.__dict__.update(self.__dict__)  # keeps whether it is a parameter
         return memo.setdefault(id(self), copied)
 
 
 class Operator(NamedTuple):
-    """What the device rules ask of one of torch's operators."""
+    """The device rules for one of torch's operators."""
 
     name: str
     copies: bool
@@ -111,12 +113,12 @@ class Operator(NamedTuple):
     needs_floats: bool
     waits: bool
     writes: tuple[int | str, ...]
-    """Positions or names of the arguments that it writes."""
+    """Positions or names of the arguments that the operator writes."""
 
     @classmethod
     @functools.cache
     def of(cls, func: Any) -> "Operator":
-        """Look an operator up."""
+        """Return the rules for an operator."""
         packet = func.overloadpacket
         return cls(
             name=str(func).removeprefix("aten."),
@@ -125,7 +127,7 @@ class Operator(NamedTuple):
             is_empty=packet in EMPTY,
             takes_numbers=torch.Tag.pointwise in func.tags or packet in FILLS,
             needs_floats=packet in FLOATING_ONLY,
-            # Whether an index waits depends on its type.
+            # Whether indexing waits depends on the dtype of the index.
             waits=packet in HIDDEN_WAITS
             or (packet not in INDEXING and any(tag in func.tags for tag in WAITING_TAGS)),
             writes=tuple(
@@ -144,8 +146,8 @@ class FakeDevice(TorchDispatchMode):
     """A device that records what its host waits for, and captures calls; made by :func:`fake_cuda`.
 
     Attributes:
-        waits: what the host waited for since the last :meth:`clear`.
-        draws: uses of generators that a graph does not know.
+        waits: the operations for which the host waited since the last :meth:`clear`.
+        draws: uses of generators that a graph cannot replay.
         launches: names of the Triton kernels that were launched. They compute nothing.
 
     """
@@ -162,7 +164,7 @@ class FakeDevice(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True would cost some microseconds at every operator
+        return False  # torch's default, True, costs some microseconds per operator
 
     def clear(self) -> None:
         """Clear the records."""
@@ -171,7 +173,7 @@ class FakeDevice(TorchDispatchMode):
 
     @property
     def is_capturing(self) -> bool:
-        """Whether operators are being captured."""
+        """Return whether operators are being captured."""
         return self._tape is not None
 
     def wait(self, what: str) -> None:
@@ -203,7 +205,7 @@ class FakeDevice(TorchDispatchMode):
             self.draw(f"{name} with its own generator")
 
     def capture(self, call: Callable[[], object], turns: int) -> Sequence[Callable[[], object]]:
-        """Capture as many calls after as many others; a replay runs operators again on the same memory.
+        """Run ``turns`` warm-up calls, then capture ``turns`` calls; a replay repeats operators in place.
 
         Raises:
             CaptureError: the host waits in a call, or a generator is used.
@@ -238,7 +240,7 @@ class FakeDevice(TorchDispatchMode):
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on the host's memory; its results are where a GPU would have them."""
+        """Run an operator on the host's memory; its results are on the device where a GPU has them."""
         rules, kwargs = Operator.of(func), dict(kwargs) if kwargs else {}
         on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
         device = kwargs.get("device")
@@ -247,7 +249,7 @@ class FakeDevice(TorchDispatchMode):
         elif device is None:
             goes_to_cuda = on_cuda
         else:
-            # torch's C++ code asks for the CPU when it means the device of these tensors.
+            # torch's C++ code requests the CPU when it means the device of these tensors.
             goes_to_cuda = device.type == "cuda" or (device.type == "cpu" and self.asked.type == "cuda")
             kwargs["device"] = CPU if device.type == "cuda" else device
         if rules.copies:
@@ -258,7 +260,7 @@ class FakeDevice(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             outputs = func(*args, **kwargs)
             if goes_to_cuda and rules.is_empty:
-                outputs.zero_()  # kernels that compute nothing leave the same values every time
+                outputs.zero_()  # no kernel computes them, so make the values deterministic
         if goes_to_cuda:
             outputs = _on_cuda(outputs)
             if self._tape is not None:
@@ -268,10 +270,10 @@ class FakeDevice(TorchDispatchMode):
         return outputs
 
     def _check(self, rules: Operator, args: Any, kwargs: Any) -> None:
-        """Apply the device rules to an operator on CUDA tensors, some of whose tensors may be on the host.
+        """Apply the device rules to an operator with at least one CUDA tensor among its arguments.
 
         Raises:
-            DeviceMixError: it takes tensors of two devices.
+            DeviceMixError: its tensors are on two devices.
             NotImplementedError: CUDA has no such product.
 
         """
@@ -281,7 +283,7 @@ class FakeDevice(TorchDispatchMode):
             indices = [one for one in args[1] if one is not None]
             if any(not isinstance(one, CudaTensor) for one in indices):
                 self.wait(f"{rules.name} by an index on the cpu")
-            # A single value is written wherever a mask is True; all else asks for the number of places.
+            # A single value is written wherever a mask is True; otherwise the host counts the places.
             is_one = len(args) > 2 and args[2].numel() == 1  # the values to write
             if any(one.dtype in MASKS for one in indices) and not is_one:
                 self.wait(f"{rules.name} by a mask")
@@ -301,7 +303,7 @@ class FakeDevice(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Calls as Python makes them: the device that is asked for, and values that leave torch."""
+    """A mode that tracks the device requested by Python calls, and values that are read from tensors."""
 
     def __init__(self, cuda: FakeDevice) -> None:
         super().__init__()
@@ -328,13 +330,13 @@ class _Calls(TorchFunctionMode):
             self._cuda.asked = before
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, *, on_cuda: bool) -> Any:
-        """Call a function that creates tensors on the device that is asked for."""
+        """Call a function that creates tensors on the requested device."""
         if on_cuda and func in READ_BY_PYTHON:
             self._cuda.wait(name)
             with torch._C._DisableTorchDispatch():
                 return func(args[0].detach(), *args[1:], **kwargs)
         if func is Tensor.__setitem__ and on_cuda and isinstance(args[2], bool | int | float):
-            # On a GPU it is an argument of the kernel that writes it.
+            # On a GPU the number is passed as a kernel argument, without a copy.
             args = (*args[:2], CudaTensor(torch.tensor(args[2], dtype=args[0].dtype)))
         if (generator := kwargs.get("generator")) is not None:
             self._cuda.check_generator(name, generator.device)
@@ -345,7 +347,7 @@ class _Calls(TorchFunctionMode):
         return result
 
     def _moved(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Do what ``to``, ``cpu`` and ``cuda`` do; to torch's C++ code both devices are the CPU."""
+        """Emulate ``to``, ``cpu`` and ``cuda``; for torch's C++ code both devices are the CPU."""
         copy, dtype, layout = kwargs.pop("copy", False), None, None
         device = CPU if func is Tensor.cpu else CUDA
         if func is Tensor.to:
@@ -386,7 +388,7 @@ def _is_host(tensor: Tensor) -> bool:
 
 
 def _has_cuda(values: Iterable[object]) -> bool:
-    """Return whether a CUDA tensor is among values, or in lists of them."""
+    """Return whether values, or lists among them, contain a CUDA tensor."""
     for value in values:
         kind = type(value)
         if kind is CudaTensor or ((kind is list or kind is tuple) and _has_cuda(value)):  # type: ignore[arg-type]  # a list
@@ -433,7 +435,7 @@ def _generators(cuda: FakeDevice) -> type[torch.Generator]:
 
 
 def _replaced(cuda: FakeDevice) -> dict[str, object]:
-    """Return what replaces functions of ``torch.cuda``."""
+    """Return replacements for functions of ``torch.cuda``."""
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: cuda.wait("Stream.synchronize"))
     properties = SimpleNamespace(
         name="NVIDIA H200", major=9, minor=0, L2_cache_size=50 * 2**20, multi_processor_count=132
@@ -463,7 +465,7 @@ def _replaced(cuda: FakeDevice) -> dict[str, object]:
 
 
 def _launcher(cuda: FakeDevice) -> Callable[..., None]:
-    """Return what replaces the launch of a Triton kernel."""
+    """Return a replacement for the launch of a Triton kernel."""
 
     def run(kernel: Any, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:  # noqa: ARG001  triton names them
         name = kernel.fn.__name__
@@ -478,17 +480,17 @@ def _launcher(cuda: FakeDevice) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[FakeDevice]:
-    """Simulate a GPU inside of the context.
+    """Simulate a GPU inside the context.
 
     Modules that imported torch's ``Generator`` get one that can be on the device. ``torch.compile`` returns
-    the function itself: what is checked is the code that it would compile.
+    the function itself, so that the code which it would compile is checked.
     """
     cuda = FakeDevice()
     calls, generator, real = _Calls(cuda), _generators(cuda), torch.Generator
     engine = torch.autograd.graph._engine_run_backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        with calls:  # it is off here, and hooks call torch as well
+        with calls:  # the mode is off here, but hooks call torch as well
             return engine(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
@@ -501,12 +503,14 @@ def fake_cuda() -> Iterator[FakeDevice]:
             ours = name.partition(".")[0] in {"torch", "impls", "esbench", "tests"}
             if ours and vars(module).get("Generator") is real:
                 patch.setattr(module, "Generator", generator)
-        patch.setattr(torch.backends.cuda, "is_built", lambda: True)  # else optimizers look for no capture
+        patch.setattr(
+            torch.backends.cuda, "is_built", lambda: True
+        )  # otherwise optimizers do not check for a capture
         patch.setattr(torch, "compile", lambda function=None, **_: function)
         patch.setattr(torch.autograd, "_engine_run_backward", backward)
         if importlib.util.find_spec("triton"):
             patch.setattr("triton.runtime.jit.JITFunction.run", _launcher(cuda))
-        # A module keeps its parameters when it is moved, and they change their class.
+        # A moved module keeps its parameters, whose class changes.
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)

@@ -1,4 +1,4 @@
-"""A module that stands for pynvml: it answers, refuses, or talks nonsense as it is told."""
+"""A fake of the module pynvml, which answers, refuses or returns nonsense as configured."""
 
 import sys
 from collections.abc import Callable
@@ -17,18 +17,18 @@ class RefusedError(Exception):
 
 
 def refusing(*_: object) -> Any:
-    """Fail as pynvml does."""
+    """Raise an error of pynvml."""
     message = "Insufficient Permissions"
     raise RefusedError(message)
 
 
 def answering(answer: object) -> Callable[..., object]:
-    """Return a function that always answers the same."""
+    """Return a function that always returns the same answer."""
     return lambda *_: answer
 
 
 def processes(*pids: object, used: object = MIB) -> list[SimpleNamespace]:
-    """Return what NVML lists for processes that use some bytes."""
+    """Return NVML's list for processes that use some bytes."""
     return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid in pids]
 
 
@@ -53,7 +53,7 @@ GOOD: dict[str, Any] = {
 
 
 def bindings(**answers: Any) -> ModuleType:
-    """Return a module that answers as pynvml does on a healthy GPU, but for the functions that are given."""
+    """Return a fake pynvml of a healthy GPU, with the given functions replaced."""
     unknown = answers.keys() - GOOD.keys()
     assert not unknown, f"pynvml's functions that are never called: {unknown}"
     module = ModuleType("pynvml")
@@ -62,7 +62,7 @@ def bindings(**answers: Any) -> ModuleType:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
-    """Give this process a CUDA device that torch and NVML know, and NVML these answers."""
+    """Let torch and NVML of this process find a CUDA device, and NVML return these answers."""
     monkeypatch.setitem(sys.modules, "pynvml", bindings(**answers))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -1,4 +1,4 @@
-"""A fake clock, memory and variants, which drive the measuring loop in tests."""
+"""A fake clock, memory and variants for tests of the measuring loop."""
 
 import dataclasses
 import random
@@ -27,7 +27,7 @@ class FakeClock:
     method = "fake"
 
     def __init__(self, warm_up_s: tuple[float, float] = (0.0, 0.0), jitter: float = 0.0) -> None:
-        """Start at zero, without a warm-up, and exact, unless told by what share a sample may be off."""
+        """Start at zero, without a warm-up; samples are exact, or vary by the share ``jitter``."""
         self.warm_up_s = warm_up_s
         self.now_s = 0.0
         self._jitter = jitter
@@ -38,11 +38,11 @@ class FakeClock:
         return self.now_s
 
     def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # the signature of a clock
-        """Time the call as it is."""
+        """Return the call unchanged."""
         return call
 
     def visit(self, call: Call, calls: int) -> Visit:
-        """Return what the calls took by this clock."""
+        """Return the times of the calls by this clock."""
         samples = []
         for _ in range(calls):
             start_s = self.now_s
@@ -52,10 +52,10 @@ class FakeClock:
 
 
 class World:
-    """A clock, a memory of a number of bytes, and the names of variants in the order of their calls."""
+    """A clock, a memory of a number of bytes, and a log of the variants called."""
 
     def __init__(self, room_bytes: int = 1000, jitter: float = 0.0) -> None:
-        """Start with nothing in memory."""
+        """Start with empty memory."""
         self.clock = FakeClock(jitter=jitter)
         self.room_bytes = room_bytes
         self.resident: weakref.WeakSet[FakeWorkload] = weakref.WeakSet()
@@ -63,7 +63,7 @@ class World:
 
     @property
     def tools(self) -> Instruments:
-        """Instruments that read this world."""
+        """Return instruments that read this world."""
         return Instruments(clocks=(self.clock,), footprint=self.footprint, trace=self.trace)
 
     def footprint(self, call: Call) -> Footprint:
@@ -77,7 +77,7 @@ class World:
         return Trace(launches=3, waits=(), other_streams=())
 
     def take(self, more_bytes: int) -> None:
-        """Fail as torch's CPU allocator does where memory does not suffice."""
+        """Allocate bytes, or raise like torch's CPU allocator if there are not enough."""
         if sum(workload.held_bytes for workload in self.resident) + more_bytes > self.room_bytes:
             message = (
                 "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
@@ -88,9 +88,10 @@ class World:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FakeScheme:
-    """A variant that takes so long and so much, and does ``act`` in each call.
+    """A variant with given costs in time and memory, which runs ``act`` in each call.
 
-    ``act`` gets the phase, the number of the call of this workload, and that since it entered, from 1.
+    ``act`` gets the phase, the number of the call of this workload, and its number since the phase was
+    entered, from 1.
     """
 
     name: str
@@ -106,7 +107,7 @@ class FakeScheme:
     check: Callable[[Case], None] = lambda case: None  # noqa: ARG005  # the name says what comes
 
     def entry(self, mode: Mode = "batched") -> Entry:
-        """Register nothing; return the entry a registry would hold."""
+        """Return the entry that a registry would hold, without registering it."""
         variant = Variant(scheme=self.name, mode=mode, baseline=mode != "batched")
         return Entry(variant=variant, scheme=self, source="", package="tests")
 
@@ -127,26 +128,26 @@ class FakeWorkload:
 
     @property
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        """The calls, each of which moves the clock."""
+        """Return the calls, each of which advances the clock."""
         return {phase: partial(self._call, phase) for phase in self.scheme.phases}
 
     @property
     def unavailable(self) -> Mapping[Phase, str]:
-        """A reason for the update alone."""
+        """Return a reason for the update only."""
         return {"update": "it learns nothing"}
 
     @property
     def noise_bytes(self) -> int:
-        """What the workload holds."""
+        """Return the bytes that the workload holds."""
         return self.held_bytes
 
     def work(self, phase: Phase) -> Work | None:
-        """Return the same for each phase."""
+        """Return the same work for each phase."""
         del phase
         return Work(flops=8.0, moved_bytes=16.0, output_bytes=8.0)
 
     def enter(self, phase: Phase) -> None:
-        """Hold what a forward needs, and only then; begin with the first inputs."""
+        """Allocate the bytes of a forward, free those of other phases, and start with the first inputs."""
         self.turn = 0
         self.held_bytes = self.built_bytes
         if phase == "forward":
@@ -154,14 +155,14 @@ class FakeWorkload:
             self.held_bytes += self.scheme.entered_bytes
 
     def verify(self) -> None:
-        """Do what the scheme says."""
+        """Run the check of the scheme."""
         self.scheme.check(self.case)
 
     def confirm(self, phase: Phase) -> None:
-        """Trust the scheme: there is no truth about it."""
+        """Accept the results: a fake scheme has no reference."""
 
     def quality(self) -> Iterable[Figure]:
-        """Say nothing of it."""
+        """Return no figures."""
         return ()
 
     def _call(self, phase: Phase) -> object:
@@ -179,7 +180,7 @@ def _(scheme: FakeScheme, case: Case, device: str, seed: int) -> FakeWorkload:  
 
 
 def raising(error: BaseException, after: int = 0) -> Callable[[Phase, int, int], object]:
-    """Return an action that raises from some call on."""
+    """Return an action that raises from a given call on."""
 
     def act(phase: Phase, number: int, turn: int) -> object:
         del phase

@@ -1,4 +1,4 @@
-"""A process that knows nothing of the machine yet."""
+"""A process without cached facts about the machine."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from esbench.measure.gpu_monitor import own_pids
 
 @contextlib.contextmanager
 def new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Know nothing of the GPU from another test, read the idle power once, lock apart."""
+    """Clear what other tests cached about the GPU; read idle power once, and use separate locks."""
     own_pids.cache_clear()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gpu_monitor, "IDLE_S", gpu_monitor.PACE.interval_s)

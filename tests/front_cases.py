@@ -1,4 +1,4 @@
-"""Third-party variants for the benchmarks in pytest: right, wrong, lying, raising, and not for here."""
+"""Third-party variants for pytest-benchmark: right, wrong, cheating, raising, and unavailable."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def _(scheme, case, device, seed):
 
 @dataclass(frozen=True)
 class Ended:
-    """How pytest ended: its exit code, what it printed, and what pytest-benchmark stored."""
+    """The result of pytest: its exit code, its output, and the stored benchmarks."""
 
     code: int
     printed: str
@@ -122,11 +122,11 @@ class Ended:
 
     @property
     def timed(self) -> list[tuple[str, str]]:
-        """The variant and phase of each stored benchmark."""
+        """Return the variant and phase of each stored benchmark."""
         return [(one["params"]["variant"], one["params"]["phase"]) for one in self.stored["benchmarks"]]
 
     def outcomes(self, outcome: str) -> str:
-        """The lines of the summary with this outcome."""
+        """Return the lines of the summary with this outcome."""
         return "\n".join(line for line in self.printed.splitlines() if line.startswith(outcome))
 
 

@@ -1,4 +1,4 @@
-"""Runs of the loop on fakes, and the rows that they store."""
+"""Runs of the measuring loop on fakes, and the rows that they store."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def measure(
     stopwatch: Stopwatch | None = None,
     **options: Any,
 ) -> tuple[RunSummary, list[Record]]:
-    """Run entries with fake instruments, unless others are given; return the summary and what was stored."""
+    """Run entries with fake instruments unless others are given; return summary and stored records."""
     lines: list[Record] = []
     plan = plan_of(*entries, **options)
     summary = run_cases(plan, lines.extend, lambda *_: None, tools or world.tools, past, stopwatch)

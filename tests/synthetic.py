@@ -1,4 +1,4 @@
-"""Made-up runs, for tests of what reads runs."""
+"""Invented runs, for tests of functions that read runs."""
 
 from collections.abc import Iterable
 
@@ -29,12 +29,12 @@ DENSE = Variant(scheme="Perturbed")
 
 
 def variant(scheme: str, mode: Mode = "batched", **options: Scalar) -> Variant:
-    """A variant with options in the order given."""
+    """Return a variant with options in the given order."""
     return Variant(scheme=scheme, options=tuple(options.items()), mode=mode)
 
 
 def linear(width: int = 256, members: int = 1024, repeats: int = 1, dtype: str = "float32") -> Case:
-    """A square Linear case."""
+    """Return a square Linear case."""
     return Case(
         operator="Linear",
         out_channels=width,
@@ -46,7 +46,7 @@ def linear(width: int = 256, members: int = 1024, repeats: int = 1, dtype: str =
 
 
 def conv2d(width: int = 16, size: int = 64, members: int = 1024) -> Case:
-    """A square 3x3 Conv2d case."""
+    """Return a square 3x3 Conv2d case."""
     return Case(
         operator="Conv2d",
         out_channels=width,
@@ -58,7 +58,7 @@ def conv2d(width: int = 16, size: int = 64, members: int = 1024) -> Case:
 
 
 def environment(device_name: str = "Test CPU") -> Environment:
-    """A machine that does not exist."""
+    """Return an invented machine."""
     return Environment(
         device="cpu",
         device_name=device_name,
@@ -77,7 +77,7 @@ def environment(device_name: str = "Test CPU") -> Environment:
 def header(
     run_id: str = "20260101T000000Z-quick-0001", suite: str = "quick", device_name: str = "Test CPU"
 ) -> RunHeader:
-    """The header of a run on that machine."""
+    """Return the header of a run on that machine."""
     return RunHeader(
         schema=SCHEMA_VERSION,
         run_id=run_id,
@@ -97,7 +97,7 @@ def time_row(  # noqa: PLR0913  one for each field that a test may want otherwis
     method: str = "host",
     metric: str = "latency_ns",
 ) -> Measurement:
-    """A time for each round, in milliseconds."""
+    """Return a row with a time for each round, in milliseconds."""
     return Measurement(
         variant=variant,
         case=case,
@@ -110,32 +110,32 @@ def time_row(  # noqa: PLR0913  one for each field that a test may want otherwis
 
 
 def three(case: Case) -> list[Row]:
-    """A variant and its two baselines on a case."""
+    """Return rows of a variant and its two baselines on a case."""
     return [time_row(BASE, case, 1, 10), time_row(NAIVE, case, 100, 1000), time_row(DENSE, case, 4, 40)]
 
 
 def bytes_row(variant: Variant, case: Case, metric: str, count: int, phase: Phase = "forward") -> Measurement:
-    """A number of bytes, read once."""
+    """Return a row with a number of bytes, read once."""
     return Measurement(
         variant=variant, case=case, phase=phase, metric=metric, method="allocator", samples=((float(count),),)
     )
 
 
 def clocks(row: Measurement, *megahertz: float, throttled: tuple[str, ...] = ()) -> Measurement:
-    """The row with a clock beside each of its visits, one visit a round."""
+    """Return the row with a clock for each of its visits, one visit per round."""
     visits = (Conditions(clock_hz=value * 1e6, throttled=throttled) for value in megahertz)
     return msgspec.structs.replace(row, conditions=tuple((visit,) for visit in visits))
 
 
 def working(row: Measurement, flops: float, moved_bytes: float, output_bytes: float = 1e6) -> Measurement:
-    """The row with the least work of its call."""
+    """Return the row with the minimum work of its call."""
     return msgspec.structs.replace(
         row, work=Work(flops=flops, moved_bytes=moved_bytes, output_bytes=output_bytes)
     )
 
 
 def peaks(dtype: str = "float32") -> tuple[DevicePeak, ...]:
-    """A device that moves 1 GB/s and does 10 GFLOP/s in one type."""
+    """Return the peaks of a device with 1 GB/s and 10 GFLOP/s in one dtype."""
     return (
         DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 1e6, 3e6)),
         DevicePeak(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
@@ -145,7 +145,7 @@ def peaks(dtype: str = "float32") -> tuple[DevicePeak, ...]:
 def skipped(
     variant: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
 ) -> Skipped:
-    """A row that says why it has no number."""
+    """Return a row with the reason why it has no number."""
     return Skipped(
         variant=variant, case=case, phase=phase, status="unavailable", reason=reason, method=method
     )
@@ -157,6 +157,6 @@ def run(
     invalid: tuple[str, ...] = (),
     **fields: str,
 ) -> Run:
-    """A run that came to its end."""
+    """Return a completed run."""
     end = RunEnd(status="complete", wall_s=1.0, invalid=invalid)
     return Run(header=header(**fields), rows=tuple(rows), end=end, device_peaks=device_peaks)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 OTHERS = ("comparison", "architecture_search")
 """A module that the examples share, and an example with another table and other tests."""
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if path.stem not in OTHERS]
-pytestmark = pytest.mark.filterwarnings("ignore:entries will never move")  # in so few steps
+pytestmark = pytest.mark.filterwarnings("ignore:entries will never move")  # the runs have too few steps
 BAD_OPTIONS = (
     ("--members", "0"),
     ("--members", "many"),
@@ -28,7 +28,7 @@ BAD_OPTIONS = (
 
 @pytest.fixture(params=SCRIPTS, ids=lambda script: script.stem)
 def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a script; its folder is on the path, as when Python runs it."""
+    """Return a script with its folder on the path, as when Python runs it."""
     path: Path = request.param
     monkeypatch.syspath_prepend(path.parent)
     return path
@@ -47,7 +47,7 @@ def run(script: Path, *arguments: str) -> None:
 def test_an_example(
     script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example of its help runs and prints accuracies; bad options and a missing package end it."""
+    """The example in a script's help runs and prints accuracies; a bad option or missing package ends it."""
     with pytest.raises(SystemExit, match="0"):
         run(script, "--help")
     out = capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_an_example(
 
 
 def test_examples_run_from_anywhere_without_an_installation(tmp_path: Path) -> None:
-    """Their shared module adds the checkout to the path, and is imported before the packages in it."""
+    """Their shared module must add the checkout to the path before packages from it are imported."""
     for path in SCRIPTS:
         imports = re.findall(r"^from (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         ours = [name for name in imports if name in {"esbench", "impls", "comparison"}]

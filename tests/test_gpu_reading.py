@@ -1,7 +1,7 @@
-"""Everything that reads a run takes one of a GPU, made up from a formula: no figure here was measured.
+"""Everything that reads runs works on a GPU run, whose figures are computed by a formula, not measured.
 
-It has what a CPU's run has not: two methods of timing, warm and host times, launches, utilisation, power and
-energy, several number formats, a peak for each, and reasons that hold for one method alone.
+The run has features that CPU runs lack: two timing methods, warm and host times, launches, utilisation, power
+and energy, several dtypes, a peak for each, and reasons that hold for one method only.
 """
 
 import itertools
@@ -92,13 +92,13 @@ def readme_run(
     operators: Sequence[str] = ("Linear", "Conv2d"),
     methods: Mapping[Phase, tuple[str, ...]] = ALL,
 ) -> Run:
-    """A run of some cases of the suite ``readme``, one of them also in bfloat16.
+    """Return a run of some cases of the suite ``readme``, one of them also in bfloat16.
 
     Args:
-        day: of January 2027; each day has its own commit.
-        slower: by which factor all variants but the baselines are slower than the formula has it.
-        operators: whose cases it has.
-        methods: by which methods each phase is timed.
+        day: day of January 2027; each day has its own commit.
+        slower: factor on the times of all variants except baselines.
+        operators: operators of its cases.
+        methods: timing methods of each phase.
 
     """
     cases = REGISTRY.find_suite("readme").cases
@@ -123,7 +123,7 @@ def readme_run(
 
 
 def rows_of_case(case: Case, slower: float, methods: Mapping[Phase, tuple[str, ...]]) -> Iterator[Row]:
-    """Rows of two groups of variants, with the baselines measured again in the second."""
+    """Return rows of two groups of variants, with the baselines measured again in the second."""
     for place, (name, factor) in enumerate(FACTORS.items()):
         yield from rows_of(REGISTRY.entries[name].variant, case, slower * factor, methods, group=place % 2)
     yield skipped(REGISTRY.entries["Orthogonal"].variant, case, NO_MEMORY)
@@ -134,10 +134,10 @@ def rows_of_case(case: Case, slower: float, methods: Mapping[Phase, tuple[str, .
 def rows_of(
     one: Variant, case: Case, factor: float, methods: Mapping[Phase, tuple[str, ...]], group: int
 ) -> Iterator[Row]:
-    """Times, memory, launches and quality of a variant; of a baseline its forward alone."""
+    """Return times, memory, launches and quality of a variant; of a baseline only its forward."""
     is_plain = one.mode != "batched"
     for phase, own in methods.items():
-        # All phases are compared with the forward of base and naive, by the same method.
+        # All phases are compared with the forward of base and naive timed by the same method.
         names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else own
         if is_plain and phase != "forward":
             if group == 0:
@@ -168,7 +168,7 @@ def figure(one: Variant, case: Case, phase: Phase, metric: str, method: str, *va
 def times(  # noqa: PLR0913, PLR0917  one for each field of a row
     one: Variant, case: Case, phase: Phase, method: str, factor: float, group: int
 ) -> Iterator[Measurement]:
-    """Cold, warm and host times in the same rounds; eager calls wait for the host."""
+    """Return cold, warm and host times in the same rounds; eager calls wait for the host."""
     weights = case.out_channels * case.in_channels * math.prod(case.kernel_size)
     positions = math.prod(case.input_size)
     work = Work(
@@ -205,7 +205,7 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one synthetic run a day under ``results``."""
+    """Write one run per day into the folder ``results``."""
     folder = tmp_path_factory.mktemp("gpu")
     for day, slower in enumerate(SLOWER, start=1):
         report_cases.store(folder, readme_run(day, slower=slower, operators=("Linear",)))
@@ -216,7 +216,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def file(folder: Path, day: int = len(SLOWER)) -> Path:
-    """The file of a day's run."""
+    """Return the file of a day's run."""
     return folder / "results" / SLUG / f"202701{day:02d}T000000Z-readme-synthetic.jsonl"
 
 
@@ -229,13 +229,13 @@ def esbench(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 
 
 def row(table: str, label: str) -> list[str]:
-    """The cells of the first row of a Markdown table that has this label."""
+    """Return the cells of the first row with this label in a Markdown table."""
     line = next(line for line in table.splitlines() if line.startswith(f"| {label} "))
     return [cell.strip() for cell in line.split("|")[2:-1]]
 
 
 def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
-    """Multiples of base, times of host and device, published figures, phases and memory, and the ranking."""
+    """The section has multiples of base, host times, published figures, phases, memory and ranking."""
     run = report_cases.store(tmp_path, readme_run())
     calls = (
         f"page.device({run!r}, gtx, rtx)",
@@ -276,14 +276,14 @@ def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
 
 
 def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path) -> None:
-    """As the suite ``readme`` times them on a GPU; what was timed of base alone has no table."""
+    """Phases use the methods of suite ``readme``; figures of base alone have no table."""
     methods = REGISTRY.find_suite("readme").methods
     assert methods["forward"] != methods["sample"]
     run = report_cases.store(tmp_path, readme_run(operators=("Linear",), methods=methods))
     page = Page(tmp_path)
     for phase in PHASES:
         tables = page.phases(run, "Linear", phase)
-        assert tables.count("### ") == 2  # a number format each
+        assert tables.count("### ") == 2  # one per dtype
         assert tables.count(f"method {methods[phase][0]}.") == 2
         assert row(tables.partition("Time multiplier vs. base")[2], "LowRankLinear(rank=1)")[0].endswith("x")
     assert row(page.device(run), "LowRankLinear(rank=1)")[0].endswith("x")
@@ -293,7 +293,7 @@ def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path
 def test_the_report_has_pages_tables_pictures_and_history(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each method and number format; the page of the device's history has a picture of each case."""
+    """Each method and dtype has tables; the device's history has a picture for each case."""
     out = stored / "reports"
     assert esbench(monkeypatch, "report", "--results", stored / "results", "--out", out) == 0
     folder = out / SLUG / "readme"
@@ -316,7 +316,7 @@ def test_the_report_has_pages_tables_pictures_and_history(
 def test_the_history_shows_where_a_variant_became_slower(
     stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """Each method has its own series, which ends 1.2 times as high as before."""
+    """Each method has its own series, which ends at 1.2 times its start."""
     command = ("history", "--results", stored / "results", "--out", stored / "history.svg", "--json")
     only = ("--cases", SQUARE, "--variants", "LowRank(rank=1)", "--metric", "latency_ns")
     assert esbench(monkeypatch, *command, *only) == 0
@@ -330,7 +330,7 @@ def test_the_history_shows_where_a_variant_became_slower(
 
 
 def test_a_run_is_exported(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """In every format, with both methods apart."""
+    """Every export format keeps the two methods apart."""
     for form in ("pytest-benchmark", "github-action", "csv"):
         out = stored / f"export-{form}"
         assert esbench(monkeypatch, "export", file(stored), "--format", form, "--out", out) == 0
@@ -341,7 +341,7 @@ def test_a_run_is_exported(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_two_runs_are_compared(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """Each row with that of the same method; base took the same time, the others 1.2 times as long."""
+    """Rows are paired by method; base took the same time, other variants 1.2 times as long."""
     assert esbench(monkeypatch, "compare", file(stored, 1), file(stored), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert not found["only_in_a"]
@@ -359,7 +359,7 @@ def test_two_runs_are_compared(stored: Path, monkeypatch: pytest.MonkeyPatch, ca
 def test_a_recommendation_is_made_from_a_stored_run(
     stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """On the device of that run, without measuring: by the rate of its steps."""
+    """It is for the device of that run and ranks by the rate of steps, without measuring."""
     monkeypatch.setattr("esbench.measure.environment.resolve_device", lambda _: "cuda")
     monkeypatch.setattr("esbench.measure.environment.environment", lambda _: ENVIRONMENT)
     ask = ("recommend", "--linear", "1024x1024", "--offline", "--results", stored / "results")
@@ -373,7 +373,7 @@ def test_a_recommendation_is_made_from_a_stored_run(
 
 @pytest.mark.parametrize(("slower", "verdict"), [(0.0, "PASS"), (0.05, "FAIL")])
 def test_a_gate_decides_by_each_method(slower: float, verdict: str) -> None:
-    """Cells and controls of eager and graph; a graph that is slower fails, by its name."""
+    """Cells and controls are timed eagerly and by graph; a slower graph fails and is named."""
     cells = [
         gate_cases.cell(name, method=method) for name in ("Able", "Baker") for method in ("eager", "graph")
     ]

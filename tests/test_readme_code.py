@@ -41,7 +41,7 @@ def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_variants_of_the_readme_pass_their_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Saved as a file, each program registers its variants."""
+    """Each program, run from a file, registers its variants."""
     for number, (words, names) in enumerate(
         (
             ("class Signs", ["Signs"]),

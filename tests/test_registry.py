@@ -1,4 +1,4 @@
-"""Registration is boring: a decorator that returns its argument, and errors that list what there is."""
+"""Registration: a decorator that returns its argument, and errors that list the registered names."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from esbench.schema import Case, Variant
 
 @dataclass(frozen=True)
 class Thing:
-    """A scheme of no kind."""
+    """A scheme of a kind unknown to the registry."""
 
     side: str = "in"
     share: float = 1.0
@@ -31,7 +31,7 @@ CASE = Case(operator="Linear", out_channels=2, in_channels=3)
 
 
 def registered() -> Registry:
-    """Make a registry with three variants, a baseline among them, and a suite."""
+    """Return a registry with three variants, one of them a baseline, and a suite."""
     registry = Registry()
     registry.variant(mode="base", baseline=True)(type("Base", (), {}))
     assert registry.variant(side=("in", "out"))(Thing) is Thing
@@ -40,7 +40,7 @@ def registered() -> Registry:
 
 
 def test_options_that_differ_from_their_default_make_the_label() -> None:
-    """A label is derived from scheme, operator and changed fields; a baseline is just its name."""
+    """A label has scheme, operator and changed options; that of a baseline is its name."""
     entries = registered().select()
     assert [entry.variant.label("Linear") for entry in entries] == [
         "ThingLinear",
@@ -51,7 +51,7 @@ def test_options_that_differ_from_their_default_make_the_label() -> None:
 
 
 def test_a_number_and_a_share_are_different_options() -> None:
-    """1 and 1.0 are told apart, because one may count channels where the other is a part of them."""
+    """Options 1 and 1.0 differ, because 1 may be a number of channels and 1.0 a share of them."""
     assert changed_options(Thing(share=1)) == (("share", 1),)
     assert changed_options(Thing(share=1.0)) == ()
 
@@ -65,7 +65,7 @@ def test_globs_match_names_and_labels() -> None:
 
 
 def test_a_reserved_operator_is_for_those_who_name_it() -> None:
-    """A variant without operators is for all others, whenever they were reserved."""
+    """A variant without operators supports all but reserved ones, even if reserved later."""
     registry = registered()
     work = msgspec.structs.replace(CASE, operator="Work")
     assert all(entry.supports(work) for entry in registry.select())
@@ -75,7 +75,7 @@ def test_a_reserved_operator_is_for_those_who_name_it() -> None:
 
 
 def test_what_is_unknown_lists_what_is_known() -> None:
-    """Unknown variants, suites and cases name the glob and everything there is."""
+    """The error for unknown variants, suites and cases has the glob and all known names."""
     registry = registered()
     with pytest.raises(UnknownNameError, match=r"'No\*'.*Thing, Thing\(side=out\)"):
         registry.select(["No*"])
@@ -88,7 +88,7 @@ def test_what_is_unknown_lists_what_is_known() -> None:
 
 
 def test_duplicates_are_refused() -> None:
-    """The same variant or suite twice is an error that names it."""
+    """Registering a variant or suite twice is an error that names it."""
     registry = registered()
     with pytest.raises(ValueError, match="variant Thing is registered twice"):
         registry.variant()(Thing)
@@ -97,7 +97,7 @@ def test_duplicates_are_refused() -> None:
 
 
 def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
-    """A scheme of an unknown kind has a reason instead of a workload."""
+    """Such a scheme has a reason instead of a workload."""
     with pytest.raises(Exception, match="no workload is known for Thing"):
         build(Thing(), CASE, "cpu", 0)
 
@@ -115,7 +115,7 @@ def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
 def test_a_plugin_that_cannot_be_loaded_says_why(
     tmp_path: Path, name: str, content: str | None, words: str
 ) -> None:
-    """The error names the file and the reason, and nothing stays half imported."""
+    """The error names the file and the reason, and no module stays partly imported."""
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
@@ -125,6 +125,6 @@ def test_a_plugin_that_cannot_be_loaded_says_why(
 
 
 def test_a_module_that_is_not_there_says_how_to_name_a_file() -> None:
-    """A plugin given without .py is a module's name."""
+    """A plug-in given without .py is taken for a module name."""
     with pytest.raises(PluginError, match=r"no such module \(a file's name ends in .py\)"):
         load("no_such_module_anywhere.inside")

@@ -1,4 +1,4 @@
-"""Rules about source text that no linter checks: light imports, schemes without operators, reasons."""
+"""Source rules that no linter checks: light imports, schemes independent of operators, stated reasons."""
 
 import ast
 import io
@@ -20,16 +20,16 @@ TIMER = re.compile(
 
 
 def test_reading_loads_no_torch() -> None:
-    """Reading starts without torch, and the command line without torch, pandas and matplotlib."""
+    """Reading runs imports no torch; the command line imports no torch, pandas or matplotlib."""
     reading = loaded_by("import esbench.report, esbench.store, esbench.registry, esbench.gate.decision")
     assert "torch" not in reading
     light = loaded_by("import esbench.cli, esbench.report.analysis.history")
     assert not light & {"torch", "pandas", "matplotlib", "ruptures", "scipy"}
-    assert "esbench" in reading  # what is loaded is seen
+    assert "esbench" in reading  # the list has the imported modules
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Return the top-level modules that a fresh interpreter holds after a statement."""
+    """Return the top-level modules that a fresh interpreter has loaded after a statement."""
     program = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
@@ -38,7 +38,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_a_scheme_names_no_operator() -> None:
-    """A scheme is the same mathematics on every operator: its code names none of them."""
+    """A scheme is the same mathematics on every operator, so its code must not name any."""
     schemes = [path for path in ROOT.glob("impls/schemes/*.py") if "@variant" in path.read_text()]
     assert schemes
     for path in schemes:
@@ -63,11 +63,11 @@ def named_operators(source: str) -> Iterator[int]:
 
 
 def test_implementations_are_timed_by_the_harness_alone() -> None:
-    """No module of the implementations reads a clock or times anything, except where it says why here."""
+    """No module of the implementations uses a clock, except for those listed here with a reason."""
     allowed = {
-        # Chooses the launch options of kernels.
+        # Times kernels to select their launch options.
         "impls/kernels/autotune.py": {"triton.testing.do_bench_cudagraph", "time.monotonic"},
-        # Fresh processes that report their times.
+        # Starts fresh processes that report their times.
         "impls/benchmark/training/memory_reclaim.py": {"time.perf_counter_ns"},
         "impls/benchmark/training/shared_compile.py": {"time.perf_counter_ns"},
     }
@@ -107,14 +107,14 @@ def timers(source: str) -> Iterator[str]:
 
 
 def test_files_that_sessions_name_exist() -> None:
-    """Every file and folder of tests that a session of noxfile.py names is there."""
+    """Every test file and folder named by a session of noxfile.py exists."""
     named = set(re.findall(r'"(tests/[\w./]+)"', (ROOT / "noxfile.py").read_text()))
     assert len(named) > 3
     assert not {path for path in named if not (ROOT / path).exists()}
 
 
 def test_on_a_gpu_warnings_of_torch_and_triton_are_no_errors() -> None:
-    """Both ways to run the tests on a GPU set pytest's filter of warnings back to its default."""
+    """Both ways to run the GPU tests reset pytest's warning filter to its default."""
     session = (ROOT / "noxfile.py").read_text().partition("def tests_gpu")[2].partition("@nox.session")[0]
     script = (ROOT / "tools" / "gpu_session.sh").read_text().partition("\ntests() {")[2].partition("\n}")[0]
     assert '"-W", "default"' in session
@@ -140,7 +140,7 @@ def test_an_exception_gives_its_reason() -> None:
 
 
 def unexplained(source: str) -> Iterator[int]:
-    """Yield the lines that silence a check, skip a test or catch everything without saying why."""
+    """Yield the lines that silence a check, skip a test or catch everything without a reason."""
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         directive = DIRECTIVE.search(token.string) if token.type == tokenize.COMMENT else None
@@ -162,5 +162,5 @@ def unexplained(source: str) -> Iterator[int]:
 
 
 def is_broad(caught: ast.expr) -> bool:
-    """Whether an except clause catches Exception or BaseException, alone or in a tuple."""
+    """Return whether an except clause catches Exception or BaseException, alone or in a tuple."""
     return any(getattr(node, "id", "") in {"Exception", "BaseException"} for node in ast.walk(caught))

@@ -1,4 +1,4 @@
-"""Runs on disk."""
+"""Reading and writing runs on disk."""
 
 import math
 import signal
@@ -64,24 +64,24 @@ END = RunEnd(status="complete", wall_s=1.5)
 
 
 def lines(*records: Record) -> bytes:
-    """Records as a run's file holds them."""
+    """Return records as lines of a run's file."""
     return b"".join(encode(record) + b"\n" for record in records)
 
 
 def write(tmp_path: Path, content: bytes) -> Path:
-    """A file with this content."""
+    """Write a file with this content; return its path."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
     return path
 
 
 def said(problems: list[Problem]) -> str:
-    """The problems as a person reads them."""
+    """Return the problems as shown to users."""
     return "\n".join(map(str, problems))
 
 
 def test_a_number_that_no_instrument_reads_is_named(tmp_path: Path) -> None:
-    """A negative or absurd sample and an empty population are problems of their line and field."""
+    """A negative or absurd sample and an empty population are problems with line and field."""
     cases: list[tuple[bytes, bytes, str]] = [
         (b'"samples":[[1', b'"samples":[[-1', "samples"),
         (b'"samples":[[1', b'"samples":[[1e300,1', "samples"),
@@ -103,7 +103,7 @@ def test_a_number_that_no_instrument_reads_is_named(tmp_path: Path) -> None:
 
 @given(rows=st.lists(ROWS, max_size=4), end=st.none() | ENDS)
 def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> None:
-    """Whatever records are written are read back equal, with nothing to complain about."""
+    """Any records that are written are read back equal, without problems."""
     header = synthetic.header()
     with tempfile.TemporaryDirectory() as folder:
         with Writer(Path(folder), header) as writer:
@@ -116,7 +116,7 @@ def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> No
 
 
 def test_file_has_the_place_that_the_header_names(tmp_path: Path) -> None:
-    """A run's file lies in the folder of its device and is named by its id."""
+    """A run's file is in the folder of its device and named after its id."""
     with Writer(tmp_path, synthetic.header("id", device_name="Tesla V100 (16 GB)")) as writer:
         pass
     assert writer.path == tmp_path / "tesla-v100-16-gb" / "id.jsonl"
@@ -127,7 +127,7 @@ def test_file_has_the_place_that_the_header_names(tmp_path: Path) -> None:
 def test_truncation_keeps_finished_rows(
     tmp_path: Path, rows: list[Measurement | Skipped], data: st.DataObject
 ) -> None:
-    """Wherever a file is cut off, every row whose bytes are complete is read, and half a row is said."""
+    """Wherever a file is cut off, every complete row is read, and a partial row is reported."""
     first = encode(synthetic.header()) + b"\n"
     content = first + lines(*rows)
     cut = data.draw(st.integers(len(first), len(content)))
@@ -143,7 +143,7 @@ def test_truncation_keeps_finished_rows(
 @IN_TMP_PATH
 @given(garbage=st.lists(st.binary(max_size=40) | TEXT.map(str.encode), max_size=5), head=st.booleans())
 def test_garbage_never_raises(tmp_path: Path, garbage: list[bytes], head: bool) -> None:
-    """Whatever bytes a file holds, reading gives what can be read and a problem for the rest."""
+    """From any bytes, the readable records are returned, and a problem for the rest."""
     begin = lines(synthetic.header(), ROW) if head else b""
     run, problems = read_run(write(tmp_path, begin + b"\n".join(garbage)))
     assert (run is not None) == head
@@ -152,7 +152,7 @@ def test_garbage_never_raises(tmp_path: Path, garbage: list[bytes], head: bool) 
 
 
 def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    """A line that is not a record is named by file, line and field; the lines around it are read."""
+    """A line that is not a record is reported by file, line and field; the lines around it are read."""
     cases: list[tuple[bytes, list[str]]] = [
         (b"{}", ["x.jsonl:2:", "field record", "is missing"]),
         (b"[1]", ["x.jsonl:2:", "object", "array"]),
@@ -192,7 +192,7 @@ def test_foreign_line_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None:
-    """What an editor adds is passed over, and lines keep their numbers."""
+    """Text that editors add is skipped, and line numbers count it."""
     content = b"\xef\xbb\xbf\n" + lines(synthetic.header()) + b"\n \r\n" + lines(ROW) + b"\n" + lines(END)
     run, problems = read_run(write(tmp_path, content + b"\n  "))
     assert run is not None
@@ -202,7 +202,7 @@ def test_blank_lines_and_a_byte_order_mark_are_no_damage(tmp_path: Path) -> None
 
 
 def test_no_header_no_run(tmp_path: Path) -> None:
-    """A file whose first line is no header of this version holds no run, and says why in one line."""
+    """A file whose first line is not a header of this version is refused in one line with the reason."""
     cases: list[tuple[bytes, str]] = [
         (b"", "empty"),
         (b"\n\n", "empty"),
@@ -227,7 +227,7 @@ def test_no_header_no_run(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_problems(tmp_path: Path) -> None:
-    """A folder or a dangling link named like a run is said, and its neighbours are read."""
+    """A folder or a dangling link named like a run is reported, and its neighbours are read."""
     with Writer(tmp_path, synthetic.header()) as writer:
         writer.write(ROW)
     (writer.path.parent / "folder.jsonl").mkdir()
@@ -238,7 +238,7 @@ def test_unreadable_files_are_problems(tmp_path: Path) -> None:
 
 
 def test_refused_permission_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that may not be read is said."""
+    """A file without read permission is reported."""
 
     def refuse(_: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
@@ -249,14 +249,14 @@ def test_refused_permission_is_a_problem(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_missing_folder_says_what_to_do(tmp_path: Path) -> None:
-    """A results folder that does not exist is a problem that names the option to give."""
+    """A missing results folder is a problem that names the option to set."""
     runs, problems = read_results(tmp_path / "nowhere")
     assert runs == []
     assert "--results" in said(problems)
 
 
 def test_results_are_sorted_and_published_is_left_out(tmp_path: Path) -> None:
-    """Runs come in the order of device and time, without the figures of others."""
+    """Runs are sorted by device and time, without the published figures of other projects."""
     for device, run_id in [("B", "2"), ("A", "3"), ("B", "1"), ("published", "4")]:
         Writer(tmp_path, synthetic.header(run_id, device_name=device)).close()
     runs, problems = read_results(tmp_path)
@@ -265,7 +265,7 @@ def test_results_are_sorted_and_published_is_left_out(tmp_path: Path) -> None:
 
 
 def test_existing_run_is_never_overwritten(tmp_path: Path) -> None:
-    """A second run of the same name is refused, and the first stays as it was."""
+    """A second run of the same name is refused, and the first one is unchanged."""
     with Writer(tmp_path, synthetic.header()) as writer:
         writer.write(ROW)
     before = writer.path.read_bytes()
@@ -285,7 +285,7 @@ def test_nan_is_refused_before_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
-    """A process killed right after a write leaves that row readable, and a run without an end."""
+    """If the process is killed right after a write, that row can be read from an unfinished run."""
     script = (
         "import os, signal, sys, pathlib\n"
         "from tests import synthetic\n"
@@ -303,7 +303,7 @@ def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
 
 
 def test_run_ids_sort_by_time() -> None:
-    """A run's id begins with its time in UTC, names its suite, and differs from the next one's."""
+    """A run's id begins with its time in UTC, has its suite, and differs from the next one's."""
     now = datetime(2026, 11, 21, 12, 34, 56, tzinfo=UTC)
     first, second = new_run_id("my suite/2", now), new_run_id("my suite/2", now)
     assert first.startswith("20261121T123456Z-my-suite-2-")
@@ -311,7 +311,7 @@ def test_run_ids_sort_by_time() -> None:
 
 
 def test_half_a_line_of_a_run_that_was_cut_off_is_no_loss(tmp_path: Path) -> None:
-    """It was never finished; after a run's end it is damage."""
+    """In an unfinished run a partial last line is ignored; in a finished one it is damage."""
     cases: list[bool] = [
         False,
         True,

@@ -1,4 +1,4 @@
-"""The digits study: its file, how it goes and goes on, and its page."""
+"""The digits study: its file, its order of trainings, how it resumes, and its page."""
 
 import os
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ LAME = Variant(scheme="Lame")
 
 
 class Learner:
-    """A scheme that nobody perturbs with: each of its trainings ends as the next of ``outcomes`` says."""
+    """A scheme whose trainings end with the next of ``outcomes``, without perturbing anything."""
 
     def __init__(self, *outcomes: float | Exception) -> None:
-        """Take what the trainings come to."""
+        """Store the outcomes of its trainings."""
         self.outcomes = list(outcomes)
         self.calls: list[tuple[str, int, str]] = []
 
 
 class LearnerTrainer:
-    """Trains learners; the rest is not asked for."""
+    """A trainer of learners; other methods are not used."""
 
     def train(self, scheme: Learner, recipe: Recipe, seed: int, device: str) -> Outcome:
         """Return or raise the next outcome."""
@@ -64,18 +64,18 @@ def _(_: Learner) -> Any:
 
 
 def entry(variant: Variant, *outcomes: float | Exception) -> Entry:
-    """Register nothing: a variant whose trainings come to these outcomes."""
+    """Return an unregistered variant whose trainings have these outcomes."""
     return Entry(variant=variant, scheme=Learner(*outcomes), source="", package="tests")
 
 
 def training(variant: Variant, accuracy: float, seed: int = 0, **outcome: Any) -> Training:
-    """Make a training that nobody ran."""
+    """Return an invented training."""
     found = Outcome(**{"accuracy": accuracy, "unbiased": True, **outcome})
     return Training(variant=variant, network="DigitsMLP", seed=seed, outcome=found, wall_s=2.0)
 
 
 def study_of(*trainings: Training, number: int = 0, seeds: Sequence[int] = (0,), **fields: Any) -> Study:
-    """Make a study of trainings."""
+    """Return a study with these trainings."""
     return Study(
         **{
             "schema": SCHEMA,
@@ -102,11 +102,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_study_is_read_back_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest of each device counts; a file that is not a study ends in a line with file and field."""
+    """The newest study of each device is used; any other file is an error line with file and field."""
     path = write_study(WHOLE, tmp_path / "whole")
     assert newest_studies(tmp_path / "whole") == [WHOLE]
     assert path.relative_to(tmp_path / "whole") == Path("some-cpu/digits/study-0.json")
-    with monkeypatch.context() as patched:  # an interrupt leaves what was there
+    with monkeypatch.context() as patched:  # an interrupt keeps the existing file
         patched.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             write_study(study_of(training(DENSE, 0.5)), tmp_path / "whole")
@@ -133,7 +133,7 @@ def test_a_study_is_read_back_as_it_was_written(tmp_path: Path, monkeypatch: pyt
 
 
 def test_everybody_is_trained_once_before_anybody_is_twice() -> None:
-    """What is left comes seed by seed, network by network, without what was trained or cannot be."""
+    """Trainings are ordered by seed, then network, without those finished or impossible."""
     cnn = msgspec.structs.replace(RECIPE, network="DigitsCNN")
     study = study_of(
         training(OTHER, 0.5),
@@ -152,7 +152,7 @@ def test_everybody_is_trained_once_before_anybody_is_twice() -> None:
 
 
 def test_a_variant_that_cannot_be_trained_is_noted_and_the_study_goes_on() -> None:
-    """Whether it cannot by its nature or raises; its other seeds are not tried."""
+    """Other seeds of a variant that is unavailable or raises are not tried."""
     entries = [
         entry(DENSE, 0.9, 0.8),
         entry(OTHER, UnavailableError("too narrow")),
@@ -170,14 +170,14 @@ def test_a_variant_that_cannot_be_trained_is_noted_and_the_study_goes_on() -> No
     ]
     assert not study.left()
     assert [len(one.trainings) + len(one.untrained) for one in kept] == [1, 2, 3, 4]
-    # A package that is missing is missing for every variant: a person has to install it.
+    # A missing package affects every variant, so the study ends and asks to install it.
     entries = [entry(DENSE, UserError("install it"))]
     with pytest.raises(UserError, match="install it"):
         conduct(begin(entries, [RECIPE], [0], HERE), entries, Mock(), Mock())
 
 
 def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
-    """Only what is left is trained; what was finished is kept."""
+    """Finished trainings are kept, and only the rest is run."""
     entries = [entry(DENSE, 0.9), entry(OTHER, 0.7)]
     kept: list[Study] = []
     interrupt = Mock(side_effect=[None, KeyboardInterrupt])
@@ -187,7 +187,7 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
     assert [(one.variant, one.outcome.accuracy) for one in study.trainings] == [(DENSE, 0.9), (OTHER, 0.7)]
     with pytest.raises(UserError, match="nothing to resume"):
         resume(study, entries, HERE)
-    # On another machine, or with a scheme that changed, it begins anew.
+    # On a different machine, or with a changed scheme, the study starts over.
     with pytest.raises(UserError, match="device name Some CPU vs Another"):
         resume(kept[0], entries, msgspec.structs.replace(HERE, device_name="Another"))
     changed = msgspec.structs.replace(kept[0], code={**study.code, DENSE.name: "0"})
@@ -196,7 +196,7 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
 
 
 def test_each_variant_is_held_to_dense_noise() -> None:
-    """The mean over seeds as a share of dense noise's; 95 % is met, less is not; dense has no goal."""
+    """The goal is 95 % of dense noise's mean accuracy over seeds; dense noise itself has no goal."""
     study = study_of(
         *(training(DENSE, accuracy, seed) for seed, accuracy in enumerate((0.9, 1.0))),
         *(training(OTHER, accuracy, seed) for seed, accuracy in enumerate((0.895, 0.91))),
@@ -222,7 +222,7 @@ def test_each_variant_is_held_to_dense_noise() -> None:
 
 
 def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> None:
-    """Accuracy, its interval, its share, the law's members; reasons and what was cut off below."""
+    """The page has accuracy, interval, share and n_eff by the law, with missing trainings below."""
     study = study_of(
         training(DENSE, 0.9, effective_members=100.0),
         training(DENSE, 1.0, 1, effective_members=100.0),
@@ -244,9 +244,9 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
 
 
 def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
-    """There is none without a study or of one in which nothing was finished.
+    """Without a study, or without a finished training in it, there is no page.
 
-    A study that cannot be read is said in a line, and nothing else is lost by it.
+    A study that cannot be read is reported in a line, and the other reports are complete.
     """
     assert render(tmp_path, tmp_path / "reports") == []
     write_study(study_of(), tmp_path)
@@ -282,7 +282,7 @@ SMALL = ("--members", "3", "--steps", "1", "--batch", "2", "--seeds", "1", "--de
 def test_bad_usage_is_one_line_before_anything_is_announced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With exit code 2; no folder is made."""
+    """The exit code is 2, and no folder is created."""
     for arguments, words in (
         ("--sigma 0", "--sigma 0: expected a number above 0"),
         ("--sigma nan", "--sigma nan: expected a finite number"),
@@ -305,7 +305,7 @@ def test_bad_usage_is_one_line_before_anything_is_announced(
 def test_dense_noise_always_takes_part_and_baselines_where_they_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shares are of its accuracy, which is said at the start. A network named twice is trained once."""
+    """Shares are relative to its accuracy; a network named twice is trained once."""
     twice = ("--network", "DigitsCNN", "--network", "DigitsCNN")
     assert run("digits", *SMALL, "--variants", "Hadamard", *twice) == 0
     out, said = capsys.readouterr()
@@ -329,7 +329,7 @@ def test_dense_noise_always_takes_part_and_baselines_where_they_are_named(
 def test_what_could_not_be_trained_has_its_reason_on_the_console(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And exit code 1, as for a run; the others are trained."""
+    """The exit code is 1, as for a run; other variants are trained."""
 
     def train_others(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
         errors = {"Hadamard": RuntimeError("broken *here*"), "Orthogonal": MemoryError()}

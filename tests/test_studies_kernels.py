@@ -1,4 +1,4 @@
-"""The page on fused kernels, from what was compiled and from runs that nobody measured."""
+"""The page on fused kernels, from compile results and invented runs."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ WHOLE = Compilations(
 
 
 def gpu_run(*, run_id: str = "20270101T000000Z-kernels-0001", unstored_ms: float | None = None) -> Run:
-    """Make a run of a GPU that does not exist, of the suite ``kernels`` or, with a time, of ``unstored``."""
+    """Return a run on an invented GPU, of suite ``kernels`` or, with a time, of ``unstored``."""
     times = {BASE: 1.0, Variant(scheme="FusedLowRankSign"): 1.05, Variant(scheme="FusedHadamard"): 1.38}
     case, suite = CASE, "kernels"
     if unstored_ms:
@@ -63,13 +63,13 @@ def gpu_run(*, run_id: str = "20270101T000000Z-kernels-0001", unstored_ms: float
 
 
 def found(page: str, variant: str, phase: str = "forward") -> list[str]:
-    """Return the goal of a variant and what was found for it, from its first row."""
+    """Return the goal of a variant, and its result from its first row."""
     rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines())
     return next(row[3:] for row in rows if row[:2] == [variant, phase])
 
 
 def test_without_a_gpu_run_the_page_shows_what_was_compiled() -> None:
-    """Registers, memory, room on a processor and what was refused; every goal says that there is no run."""
+    """Tables have registers, memory, occupancy and refusals; every goal lacks a run."""
     text = page(WHOLE, [])
     assert text.count(NO_RUN) == len(GOALS)
     assert text.index("### Capability 9.0") < text.index("### Capability 8.0")
@@ -85,7 +85,7 @@ def test_without_a_gpu_run_the_page_shows_what_was_compiled() -> None:
 
 
 def test_a_gpu_run_is_compared_with_the_goals() -> None:
-    """By replays of a graph, as a multiple of base or as a time; a row without a number has its reason."""
+    """Graph replays are compared as a multiple of base or a time; a row without a number has its reason."""
     text = page(None, [gpu_run(), gpu_run(unstored_ms=3000.0)])
     assert NO_RUN not in text
     assert text.count("## Goals on GPU 1") == 1
@@ -98,14 +98,14 @@ def test_a_gpu_run_is_compared_with_the_goals() -> None:
 
 
 def test_goals_are_stated_once() -> None:
-    """One for each variant, case and phase, each a multiple or a time."""
+    """Each variant, case and phase has at most one goal: a multiple or a time."""
     assert len({goal.key for goal in GOALS}) == len(GOALS)
     assert all((goal.most is None) != (goal.most_ns is None) for goal in GOALS)
     assert CASE.label == SQUARE
 
 
 def test_the_newest_run_of_each_gpu_and_suite_counts() -> None:
-    """Not runs of other suites or on a CPU."""
+    """Runs of other suites or on a CPU are ignored."""
     older, newer, vast = gpu_run(), gpu_run(run_id="20280101T000000Z-kernels-2"), gpu_run(unstored_ms=1.0)
     quick = synthetic.run(synthetic.three(linear()), run_id="20290101T000000Z-quick-0003")
     cpu = synthetic.run(synthetic.three(CASE), run_id="20290101T000000Z-kernels-0004", suite="kernels")
@@ -113,7 +113,7 @@ def test_the_newest_run_of_each_gpu_and_suite_counts() -> None:
 
 
 def test_the_page_is_written_from_a_folder_of_results(tmp_path: Path) -> None:
-    """The same results give the same bytes; a file that cannot be read is an error of one line."""
+    """The same results make the same bytes; an unreadable file is an error of one line."""
     (tmp_path / "results").mkdir()
     assert render(tmp_path / "results", tmp_path / "out") == []
     path = write_compilations(WHOLE, tmp_path / "results" / FILE)

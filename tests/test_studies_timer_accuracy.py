@@ -1,4 +1,4 @@
-"""The timer study: figures and goals, its file and page, and how it is measured."""
+"""The timer study: its figures and goals, its file and page, and its measurement."""
 
 import sys
 import types
@@ -38,13 +38,13 @@ ROUNDS = 10
 def reading(
     question: Question, kernel: str, arm: str, rounds: Sequence[Sequence[float]], **fields: Any
 ) -> Reading:
-    """Make a reading from microseconds."""
+    """Return a reading from microseconds."""
     samples = tuple(tuple(1e3 * sample for sample in samples) for samples in rounds)
     return Reading(question=question, kernel=kernel, arm=arm, samples=samples, **fields)
 
 
 def study_of(*readings: Reading, missing: tuple[Missing, ...] = (), number: int = 0, **fields: Any) -> Study:
-    """Make a study of readings."""
+    """Return a study with these readings."""
     return Study(
         schema=SCHEMA,
         study_id=f"study-{number}",
@@ -71,7 +71,7 @@ WHOLE = study_of(
 
 
 def goal(found: Study, words: str) -> Goal:
-    """Find the one goal with these words."""
+    """Return the one goal with these words."""
     (one,) = [one for one in goals(found) if words in one.goal]
     return one
 
@@ -80,7 +80,7 @@ def goal(found: Study, words: str) -> Goal:
 
 
 def test_a_timer_that_differs_by_more_than_one_percent_misses_the_goal() -> None:
-    """However fast the machine was in a round; the verdict is unclear if the interval includes the limit."""
+    """The speed of a round does not matter; it is unclear if the interval includes 1 %."""
     assert {one.met for one in goals(study_of())} == {None}
     speeds = [1 + 0.3 * (k % 3) for k in range(ROUNDS)]
     theirs = reading("agreement", "k", TORCH, [[200 * speed] for speed in speeds])
@@ -104,12 +104,12 @@ def test_a_timer_that_differs_by_more_than_one_percent_misses_the_goal() -> None
 
 
 def ratios(found: Study) -> list[float]:
-    """The ratios of the harness to other timers."""
+    """Return the ratios of the harness to other timers."""
     return [1 + row["in-round difference (%)"] for row in study.agreements(found)]
 
 
 def test_means_are_compared_with_means_and_warm_with_warm() -> None:
-    """A slow call moves the mean of a block; timers without a flush of the cache compare with a warm one."""
+    """One slow call moves a block's mean; timers that do not flush the cache are compared with warm times."""
     ours = reading("agreement", "k", "esbench", [[200.0, 200.0, 200.0, 400.0]] * ROUNDS)
     block = reading("agreement", "k", TORCH, [[250.0, 250.0]] * ROUNDS)
     (found,) = study.agreements(study_of(ours, block))
@@ -129,7 +129,7 @@ def test_means_are_compared_with_means_and_warm_with_warm() -> None:
 
 
 def test_only_arms_of_the_same_sitting_share_rounds() -> None:
-    """The machine was faster in the second sitting, and one arm has a round fewer in the first."""
+    """The machine is faster in the second sitting, and one arm has a round fewer in the first."""
     rows = [
         reading("agreement", "k", arm, [[us] * samples] * rounds, sitting=sitting)
         for sitting, us in ((0, 300.0), (1, 200.0))
@@ -149,7 +149,7 @@ def test_only_arms_of_the_same_sitting_share_rounds() -> None:
 
 
 def test_twins_show_order_effects_and_no_drift() -> None:
-    """Drift between rounds cancels in ratios; a slower first visit shows, whichever name has it."""
+    """Drift between rounds cancels in ratios; a slower first visit shows, whichever twin is first."""
 
     def two(first: Sequence[float], second: Sequence[float]) -> Study:
         return study_of(
@@ -169,7 +169,7 @@ def test_twins_show_order_effects_and_no_drift() -> None:
 
 
 def test_lengths_and_fresh_processes_are_held_to_their_goals() -> None:
-    """0.3 us are 3 % of 10 us; on a GPU the longest spin defines the scale.
+    """An error of 0.3 us is 3 % of 10 us; on a GPU the longest spin defines the scale.
 
     The variation of fresh processes is standard deviation (n - 1) / mean of their medians.
     """
@@ -194,7 +194,7 @@ def test_lengths_and_fresh_processes_are_held_to_their_goals() -> None:
 
 
 def test_a_study_is_read_back_and_shown(tmp_path: Path) -> None:
-    """The newest of each device; a file that is not a study ends in a line with the file and the field."""
+    """The newest study of each device is shown; any other file is an error line with file and field."""
     assert study.render(tmp_path, tmp_path / "out") == []
     for number in (2, 1):
         study.write_study(study_of(number=number), tmp_path)
@@ -269,7 +269,7 @@ class FakeClock:
 
 
 def fake_plan() -> Plan:
-    """Plan a study of two kernels on a fake clock with a biased, a broken and a dead timer."""
+    """Return a plan for two kernels on a fake clock with a biased, a broken and a dead timer."""
     clock = FakeClock()
     return Plan(
         clock=clock,
@@ -288,7 +288,7 @@ def fake_plan() -> Plan:
 
 
 def test_a_biased_timer_is_found_and_broken_ones_are_missing() -> None:
-    """A bias of 5 % is measured, all arms have all rounds, and every other timer has its reason."""
+    """A bias of 5 % is measured, all arms have all rounds, and each missing timer has a reason."""
     progress = Mock()
     found = timer_accuracy_run.study(fake_plan(), HERE, progress)
     assert {one.question for one in found.readings} == {"agreement", "twins", "length"}
@@ -305,7 +305,7 @@ def test_a_biased_timer_is_found_and_broken_ones_are_missing() -> None:
 
 
 def test_a_real_study_is_measured(tmp_path: Path) -> None:
-    """Two kernels, two rounds, every timer of a CPU and one fresh process."""
+    """A study with two kernels and two rounds runs with every CPU timer and one fresh process."""
     others, reasons = timer_accuracy_run.timers("cpu")
     plan = Plan(
         clock=HostClock(),
@@ -337,7 +337,7 @@ def test_a_real_study_is_measured(tmp_path: Path) -> None:
 def test_the_command_stores_the_study_and_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It prints every verdict and ends with 0 though goals are missed; interrupted, it stores nothing."""
+    """It prints every verdict and exits with 0 even if goals are missed; an interrupt stores nothing."""
     monkeypatch.setattr(timer_accuracy_run, "plan_for", lambda *_: fake_plan())
     command = ["accuracy", "--device", "cpu", "--out", str(tmp_path), "--reports", str(tmp_path / "pages")]
     result = CliRunner().invoke(app, command)
@@ -353,7 +353,7 @@ def test_the_command_stores_the_study_and_writes_the_page(
 
 
 def test_other_timers_are_called_as_they_are_meant_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the harness's threads, all samples in nanoseconds."""
+    """Other timers use the harness's threads, and return all their samples in nanoseconds."""
     made = Mock(wraps=TorchTimer)
     monkeypatch.setattr(timer_accuracy_run, "TorchTimer", made)
     (mean,) = timer_accuracy_run.by_torch(Mock(), 5)

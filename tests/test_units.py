@@ -1,4 +1,4 @@
-"""How numbers are shown."""
+"""How numbers and their units are displayed."""
 
 import math
 
@@ -22,7 +22,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def test_three_significant_digits() -> None:
-    """A number has three significant digits, and whole numbers keep all of theirs."""
+    """A number has three significant digits; a whole number keeps all its digits."""
     cases: list[tuple[float, str]] = [
         (0.0, "0"),
         (0.0629, "0.0629"),
@@ -41,12 +41,12 @@ def test_three_significant_digits() -> None:
 
 @given(FINITE.filter(lambda value: value == 0 or 1e-300 < abs(value) < 1e15))
 def test_shown_number_is_near_the_number(value: float) -> None:
-    """What is shown is never further from the number than half a unit of the third digit."""
+    """Rounding changes a number by at most half a unit of the third digit."""
     assert math.isclose(float(format_number(value)), value, rel_tol=0.5001e-2)
 
 
 def test_no_number_is_said() -> None:
-    """A missing or non-finite number is never shown as a number."""
+    """A missing or non-finite number is never displayed as a number."""
     cases: list[float | None] = [
         None,
         math.nan,
@@ -62,7 +62,7 @@ def test_no_number_is_said() -> None:
 
 
 def test_unit_follows_from_the_name() -> None:
-    """The suffix of a metric's name decides the unit that it is shown in."""
+    """The suffix of a metric's name determines its displayed unit."""
     cases: list[tuple[str, float, str, str]] = [
         ("latency_ns", 63_000, "0.0630", "0.0630 ms"),
         ("peak_bytes", 4_294_967_296, "4295", "4.29 GB"),
@@ -93,18 +93,18 @@ def test_unit_follows_from_the_name() -> None:
 
 
 def test_column_symbol() -> None:
-    """Times stand in milliseconds and memory in megabytes at the head of a column."""
+    """Columns of times are in milliseconds, columns of memory in megabytes."""
     symbols = [quantity(metric).column.symbol for metric in ("latency_ns", "peak_bytes", "calls")]
     assert symbols == ["ms", "MB", ""]
 
 
 def test_multiplier() -> None:
-    """A ratio ends in x."""
+    """A ratio ends with x."""
     assert format_multiplier(2.391) == "2.39x"
 
 
 def test_digits_follow_the_interval() -> None:
-    """The last digit is that of the half width, of its second digit where the first is a 1."""
+    """The last digit is that of the half width, or its second digit if the first is a 1."""
     cases: list[tuple[float, float | None, str, str]] = [
         (1.2345, 0.0412, "1.23", "1.23 ± 0.04"),
         (1.2345, 0.0142, "1.234", "1.234 ± 0.014"),
@@ -136,20 +136,20 @@ PAIRS = st.tuples(
 
 @given(PAIRS)
 def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, float]) -> None:
-    """The last place is neither much finer than the half width nor, within six digits, coarser than it."""
+    """The last place is at most two digits of the half width, and not coarser than it within six digits."""
     value, half = pair
     place = last_place(value, half)
     leading = math.floor(math.log10(abs(value)) + 1e-9)
-    assert place <= leading + 1  # the number keeps a digit, also where it is rounded up
+    assert place <= leading + 1  # the number keeps a digit, even if it is rounded up
     if place < leading:
-        assert 10.0**place >= half / 20.001  # two digits of the half width at the most
+        assert 10.0**place >= half / 20.001  # at most two digits of the half width
     if place > -5 + leading:
         assert 10.0**place <= max(half, 10.0 ** (leading + 1)) * 1.0001
 
 
 @given(PAIRS)
 def test_what_is_shown_lies_within_what_is_meant(pair: tuple[float, float]) -> None:
-    """Number and half width stand to the same place, and both are rounded by no more than half of it."""
+    """Number and half width have the same last place, and rounding changes each by at most half of it."""
     value, half = pair
     shown, _, width = format_between(value, half).partition(" ± ")
     assert (shown.partition(".")[2] != "") == (width.partition(".")[2] != "")
@@ -162,13 +162,13 @@ def test_what_is_shown_lies_within_what_is_meant(pair: tuple[float, float]) -> N
 
 @given(PAIRS)
 def test_a_wider_interval_shows_no_more_digits(pair: tuple[float, float]) -> None:
-    """Ten times the width leaves at most as many digits as before."""
+    """With ten times the width there are at most as many digits."""
     value, half = pair
     assert last_place(value, 10 * half) >= last_place(value, half)
 
 
 def test_a_cell_and_its_interval_are_in_the_unit_of_the_column() -> None:
-    """Half widths are given as they are stored, and shown in the column's unit."""
+    """Half widths are passed in stored units and displayed in the column's unit."""
     assert format_cell("latency_ns", 1_234_500, 41_200) == "1.23"
     assert format_cell_between("latency_ns", 1_234_500, 41_200) == "1.23 ± 0.04"
     assert format_cell_between("launches", 3.0, 0.0) == "3"

@@ -1,4 +1,4 @@
-"""Every variant on small cases, for tests of what is measured."""
+"""Every variant on small cases, for tests of workloads."""
 
 import contextlib
 import dataclasses
@@ -49,14 +49,14 @@ every_variant = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entr
 
 
 def suits(entry: Entry, case: Case) -> bool:
-    """Return whether the variant serves the case: binary schemes packed rows, and others real ones."""
+    """Return whether a variant supports the case: binary schemes need packed rows, others real ones."""
     if not entry.supports(case) or ("int8" in entry.variant.name and case.operator == "BinarizedConv2d"):
         return False
     return entry.operators is not None or entry.variant.mode != "batched" or not is_packed(case)
 
 
 def pairs(cases: Iterable[Case], entries: Iterable[Entry] = ENTRIES) -> pytest.MarkDecorator:
-    """Parametrise a test over every variant and the cases that suit it."""
+    """Parametrize a test over every variant and the cases that it supports."""
     found = [(entry, case) for entry in entries for case in cases if suits(entry, case)]
     names = [f"{entry.variant.name}-{case.label}" for entry, case in found]
     return pytest.mark.parametrize(("entry", "case"), found, ids=names)
@@ -67,7 +67,7 @@ NUMBERS = [entry for entry in ENTRIES if suits(entry, LINEAR)]
 
 
 def small(entry: Entry) -> Case:
-    """Return a small case that suits the variant."""
+    """Return a small case that the variant supports."""
     return next(case for case in (LINEAR, BITS) if suits(entry, case))
 
 
@@ -109,9 +109,9 @@ def declared(work: Workload, phase: Phase) -> Work:
 
 @contextlib.contextmanager
 def on(name: str) -> Iterator[None]:
-    """Name what is looked at in the traceback of an error."""
+    """Add the name of the tested variant to the traceback of an error."""
     try:
         yield
-    except BaseException as error:  # whatever fails, pytest.fail too
+    except BaseException as error:  # pytest.fail raises one as well
         error.add_note(f"on {name}")
         raise

@@ -1,4 +1,4 @@
-"""The minimum work that variants declare: a lower bound of what is executed."""
+"""The minimum work that variants declare is a lower bound of the work that they execute."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, 
 
 
 def counts(flops: Any) -> Any:
-    """Mark a formula as one of values, not of shapes."""
+    """Register a formula that gets tensors instead of shapes."""
     flops._get_raw = True  # noqa: SLF001  how torch's counter tells them apart
     return flops
 
 
 @counts
 def passed(*arguments: Any, out_val: Any, **options: Any) -> int:
-    """Count a pass over values: one operation each, two where one side is scaled as well."""
+    """Count a pass over values: one operation each, or two if one operand is scaled as well."""
     del arguments
     scaled = "alpha" in options or "value" in options
     return int(out_val.numel()) * (2 if scaled else 1)
@@ -40,14 +40,14 @@ def twice(*arguments: Any, out_val: Any, **options: Any) -> int:
 
 @counts
 def gathered(total: Tensor, dim: int, index: Tensor, source: Tensor, **options: Any) -> int:
-    """Count an addition for each value that is added somewhere."""
+    """Count an addition for each value that is added to a sum."""
     del total, dim, index, options
     return source.numel()
 
 
 @counts
 def contracted(matrix: Tensor, vector: Tensor, **options: Any) -> int:
-    """Count the product of a matrix and a vector, which torch's counter leaves out."""
+    """Count a matrix-vector product, which torch's counter leaves out."""
     del vector, options
     return 2 * matrix.numel()
 
@@ -64,10 +64,10 @@ ELEMENTWISE = {
 
 
 class Traffic(TorchDispatchMode):
-    """Adds up the bytes of what every operation reads and writes; views move nothing."""
+    """A mode that adds up the bytes read and written by each operation; views move none."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at zero bytes."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without hints
         self.moved_bytes = 0
 
@@ -82,7 +82,7 @@ class Traffic(TorchDispatchMode):
 
 @every_variant
 def test_the_minimum_work_is_a_lower_bound_of_what_is_executed(entry: Entry) -> None:
-    """Flops and bytes are at most those of the operations that run; output bytes are those returned."""
+    """Flops and bytes are at most the executed ones; output bytes are those returned."""
     for case in (case for case in CASES if suits(entry, case)):
         work = workload(entry, case)
         for phase, call in work.phases.items():
@@ -99,7 +99,7 @@ def test_the_minimum_work_is_a_lower_bound_of_what_is_executed(entry: Entry) -> 
 
 
 def assert_a_product(entry: Entry, case: Case, forward: Work) -> None:
-    """A forward has at least the product of the rows with the part of one weight that the variant keeps."""
+    """Check that a forward has at least the product of the rows with the kept part of a weight."""
     plain = declared(build(REGISTRY.entries["Base"].scheme, case, "cpu", 0), "forward")
     products = 2 * case.rows * case.out_channels * case.in_channels // case.groups
     assert plain.flops >= (0 if is_packed(case) else products), case.label
@@ -110,7 +110,7 @@ def assert_a_product(entry: Entry, case: Case, forward: Work) -> None:
 
 
 def test_the_minimum_work_of_dense_noise_by_hand() -> None:
-    """Of 40 members of Linear(16 -> 24) in float32, phase by phase."""
+    """Flops and bytes of 40 members of Linear(16 -> 24) in float32, by phase."""
     weight, noise, x, y = 16 * 24, 40 * 16 * 24, 40 * 16, 40 * 24
     work = build(impls.Perturbed(), LINEAR, "cpu", 0)
     expected = {
@@ -128,7 +128,7 @@ def test_the_minimum_work_of_dense_noise_by_hand() -> None:
 
 
 def test_a_structured_scheme_needs_the_shared_product_and_its_correction() -> None:
-    """Flipping costs a second product, half of the columns half of one, one column of 16 a sixteenth."""
+    """Flips cost a second product, permuting half the columns half of it, one column a sixteenth."""
     flops = {
         str(scheme): declared(build(scheme, LINEAR, "cpu", 0), "forward").flops / (2 * 40 * 16 * 24)
         for scheme in (
@@ -143,7 +143,7 @@ def test_a_structured_scheme_needs_the_shared_product_and_its_correction() -> No
 
 
 def test_stored_weights_replace_the_weight() -> None:
-    """A forward with stored weights reads neither W nor the copy that the update needs."""
+    """A forward with stored weights reads neither W nor the copy used by the update."""
     dense, stored = (build(impls.Perturbed(form), LINEAR, "cpu", 0) for form in ("noise", "weights"))
     gap = declared(dense, "forward").moved_bytes - declared(stored, "forward").moved_bytes
     assert gap == 4 * 16 * 24
@@ -151,13 +151,13 @@ def test_stored_weights_replace_the_weight() -> None:
 
 
 class Silent(impls.Flipped):
-    """A scheme without ``flops``."""
+    """A scheme that does not declare ``flops``."""
 
     flops = impls.AbstractScheme.flops  # type: ignore[assignment]  # as if it had not been written
 
 
 def test_undeclared_work_and_populations_too_large_for_any_machine() -> None:
-    """Work that is not declared is None in every phase; that of any size is known without memory."""
+    """Undeclared work is None in every phase; work of huge cases is computed without memory."""
     work = build(Silent(), LINEAR, "cpu", 0)
     assert [work.work(phase) for phase in PHASES] == [None] * 4
     case = msgspec.structs.replace(LINEAR, members=2**17, in_channels=4096, out_channels=4096)

@@ -1,4 +1,4 @@
-"""The suites that are shipped."""
+"""The suites included in the package."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ load("impls")
 
 @pytest.mark.parametrize("name", ["population", "width"])
 def test_a_sweep_goes_up_by_the_field_that_it_names(name: str) -> None:
-    """Its cases differ in that field (a square layer's width in both), in powers of two."""
+    """Its cases differ only in that field (a square layer's width in both), in powers of two."""
     suite = REGISTRY.find_suite(name)
     steps = [getattr(case, suite.sweep) for case in suite.cases]
     assert all(later == 2 * earlier for earlier, later in itertools.pairwise(steps))
@@ -24,7 +24,7 @@ def test_a_sweep_goes_up_by_the_field_that_it_names(name: str) -> None:
 
 
 def test_every_glob_of_a_suite_names_something() -> None:
-    """Variants and active cases are found in any dtype; the readme suite's active case is one."""
+    """Globs for variants and active cases match in any dtype; suite readme has one active case."""
     for suite in REGISTRY.suites.values():
         REGISTRY.select(suite.variants)
         for dtype in ("float32", "bfloat16"):
@@ -39,14 +39,14 @@ def test_every_glob_of_a_suite_names_something() -> None:
 
 
 def test_the_suite_capacity_asks_for_more_dense_noise_than_a_device_has() -> None:
-    """Stored dense noise takes more than a terabyte, the rows less than one of its gigabytes."""
+    """Stored dense noise takes more than a terabyte, the rows less than a gigabyte."""
     (case,) = REGISTRY.find_suite("capacity").cases
     assert case.members * case.out_channels * case.in_channels * 4 > 10**12
     assert case.rows * case.in_channels * 4 < 2**30
 
 
 def test_every_goal_of_a_kernel_is_of_a_row_that_a_suite_measures() -> None:
-    """Its variant is registered, and its case is one of the suites that the page on kernels shows."""
+    """Each goal is for a registered variant, on a case of a suite that the kernels page shows."""
     found = {
         (entry.variant.name, case.label, phase)
         for name in kernels.SUITES

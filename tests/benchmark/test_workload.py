@@ -1,4 +1,4 @@
-"""Measured calls: results differ from call to call, inputs stay in place, and noise has its declared size."""
+"""Workloads: results differ between calls, inputs are read in place, and noise has its declared size."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def small_workloads() -> Iterator[tuple[Workload, Phase, str]]:
 
 
 def pairs(cases: tuple[Case, ...]) -> Iterator[tuple[Workload, str]]:
-    """Yield a workload of every variant for each case that suits it, and their names."""
+    """Yield a workload of every variant for each case that it supports, and their names."""
     for entry in ENTRIES:
         for case in cases:
             if suits(entry, case):
@@ -43,7 +43,7 @@ def pairs(cases: tuple[Case, ...]) -> Iterator[tuple[Workload, str]]:
 
 
 def test_consecutive_calls_differ_and_repeat_after_entering_again() -> None:
-    """No call may reuse a result; after ``enter`` the same results come in the same order."""
+    """No call may reuse a result; ``enter`` restarts the same sequence of results."""
     for work, name in pairs((CHECKS[0], CHECKS[1], CHECKS[3], CHECKS[4])):
         for phase in work.phases:
             first, second = called(work, phase, 2)
@@ -55,7 +55,7 @@ def test_consecutive_calls_differ_and_repeat_after_entering_again() -> None:
 
 
 def test_inputs_are_read_in_turn_and_in_place() -> None:
-    """Each phase reads two buffers N(0, 1); values written into them in place are what its calls read."""
+    """Each phase alternates between two N(0, 1) buffers, and reads new values that are written into them."""
     for work, phase, name in small_workloads():
         work.enter(phase)
         if phase == "sample":
@@ -79,7 +79,7 @@ def test_inputs_are_read_in_turn_and_in_place() -> None:
 
 
 def test_entering_a_phase_again_keeps_its_noise() -> None:
-    """What forward and update read stays in place, so that a captured graph stays valid."""
+    """The noise that forward and update read keeps its memory, so that a captured graph stays valid."""
     for work, phase, name in small_workloads():
         if phase not in {"sample", "step"}:
             work.enter(phase)
@@ -90,7 +90,7 @@ def test_entering_a_phase_again_keeps_its_noise() -> None:
 
 
 def test_noise_bytes_are_exact() -> None:
-    """Those of what ``sample`` returns; for dense noise members x out x in x itemsize, and the biases'."""
+    """The bytes are those of the result of ``sample``; for dense noise they are computed by hand."""
     for work, name in pairs(CASES):
         if "sample" in work.phases:
             (drawn,) = called(work, "sample", 1)

@@ -1,4 +1,4 @@
-"""Packed bits stand for +1 and -1, in words of either size, with zeros in the last word's unused bits."""
+"""Packed bits for +1 and -1, in words of either size, with zeros in the unused bits of the last word."""
 
 import itertools
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def tails(packed: Tensor, length: int) -> Tensor:
 
 
 def test_bits_are_packed_lowest_first_with_zeros_after_the_last() -> None:
-    """Bit e of a row is bit e % size of word e // size; packing numbers packs what is above 0."""
+    """Bit e of a row is bit e % size of word e // size; packed numbers set bits above 0."""
     for dtype, length in lengths():
         size, row = SIZES[dtype], some(3, length)
         packed = bits.pack(row, dtype)
@@ -62,13 +62,13 @@ def test_bits_are_packed_lowest_first_with_zeros_after_the_last() -> None:
     expected = [False, False, False, True, True, False, True, False]
     assert bits.unpack(bits.pack(values), 8).tolist() == expected
     assert bits.unpack(bits.pack(torch.tensor([-5, 0, 1, 300])), 4).tolist() == [False, False, True, True]
-    assert torch.equal(bits.unpack(bits.pack(some(73)[9:]), 64), some(73)[9:])  # at no multiple of 8 bytes
+    assert torch.equal(bits.unpack(bits.pack(some(73)[9:]), 64), some(73)[9:])  # not at a multiple of 8 bytes
 
 
 @settings(max_examples=30)
 @given(dtype=DTYPES, lead=st.lists(st.integers(0, 4), max_size=3), length=st.integers(0, 140))
 def test_packing_is_undone_by_unpacking(dtype: torch.dtype, lead: list[int], length: int) -> None:
-    """For any shape and memory layout, as bool and as signs of any type."""
+    """Any shape and memory layout round-trips, as bool and as signs of any dtype."""
     row = some(length, *lead).movedim(0, -1)
     packed = bits.pack(row, dtype)
     assert torch.equal(bits.unpack(packed, length), row)
@@ -94,7 +94,7 @@ def test_expand_makes_every_bit_of_a_byte_a_channel() -> None:
 
 
 def test_probabilities_are_rounded_to_256ths() -> None:
-    """To the nearest count; 0 and 1 are exact. NaN and values outside [0, 1] are counted in an error."""
+    """Rounding is to nearest, 0 and 1 are exact, and an error counts NaN and values outside [0, 1]."""
     p = torch.tensor([0.0, 1.0, 0.5, 1 / 256, 0.0019, 0.002, 0.9979, 0.9981])
     for dtype in (torch.float32, torch.float64):
         assert bits.quantised(p.to(dtype)).tolist() == [0, 256, 128, 1, 0, 1, 255, 256]
@@ -107,9 +107,9 @@ def test_probabilities_are_rounded_to_256ths() -> None:
 def test_planes_are_the_bits_of_counts_and_sampling_compares_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sampled bit is on where the number of its eight fair bits, highest last, is below the count.
+    """A sampled bit is on if the number of eight fair bits, highest last, is below the count.
 
-    However many members are drawn at a time; the fair words are not overwritten.
+    The result does not depend on how many members are drawn at a time; the fair words are not overwritten.
     """
     for dtype, length in lengths():
         counts = some_counts(length)
@@ -132,7 +132,7 @@ def test_planes_are_the_bits_of_counts_and_sampling_compares_with_them(
 
 
 def test_set_bits_are_counted() -> None:
-    """As Python counts them, also of negative words."""
+    """The counts equal Python's, also for negative words."""
     for dtype, size in SIZES.items():
         few = [0, 1, -1, -2, 2 ** (size - 1) - 1, -(2 ** (size - 1))]
         sample = torch.cat([torch.tensor(few, dtype=dtype), some_words(dtype, 500)])
@@ -151,7 +151,7 @@ def both(pair: Any) -> tuple[int, int]:
 
 
 def padded(image: Tensor, padding: Any) -> Tensor:
-    """Pad signs [n, h, w, c] with -1 and move the channels to the front."""
+    """Pad signs [n, h, w, c] with -1, and move the channels to the front."""
     down, across = both(padding)
     return functional.pad(image.movedim(-1, 1), (across, across, down, down), value=-1)
 
@@ -166,7 +166,7 @@ def padded(image: Tensor, padding: Any) -> Tensor:
 def test_patches_and_pools_are_torchs(
     dtype: torch.dtype, size: tuple[int, int], window: tuple[Any, Any, Any], channels: int
 ) -> None:
-    """Of the signs of an image with -1 around it; kernels that do not fit are refused."""
+    """Patches and pools equal torch's on signs padded with -1; kernels that do not fit are refused."""
     kernel, stride, padding = window
     image = some(2, *size, channels)
     packed = bits.pack(image, dtype)
@@ -193,7 +193,7 @@ def test_patches_and_pools_are_torchs(
 
 
 def test_short_words_are_joined_in_order() -> None:
-    """The bits of words that share one follow each other, with zeros after the last."""
+    """The bits of joined words follow each other, with zeros after the last."""
     for dtype, size in SIZES.items():
         for length, many in itertools.product((1, 3, 8, size // 2, size - 1, size), (1, 2, 7, 20)):
             on = some(many, 3, length)
@@ -203,7 +203,7 @@ def test_short_words_are_joined_in_order() -> None:
 
 
 def test_windows_of_a_pool_do_not_overlap_by_default() -> None:
-    """Images may have no batch axis, or any memory layout, and are not changed."""
+    """Images may lack a batch axis and have any memory layout, and are not changed."""
     packed = bits.pack(some(7, 6, 40))
     before, turned = packed.clone(), packed.transpose(0, 1)
     assert torch.equal(bits.max_pool(packed, (2, 3)), bits.max_pool(packed, (2, 3), (2, 3)))
@@ -213,7 +213,7 @@ def test_windows_of_a_pool_do_not_overlap_by_default() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    """Other types, words that do not hold the bits, and window sizes out of range."""
+    """Wrong dtypes, too few words for the bits, and window sizes out of range are refused."""
     image, wide = torch.zeros(4, 4, 1, dtype=torch.int64), torch.zeros(9, 2, dtype=torch.int64)
     cases: list[tuple[Any, tuple[Any, ...], str]] = [
         (bits.word_count, (5, torch.int16), "words are int64 or int32, got torch.int16"),
@@ -234,7 +234,7 @@ def test_bad_arguments_are_refused() -> None:
 
 
 def test_shapes_beyond_memory_work_on_the_meta_device() -> None:
-    """More than 2^31 bits or words have their shapes, and nothing is computed."""
+    """Shapes of more than 2^31 bits or words are right, without computing anything."""
     meta = torch.device("meta")
     many = torch.empty(2**20, 2**13 + 1, device=meta)
     for dtype, size in SIZES.items():

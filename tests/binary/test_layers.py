@@ -24,7 +24,7 @@ SCHEMES: list[AnyScheme] = [Binary(), Binary(stored="float"), BinaryMixture(grou
 
 
 def coins(*shape: int, seed: int = 0) -> Tensor:
-    """Return fair values +1 and -1 in float64."""
+    """Return random fair values +1 and -1 in float64."""
     return (torch.rand(*shape, generator=Generator().manual_seed(seed)) < 0.5).double() * 2 - 1
 
 
@@ -37,7 +37,7 @@ def seeded(layer: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def test_a_linear_layer_is_the_product_of_signs() -> None:
-    """Real outputs are x sign(W)^T / sqrt(i) + b, and bits are those above 0."""
+    """Real outputs are x sign(W)^T / sqrt(i) + b; packed outputs are the bits of those above 0."""
     for inputs, outputs in ((1, 1), (31, 5), (64, 64), (65, 33), (130, 3)):
         x = coins(7, inputs)
         layer = seeded(BinarizedLinear(inputs, outputs, outputs="real", dtype=torch.float64))
@@ -52,7 +52,7 @@ def test_a_linear_layer_is_the_product_of_signs() -> None:
 
 
 def test_a_convolution_is_that_of_signs_padded_with_minus_one() -> None:
-    """Images are NHWC; outside of them is -1."""
+    """Images are NHWC, with -1 outside."""
     x = coins(3, 70, 7, 6)
     windows: list[tuple[Any, Any, Any]] = [
         ((3, 3), 1, 1),
@@ -82,7 +82,7 @@ def network(**options: Any) -> nn.Module:
 
 
 def test_each_member_of_a_network_sees_its_own_bits() -> None:
-    """Its rows are those of the plain network with the member's state, for every scheme of bits."""
+    """For every binary scheme, a member's rows are those of the plain network with its bits."""
     for scheme in SCHEMES:
         model, members = network(), 6
         population = perturb(model, scheme, members=members, sigma=0.3)
@@ -99,7 +99,7 @@ def test_each_member_of_a_network_sees_its_own_bits() -> None:
 
 
 def test_each_member_is_normalised_by_itself() -> None:
-    """To mean 0 and variance 1, whatever the other members' rows are."""
+    """A member's outputs have mean 0 and variance 1, whatever the other members' rows are."""
     layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=torch.float64))
     population = perturb(layer, Binary(), members=3, sigma=1.0)
     noise, x = population.sample(0), bits.pack(coins(3 * 20, 96))
@@ -117,7 +117,7 @@ def test_each_member_is_normalised_by_itself() -> None:
 
 
 def test_normalisation_is_in_float32_and_over_positions() -> None:
-    """float16 outputs are float32 ones, rounded once; a channel of one image has mean 0 and variance 1."""
+    """Outputs in float16 are those in float32, rounded once; channels of one image are normalised."""
     x, outputs = bits.pack(coins(20, 96)), []
     for dtype in (torch.float32, torch.float16):
         layer = BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=dtype)
@@ -131,7 +131,7 @@ def test_normalisation_is_in_float32_and_over_positions() -> None:
 
 
 def test_sums_beyond_float16_are_scaled_first() -> None:
-    """70,000 inputs that all agree give sqrt(70,000), not infinity."""
+    """A sum of 70,000 equal signs is sqrt(70,000), not infinity."""
     layer = BinarizedLinear(70_000, 1, bias=False, outputs="real", dtype=torch.float16)
     with torch.no_grad():
         layer.get_parameter("weight").fill_(1.0)
@@ -139,7 +139,7 @@ def test_sums_beyond_float16_are_scaled_first() -> None:
 
 
 def test_probabilities_do_not_depend_on_the_type_of_the_logits() -> None:
-    """A copy in another type has the same ones at every logit."""
+    """A copy in another dtype has the same probabilities at every logit."""
     logits = torch.randn(20_000, generator=Generator().manual_seed(0)) * 3
     for dtype in (torch.float64, torch.bfloat16):
         narrow = logits.bfloat16() if dtype is torch.bfloat16 else logits
@@ -168,7 +168,7 @@ def test_large_logits_always_draw_the_same_bit_and_nan_is_refused() -> None:
 
 
 def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
-    """Binarized layers take binary schemes, other layers do not; bits have no antithetic half."""
+    """Binarized layers need binary schemes, other layers refuse them; bits have no antithetic half."""
     with pytest.raises(ValueError, match="does not support BinarizedLinear"):
         perturb(BinarizedLinear(4, 4), Perturbed(), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="does not support Linear"):
@@ -189,7 +189,7 @@ def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
 
 
 def test_rows_that_are_not_packed_bits_are_refused() -> None:
-    """Numbers, another number of words, images for a linear layer; the message has the right shape."""
+    """Numbers, a wrong number of words and images for a linear layer are refused with the right shape."""
     layer = BinarizedLinear(65, 4)
     for x in (
         torch.zeros(3, 65),
@@ -209,7 +209,7 @@ def test_rows_that_are_not_packed_bits_are_refused() -> None:
 
 
 def test_bits_after_the_last_channel_are_refused() -> None:
-    """They would be counted, also if the last word is negative."""
+    """They would be counted; a negative last word is refused too."""
     layer = BinarizedLinear(65, 4)
     rows = bits.pack(coins(3, 65))
     for bit in (1, 62, 63):
@@ -232,7 +232,7 @@ def test_the_last_of_70000_members_sees_its_own_bits() -> None:
 
 
 def test_a_population_is_never_split_inside_a_group() -> None:
-    """Only where groups of a mixture end, and blocks of the stream."""
+    """Splits are at the ends of a mixture's groups and of the stream's blocks."""
     population = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=2000, sigma=1.0)
     assert population.shard_multiple == math.lcm(256, 6)
     philox = perturb(BinarizedLinear(9, 2), BinaryMixture(group=6), members=20, sigma=1.0, stream="philox")
@@ -242,6 +242,6 @@ def test_a_population_is_never_split_inside_a_group() -> None:
 
 
 def test_noise_takes_a_32nd_of_dense_noise() -> None:
-    """One bit per member and weight, and one probability per weight."""
+    """Noise has one bit per member and weight, and one probability per weight."""
     layer = BinarizedLinear(256, 64, bias=False)
     assert perturb(layer, Binary(), members=512, sigma=1.0).noise_bytes == 4 * 256 * 64 * (512 // 32 + 1)

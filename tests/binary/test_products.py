@@ -1,4 +1,4 @@
-"""Products and weighted sums of packed bits equal those of the +1 and -1 that they stand for."""
+"""Products and weighted sums of packed bits equal those of the signs that they represent."""
 
 import itertools
 from typing import Any
@@ -15,12 +15,12 @@ from tests.binary.test_bits import DTYPES, SIZES, lengths, some
 
 
 def packed_columns(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pack weights [..., length, o] along their first axis: [..., K, o]."""
+    """Pack weights [..., length, o] along their length; return [..., K, o]."""
     return bits.pack(matrix.mT, dtype).mT.contiguous()
 
 
 def check_products(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
-    """Compare products of bits with those of signs, by the CPU's way and by that of other devices."""
+    """Compare products of bits with those of signs, by the CPU's method and by that of other devices."""
     rows, columns = bits.pack(x, dtype), packed_columns(weights, dtype)
     expected = torch.where(x, 1.0, -1.0) @ torch.where(weights, 1.0, -1.0)
     found = bit_product(rows, columns, x.shape[-1])
@@ -49,7 +49,7 @@ SIDES = st.integers(0, 5)
 def test_products_of_any_shape_are_those_of_signs(
     dtype: torch.dtype, lead: list[tuple[int, int]], sides: tuple[int, int, int], room: int, columns: int
 ) -> None:
-    """Leading axes broadcast in every way, axes may be empty, and the size of a piece changes nothing."""
+    """Leading axes may broadcast or be empty, and the piece size does not matter."""
     rows, length, outputs = sides
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(bits.CHUNK_WORDS, "cpu", room)
@@ -59,7 +59,7 @@ def test_products_of_any_shape_are_those_of_signs(
 
 
 def test_products_are_exact_at_every_length_and_layout() -> None:
-    """Whatever the last word holds, and for leading axes in any order in memory."""
+    """Unused bits of the last word do not matter, nor the memory order of leading axes."""
     for dtype, length in lengths():
         check_products(some(3, 2, length), some(3, length, 5, seed=1), dtype)
         check_products(some(3, 7, length), some(1, length, 2, seed=1), dtype)
@@ -80,7 +80,7 @@ def test_products_are_exact_at_every_length_and_layout() -> None:
 
 
 def test_long_rows_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums may exceed 16 bits, and a product 2^32 bits; rows may be cut into pieces of words."""
+    """Sums may exceed 16 bits, and a product 2^32 bits; rows may be split into pieces of words."""
     for length in (65472, 65536, 200_000):
         ones, none = torch.ones(1, length, dtype=torch.bool), torch.zeros(length, 1, dtype=torch.bool)
         for room in (2**17, 100):
@@ -88,7 +88,7 @@ def test_long_rows_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
             assert bit_product(bits.pack(ones), packed_columns(none, torch.int64), length).item() == -length
             assert bit_product(bits.pack(ones), packed_columns(~none, torch.int64), length).item() == length
     monkeypatch.undo()
-    # Operands that are one word in memory.
+    # Operands expanded from one word in memory.
     found = bit_product(
         torch.tensor([[[5]]]).expand(2**14, 1, 1), torch.tensor([[[-1]]]).expand(2**14, 1, 2**12), 64
     )
@@ -97,7 +97,7 @@ def test_long_rows_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_products_and_sums_have_shapes_on_the_meta_device() -> None:
-    """Also of more words than memory holds; nothing is computed."""
+    """Shapes may have more words than memory holds; nothing is computed."""
     meta = torch.device("meta")
     for dtype in SIZES:
         x = torch.empty(2**20, 1, 16, dtype=dtype, device=meta)
@@ -113,7 +113,7 @@ WAYS = {"tables": 0, "written out": 2**16}
 
 
 def test_weighted_sums_are_exact_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where weights are whole numbers, for any number of members."""
+    """Sums with whole-number weights are exact for any number of members."""
     monkeypatch.setattr(products, "TABLES", 2)
     for (dtype, length), (way, few) in itertools.product(lengths(), WAYS.items()):
         monkeypatch.setitem(products.TABLE_MIN_BITS, "cpu", few)
@@ -137,7 +137,7 @@ def test_weighted_sums_are_exact_at_every_length(monkeypatch: pytest.MonkeyPatch
 def test_words_may_lie_along_any_axis_of_a_weighted_sum(
     dtype: torch.dtype, shape: list[int], length: int, room: int, data: st.DataObject
 ) -> None:
-    """Counted from either end, in pieces of any size, in both ways."""
+    """The axis may be negative, and pieces may have any size, by both methods."""
     axis = data.draw(st.integers(1, len(shape)))
     on = some(9, *shape[:-1], length).movedim(-1, axis)
     packed = bits.pack(on.movedim(axis, -1), dtype).movedim(-1, axis)
@@ -152,7 +152,7 @@ def test_words_may_lie_along_any_axis_of_a_weighted_sum(
 
 
 def test_weighted_sums_keep_the_precision_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64 is summed in float64, and narrow types in float32."""
+    """Weights in float64 are summed in float64, narrower ones in float32."""
     on, weights = some(200, 70), torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
     expected = weights @ on.double()
     packed = bits.pack(on)
@@ -165,7 +165,7 @@ def test_weighted_sums_keep_the_precision_of_their_weights(monkeypatch: pytest.M
 
 
 def test_more_than_two_to_the_31_bits_are_summed() -> None:
-    """Members and words beyond the range of a 32-bit index count."""
+    """Members and words beyond the range of a 32-bit index are included."""
     last = torch.zeros(2**15 + 1, 1, dtype=torch.int64).expand(-1, 2**11)
     weights = torch.zeros(2**15 + 1)
     last[-1, 0] = -(2**63)
@@ -176,7 +176,7 @@ def test_more_than_two_to_the_31_bits_are_summed() -> None:
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:
-    """Words of two types or another type, and shapes that do not hold the bits."""
+    """Words of mixed or wrong dtypes, and shapes that do not hold the bits, are refused."""
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(*shape, dtype=dtype)

@@ -15,7 +15,7 @@ from tests.binary.test_layers import SCHEMES, coins, seeded
 
 
 def test_the_update_is_the_score_function_gradient_exactly() -> None:
-    """That of the expected fitness, by enumeration of all 64 patterns of six bits."""
+    """It is the gradient of the expected fitness over all 64 patterns of six bits."""
     layer = seeded(BinarizedLinear(3, 2, bias=False, dtype=torch.float64))
     scheme, weight = Binary(), layer.get_parameter("weight").detach().unsqueeze(0)
     p = bits.quantised(weight.float().sigmoid()).double() / 256
@@ -41,7 +41,7 @@ VALUES = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
 def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
-    """By the means over 1000 groups of four members and 64 independent outputs."""
+    """The means are over 1000 groups of four members and 64 independent outputs."""
     groups, size, outputs = 1000, 4, 64
     layer = seeded(BinarizedLinear(3, outputs, bias=False, dtype=torch.float64))
     scheme = BinaryMixture(group=size)
@@ -52,7 +52,7 @@ def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
     exact = VALUES * (p * (1 - p))
 
     def z_scores(estimates: Tensor, expected: Tensor) -> Tensor:
-        """Compare the mean of estimates [groups, outputs, 3] with what is expected, in standard errors."""
+        """Return by how many standard errors mean estimates [groups, outputs, 3] miss the expected value."""
         errors = (estimates - expected).mean(1)
         return errors.mean(0) / (errors.std(0) / math.sqrt(groups))
 
@@ -69,7 +69,7 @@ def test_the_contrast_is_unbiased_and_the_naive_sum_is_biased_by_half() -> None:
 
 
 def pair(dtype: torch.dtype) -> nn.Module:
-    """Two layers with seeded logits."""
+    """Return two layers with seeded logits."""
     return nn.Sequential(
         seeded(BinarizedLinear(16, 8, dtype=dtype)),
         seeded(BinarizedLinear(8, 2, outputs="real", dtype=dtype)),
@@ -77,7 +77,7 @@ def pair(dtype: torch.dtype) -> nn.Module:
 
 
 def test_training_learns_and_stays_finite() -> None:
-    """For utilities of any size and logits of any type."""
+    """Training works for utilities of any size and logits of any dtype."""
     runs: list[tuple[Any, torch.dtype, float]] = [
         (Binary(), torch.float32, 1e6),
         (Binary(), torch.float16, 1e3),
@@ -110,7 +110,7 @@ def test_a_gradient_beyond_the_range_of_its_type_is_an_error() -> None:
 
 
 def test_the_gradient_of_logits_does_not_depend_on_sigma() -> None:
-    """That of thresholds does, as for any layer."""
+    """Only the gradient of thresholds depends on sigma, as in any layer."""
     for scheme in SCHEMES:
         gradients: list[list[Any]] = []
         for sigma in (1.0, 0.1):
@@ -124,7 +124,7 @@ def test_the_gradient_of_logits_does_not_depend_on_sigma() -> None:
 
 
 def test_the_gradient_of_narrow_logits_is_summed_in_float32() -> None:
-    """Also if the mean of the utilities is large."""
+    """The gradient is accurate even if the mean of the utilities is large."""
     cases: list[tuple[Any, float]] = [(Binary(), 20.0), (BinaryMixture(group=4), 0.0)]
     for scheme, shift in cases:
         wide, narrow = (
@@ -135,7 +135,7 @@ def test_the_gradient_of_narrow_logits_is_summed_in_float32() -> None:
             wide.model.get_parameter("weight").copy_(narrow.model.get_parameter("weight"))
         utilities = shift + torch.randint(-1, 2, (512,), generator=Generator().manual_seed(3))
         scaled = (utilities / utilities.norm()).bfloat16()
-        # The error of a sum in bfloat16.
+        # The error of a sum computed in bfloat16.
         assert shift == 0 or abs(float(scaled.float().sum() - scaled.sum().float())) > 0.05
         gradients = []
         for population in (wide, narrow):
@@ -146,7 +146,7 @@ def test_the_gradient_of_narrow_logits_is_summed_in_float32() -> None:
 
 
 def test_parts_of_a_mixture_equal_the_whole_and_a_short_group_is_unbiased() -> None:
-    """A population of 9 in groups of 4, whose last group has one member."""
+    """The population has 9 members in groups of 4; the last has one member."""
     layer, scheme = seeded(BinarizedLinear(3, 1, bias=False, dtype=torch.float64)), BinaryMixture(group=4)
     population = perturb(layer, scheme, members=9, sigma=1.0, stream="philox")
     whole = population.sample(0)
@@ -164,7 +164,7 @@ def test_parts_of_a_mixture_equal_the_whole_and_a_short_group_is_unbiased() -> N
         noise: Any = population.sample(step).layers[""].weight
         p, fitness = noise.p[0], (scheme.dense_noise(noise) * VALUES).sum((1, 3))
         terms = scheme.update_directions(noise)[:, 0] * fitness[..., None] - VALUES * p * (1 - p)
-        # Members of groups of four, and of the group of one.
+        # Members in groups of four, and the one in the last group.
         errors.append(torch.stack([terms[:8].mean((0, 1)), terms[8].mean(0)]))
     found = torch.stack(errors)
     assert (found.mean(0).abs() < 5 * found.std(0) / math.sqrt(len(errors))).all()

@@ -1,4 +1,4 @@
-"""A headless Chromium of the system, and pages open in it."""
+"""Fixtures for a headless Chromium of the system and pages open in it."""
 
 import os
 import shutil
@@ -40,12 +40,12 @@ Violations = Callable[["Page"], list[dict[str, Any]]]
 
 
 def script_section(title: str) -> str:
-    """A part of the page's script that needs no other part, by the title above it."""
+    """Return a self-contained part of the page's script, by the title above it."""
     return next(part for part in read("app.js").split("// --- ") if part.startswith(title)).partition("\n")[2]
 
 
 def lacking(reason: str) -> NoReturn:
-    """Skip for a reason; fail for it where a browser is required."""
+    """Skip the test with a reason; fail it instead if a browser is required."""
     if os.environ.get("ESBENCH_BROWSER") == "required":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -53,7 +53,7 @@ def lacking(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def browser() -> "Iterator[Browser]":
-    """The browser, with a fresh profile."""
+    """Return the browser, with a fresh profile."""
     try:
         from playwright.sync_api import sync_playwright  # noqa: PLC0415  it need not be installed
     except ModuleNotFoundError:
@@ -71,7 +71,7 @@ def browser() -> "Iterator[Browser]":
 
 @pytest.fixture
 def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
-    """Opens the page of some runs at a link; when the test ends, no console may have had an error."""
+    """Return a function that opens the page of some runs at a link; fail if a console had an error."""
     said: list[str] = []
     wanted: list[str] = []
     asked: list[str] = []
@@ -108,7 +108,7 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def violations() -> Violations:
-    """What axe-core finds wrong in a page: what it is, how bad, and where."""
+    """Return what axe-core finds wrong in a page: rule, impact and element."""
     try:
         from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415  it need not be installed
     except ModuleNotFoundError:
@@ -123,7 +123,7 @@ def violations() -> Violations:
 
 @pytest.fixture(scope="session")
 def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures of the page go: a folder that a person named, or one of this session."""
+    """Return the folder for pictures of the page: one set by the user, or one of this session."""
     named = os.environ.get("ESBENCH_SCREENSHOTS")
     folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)

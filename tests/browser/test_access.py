@@ -1,4 +1,4 @@
-"""The page by keys alone, read aloud, on a phone, light and dark."""
+"""The page by keyboard only, with a screen reader, on a phone, in light and dark themes."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ COMMITTED = "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
 def test_axe_finds_nothing(
     opened: Open, violations: Violations, scheme: str, viewport: dict[str, int], link: str
 ) -> None:
-    """axe-core finds nothing at all, whatever is open, in both themes and at phone width."""
+    """No view of the page has a violation, in both themes and at phone width."""
     page = opened(link=link, color_scheme=scheme, viewport=viewport)
     assert [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in violations(page)] == []
 
 
 def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None:
-    """A control without a name is found, so that nothing found means something."""
+    """A control without a name is found, which shows that the check works."""
     page = opened()
     page.evaluate(
         "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-device'))"
@@ -36,7 +36,7 @@ def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None
 
 
 def test_keys_alone(opened: Open) -> None:
-    """Without a mouse: skip to the answer, change the phase, sort, open a variant, and close it again."""
+    """The keyboard is enough to skip to the answer, change the phase, sort, and open and close a variant."""
     page = opened()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "skip"
@@ -61,7 +61,7 @@ def test_keys_alone(opened: Open) -> None:
 
 
 def tabbed(page: Any, there: str, most: int = 80) -> None:
-    """Press Tab until the focus is where it should be."""
+    """Press Tab until the expected element has the focus."""
     for _ in range(most):
         page.keyboard.press("Tab")
         if page.evaluate(there):
@@ -71,7 +71,7 @@ def tabbed(page: Any, there: str, most: int = 80) -> None:
 
 @pytest.mark.parametrize("link", ["", COMPARED, DETAIL])
 def test_a_phone_needs_no_sideways_scrolling(opened: Open, link: str) -> None:
-    """At phone width nothing stands outside of the page; wide tables scroll inside of their own frame."""
+    """At phone width nothing is outside the page; wide tables scroll in their own frame."""
     page = opened(link=link, viewport=PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     box = page.locator("#choose-metric").bounding_box()
@@ -91,7 +91,7 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Open, link: str) -> None:
 def test_pictures_of_it(
     opened: Open, screenshots: Path, name: str, options: dict[str, Any], link: str
 ) -> None:
-    """A committed run looks like something in each theme and at phone width: the pictures are kept."""
+    """Screenshots of a committed run, in each theme and at phone width, are not blank, and are kept."""
     run, _ = read_run(ROOT / COMMITTED)
     assert run
     page = opened([run], link, **options)

@@ -1,4 +1,4 @@
-"""Choosing what the page shows: by hand, by a link, and by keys alone."""
+"""Selecting what the page shows: by mouse, by a link, and by keyboard."""
 
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def labels(page: "Page") -> list[str]:
-    """The variants of the table, from above."""
+    """Return the variants of the table, from the top."""
     return page.locator("#table tbody th").all_inner_texts()
 
 
 def column(page: "Page", heading: str) -> list[str]:
-    """The first line of each cell under a heading."""
+    """Return the first line of each cell under a heading."""
     headings = page.locator("#table thead th").all_inner_texts()
     (place,) = [number for number, text in enumerate(headings) if text.startswith(heading)]
     cells = page.locator(f"#table tbody tr > :nth-child({place + 1})").all_inner_texts()
@@ -25,7 +25,7 @@ def column(page: "Page", heading: str) -> list[str]:
 
 
 def test_it_begins_with_an_answer(opened: Open) -> None:
-    """The first heading says which variant to use at the chosen shape, and what it gives for its time."""
+    """The first heading names the best variant at the selected shape, and its gain per time."""
     page = opened()
     assert page.inner_text("h1") == "Use HadamardLinear: 205 n_eff per ms"
     assert "takes 5.00 ms, 5.00x the plain layer's time" in page.inner_text("#answer-why")
@@ -34,7 +34,7 @@ def test_it_begins_with_an_answer(opened: Open) -> None:
 
 
 def test_another_device_and_shape(opened: Open) -> None:
-    """A device and a shape that are chosen change table, pictures and answer; the rest stays where it can."""
+    """A selected device and shape change table, pictures and answer; other choices are kept if possible."""
     page = opened()
     assert page.locator("#choose-device option").all_inner_texts() == ["Test CPU", "GPU 1"]
     page.select_option("#choose-phase", "forward")
@@ -50,7 +50,7 @@ def test_another_device_and_shape(opened: Open) -> None:
 
 
 def test_a_metric_and_a_population(opened: Open) -> None:
-    """The population and the metric change what is shown, and the unit with it."""
+    """Selecting a population or a metric changes the figures and their unit."""
     page = opened()
     page.select_option("#choose-members", "64")
     page.select_option("#choose-metric", "peak_bytes/allocator")
@@ -59,7 +59,7 @@ def test_a_metric_and_a_population(opened: Open) -> None:
 
 
 def test_a_cell_without_a_number_says_why(opened: Open) -> None:
-    """A variant that found no memory has a row with its reason."""
+    """A variant that ran out of memory has a row with its reason."""
     page = opened(link="#shape=(512, 512)&phase=forward&metric=latency_ns/host")
     row = page.locator("#table tbody tr", has_text="Hadamard")
     assert "unavailable: out of memory: 9 GB" in row.inner_text()
@@ -67,7 +67,7 @@ def test_a_cell_without_a_number_says_why(opened: Open) -> None:
 
 
 def test_sorting(opened: Open) -> None:
-    """A heading sorts with the better end first, the other way round the second time, and says so."""
+    """A heading sorts with the best first, the second time in reverse, and is marked as sorted."""
     page = opened(link="#phase=forward&metric=latency_ns/host&shape=(512, 512)")
     assert labels(page)[:3] == ["Base", "LowRankLinear(rank=1)", "PerturbedLinear"]
     page.click("#table thead button >> text=vs. naive")
@@ -83,7 +83,7 @@ def test_sorting(opened: Open) -> None:
 
 
 def test_filtering(opened: Open) -> None:
-    """Words leave the variants that hold all of them, in the table and in the pictures; so does the box."""
+    """Words keep the variants that contain all of them, in table and pictures; so does the check box."""
     page = opened()
     before = len(labels(page))
     page.fill("#filter", "flipped 8")
@@ -102,7 +102,7 @@ def test_filtering(opened: Open) -> None:
 
 
 def test_a_link_brings_back_what_is_shown(opened: Open) -> None:
-    """The address holds choice, order, filter and open variant: another reader sees the same."""
+    """The address has choice, order, filter and open variant, so another reader gets the same view."""
     page = opened()
     page.select_option("#choose-phase", "forward")
     page.select_option("#choose-shape", "(512, 512)")
@@ -120,7 +120,7 @@ def test_a_link_brings_back_what_is_shown(opened: Open) -> None:
 
 
 def test_back_goes_back(opened: Open) -> None:
-    """The browser's own button undoes a choice."""
+    """The browser's back button undoes a choice."""
     page = opened()
     before = page.input_value("#choose-shape")
     page.select_option("#choose-shape", "(512, 512)")
@@ -132,7 +132,7 @@ def test_back_goes_back(opened: Open) -> None:
     "link", ["#device=Nowhere", "#phase=%00", "#members=-1&run=x", "#variant=Unheard%20of", "#metric=<b>"]
 )
 def test_a_link_to_what_is_not_there_is_said(opened: Open, link: str) -> None:
-    """A link from another page names what this one has not: it says so and shows the nearest."""
+    """A link to data that the page lacks shows the nearest view and a message."""
     page = opened(link=link)
     assert page.inner_text("#status").startswith("Not in this page: ")
     assert page.inner_text("h1").startswith("Use ")
@@ -140,12 +140,12 @@ def test_a_link_to_what_is_not_there_is_said(opened: Open, link: str) -> None:
 
 @pytest.mark.parametrize("link", ["#", "#&&=&", "#%", "#nothing", f"#a={'x' * 5000}"])
 def test_a_broken_link_is_no_error(opened: Open, link: str) -> None:
-    """A damaged address shows the page as it begins."""
+    """With a damaged address the page shows its initial view."""
     assert opened(link=link).inner_text("h1").startswith("Use ")
 
 
 def test_two_runs_side_by_side(opened: Open) -> None:
-    """Two runs that are chosen show the rows of both, what differs most first, and what tells them apart."""
+    """Two selected runs show the rows of both, the largest differences first, and how the runs differ."""
     page = opened()
     page.select_option("#compare-a", OLD)
     page.select_option("#compare-b", NEW)
@@ -162,7 +162,7 @@ def test_two_runs_side_by_side(opened: Open) -> None:
 
 
 def test_runs_of_two_devices_are_told_apart(opened: Open) -> None:
-    """A comparison across devices warns; a run that is not in the page is said."""
+    """A comparison across devices shows a warning; a run that the page lacks is reported."""
     page = opened(link=f"#a={NEW}&b=2025")
     assert "Different devices (device_name: Test CPU in A, GPU 1 in B" in page.inner_text("#compare-status")
     other = opened(link=f"#a={NEW}&b=never")

@@ -1,4 +1,4 @@
-"""Two runs side by side, by keys, by a link, on a phone."""
+"""The comparison of two runs by keyboard, by a link, and on a phone."""
 
 from typing import TYPE_CHECKING
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def rows(page: "Page") -> list[str]:
-    """What the comparison shows."""
+    """Return the rows of the comparison."""
     return page.locator("#compare tbody tr").all_inner_texts()
 
 
 def focused(page: "Page") -> str:
-    """The id of what has the focus."""
+    """Return the id of the focused element."""
     found: str = page.evaluate("document.activeElement.id")
     return found
 
 
 def test_by_keys_alone(opened: Open) -> None:
-    """Runs, quantity and sides are chosen without a mouse, and the focus stays where it was."""
+    """The keyboard selects runs, quantity and sides, and the focus stays in place."""
     page = opened()
     tabbed(page, "document.activeElement.id === 'compare-a'")
     for side, run in (("compare-a", OLD), ("compare-b", NEW)):
@@ -49,7 +49,7 @@ def test_by_keys_alone(opened: Open) -> None:
 
 
 def test_a_filter_keeps_the_focus_while_it_is_typed(opened: Open) -> None:
-    """The table is drawn again with each letter."""
+    """The table is drawn again for each letter, without losing the focus."""
     page = opened()
     tabbed(page, "document.activeElement.id === 'filter'")
     page.keyboard.type("flip 8")
@@ -63,7 +63,7 @@ def test_a_filter_keeps_the_focus_while_it_is_typed(opened: Open) -> None:
 
 
 def test_a_link_brings_a_comparison_back(opened: Open) -> None:
-    """The address holds both runs and the quantity: another reader sees the same rows, in the same order."""
+    """The address has both runs and the quantity, so another reader gets the same rows in order."""
     page = opened()
     page.select_option("#compare-a", OLD)
     page.select_option("#compare-b", NEW)
@@ -79,7 +79,7 @@ def test_a_link_brings_a_comparison_back(opened: Open) -> None:
 
 
 def test_a_quantity_that_the_runs_lack_is_said(opened: Open) -> None:
-    """A link to one that they have not in common shows another, and says so."""
+    """A link to a quantity that the runs do not share shows another one, with a message."""
     page = opened(link=f"#a={OLD}&b={NEW}&quantity=forward/nothing/host")
     assert page.inner_text("#compare-status").startswith("Not in both runs: forward/nothing/host.")
     assert page.input_value("#compare-quantity") == "step/latency_ns/host"
@@ -89,7 +89,7 @@ def test_a_quantity_that_the_runs_lack_is_said(opened: Open) -> None:
 
 
 def test_a_phone_shows_the_ratio(opened: Open) -> None:
-    """Without scrolling: a case stands under its variant there, and the page is no wider than the phone."""
+    """On a phone the case is below its variant, and the page needs no sideways scrolling."""
     page = opened(link=f"#a={OLD}&b={NEW}&quantity=forward/latency_ns/host", viewport=PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     cell = page.locator("#compare tbody tr").first.locator("td").nth(3)

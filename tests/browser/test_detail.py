@@ -1,4 +1,4 @@
-"""What the page knows of one variant."""
+"""The page's detail view of one variant."""
 
 from tests.browser.conftest import Open
 
@@ -6,7 +6,7 @@ LOW_RANK = "#variant=LowRank(rank%3D1)&shape=(512, 512)&phase=forward"
 
 
 def test_a_variant_opens(opened: Open) -> None:
-    """A name in the table opens formula, source, closed forms, measured figures and two lines of code."""
+    """Clicking a name in the table shows formula, source, closed forms, figures and two lines of code."""
     page = opened()
     page.click("#table >> text=LowRankLinear(rank=1)")
     detail = page.inner_text("#detail")
@@ -24,7 +24,7 @@ def test_a_variant_opens(opened: Open) -> None:
 
 
 def test_what_was_measured_of_it(opened: Open) -> None:
-    """The detail has time, interval, floor, least work and peak of the chosen case."""
+    """The detail has time, interval, roofline bound, minimum work and peak memory of the selected case."""
     page = opened(link=LOW_RANK)
     table = page.locator("#detail table").first
     heads, found = (table.locator(where).all_inner_texts() for where in ("thead th", "tbody tr > *"))
@@ -38,7 +38,7 @@ def test_what_was_measured_of_it(opened: Open) -> None:
 
 
 def test_a_variant_without_docstring(opened: Open) -> None:
-    """A variant without a stored docstring has its measurements and a remark."""
+    """A variant without a stored docstring has its measurements and a note."""
     page = opened(link="#variant=Hadamard")
     assert "No run stores the docstring of Hadamard" in page.inner_text("#detail")
     assert "Measured" in page.inner_text("#detail")
@@ -46,7 +46,7 @@ def test_a_variant_without_docstring(opened: Open) -> None:
 
 
 def test_a_click_beside_it_closes(opened: Open) -> None:
-    """A detail closes by a click beside it and by Escape, and the focus goes back to its name."""
+    """A click outside the detail or Escape closes it, and the focus returns to its name."""
     page = opened()
     page.click("#table >> text=LowRankLinear(rank=1)")
     page.keyboard.press("Escape")
@@ -61,7 +61,7 @@ def test_a_click_beside_it_closes(opened: Open) -> None:
 
 
 def test_a_bar_and_a_point_open_it(opened: Open) -> None:
-    """A variant opens from the pictures too."""
+    """Bars and points in the pictures open a variant as well."""
     page = opened()
     page.locator("#bars g.chosen", has_text="LowRankLinear(rank=1)").first.click()
     assert page.inner_text("#detail-title") == "LowRankLinear(rank=1)"

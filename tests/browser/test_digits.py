@@ -1,4 +1,4 @@
-"""The digits of the page: those of the tables."""
+"""Numbers on the page have the same digits as in the tables."""
 
 import random
 
@@ -48,20 +48,20 @@ COLUMNS = {
 
 
 def numbers(count: int) -> list[tuple[float, float | None]]:
-    """Numbers of any size, with half the width of their interval or without one."""
+    """Return numbers of any size, with half the width of their interval or without one."""
     draw = random.Random(8)  # noqa: S311  # no secret
     found: list[tuple[float, float | None]] = list(ODD)
     for _ in range(count):
         value = draw.choice([-1, 1, 1]) * draw.uniform(1, 10) * 10.0 ** draw.randint(-9, 14)
         digits = draw.choice([2, 3, 17])
         value = float(f"{value:.{digits}g}")
-        known = draw.random() < 0.7  # most of them
+        known = draw.random() < 0.7  # most numbers have an interval
         found.append((value, abs(value) * 10.0 ** draw.uniform(-8, 1) if known else None))
     return found
 
 
 def test_one_rule_for_digits(opened: Open) -> None:
-    """The page writes any number with any interval as the tables do, but for the commas of thousands."""
+    """The page formats any number with any interval like the tables, except for thousands separators."""
     told = numbers(4000)
     page = opened()
     script = f"(told) => {{ {DIGITS} return told.map((one) => numberText(...one)); }}"
@@ -73,7 +73,7 @@ def test_one_rule_for_digits(opened: Open) -> None:
 
 @pytest.mark.parametrize("metric", ["latency_ns", "peak_bytes"])
 def test_figures_have_the_digits_of_the_tables(opened: Open, metric: str) -> None:
-    """Each time, multiplier and peak of a committed run stands in the page as in its tables."""
+    """Each time, multiplier and peak of a committed run reads the same on the page as in its tables."""
     run, _ = read_run(ROOT / COMMITTED)
     assert run
     grid = next(grid for grid in grids(run, "Linear", metric) if grid.phase == "forward")

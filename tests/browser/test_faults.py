@@ -1,4 +1,4 @@
-"""The page of foreign, broken and very many runs."""
+"""The page with foreign, broken and very many runs."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ PLANT = """() => {
 
 
 def test_planted_scripts_do_not_run(opened: Open) -> None:
-    """A script in a variant's name, a device's, a reason or a label is text, wherever it is shown."""
+    """A script in the name of a variant or device, a reason or a label is shown as text everywhere."""
     page = opened([evil()])
     assert ALERT in page.inner_text("#answer-where")
     table = page.inner_text("#table")
@@ -38,7 +38,7 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
 
 
 def test_a_script_that_got_in_would_not_run(opened: Open) -> None:
-    """The policy of the page stops a foreign script: a second line of defence."""
+    """As a second defence, the page's content security policy blocks a foreign script."""
     page = opened([usual()], expected="Content Security Policy")
     page.evaluate(PLANT)
     assert page.evaluate("window.stopped")
@@ -46,14 +46,14 @@ def test_a_script_that_got_in_would_not_run(opened: Open) -> None:
 
 
 def test_long_names_break_nothing(opened: Open) -> None:
-    """A name of 200 characters neither widens the page nor hides the figures, at phone width too."""
+    """A name of 200 characters neither widens the page nor hides the figures, also at phone width."""
     page = opened([evil()], viewport={"width": 390, "height": 844})
     assert LONG in page.inner_text("#table").replace("\n", "")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_bars_begin_at_nothing(opened: Open) -> None:
-    """A figure below 0, such as a kappa, is in the table, and has no bar."""
+    """Bars start at 0, so a negative figure, such as a kappa, is in the table but has no bar."""
     kappas = [
         figure(one, SQUARE, "kappa", "linear fitness", value, value)
         for one, value in ((DENSE, -0.5), (LOW_RANK, 0.5))
@@ -66,7 +66,7 @@ def test_bars_begin_at_nothing(opened: Open) -> None:
 
 
 def test_odd_numbers_are_no_picture(opened: Open) -> None:
-    """Figures of 1e24, and of nothing, are drawn or left out; no number of a picture is NaN."""
+    """Figures of 1e24 or 0 are drawn or left out; no coordinate of a picture is NaN."""
     case = synthetic.linear()
     rows = [synthetic.time_row(synthetic.BASE, case, 1.0), synthetic.time_row(synthetic.DENSE, case, 0.0)]
     odd = synthetic.time_row(synthetic.variant("Huge"), case, 1.0)
@@ -78,6 +78,6 @@ def test_odd_numbers_are_no_picture(opened: Open) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_little_is_enough(opened: Open, count: int) -> None:
-    """A run of a single row is a page."""
+    """The page can be drawn for a run of a single row."""
     page = opened([synthetic.run(synthetic.three(synthetic.linear())[:count])])
     assert page.locator("#table tbody tr").count() == count

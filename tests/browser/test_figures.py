@@ -1,4 +1,4 @@
-"""The pictures of the page: what is drawn, and how it can be read."""
+"""The pictures of the page: their marks and their axes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SCALES = script_section("Axes")
 
 
 def times(*found: tuple[str, list[float]]) -> Run:
-    """A run of a forward: for each scheme its times in ms, a round each."""
+    """Return a run of a forward: for each scheme its times in ms, one per round."""
     case = linear(64)
     schemes = {"Base": BASE, "Perturbed": DENSE}
     return synthetic.run([time_row(schemes.get(name, variant(name)), case, *ms) for name, ms in found])
@@ -23,7 +23,7 @@ NEAR = (("Base", [1.0]), ("Perturbed", [9 + one / 10 for one in range(7)]))
 
 
 def test_a_logarithmic_axis_has_dots(opened: Open) -> None:
-    """The length of a bar would mean nothing there; what has no interval has no whisker."""
+    """Bar lengths would be meaningless there; a figure without an interval has no whisker."""
     page = opened([times(*WIDE)])
     assert "Logarithmic axis." in page.inner_text("#bars .note")
     assert page.locator("#bars circle.bar").count() == 3
@@ -37,7 +37,7 @@ def test_a_logarithmic_axis_has_dots(opened: Open) -> None:
 
 
 def test_an_axis_from_nothing_has_bars(opened: Open) -> None:
-    """There a bar is as long as its figure."""
+    """On an axis from 0 a bar is as long as its figure."""
     page = opened([times(*NEAR)])
     widths = [float(bar.get_attribute("width") or 0) for bar in page.locator("#bars rect.bar").all()]
     assert widths[1] == pytest.approx(9.3 * widths[0], rel=0.01)
@@ -45,19 +45,19 @@ def test_an_axis_from_nothing_has_bars(opened: Open) -> None:
 
 
 def test_axes_of_the_front_have_two_numbers_or_more(opened: Open) -> None:
-    """Both of them, however near to each other the variants are."""
+    """Both axes have two numbers, however close the variants are."""
     steps = {DENSE: 4.1, variant("Flipped"): 4.0}
     near = rows(kappas=dict.fromkeys(steps, 0.0), steps=steps | {BASE: 1.0})
     page = opened([synthetic.run(near)])
     sides = page.locator("#pareto text.soft").evaluate_all(
         "every => every.map((one) => one.getAttribute('text-anchor'))"
     )
-    assert sides.count("middle") - 1 >= 2  # one is what the axis is called
+    assert sides.count("middle") - 1 >= 2  # one is the title of the axis
     assert sides.count("end") >= 2
 
 
 def test_ticks_are_round_and_two_or_more(opened: Open) -> None:
-    """On any axis: in its range, rising, and no more than ten without a power of ten between them."""
+    """Ticks are in range, increasing, and at most ten unless there are powers of ten between them."""
     script = f"(ranges) => {{ {SCALES} return ranges.map((range) => decades(...range)); }}"
     ranges = [
         (low, low * ratio)

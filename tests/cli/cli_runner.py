@@ -1,4 +1,4 @@
-"""The command line in this process."""
+"""A function that runs the command line in this process."""
 
 import sys
 

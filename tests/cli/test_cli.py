@@ -1,4 +1,4 @@
-"""The command line: one line and the documented exit code for everything that can go wrong."""
+"""The command line: every error is one line with the documented exit code."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def only_run(results: Path) -> Run:
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
     arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The line says what there is; nothing is written."""
+    """The line lists what is available, and nothing is written."""
     out = ["--out", str(tmp_path)] if arguments.startswith("run") else []
     assert run(*arguments.split(), *out) == 2
     captured = capsys.readouterr()
@@ -97,7 +97,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
 
 
 def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a command that exists, and the options of the example do."""
+    """Each command's help has an example whose command and options exist."""
     assert run("--help") == 0
     commands = [group.name or group.callback.__name__ for group in app.registered_commands if group.callback]
     assert len(commands) == 16
@@ -111,7 +111,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output holds one JSON object and nothing else."""
+    """Standard output has one JSON object and nothing else."""
     assert run("list", "--json", "--variants", "Flipped*") == 0
     found = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in found["variants"]] == [
@@ -148,7 +148,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_without_a_gpu_the_first_line_says_what_runs_instead(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quick suite runs on the CPU, and the first line says so; --json leaves stdout clean."""
+    """The first line says that the quick suite runs on the CPU; --json keeps stdout clean."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["--json", "--phases", "sample", "--variants", "Loop", "--cases", "Linear(128*"]
     assert run("run", *arguments, "--out", str(tmp_path)) == 0
@@ -160,7 +160,7 @@ def test_without_a_gpu_the_first_line_says_what_runs_instead(
 def test_a_plug_in_file_is_measured_like_any_variant(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A file of some 20 lines, given with --plugin, is in the suite, is checked and gets rows."""
+    """A file of some 20 lines, given with --plugin, joins the suite, is checked and gets rows."""
     plugin = tmp_path / "good_rows.py"
     plugin.write_text(GOOD)
     assert run("check", "--plugin", str(plugin), "--variants", "RowShared") == 0
@@ -175,7 +175,7 @@ def test_a_plug_in_file_is_measured_like_any_variant(
 def test_an_installed_packages_variants_are_found_by_entry_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package that declares the entry point is listed without being named."""
+    """A package with the entry point is listed without naming it."""
     (tmp_path / "their_rows.py").write_text(GOOD.replace("RowShared", "Theirs"))
     metadata = tmp_path / "their_rows-1.0.dist-info"
     metadata.mkdir()
@@ -205,7 +205,7 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """SystemExit of a variant ends the variant, not the command."""
+    """SystemExit raised by a variant ends the variant, not the command."""
     plugin = tmp_path / "exiting_rows.py"
     plugin.write_text(
         GOOD.replace("RowShared", "Exiting").replace("return op.", "raise SystemExit(7); return op.")
@@ -217,7 +217,7 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table in which nothing has a number still holds its rows, with their reasons."""
+    """A table without any numbers still has its rows, with their reasons."""
     arguments = ["--cases", "Linear(128*", "--phases", "sample", "--variants", "Base", "--device", "cpu"]
     assert run("run", "--tables", *arguments, "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
@@ -226,8 +226,8 @@ def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.
 
 
 def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:
-    """After an interrupt the file holds what was finished, and the exit code is 130."""
-    # Programs started in the background may ignore interrupts, and pass this on to what they start.
+    """After an interrupt the file has the finished rows, and the exit code is 130."""
+    # Programs started in the background may ignore interrupts, which their child processes inherit.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [
         sys.executable,

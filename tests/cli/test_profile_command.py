@@ -1,4 +1,4 @@
-"""The command `profile`: tables, traces, and one line for what cannot be profiled."""
+"""The command `profile`: tables, traces, and one error line per variant that cannot be profiled."""
 
 import csv
 import json
@@ -34,7 +34,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def test_a_profile_is_printed_and_written(capsys: Captured, tmp_path: Path) -> None:
-    """For each variant that matches: a table and the launches on stdout, three files, progress on stderr."""
+    """Each matching variant has a table and launches on stdout, three files, and progress on stderr."""
     out = tmp_path / "profiles"
     assert run("profile", "--variant", "Flipped", "--variant", "Base", *ON, "--out", str(out)) == 0
     captured = capsys.readouterr()
@@ -56,9 +56,9 @@ def test_a_profile_is_printed_and_written(capsys: Captured, tmp_path: Path) -> N
 
 
 def test_what_cannot_be_profiled_says_why(capsys: Captured, tmp_path: Path) -> None:
-    """A phase that a variant lacks is no failure; a wrong variant is, and nothing of it is written.
+    """A missing phase is not a failure; a wrong variant is, and no file is written for it.
 
-    A folder that cannot be written is not the variant's fault.
+    A folder without write permission is an error of the command, not of the variant.
     """
     out = str(tmp_path / "profiles")
     lacking = ("--variant", "Naive", "--variant", "Base", "--phase", "update", *ON)
@@ -80,7 +80,7 @@ def test_what_cannot_be_profiled_says_why(capsys: Captured, tmp_path: Path) -> N
 
 
 def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp_path: Path) -> None:
-    """With exit code 2, and nothing written."""
+    """The line lists what is available, the exit code is 2, and nothing is written."""
     out = tmp_path / "profiles"
     for arguments, words in (
         ("--variant Nope*", "no variant matches 'Nope*'; there are: "),
@@ -100,7 +100,7 @@ def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp
 
 
 def test_every_call_has_files_of_its_own() -> None:
-    """No two variants, cases and phases share a file name, and each is one on any system."""
+    """File names differ for all variants, cases and phases, and are valid on any system."""
     cases = {case.label: case for suite in REGISTRY.suites.values() for case in suite.cases}
     stems = [
         Cell(entry, case, "forward", "cpu").stem for entry in REGISTRY.select() for case in cases.values()

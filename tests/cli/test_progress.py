@@ -1,4 +1,4 @@
-"""Progress on stderr."""
+"""Progress messages on stderr."""
 
 import io
 import math
@@ -10,25 +10,25 @@ from esbench.progress import remaining, showing
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
 
 class FakeTime:
-    """A clock that is set."""
+    """A clock whose time is set by the test."""
 
     now_s = 0.0
 
     def __call__(self) -> float:
-        """Return what it was set to."""
+        """Return the time that was set."""
         return self.now_s
 
 
 def shown(*states: tuple[float, int, int], end_s: float = math.inf) -> list[str]:
-    """Return the lines of a run whose clock, cells done and cells in all take these values."""
+    """Return the lines of a run whose clock, finished cells and total cells have these values."""
     stream, clock = io.StringIO(), FakeTime()
     with showing(stream, clock, end_s) as show:
         for now_s, done, total in states:
@@ -38,7 +38,7 @@ def shown(*states: tuple[float, int, int], end_s: float = math.inf) -> list[str]
 
 
 def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None:
-    """Cell, what, time left: nothing but text and ends of lines; a time budget bounds the time left."""
+    """Lines have cell, activity and time left, at most the time budget, as plain text."""
     assert shown((0.0, 0, 48), (9.0, 1, 48), (12.0, 2, 48), (90.0, 47, 48)) == [
         "cell 1/48  Linear(512, 512)  0  ETA ?",
         "cell 3/48  Linear(512, 512)  2  ETA 4:36",
@@ -54,7 +54,7 @@ def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None
 
 
 def test_the_time_left_is_judged_by_what_is_done() -> None:
-    """Minutes and seconds; unknown at first, never less than nothing, and of each stage by its own pace."""
+    """It is in minutes and seconds, unknown at first, never negative, and estimated per stage."""
     cases: list[tuple[int, int, float, str]] = [
         (0, 9, 5.0, "?"),
         (1, 3, 21.0, "0:42"),
@@ -69,7 +69,7 @@ def test_the_time_left_is_judged_by_what_is_done() -> None:
 
 
 def test_lines_get_rarer_and_none_says_the_same() -> None:
-    """Lines come after 10 s at least and then after half the time so far; a state that stays gives one."""
+    """The first line comes after 10 s, later ones after half the time so far; none is repeated."""
     stream, clock = io.StringIO(), FakeTime()
     with showing(stream, clock) as show:
         for second in range(600):
@@ -96,7 +96,7 @@ def test_lines_get_rarer_and_none_says_the_same() -> None:
 
 
 def test_on_a_terminal_nothing_is_drawn_between_calls() -> None:
-    """A bar, drawn by the caller's own thread: no other is started that could draw in a measurement."""
+    """The caller's thread draws the bar; another thread could draw during a measurement."""
     stream = Terminal()
     threads = threading.active_count()
     with showing(stream) as show:
@@ -107,7 +107,7 @@ def test_on_a_terminal_nothing_is_drawn_between_calls() -> None:
 
 
 def test_the_display_is_put_away_after_an_interrupt() -> None:
-    """The cursor is shown again, and the interrupt passes through."""
+    """The cursor is visible again, and the interrupt is raised."""
     stream = Terminal()
     with pytest.raises(KeyboardInterrupt), showing(stream):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The command that recommends: what it measures, what it answers from, and what it refuses."""
+"""The command `recommend`: the candidates it measures, the stored runs it uses, and its errors."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def stored(
     device_name: str | None = None,
     end: RunEnd | None = None,
 ) -> Run:
-    """Store a run of this machine or another: of these rows, of these variants, or of all."""
+    """Store a run of this or a different machine, with these rows, of these variants or of all."""
     kappas = {one: KAPPAS[one] for one in (variants or KAPPAS)}
     measured = synthetic.run(
         rows(kappas=kappas) if found is None else found,
@@ -52,7 +52,7 @@ def stored(
 
 
 def labels(text: str) -> list[str]:
-    """The names at the beginning of the table's rows that have a rate, less the operator."""
+    """Return the names, without operator, of the table's rows that have a rate."""
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("-----"))
     found = []
@@ -68,7 +68,7 @@ def labels(text: str) -> list[str]:
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The line says what was expected; nothing is measured or written."""
+    """The line has the expected input; nothing is measured or written."""
     for arguments, words in (
         ("", "recommend needs one of --linear, --conv and --model"),
         ("--linear 8x8 --conv 8x8x3@8x8", "recommend needs one of --linear, --conv and --model"),
@@ -110,7 +110,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
 
 
 def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The candidates and base are measured at that very shape, ranked, stored, and answered from again."""
+    """Candidates and base are measured at this shape, ranked and stored; a second call uses the run."""
     arguments = ["--linear", "8x8", "--members", "16", "--device", "cpu", "--results", str(tmp_path)]
     names = ["--variants", "Perturbed", "--variants", "Flipped"]
     assert run(*arguments, *names) == 0
@@ -130,7 +130,7 @@ def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_stored_run_answers_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the ranking of its tables, within a memory limit and globs; nothing is measured."""
+    """The answer has the ranking of the run's tables, filtered by memory limit and globs."""
     measured = stored(tmp_path)
     results = str(tmp_path / "results")
     arguments = ["--linear", "64x64", "--offline", "--device", "cpu", "--results", results]
@@ -167,7 +167,7 @@ def test_offline_answers_from_another_device_and_says_so(
 
 
 def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a run of this device, or of that shape or variant, one line says so, and exit code 2."""
+    """Without a run of this device, shape or variant there is one error line and exit code 2."""
     for folder, device_name, shape, words in (
         (
             "a",
@@ -190,7 +190,7 @@ def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_nothing_to_rank_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no variant serves the shape, each has its reason, the run is stored, and the exit code is 1."""
+    """If no variant supports the shape, each has its reason, the run is stored, and the exit code is 1."""
     arguments = ["--linear", "4x1", "--members", "8", "--device", "cpu", "--results", str(tmp_path)]
     assert run(*arguments, "--variants", "SparsePerturbed(k=2)") == 1
     captured = capsys.readouterr()
@@ -204,7 +204,7 @@ def test_nothing_to_rank_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_model_has_a_ranking_for_each_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Layers of one shape share a table that names them; a layer is ranked by the size of its model."""
+    """Layers of one shape share a table with their names, and are ranked with the d of the model."""
     (tmp_path / "models_of_a_test.py").write_text(
         "from torch import nn\n"
         "def make():\n"
@@ -238,7 +238,7 @@ def test_a_model_has_a_ranking_for_each_layer(
 
 
 def test_run_by_shape_can_be_resumed() -> None:
-    """What a run was asked for by shape stands in its header, and means the same plan again."""
+    """The header of a run has the shape that was requested, so a resumed run has the same plan."""
     from esbench.cli.run import plan_of  # noqa: PLC0415  # the command line imports it late as well
 
     request = Request(variants=("Flipped",), shapes=(SQUARE,))
@@ -256,7 +256,7 @@ def test_run_by_shape_can_be_resumed() -> None:
 def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole run ranks all; a line names newer ones, another what completes an interrupted one."""
+    """The whole run is ranked; one line names newer runs, another how to resume."""
     results = str(tmp_path / "results")
 
     def answer(*arguments: str) -> tuple[list[str], str]:
@@ -267,7 +267,7 @@ def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
     end = RunEnd(status="interrupted", wall_s=1.0)
     stored(tmp_path, end=end)
     whole = stored(tmp_path, number=2)
-    assert "was interrupted" not in answer()[1]  # an older interrupted run is no longer of interest
+    assert "was interrupted" not in answer()[1]  # an interrupted run older than the whole one is ignored
     stored(tmp_path, None, HADAMARD, number=3)
     stored(tmp_path, None, FLIPPED, number=4)
     assert answer()[0] == ORDER
@@ -289,7 +289,7 @@ def test_partial_and_interrupted_runs_do_not_hide_a_whole_one(
 def test_interrupt_says_the_commands_that_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The resume with the same folder of results, then the same question of what is stored."""
+    """The commands resume in the same results folder, then ask again for the stored answer."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -306,7 +306,7 @@ def test_interrupt_says_the_commands_that_go_on(
 def test_schemes_are_imported_from_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A plugin's scheme from the plugin; without it the code says that it has to be loaded."""
+    """The code imports a plug-in's scheme from the plug-in, or says that it must be loaded."""
     theirs = Variant(scheme="SchemeOfATest")
     found = [
         msgspec.structs.replace(row, variant=theirs) if row.variant == HADAMARD else row for row in rows()

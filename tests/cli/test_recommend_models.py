@@ -1,4 +1,4 @@
-"""What recommend says of a person's own model: what is refused before measuring, and code that works."""
+"""The command `recommend` for a user's model: refusals before measuring, and code that works."""
 
 import sys
 from pathlib import Path
@@ -65,7 +65,7 @@ def strange():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work where the models are, and where a run of their layers is stored."""
+    """Work in a folder with the models and a stored run of their layers."""
     (tmp_path / "some_models.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -93,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
     folder: Path, capsys: pytest.CaptureFixture[str], factory: str, words: str
 ) -> None:
-    """In one line with the reason, exit code 2; no run is stored."""
+    """One line has the reason, the exit code is 2, and no run is stored."""
     before = sorted(folder.rglob("*.jsonl"))
     assert run("--model", f"some_models:{factory}", "--device", "cpu") == 2
     captured = capsys.readouterr()
@@ -106,7 +106,7 @@ def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("factory", ["named", "strange"])
 def test_the_code_that_is_printed_runs(capsys: pytest.CaptureFixture[str], factory: str) -> None:
-    """Pasted below a fresh model of that kind it makes a population, each layer with its own winner."""
+    """Pasted below a new model of that kind, it makes a population with the best scheme for each layer."""
     assert run("--model", f"some_models:{factory}", "--device", "cpu", "--offline") == 0
     text = capsys.readouterr().out
     code = text[text.index("from impls") :]

@@ -15,7 +15,7 @@ LIKE = template_case(1024, 1, None, 0.02)
 
 
 def test_a_shape_is_the_case_of_the_suites() -> None:
-    """Members, repeats, dtype and sigma come from their own options; a kernel may have two sizes."""
+    """Members, repeats, dtype and sigma are separate options; a kernel may have two sizes."""
     assert linear_case("512x256", LIKE) == suites.linear(512, 256)
     assert conv2d_case("64x64x3@32x32", LIKE) == suites.conv2d(64, 64, (3, 3), (32, 32))
     case = conv2d_case("8x4x3x5@9x7", LIKE)
@@ -28,7 +28,7 @@ def test_a_shape_is_the_case_of_the_suites() -> None:
 
 
 def test_a_size_has_a_decimal_or_a_binary_unit() -> None:
-    """Anything else is refused."""
+    """Any other unit is refused."""
     for text, size in (("2GB", 2e9), ("500MB", 5e8), ("1.5GiB", 1.5 * 2**30), ("10 kB", 1e4), ("7", 7)):
         assert size_bytes(text) == size
     for text in ("2 gb", "-1GB", "0", "GB", "9" * 400):
@@ -38,7 +38,7 @@ def test_a_size_has_a_decimal_or_a_binary_unit() -> None:
 
 @given(st.text(alphabet="0123456789x@-. ", max_size=20))
 def test_any_text_is_a_shape_or_an_error_of_one_line(text: str) -> None:
-    """A case has positive sizes."""
+    """A text that parses is a case with positive sizes."""
     for parse in (linear_case, conv2d_case):
         case, message = parsed(parse, text)
         assert "\n" not in message

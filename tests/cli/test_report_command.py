@@ -1,4 +1,4 @@
-"""The command ``report``: git ignores what it writes by default, and it publishes committed runs only."""
+"""The command `report`: git ignores its default output, and it publishes only committed runs."""
 
 from pathlib import Path
 
@@ -16,9 +16,9 @@ CSV = ("--format", "csv")
 def test_git_status_stays_clean_until_a_report_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """New runs and reports are ignored; --publish writes reports/, from committed runs only.
+    """New runs and reports are ignored; --publish writes reports/ from committed runs only.
 
-    A line that cannot be read is named, and the report is still written.
+    An unreadable line is named, and the report is still written.
     """
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8")
     top = repository(tmp_path / "clone", {".gitignore": ignored})
@@ -44,7 +44,7 @@ def test_git_status_stays_clean_until_a_report_is_published(
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (top / "reports", top / "build/reports")
     )
-    assert published == local  # the same runs give the same bytes
+    assert published == local  # the same runs make the same bytes
     assert published
 
     file.write_bytes(file.read_bytes() + b'{"record":"measurement","varia')

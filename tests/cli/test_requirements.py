@@ -1,4 +1,4 @@
-"""Measuring works without the packages that only reports need."""
+"""Measuring works without packages that only reports need."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ sys.exit(code)
 
 
 def test_measuring_needs_no_package_for_reports(tmp_path: Path) -> None:
-    """The doctor and a run succeed; in place of the run's tables one line says which package is missing."""
+    """The doctor and a run succeed; one line names the missing package instead of the tables."""
     asked = ("--suite", "gate", "--device", "cpu", "--cases", "Linear*", "--phases", "forward")
     run = ("run", *asked, "--variants", "LowRank(rank=1)", "--out", str(tmp_path))
     command = [sys.executable, "-c", PROGRAM, "doctor", "--then", *run]

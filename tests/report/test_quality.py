@@ -115,7 +115,7 @@ def test_n_eff_by_the_closed_form() -> None:
 
 
 def test_size_follows_from_replicates() -> None:
-    """D follows from kappa and n_eff, unless all kappas are 0; a network's d is used in kappa n / d."""
+    """The size d follows from kappa and n_eff, unless all kappas are 0; a layer may use a network's d."""
     kappas = [0.5, -0.25, 0.01]
     sizes = [100 / (1 + kappa * 100 / 4096) for kappa in kappas]
     assert size_of(kappas, sizes, 100) == pytest.approx(4096)

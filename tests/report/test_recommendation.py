@@ -1,4 +1,4 @@
-"""Advice from stored runs: which run answers, and in which order. ``golden/examples.md`` has the texts."""
+"""Recommendations from stored runs: the run used, and the order. ``golden/examples.md`` has the texts."""
 
 import ast
 from collections.abc import Collection

@@ -39,7 +39,7 @@ def report(folder: Path, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
-    """Reports of two devices with an older run, a run in another dtype, and files of earlier reports."""
+    """Render reports of two devices, with an older run, a run in another dtype, and older report files."""
     folder = tmp_path_factory.mktemp("reports")
     readme(folder)
     store(folder, a_run("20250101T000000Z-quick-0000", factor=7.0))

@@ -85,7 +85,7 @@ def test_a_missing_figure_breaks_the_line() -> None:
 
 
 def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most six similar lines each; of too many, those with change points; methods are in the titles."""
+    """A panel has at most six similar lines; of too many, those with change points. Titles have methods."""
     for count, sizes in ((6, [6]), (20, [5] * 4)):
         found = panels(history_of(many(count)))
         assert [len(panel.series) for panel in found] == sizes
