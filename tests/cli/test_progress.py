@@ -69,7 +69,7 @@ def test_the_time_left_is_judged_by_what_is_done() -> None:
 
 
 def test_lines_get_rarer_and_none_says_the_same() -> None:
-    """The first line comes after 10 s, later ones after half the time so far; none is repeated."""
+    """Lines are 10 s apart at least, later half the time so far; an unchanged state has one line."""
     stream, clock = io.StringIO(), FakeTime()
     with showing(stream, clock) as show:
         for second in range(600):

@@ -67,7 +67,11 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
         ("multipliers", PlotRequest(cases="no"), f"no case matches 'no' {there} Linear(256, 256)"),
         ("multipliers", PlotRequest(variants=("no",)), f"no variant matches 'no' {there} Base, Naive"),
         ("multipliers", PlotRequest(phase="update"), "nothing to draw with phase update: multipliers needs"),
-        ("multipliers", PlotRequest(metric="power_w"), "the plot multipliers has no choice of metric: leave --metric out"),
+        (
+            "multipliers",
+            PlotRequest(metric="power_w"),
+            "the plot multipliers has no choice of metric: leave --metric out",
+        ),
         ("multipliers", PlotRequest(method="graph"), "nothing to draw with method graph: multipliers needs"),
         ("pareto", PlotRequest(phase="sample"), "the plot pareto has no choice of phase: leave --phase out"),
         (
