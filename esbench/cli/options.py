@@ -140,6 +140,19 @@ def stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
     return runs, problems
 
 
+def check_writable(option: str, folder: Path) -> None:
+    """Check that files can be stored in a folder, before anything is measured.
+
+    Raises:
+        UserError: the folder, or one above it, is a file.
+
+    """
+    there = next((one for one in (folder, *folder.parents) if one.exists()), None)
+    if there and not there.is_dir():
+        message = f"{option} {folder}: {there} is not a folder"
+        raise UserError(message)
+
+
 def check_results(results: Path) -> None:
     """Check that there is a folder of results.
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Results, Seed, Variants, app, load_usual, note, say
+from esbench.cli.options import (
+    FAILED,
+    Plugins,
+    Results,
+    Seed,
+    Variants,
+    app,
+    check_writable,
+    load_usual,
+    note,
+    say,
+)
 from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs, trainer
@@ -112,7 +123,7 @@ def recommend(
     from esbench.measure.validation import TorchState
 
     torch_state = TorchState()  # before a model or a plug-in is loaded
-    _check_folder(results)
+    check_writable("--results", results)
     template = template_case(members, repeats, dtype, sigma)
     limit_bytes = size_bytes(memory_limit) if memory_limit is not None else None
     entries = candidates(load_usual(variants, plugin), named=bool(variants))
@@ -138,19 +149,6 @@ def recommend(
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not answered:
         raise typer.Exit(FAILED)
-
-
-def _check_folder(results: Path) -> None:
-    """Check that results can be stored, before anything is measured.
-
-    Raises:
-        UserError: the folder, or one above it, is a file.
-
-    """
-    there = next((one for one in (results, *results.parents) if one.exists()), None)
-    if there and not there.is_dir():
-        message = f"--results {results}: {there} is not a folder"
-        raise UserError(message)
 
 
 def _measured(

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esbench import store
-from esbench.cli.options import FAILED, INVALID, Plugins, Variants, app, load_entries, note, say
+from esbench.cli.options import (
+    FAILED,
+    INVALID,
+    Plugins,
+    Variants,
+    app,
+    check_writable,
+    load_entries,
+    note,
+    say,
+)
 from esbench.errors import UserError
 from esbench.registry import (
     DTYPES,
@@ -124,6 +134,7 @@ def run(
     if only_estimate and (resume or as_json):
         message = "--estimate cannot be combined with --resume or --json"
         raise UserError(message)
+    check_writable("--out", out)
     torch_state = TorchState()  # before a plug-in is loaded
     place = device if only_estimate and device in METHODS else resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")

@@ -139,9 +139,8 @@ def _in_words(value: object) -> str:
 def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
     """Return short SHA-256 sums of the source code of the variants, their packages and the harness.
 
-    For each variant's name that of the file which defines its scheme; for each package, the harness among
-    them, that of all its files: one that a scheme imports may change as well. What has no source file, such
-    as a scheme typed into a shell, is left out.
+    A variant has the sum of the file that defines its scheme. A package, such as the harness, has that of all
+    its files, since a scheme may import any of them. A scheme without a file is left out.
     """
     hashes = {}
     packages = {"esbench": Path(esbench.__file__)}

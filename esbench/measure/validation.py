@@ -195,8 +195,8 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
     """Compare a replayed graph with the call that it was captured from, on new inputs.
 
-    Both are at the first turn. Where the phase draws noise, both begin at the first step and take each turn
-    twice, the second time at a later step.
+    Both start at the first input. If the phase draws noise, both also start at the first step and go through
+    all inputs twice, so that the second pass must have new noise.
     """
     turns, draws = max(1, len(workload.inputs)), phase in DRAWING
 

@@ -224,8 +224,7 @@ def patches(
 def joined(words: Sequence[Tensor], length: int) -> Tensor:
     """Pack k words of ``length`` bits into fewer words: [*shape] each -> [k', *shape].
 
-    Each gets as many as fit. A product of two rows that are joined in this way is the same and reads fewer
-    words.
+    As many as fit share a word. Products of rows that are packed alike keep their value and read fewer words.
     """
     fit = max(1, word_bits(*words) // max(1, length))
     found = torch.stack(list(words[::fit]))

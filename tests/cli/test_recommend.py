@@ -107,6 +107,8 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     for results in (file, file / "deeper" / "still"):
         assert run("--linear", "8x8", "--results", str(results)) == 2
         assert f"{file} is not a folder" in capsys.readouterr().err
+        assert cli_runner.run("run", "--device", "cpu", "--out", str(results)) == 2
+        assert capsys.readouterr().err == f"esbench: --out {results}: {file} is not a folder\n"
 
 
 def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
