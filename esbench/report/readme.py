@@ -77,20 +77,19 @@ class Page:
         folder, printing = Path(page).parent, _PRINTING.get(Printing())
         return cls(folder.parent, "../", printing) if folder.name == DOCS else cls(folder, "", printing)
 
-    def device(self, file: str, *published_files: str, brief: bool = False) -> str:
+    def device(self, file: str, *published_files: str) -> str:
         """Return the section of a device: NESgpu's tables, published figures beside them, the rest of a step.
 
         Args:
             file: a run of the suite readme.
             published_files: what others published.
-            brief: whether the forward is all there is; the page of the run has the rest.
 
         """
         run, published = self._run(file), [self._run(other) for other in published_files]
         kind = "a CPU" if run.header.environment.device == "cpu" else "a GPU"
         parts = [f"## On {kind}: {escape(captions.device(run))}"]
         for operator in _LAYERS:
-            parts += self._layer(run, published, operator, brief=brief)
+            parts += self._layer(run, published, operator)
         page = self._page_of(run)
         parts.append(f"[All tables of this run]({self.to_root}{quote(page)})." if page else "")
         return "\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n\n"
@@ -234,7 +233,7 @@ class Page:
         self.printing.shown.append(section)
         return section.markdown(intervals=self.printing.intervals)
 
-    def _layer(self, run: Run, published: Sequence[Run], operator: str, *, brief: bool) -> Iterator[str]:
+    def _layer(self, run: Run, published: Sequence[Run], operator: str) -> Iterator[str]:
         """Yield the cost of a forward; folded, its times, what others published, other phases and memory."""
         forward = time_sections(run, operator, "forward")
         if not forward:
@@ -246,8 +245,6 @@ class Page:
         near = [one for one in beside(run, *published) if one.title.startswith(f"{operator}, forward")]
         names = listed([captions.device(run) for run in published])
         yield self._folded(f"{operator}: beside what others published for {names}", near)
-        if brief:
-            return
         phases = [one for phase in _PHASES for one in time_sections(run, operator, phase)[:1]]
         shown = [_of_cells(figures_only(one)) for one in phases]
         yield self._folded(f"{operator}: drawing the noise, and the update", shown)

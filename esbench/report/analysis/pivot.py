@@ -19,7 +19,6 @@ from esbench.schema import (
     Run,
     Skipped,
     Variant,
-    Work,
 )
 from esbench.stats import Ratio, median, ratio
 
@@ -132,14 +131,6 @@ class Grid:
     def with_metric(self, metric: str) -> "Grid":
         """Return the same cells in another metric."""
         return replace(self, metric=metric)
-
-    def base_work(self, case: Case) -> Work | None:
-        """Return the minimum work of the plain layer in this phase, by any method."""
-        wanted = ("base", self.phase, case)
-        rows = self.run.measurements
-        return next(
-            (row.work for row in rows if (row.variant.mode, row.phase, row.case) == wanted and row.work), None
-        )
 
     def largest(self, variant: Variant, case: Case) -> Measurement | None:
         """Return the row of the largest population of a case that fits, if it was searched for."""

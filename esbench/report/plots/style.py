@@ -54,11 +54,10 @@ Color = tuple[float, float, float, float]
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "*", "<", ">", "X")
 LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
-HATCHES = ("", "////", "||||", "xxxx", "\\\\\\\\", "++++")
 BLACK: Color = (0.0, 0.0, 0.0, 1.0)
 WHITE: Color = (1.0, 1.0, 1.0, 1.0)
-GREY, BACKGROUND = "0.45", "0.8"
-"""Of bounds, and of series that are shown for comparison."""
+GREY = "0.45"
+"""The colour of bounds."""
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 _DECADE = 5.0

@@ -69,7 +69,7 @@ def warnings(run: Run) -> list[str]:
 def _ranked(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in operators(run):
         for ranking in rankings(run, operator)[:1]:
-            for case in ranking.largest:
+            for case in dict.fromkeys([*filter(None, [ranking.main]), *ranking.largest]):
                 yield case, ranking_table(case, ranking.of(case))
 
 
@@ -101,7 +101,7 @@ def _row(one: RankedVariant, reference: RankedVariant | None) -> tuple[str, ...]
 
 
 def _timed(run: Run) -> Iterator[tuple[Case, str]]:
-    for operator in operators(run):
+    for operator in (name for name in operators(run) if not rankings(run, name)):
         found = [
             grid
             for grid in grids(run, operator, TIMES)
