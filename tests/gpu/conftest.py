@@ -1,6 +1,7 @@
-"""The short selection of the tests for a GPU: of a test with many cases some, of each variant one.
+"""Selects a short run of the GPU tests: the cases that it leaves out are marked ``slow``.
 
-A test that is left out of it is marked ``slow``. Tests that need the GPU to themselves are marked ``alone``.
+A test over variants keeps one case per variant, any other test at most MOST cases. Tests that need the GPU to
+themselves are marked ``alone``.
 """
 
 from collections import defaultdict
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 MOST = 8
-"""So many cases of a test are in the short selection, spread evenly; of one over variants, a case of each."""
+"""Most cases of a test in the short selection, evenly spaced; a test over variants keeps one for each."""
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark as slow what the short selection leaves out."""
+    """Mark the cases that are not in the short selection as slow."""
     tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
@@ -27,9 +28,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def short(cases: Sequence[dict[str, Any] | None]) -> set[int]:
-    """Return the places of the cases in the short selection, by the parameters of each.
+    """Return the indices of the cases in the short selection, given the parameters of each case.
 
-    Each variant has one case, the next variant another one of its own: all types and shapes come up.
+    Each variant keeps one case, and the next variant a different one, so that all dtypes and shapes occur.
     """
     places: defaultdict[object, list[int]] = defaultdict(list)
     for place, params in enumerate(cases):

@@ -1,4 +1,4 @@
-"""On a CUDA GPU: memory of a call, what it launches, ceilings, TF32 and the largest population that fits."""
+"""Tests on a CUDA GPU of memory, launches, peak rates, TF32 and the largest population that fits."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ def empty(size: int) -> torch.Tensor:
 
 
 def test_the_memory_of_a_call_is_counted() -> None:
-    """To the 512 bytes that torch's allocator rounds to, equal over repeats; the cache holds as much.
+    """The peak memory of a call is exact, up to the allocator's 512-byte steps, and the same in 20 repeats.
 
-    What a call adds for good is counted apart; what replaces something as large is not.
+    Memory that each call adds and never frees is reported as kept; replacing a buffer by an equal one is not.
     """
     found = [footprint(lambda: empty(3 * MIB + 1), "cuda", lambda: 7) for _ in range(20)]
     assert {one.peak_bytes for one in found} == {3 * MIB + 512}
@@ -56,7 +56,7 @@ def test_the_memory_of_a_call_is_counted() -> None:
 
 @pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.variant.name)
 def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
-    """In each phase, with the same peak and as many launches every time."""
+    """In each phase a variant keeps no memory, repeats its peak and launches, and uses only one stream."""
     workload = build(entry.scheme, CASE, "cuda", 0)
     for phase, call in workload.phases.items():
         workload.enter(phase)
@@ -71,7 +71,7 @@ def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
 
 
 def test_launches_waits_and_streams_are_seen() -> None:
-    """A kernel, a fill and a copy, on whichever stream is current; work beside it on another one."""
+    """A trace counts kernels, fills and copies on the current stream, and reports waits and other streams."""
     a, b = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -99,7 +99,7 @@ def test_launches_waits_and_streams_are_seen() -> None:
 
 
 def test_a_profile_names_kernels(tmp_path: Path) -> None:
-    """With shares of the device's time, and a trace that shows the streams."""
+    """A profile counts every launch, its time shares add up to 1, and its trace file names the kernels."""
     a = torch.randn(512, 512, device="cuda")
     found = profile(lambda: torch.relu(a @ a), "cuda", tmp_path, "gpu")
     assert found.trace.launches == sum(line.calls for line in found.lines) >= 2
@@ -109,7 +109,7 @@ def test_a_profile_names_kernels(tmp_path: Path) -> None:
 
 
 def test_ceilings_of_the_gpu() -> None:
-    """Each type has one, and a narrow one is faster than float32."""
+    """Each dtype has a measured peak rate; bfloat16, and TF32 where available, are faster than float32."""
     (clock,) = clocks("cuda", ("eager",))
     found = list(device_peaks("cuda", ["float32", "tfloat32", "bfloat16"], clock))
     rates = {one.dtype: one.amount / min(one.samples) for one in found}
@@ -120,7 +120,7 @@ def test_ceilings_of_the_gpu() -> None:
 
 
 def test_tf32_is_what_precision_says() -> None:
-    """A product in float32 errs by far less than one in TF32."""
+    """The error of a product in float32 is less than a tenth of its error in TF32."""
     if not has_tf32("cuda"):
         pytest.skip("this GPU has no TF32")
     a, b = (torch.randn(512, 512, device="cuda") for _ in range(2))
@@ -134,7 +134,7 @@ def test_tf32_is_what_precision_says() -> None:
 
 @pytest.fixture
 def _one_gibibyte() -> Iterator[None]:
-    """Let torch's allocator take that much and no more."""
+    """Let torch's allocator take one more GiB of GPU memory and no more."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1024 * MIB) / total)
@@ -145,7 +145,7 @@ def _one_gibibyte() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_one_gibibyte")
 def test_the_capacity_of_the_gpu_is_what_its_memory_allows() -> None:
-    """At 256 KiB of noise for each member, below 4096 of them."""
+    """With 1 GiB of memory and 256 KiB of noise per member, at least 1024 but fewer than 4096 members fit."""
     (perturbed,) = REGISTRY.select(["Perturbed"])
     case = Case(operator="Linear", out_channels=256, in_channels=256)
     (clock,) = clocks("cuda", ("eager",))

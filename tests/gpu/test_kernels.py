@@ -1,4 +1,4 @@
-"""Kernels on a CUDA GPU at the sizes that are timed, compared with the reference for some members."""
+"""Compares kernels on a CUDA GPU, at the sizes that are timed, with the reference for some members."""
 
 import pytest
 
@@ -21,7 +21,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("entry", "case"), ROWS)
 def test_a_kernel_is_right_at_the_size_that_is_timed(entry: Entry, case: Case) -> None:
-    """Forward and update, up to 2^20 members whose noise is drawn for 2^20 weights each and never stored."""
+    """Forward and update match the reference, even for 2^20 members whose noise is drawn and never stored."""
     try:
         built = build(entry.scheme, case, "cuda", 0)
     except UnavailableError as reason:

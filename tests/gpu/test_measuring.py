@@ -1,4 +1,4 @@
-"""What only a CUDA GPU can show of the instruments."""
+"""Tests of the measuring instruments that need a CUDA GPU."""
 
 import time
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ METHODS = ("eager", "graph")
 
 
 def spin(cycles: int) -> Call:
-    """A kernel that spins for this number of cycles of the GPU's clock."""
+    """Return a call that launches a kernel which spins for this number of GPU clock cycles."""
     return partial(torch.cuda._sleep, cycles)  # noqa: SLF001  # the only kernel of a known length
 
 
 @pytest.fixture(scope="module")
 def device() -> Cuda:
-    """The GPU."""
+    """The CUDA operations of the GPU under test."""
     return Cuda()
 
 
 @pytest.fixture(scope="module")
 def cycles_per_ns() -> float:
-    """How fast the GPU counts, by the host's clock: what launching and waiting cost is in both lengths."""
+    """GPU clock cycles per nanosecond of the host; two lengths are compared, so launch overhead cancels."""
 
     def wall_ns(cycles: int) -> int:
         torch.cuda.synchronize()
@@ -44,8 +44,8 @@ def cycles_per_ns() -> float:
         torch.cuda.synchronize()
         return time.perf_counter_ns() - start
 
-    short, long = 10**8, 3 * 10**8  # some 50 and 150 ms
-    for _ in range(5):  # the clock rises
+    short, long = 10**8, 3 * 10**8  # about 50 and 150 ms
+    for _ in range(5):  # until the GPU's clock has settled
         wall_ns(long)
     times = [median(wall_ns(cycles) for _ in range(5)) for cycles in (short, long)]
     return (long - short) / (times[1] - times[0])
@@ -53,14 +53,14 @@ def cycles_per_ns() -> float:
 
 @pytest.fixture(autouse=True)
 def _give_back() -> Iterator[None]:
-    """Leave no cached memory to the next test."""
+    """Free cached GPU memory after each test."""
     yield
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
 def visit(device: Cuda, call: Call, calls: int, method: str = "eager", turns: int = 1) -> Visit:
-    """Warm a call up and visit it."""
+    """Warm up a call, then time it in one visit."""
     clock = CudaClock(method, device, Streak())
     prepared = clock.prepare(call, turns)
     warm_up(prepared, clock, 1.0)
@@ -69,7 +69,7 @@ def visit(device: Cuda, call: Call, calls: int, method: str = "eager", turns: in
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_kernel_of_50_ms_reads_50_ms(device: Cuda, cycles_per_ns: float, method: str) -> None:
-    """To 0.2 % by the host's clock, though the launch returns at once: the figure is the device's."""
+    """A kernel of 50 ms is measured within 0.2 %, although its launch returns in less than 1 ms."""
     taken = visit(device, spin(round(50e6 * cycles_per_ns)), 5, method)
     for metric in ("latency_ns", "warm_latency_ns"):
         assert median(taken.samples[metric]) == pytest.approx(50e6, rel=0.002)
@@ -81,7 +81,7 @@ def test_a_kernel_of_50_ms_reads_50_ms(device: Cuda, cycles_per_ns: float, metho
 def test_twice_the_length_reads_twice_as_long(
     device: Cuda, cycles_per_ns: float, length_ns: int, method: str
 ) -> None:
-    """To 0.2 %, or 0.1 us, where the events' own resolution is coarser: their difference is the length."""
+    """Doubling a kernel's length adds that length to the measured time, within 0.2 % or 0.1 us."""
     once, twice = (
         fmean(visit(device, spin(round(count * length_ns * cycles_per_ns)), 64, method).samples["latency_ns"])
         for count in (1, 2)
@@ -90,7 +90,7 @@ def test_twice_the_length_reads_twice_as_long(
 
 
 def test_eager_and_replayed_kernels_take_the_same_time(device: Cuda) -> None:
-    """To 3 % on a product of some hundred microseconds."""
+    """A matrix product takes the same time in an eager call and in a graph replay, within 3 %."""
     a, b = torch.randn(2, 4096, 4096, device="cuda").unbind()
     eager, graph = (
         median(visit(device, partial(torch.mm, a, b), 32, method).samples["latency_ns"]) for method in METHODS
@@ -99,7 +99,7 @@ def test_eager_and_replayed_kernels_take_the_same_time(device: Cuda) -> None:
 
 
 def test_launching_is_in_no_figure_of_the_device(device: Cuda) -> None:
-    """Twenty short kernels take the device less than the host needs to issue them, and read so."""
+    """The measured device time of twenty short kernels does not include the host's time to launch them."""
     x = torch.zeros(1, device="cuda")
 
     def call() -> None:
@@ -112,7 +112,7 @@ def test_launching_is_in_no_figure_of_the_device(device: Cuda) -> None:
 
 
 def test_a_device_that_waits_for_the_host_is_labelled(device: Cuda) -> None:
-    """A host that issues half of a call late is seen in every sample."""
+    """A call in which the host sleeps between two kernels counts as dispatch-bound in every sample."""
     x = torch.zeros(1, device="cuda")
 
     def call() -> None:
@@ -125,7 +125,7 @@ def test_a_device_that_waits_for_the_host_is_labelled(device: Cuda) -> None:
 
 
 def test_a_block_is_never_shorter_than_asked_for(device: Cuda) -> None:
-    """Whatever the GPU's clock is at."""
+    """A blocking kernel of 1 ms lasts at least 1 ms, whatever the GPU's clock rate."""
     start, end = device.event(), device.event()
     for _ in range(10):
         device.record(start)
@@ -136,7 +136,7 @@ def test_a_block_is_never_shorter_than_asked_for(device: Cuda) -> None:
 
 
 def test_the_flush_overwrites_twice_the_cache_and_is_not_in_the_figure(device: Cuda) -> None:
-    """All of the buffer, to the last byte, without taking memory; an empty call reads a few microseconds."""
+    """A flush zeroes a buffer of twice the L2 cache, allocates nothing, and is not part of the time."""
     assert device.cache.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
     device.cache.rows.fill_(1)
     torch.cuda.synchronize()
@@ -149,7 +149,7 @@ def test_the_flush_overwrites_twice_the_cache_and_is_not_in_the_figure(device: C
 
 
 def test_what_fits_the_cache_is_slower_when_cold(device: Cuda) -> None:
-    """Reading a quarter of the cache finds nothing of it there after a flush."""
+    """Summing a quarter of the L2 cache takes over 10 % longer after a flush than with a warm cache."""
     size = torch.cuda.get_device_properties(0).L2_cache_size // 4
     x = torch.randn(size // 4, device="cuda")
     taken = visit(device, partial(torch.sum, x), 40)
@@ -157,7 +157,7 @@ def test_what_fits_the_cache_is_slower_when_cold(device: Cuda) -> None:
 
 
 def test_a_replay_computes_from_what_its_inputs_hold_now(device: Cuda) -> None:
-    """In turn, each from its own."""
+    """Replays use the captured inputs in turn and read their current values."""
     inputs = [torch.full((4,), float(value), device="cuda") for value in (1, 2)]
     numbers = iter(range(100))
     replay = CudaClock("graph", device, Streak()).prepare(lambda: inputs[next(numbers) % 2] * 2, 2)
@@ -169,7 +169,7 @@ def test_a_replay_computes_from_what_its_inputs_hold_now(device: Cuda) -> None:
 
 
 def test_what_cannot_be_captured_leaves_the_device_as_it_was(device: Cuda) -> None:
-    """A call that waits is refused; eager calls, random numbers, captures and the allocator work on."""
+    """After a failed capture, eager calls, random numbers, new captures and the allocator still work."""
     x = torch.randn(1000, device="cuda")
     clock = CudaClock("graph", device, Streak())
     for _ in range(3):
@@ -187,7 +187,7 @@ def test_what_cannot_be_captured_leaves_the_device_as_it_was(device: Cuda) -> No
 
 
 def test_a_generator_that_is_seeded_inside_is_refused(device: Cuda) -> None:
-    """Its seed comes from the host, once: a replay would draw the same again."""
+    """A call that seeds a generator cannot be captured, since each replay would draw the same numbers."""
 
     def call() -> torch.Tensor:
         generator = torch.Generator("cuda").manual_seed(1)
@@ -199,7 +199,7 @@ def test_a_generator_that_is_seeded_inside_is_refused(device: Cuda) -> None:
 
 
 def test_a_graph_takes_its_memory_with_it(device: Cuda) -> None:
-    """What a replay held is freed once nothing refers to it."""
+    """The memory of a graph is freed once nothing refers to its replay."""
     torch.cuda.empty_cache()
     before = device.reserved_bytes()
     replay = CudaClock("graph", device, Streak()).prepare(
@@ -212,7 +212,7 @@ def test_a_graph_takes_its_memory_with_it(device: Cuda) -> None:
 
 
 def test_memory_that_is_taken_while_timed_is_told(device: Cuda) -> None:
-    """The allocator grows in the first visit, and no more in the second."""
+    """A visit in which the allocator reserves new memory is marked as grown; a second visit is not."""
     torch.cuda.empty_cache()
     call = partial(torch.empty, 64 * MIB, dtype=torch.uint8, device="cuda")
     clock = CudaClock("eager", device, Streak())
@@ -221,14 +221,14 @@ def test_memory_that_is_taken_while_timed_is_told(device: Cuda) -> None:
 
 
 def test_what_does_not_fit_on_the_gpu_is_recognised() -> None:
-    """The allocator's error, whatever it says."""
+    """The allocator's out-of-memory error is recognised by its type, whatever its message."""
     with pytest.raises(torch.OutOfMemoryError) as error:
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
     assert is_out_of_memory(error.value)
 
 
 def test_the_environment_names_the_gpu() -> None:
-    """Name, memory and CUDA, and what auto stands for."""
+    """The environment has the GPU's name, memory and CUDA version, and ``auto`` selects the GPU."""
     here = environment(resolve_device("auto"))
     assert here.device == "cuda"
     assert here.device_name == torch.cuda.get_device_name()
@@ -237,7 +237,7 @@ def test_the_environment_names_the_gpu() -> None:
 
 
 def test_a_gpu_that_is_kept_busy_is_seen_to_be() -> None:
-    """NVML's readings, or its reason for none."""
+    """NVML reports a busy GPU as more than half utilised; without readings the test is skipped."""
     found = of_call(spin(10**8))
     if "utilization_percent" not in found.samples:
         pytest.skip(found.reason)

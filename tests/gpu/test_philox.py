@@ -1,4 +1,4 @@
-"""Counted noise on a CUDA GPU: the CPU's words, and graphs that draw, again or that of the next step."""
+"""Philox noise on a CUDA GPU: the same values as on the CPU, and CUDA graphs that draw noise."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ PLACE = Place.of(0, 0, "layer", "draw")
 
 
 def fill(kind: Kind, device: str) -> Tensor:
-    """Draw members around 2^31 and elements that begin inside a call, of many tiles on a CPU."""
+    """Draw members around 2^31, and elements that start inside a Philox call and span many tiles on a CPU."""
     dtype = torch.int64 if kind is BITS else torch.float64
     values = torch.empty(5, 300_001, dtype=dtype, device=device)
     members = range(2**31 - 2, 2**31 + 3)
@@ -38,20 +38,20 @@ def fill(kind: Kind, device: str) -> Tensor:
 
 @pytest.mark.parametrize("kind", [UNIFORM, BITS, integer(1000)])
 def test_values_are_those_of_the_cpu(kind: Kind) -> None:
-    """Uniforms, words and integers have the same bits on either device."""
+    """Uniforms, words and integers have the same bits on the GPU as on the CPU."""
     assert torch.equal(fill(kind, "cuda"), fill(kind, "cpu"))
 
 
 def test_normals_are_those_of_the_cpu_up_to_its_functions() -> None:
-    """Normals differ by what logarithm, square root, sine and cosine of float32 do."""
+    """Normals differ from the CPU's by a few roundings of log, sqrt, sin and cos in float32."""
     here, there = fill(NORMAL, "cuda"), fill(NORMAL, "cpu")
-    # A radius below 7 times a few roundings, and an angle below 7 with its own.
+    # Radius and angle are below 7, and each is off by a few roundings.
     assert float((here - there).abs().max()) < 64 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("scheme", [Regenerated(), RegeneratedSign(), NoiseTable()], ids=str)
 def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
-    """A captured forward and update, replayed, give what the calls give: nothing waits for the device."""
+    """A replayed graph of forward and update gives the results of direct calls on the new inputs."""
     model = nn.Linear(64, 48).cuda()
     population = perturb(model, scheme, members=32, sigma=0.1, stream="philox")
     noise = population.sample(0)
@@ -83,7 +83,7 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
 @pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
 @pytest.mark.parametrize("number", [0, 9, 10, 123456789, 2**63 - 1])
 def test_keys_of_a_step_on_the_device_are_those_of_the_number(seed: int, number: int) -> None:
-    """A kernel hashes seed and step as hashlib does."""
+    """The GPU hashes seed and step to the same keys as the CPU."""
     found, expected = (philox.device_keys(seed, torch.tensor(number, device=one)) for one in ("cuda", "cpu"))
     assert torch.equal(found.cpu(), expected)
 
@@ -101,7 +101,7 @@ def test_keys_of_a_step_on_the_device_are_those_of_the_number(seed: int, number:
     ids=str,
 )
 def test_replays_of_a_captured_step_draw_step_after_step(scheme: AnyScheme) -> None:
-    """A captured training step gives at each replay the gradients of the next step's noise."""
+    """Each replay of a captured training step gives the outputs and gradients of the next step's noise."""
     model = nn.Linear(64, 48).cuda()
     population = perturb(model, scheme, members=32, sigma=0.1, stream="philox")
     x, utilities = torch.randn(32, 64, device="cuda"), torch.randn(32, device="cuda")
@@ -145,7 +145,7 @@ CASE = Case(operator="Linear", out_channels=48, in_channels=64, bias=True, membe
     ids=str,
 )
 def test_a_clock_captures_every_phase_of_what_draws_in_its_kernels(scheme: AnyScheme, phase: Phase) -> None:
-    """Replays pass the audit, which compares them with calls at the same steps."""
+    """Every phase of a scheme that draws in kernels can be captured, and its replays match direct calls."""
     workload = build(scheme, CASE, "cuda", 0)
     workload.enter(phase)
     clock = CudaClock("graph", Cuda(), Streak())
@@ -155,7 +155,7 @@ def test_a_clock_captures_every_phase_of_what_draws_in_its_kernels(scheme: AnySc
 
 @pytest.mark.parametrize("phase", ["sample", "step"])
 def test_a_clock_says_why_the_stream_block_is_not_captured(phase: Phase) -> None:
-    """The reason of the row names what can be captured, and the device works as before."""
+    """Capturing the stream block raises an error that suggests philox, and the device still works."""
     workload = build(Perturbed(), CASE, "cuda", 0)
     workload.enter(phase)
     clock = CudaClock("graph", Cuda(), Streak())

@@ -1,4 +1,4 @@
-"""Every variant on a CUDA GPU, held to the same oracle as on the CPU."""
+"""Every variant on a CUDA GPU, checked against the same reference as on the CPU."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ENTRIES = NUMBERS
 
 
 def draws_in_its_forward(entry: Entry) -> bool:
-    """Whether the noise holds a stream to draw from again: a graph cannot seed a generator."""
+    """Return whether a variant draws noise in its forward, where a graph cannot seed a generator."""
     if not isinstance(entry.scheme, impls.AbstractScheme):
         return False
     noise = PerturbedLayer.of("", nn.Linear(32, 32), entry.scheme).sample(0, 0, range(1), device="meta")
@@ -32,7 +32,7 @@ CAPTURED = [entry for entry in ENTRIES if not draws_in_its_forward(entry)]
 
 @pairs(CHECKS)
 def test_every_variant_agrees_with_its_members_own_weights_on_cuda(entry: Entry, case: Case) -> None:
-    """Forward, update, moments, purity and splits hold in float64."""
+    """Every variant passes the checks of forward, update, moments, purity and splits in float64."""
     build(entry.scheme, case, "cuda", 0).verify()
 
 
@@ -42,7 +42,7 @@ def test_every_variant_agrees_with_its_members_own_weights_on_cuda(entry: Entry,
 def test_narrow_types_err_at_most_twice_the_slow_computation_on_cuda(
     entry: Entry, dtype: str, antithetic: bool
 ) -> None:
-    """On Linear and on Conv2d the error stays within twice that of the written-out weights."""
+    """On Linear and Conv2d the error is at most twice that of computing with written-out weights."""
     shared: dict[str, Any] = {
         "bias": True,
         "members": 300,
@@ -61,7 +61,7 @@ def test_narrow_types_err_at_most_twice_the_slow_computation_on_cuda(
 
 @pytest.mark.parametrize("entry", CAPTURED, ids=lambda entry: entry.variant.name)
 def test_a_forward_in_a_graph_reads_what_was_written_into_its_inputs(entry: Entry) -> None:
-    """A captured turn, replayed on other numbers, gives what a call gives on them."""
+    """A captured forward, replayed after its input changed, gives the result for the new input."""
     work = build(
         entry.scheme, Case(operator="Linear", out_channels=48, in_channels=64, members=32), "cuda", 0
     )
@@ -88,7 +88,7 @@ def test_a_forward_in_a_graph_reads_what_was_written_into_its_inputs(entry: Entr
     "scheme", [impls.Perturbed(), impls.Permuted("both"), impls.Flipped("both"), impls.Orthogonal()], ids=str
 )
 def test_sampling_on_cuda_leaves_every_global_generator_alone(scheme: impls.AbstractScheme[Any]) -> None:
-    """Neither the host's nor the device's generator moves."""
+    """Sampling is repeatable and leaves torch's global CPU and GPU generators as they were."""
     population = impls.perturb(nn.Linear(64, 64).cuda(), scheme, members=600, sigma=0.1)
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
     first = population.sample(3)

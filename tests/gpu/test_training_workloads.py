@@ -20,7 +20,7 @@ PAIRS = [(entry, case) for case in CASES for entry in REGISTRY.select() if entry
     ids=[f"{entry.variant.name}-{case.operator}-{case.dtype}" for entry, case in PAIRS],
 )
 def test_every_variant_agrees_with_the_reference_on_cuda(entry: Entry, case: Case) -> None:
-    """Before and after its calls, or it is unavailable with a reason."""
+    """A workload matches its reference before and after its calls; an unavailable one is skipped."""
     try:
         work = build(entry.scheme, case, "cuda", 0)
     except UnavailableError as error:
@@ -33,7 +33,7 @@ def test_every_variant_agrees_with_the_reference_on_cuda(entry: Entry, case: Cas
 
 
 def test_two_of_four_runs_if_the_device_supports_it() -> None:
-    """In at least one dtype, with compute capability 8.0 or more."""
+    """The variant with 2:4 sparsity runs in at least one dtype, given compute capability 8.0 or higher."""
     (entry,) = REGISTRY.select(["SemiStructured"])
     reasons = []
     for dtype in ("float32", "bfloat16", "float16"):

@@ -1,1 +1,1 @@
-"""Tests of kernels: what they compile to, and in processes with Triton's interpreter what they compute."""
+"""Tests of kernels: their compiled code, and their results in processes with Triton's interpreter."""

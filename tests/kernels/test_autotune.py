@@ -54,7 +54,7 @@ FOUND = Configuration(
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The table of a GPU called GPU 1, which is that of this machine."""
+    """Pretend that this machine has a GPU named GPU 1, and return the path of its table."""
     monkeypatch.setattr(tiling, "FOLDER", tmp_path)
     monkeypatch.setattr(tiling, "tilings", tiling.tilings.__wrapped__)
     monkeypatch.setattr(torch.cuda, "get_device_name", Mock(return_value="GPU 1"))
@@ -62,26 +62,26 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class FakeGpu:
-    """Launches and times tile sizes; the time of each is given, in nanoseconds.
+    """Launches and times tile sizes, each of which takes a given number of nanoseconds.
 
-    The result is of ones. That of WRONG is something else, and BROKEN cannot be launched.
+    A launch writes ones, except with WRONG, which writes twos; BROKEN cannot be launched.
     """
 
     def __init__(self, times: Mapping[Tiling, float]) -> None:
-        """Launch these tile sizes."""
+        """Take the time of each tile size."""
         self.times = times
         self._last = DEFAULT
         self._y = torch.zeros(4)
 
     def launch(self, tiling: Tiling | None) -> Tensor:
-        """Write the result in place of the last one, as kernels do."""
+        """Write the result into the same buffer each time, as kernels do."""
         self._last = tiling or DEFAULT
         if tiling == BROKEN:
             raise RuntimeError
         return self._y.fill_(2.0 if tiling == WRONG else 1.0)
 
     def time_ns(self, call: Callable[[], object]) -> float:
-        """Time a launch."""
+        """Run a launch and return the time of its tile sizes."""
         call()
         return self.times[self._last]
 
@@ -89,7 +89,7 @@ class FakeGpu:
 def test_the_fastest_candidate_with_the_right_result_is_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However fast it is, what computes something else, writes nothing or does not run is dropped."""
+    """Candidates that compute wrong results, write nothing or cannot run are dropped, however fast."""
     gpu = FakeGpu({DEFAULT: 100.0, FAST: 80.0, SLOW: 120.0, WRONG: 1.0, BROKEN: 1.0})
     monkeypatch.setattr(autotune, "gpu_time_ns", gpu.time_ns)
     times, wrong = search(gpu.launch, list(gpu.times))
@@ -111,7 +111,7 @@ def test_the_fastest_candidate_with_the_right_result_is_chosen(
 
 
 def test_a_shape_has_the_tiles_of_its_bucket(path: Path) -> None:
-    """Sizes up to the same powers of two share them; another dtype, kernel, bucket or device has none."""
+    """Sizes that round up to the same powers of two share tiles; another dtype, kernel or device has none."""
     device: Any = SimpleNamespace(type="cuda", index=0)
     x: Any = SimpleNamespace(device=device, dtype=torch.bfloat16)
     assert tiling.tuned("low rank", x, 8192, 1024, 1024, 1) is None
@@ -129,14 +129,14 @@ def test_a_shape_has_the_tiles_of_its_bucket(path: Path) -> None:
         assert tiling.tuned(kernel, operand, *sizes) is None
     assert bucket([1, 2, 3, 1024, 1025]) == (1, 2, 4, 1024, 2048)
     path.write_text("{")
-    # The first launch raises: it does not use its default instead.
+    # With a broken table the first launch raises an error instead of using its default tiles.
     with pytest.raises(UserError, match="not a table of tuned kernels") as error:
         tiling.tuned("low rank", x, 8192, 1024, 1024, 1)
     assert str(error.value).startswith(str(path))
 
 
 def test_every_committed_table_can_be_read() -> None:
-    """Each is part of the package, and is for kernels that exist."""
+    """Each committed table is part of the package and names only kernels that exist."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["impls"]
     assert f"{tiling.FOLDER.relative_to(ROOT / 'impls')}/*.json" in data
@@ -145,7 +145,7 @@ def test_every_committed_table_can_be_read() -> None:
 
 
 def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lookup has the sizes of the product and the rank."""
+    """A launch uses given tiles, else those tuned for the product's sizes and rank, else the default."""
     launched: list[dict[str, Any]] = []
 
     class Kernel:
@@ -166,18 +166,18 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
 
 
 def test_tasks_name_kernels_and_differ() -> None:
-    """Every kernel has tasks, each with a separate entry; the shapes with a goal come first."""
+    """Every kernel has tasks, each task has its own table entry, and shapes with a goal come first."""
     assert {task.kernel for task in TASKS} == set(TUNABLES)
     assert len({task.key for task in TASKS}) == len(TASKS)
     assert all(task.sizes[:3] == (8192, 1024, 1024) for task in TASKS[:13])
     made_up = Tunable(Mock(), lambda: Tiling(256, 256), (Tiling(64, 64), Tiling(64, 64, 128)))
-    assert made_up.tilings((64, 64, 64)) == [Tiling(64, 64)]  # no larger than the product, and each once
+    assert made_up.tilings((64, 64, 64)) == [Tiling(64, 64)]  # none larger than the product, and each once
 
 
 def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A task that this triton has tuned is skipped, and one that would end too late is not begun."""
+    """Tasks tuned with this triton, or without time left, are skipped; wrong candidates give exit code 1."""
     assert main([]) == 2
     assert capsys.readouterr().err == "tune: tuning needs a CUDA GPU, and torch sees none on this machine\n"
     monkeypatch.setattr(torch.cuda, "is_available", Mock(return_value=True))
@@ -200,7 +200,7 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     assert main(["--seconds", "0"]) == 0
     assert "no time for 2 tasks: made up 1000x512x512, other 512x512x512\n" in capsys.readouterr().err
     assert main(["--seconds", "3"]) == 1
-    assert compiled == [[DEFAULT, FAST, WRONG]]  # ahead of the search
+    assert compiled == [[DEFAULT, FAST, WRONG]]  # compiled before the search
     assert "made up 1000x512x512: Tiling(block_m=128, " in (text := capsys.readouterr().err)
     assert "no time for 1 tasks: other" in text
     assert times() == {"low rank": 90.0, "made up": 80.0}
@@ -211,7 +211,7 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     right.launch = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         main([])
-    assert times() == {"made up": 80.0}  # written after each task
+    assert times() == {"made up": 80.0}  # the table is written after each task
     path.write_text("{")
     assert main([]) == 2
     assert path.read_text() == "{"
@@ -219,7 +219,7 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
 
 
 def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that compile are in Triton's cache; one that does not compile leaves the others alone."""
+    """Candidates are compiled into Triton's cache; one that does not compile does not affect the others."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     target = GPUTarget("cuda", 90, 32)
     no_gpu = SimpleNamespace(
@@ -237,7 +237,7 @@ def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(autotune, "ThreadPoolExecutor", pool)
     launch = TUNABLES["sparse"].launch((8192, 1024, 1024, 1), torch.bfloat16, torch.device("meta"))
     good, other, broken = Tiling(64, 64, 32, 8, 4, 2), Tiling(64, 32, 32, 8, 4, 2), Tiling(64, 48, 32)
-    compile_all(launch, [good])  # alone: once, of two first compilations in a process only one was stored
+    compile_all(launch, [good])  # alone: of two first compilations in a process, Triton once stored only one
     compile_all(launch, [good, other, broken])
     pool.assert_called_with(len(os.sched_getaffinity(0)))
     errors = [str(future.exception()) for future in compiled if future.exception()]

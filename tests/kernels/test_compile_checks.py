@@ -1,4 +1,4 @@
-"""What kernels compile to for GPUs that are not there; `nox -s kernels` runs every check."""
+"""The code that kernels compile to, without needing the GPU; `nox -s kernels` runs every check."""
 
 import dataclasses
 from pathlib import Path
@@ -60,14 +60,14 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("check", ONE_PER_KERNEL, ids=lambda check: check.kernel.__name__)
 def test_a_kernel_compiles_to_what_it_should(check: Check) -> None:
-    """It has the instructions that make it fast, spills no registers and fits into shared memory."""
+    """A kernel has the instructions that make it fast, spills no registers and fits into shared memory."""
     found = compile_check(check, 90)
     assert check.problems(90, found) == []
     assert found.registers <= 255
 
 
 def test_instructions_are_counted_where_they_stand() -> None:
-    """Predicated ones count; labels, declarations and comments do not."""
+    """Predicated instructions are counted; labels, declarations and comments are not."""
     found = Compiled(PTX, 1, 0, 0)
     assert found.count("popc.b32") == 1
     assert found.count("ld.global", r"cp\.async\.cg") == 2
@@ -76,7 +76,7 @@ def test_instructions_are_counted_where_they_stand() -> None:
 
 
 def test_wrong_code_is_reported() -> None:
-    """Missing and forbidden instructions, spills, too much shared memory, and Philox calls made twice."""
+    """Missing or forbidden instructions, spills, too much shared memory and repeated draws are reported."""
     check = Check("made up", Mock(), Mock(), {90: ("popc.b32",)}, ("atom",), lambda _: "is slow")
     fine = dataclasses.replace(check, limit=lambda _: "")
     assert fine.problems(90, Compiled(PTX, 255, MAX_SHARED_BYTES[90], 0)) == []
@@ -94,7 +94,7 @@ def test_wrong_code_is_reported() -> None:
 
 
 def test_a_spill_is_seen() -> None:
-    """A kernel with more sums than registers keeps some on its stack."""
+    """A kernel with more accumulators than registers is reported to spill."""
     small = sparse.TILING._replace(block_m=64, block_k=32, num_warps=1, num_stages=2)
     whole = BY_TITLE["sparse noise, k = 1, bfloat16"]
 
@@ -106,7 +106,7 @@ def test_a_spill_is_seen() -> None:
 
 
 def test_a_run_has_every_launch_or_the_reason_why_it_does_not_compile() -> None:
-    """An error does not end the run."""
+    """A kernel that does not compile is listed with its reason, and the run continues."""
     whole = BY_TITLE["picks, bfloat16"]
     broken = dataclasses.replace(whole, title="broken", launch=Mock(side_effect=ValueError("one\ntwo")))
     study, wrong = run([broken, whole], [90])
@@ -120,7 +120,7 @@ def test_a_run_has_every_launch_or_the_reason_why_it_does_not_compile() -> None:
 def test_the_command_writes_what_the_report_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without triton it is one line on stderr, exit code 2, and nothing is written."""
+    """The command writes the report's input file; without triton it exits with code 2 and writes nothing."""
     assert main(["--out", str(tmp_path / FILE), "--kernels", "picks*", "--capability", "90"]) == 0
     study = read_compilations(tmp_path)
     assert study
@@ -132,7 +132,7 @@ def test_the_command_writes_what_the_report_reads(
 
 
 def test_the_committed_run_is_complete_and_clean() -> None:
-    """It has all checks and no others, at a commit, without spills: otherwise `nox -s kernels` is due."""
+    """The committed run has a commit, all current checks and no spills; otherwise run `nox -s kernels`."""
     assert len(BY_TITLE) == len(checks())
     study = read_compilations(RESULTS)
     assert study
@@ -146,6 +146,6 @@ def test_the_committed_run_is_complete_and_clean() -> None:
 
 
 def test_the_page_is_rendered_from_what_is_committed(tmp_path: Path) -> None:
-    """The same results give the same bytes: after a new run `esbench report` is due."""
+    """The committed page is rendered from the committed results; after a new run, run `esbench report`."""
     (page,) = render(RESULTS, tmp_path)
     assert page.read_text(encoding="utf-8") == (REPORTS / PAGE).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs the tests in ``launched/`` with Triton's interpreter, in two other processes, and without triton."""
+"""Runs the tests in ``launched/`` in two processes with Triton's interpreter, and imports without triton."""
 
 import os
 import subprocess
@@ -14,14 +14,14 @@ ROOT = HERE.parent.parent
 
 
 FILES = sorted(HERE.glob("launched/test_*.py"), key=lambda path: path.stat().st_size)
-"""Small ones first, so that both halves take about as long."""
+"""Test files sorted by size, so that both halves take about the same time."""
 
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_kernels_are_right_in_the_interpreter(half: int) -> None:
     """The tests of every second file pass when kernels are interpreted on the CPU."""
     paths = map(str, FILES[half::2])
-    # In triton 3.6 the interpreter takes an array for a number: numpy warns of it, and from 2.4 on raises.
+    # The interpreter of triton 3.6 uses an array as a number: numpy warns, and from 2.4 on raises.
     warning = "ignore::DeprecationWarning:triton.runtime.interpreter"
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", warning, *paths],
@@ -36,7 +36,7 @@ def test_kernels_are_right_in_the_interpreter(half: int) -> None:
 
 
 def test_without_triton_a_kernel_is_refused_with_the_reason() -> None:
-    """The package can be imported, and its schemes say what is missing."""
+    """Without triton the package can be imported, and a fused scheme says that triton is missing."""
     program = (
         "import sys; sys.modules['triton'] = None; import torch, impls, impls.kernels.lowrank\n"
         "print(impls.FusedLowRank(1).supports(torch.nn.Linear(2, 2, device='meta')))"

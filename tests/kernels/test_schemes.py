@@ -32,24 +32,24 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("in_sparsity must be in", lambda: FusedPermuted(in_sparsity=1.5)),
     ("k must be at most 8 for a kernel", lambda: FusedSparsePerturbed(9)),
     ("k must be an int of at least 1", lambda: FusedSparsePerturbed(0)),
-    ("values must be", lambda: FusedSparsePerturbed(1, "few")),  # type: ignore[arg-type]  # what is refused
+    ("values must be", lambda: FusedSparsePerturbed(1, "few")),  # type: ignore[arg-type]  # an invalid value
     ("blocks must be at most 16 for a kernel", lambda: FusedDropoutBlocks(blocks=17)),
     ("groups must be an int of at least 2", lambda: FusedDropoutBlocks(groups=1)),
-    ("side must be", lambda: FusedDropoutBlocks(side="out")),  # type: ignore[arg-type]  # what is refused
+    ("side must be", lambda: FusedDropoutBlocks(side="out")),  # type: ignore[arg-type]  # an invalid value
     ("p must be a number between 0 and 1", lambda: FusedDropoutMask(p=1.0)),
-    ("side must be", lambda: FusedDropoutMask(side="both")),  # type: ignore[arg-type]  # what is refused
+    ("side must be", lambda: FusedDropoutMask(side="both")),  # type: ignore[arg-type]  # an invalid value
 ]
 
 
 def test_options_that_no_kernel_serves_are_refused() -> None:
-    """When the scheme is made, not when it is launched."""
+    """Options that no kernel supports are refused when the scheme is created, not when it is launched."""
     for message, make in REFUSED:
         with pytest.raises(ValueError, match=message):
             make()
 
 
 def test_rows_are_learned_from_where_the_plain_scheme_does() -> None:
-    """A fused scheme of which one side learns from rows does so on that side alone."""
+    """A fused scheme learns from rows for the same sides as its plain scheme."""
     assert FusedDropoutMask(side="out").learns_from_rows
     assert FusedDropoutBlocks(side="both").learns_from_rows
     assert not FusedDropoutMask(side="in").learns_from_rows
@@ -58,7 +58,7 @@ def test_rows_are_learned_from_where_the_plain_scheme_does() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_a_convolution_that_is_no_product_of_matrices_is_refused() -> None:
-    """With the property that prevents it."""
+    """A convolution that is not one matrix product is refused, and the reason names the property."""
     refused = (
         ({"kernel_size": (3, 2)}, "6 taps needs 6 copies of its input"),
         ({"kernel_size": 1, "groups": 2}, "2 groups is as many matrix products"),

@@ -43,12 +43,12 @@ def maker(name: str) -> Maker:
 
 @pytest.fixture(params=STREAMS, scope="module")
 def stream(request: pytest.FixtureRequest) -> Maker:
-    """Each kind of stream in turn."""
+    """Return a maker of each kind of stream in turn."""
     return maker(request.param)
 
 
 def draw(name: str, stream: NoiseStream, width: int) -> Tensor:
-    """Draw by a method's name, [m, width]."""
+    """Draw [m, width] values with the stream's method of this name."""
     drawn: Tensor = getattr(stream, name)("draw", *([1000] if name == "integers" else []), width)
     return drawn
 
@@ -63,7 +63,7 @@ def draw(name: str, stream: NoiseStream, width: int) -> Tensor:
 def test_members_have_the_same_noise_however_the_population_is_split(
     stream: Maker, members: int, width: int, seed: int, step: int
 ) -> None:
-    """Drawing block by block, or narrowing anywhere, gives the bits of drawing all at once."""
+    """Drawing block by block, or narrowing anywhere, gives the same bits as drawing all at once."""
     whole = stream(range(members), seed=seed, step=step)
     ranges = [(1, 3), (BLOCK - 1, min(BLOCK + 2, members)), (members - 2, members)]
     for name in DRAWS:
@@ -83,7 +83,7 @@ def test_members_have_the_same_noise_however_the_population_is_split(
 def test_philox_has_the_same_noise_wherever_the_population_is_split(
     members: int, cuts: list[int], width: int
 ) -> None:
-    """Drawing any parts separately, not only blocks, gives the bits of drawing all at once."""
+    """Drawing any parts separately, not only blocks, gives the same bits as drawing all at once."""
     stream = maker("philox")
     ends = [0, *sorted(min(cut, members) for cut in cuts), members]
     parts = [stream(range(*pair)) for pair in pairwise(ends)]
@@ -95,7 +95,7 @@ def test_philox_has_the_same_noise_wherever_the_population_is_split(
 
 
 def test_every_part_of_the_key_matters(stream: Maker) -> None:
-    """Another seed, step, layer, draw or block, and shared draws, give other noise; the same key the same."""
+    """Each part of the key changes the noise, the same key repeats it, and shared noise has its own key."""
     here = stream(range(BLOCK))
     reference = here.normal("draw", 3)
     others = [
@@ -120,7 +120,7 @@ def test_every_part_of_the_key_matters(stream: Maker) -> None:
 
 
 def test_pieces_cover_the_members() -> None:
-    """Those of the stream block lie in one block each; those of philox have as many members as fit."""
+    """Each piece of the stream block lies in one block; pieces of philox have as many members as fit."""
     block = maker("block")(range(2 * BLOCK + 5))
     assert list(block.pieces(8, 1)) == [(0, BLOCK), (BLOCK, 2 * BLOCK), (2 * BLOCK, 2 * BLOCK + 5)]
     assert list(block.narrow(BLOCK - 2, BLOCK + 3).pieces(8, 1)) == [(0, 2), (2, 5)]
@@ -132,7 +132,7 @@ def test_pieces_cover_the_members() -> None:
 @settings(max_examples=10)
 @given(groups=st.integers(1, 3), width=st.integers(1, 70), data=st.data())
 def test_permutations_and_subsets(stream: Maker, groups: int, width: int, data: st.DataObject) -> None:
-    """Each member and group gets each channel exactly once, or distinct channels in range."""
+    """Permutations have each channel once per member and group; subsets have distinct channels in range."""
     permuted = stream(range(3)).permutations("p", groups, width)
     assert permuted.shape == (3, groups, width)
     assert bool((permuted.sort(-1).values == torch.arange(width)).all())
@@ -145,7 +145,7 @@ def test_permutations_and_subsets(stream: Maker, groups: int, width: int, data: 
 
 
 def test_permutations_are_right_above_the_range_of_int16(stream: Maker) -> None:
-    """With 40,000 channels each one appears once, and a layer of that width is permuted correctly."""
+    """Permutations of 40,000 channels have each one once, and a layer of that width is permuted correctly."""
     width = 40_000
     drawn = stream(range(2)).permutations("p", 1, width)
     assert bool((drawn.sort(-1).values == torch.arange(width)).all())
@@ -156,7 +156,7 @@ def test_permutations_are_right_above_the_range_of_int16(stream: Maker) -> None:
 
 
 def test_choices_are_fair_and_sides_independent(stream: Maker) -> None:
-    """Sparse columns cover all inputs evenly; both sides of a square layer are flipped and permuted apart."""
+    """Sparse columns cover inputs evenly; flips and permutations of a layer's two sides are independent."""
     columns = SparsePerturbed(2).sample(torch.zeros(1, 1, 10), stream(range(4 * BLOCK))).columns
     counts = torch.bincount(columns.flatten(), minlength=10) / (4 * BLOCK * 2 / 10)
     assert 0.7 < float(counts.min()) <= float(counts.max()) < 1.3
@@ -172,7 +172,7 @@ def test_choices_are_fair_and_sides_independent(stream: Maker) -> None:
 
 
 def test_signs(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Element e is +1 where bit e % 64 of word e // 64 is set, in any dtype and pieces; signs are fair."""
+    """Sign e is +1 where bit e % 64 of word e // 64 is set, in any dtype and tile size; signs are fair."""
     words = stream(range(9)).words("s", 3)
     assert words.dtype == torch.int64
     bits = (words.unsqueeze(2) >> torch.arange(64) & 1).flatten(1)[:, :150]
@@ -183,7 +183,7 @@ def test_signs(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     signs = members.signs("s", 100)
     assert set(signs.unique().tolist()) == {-1.0, 1.0}
     assert abs(signs.mean().item()) < 0.05
-    # Of 100 means and 99 correlations of 256 signs none is beyond 5 standard errors.
+    # None of the 100 means and 99 correlations of 256 signs is beyond 5 standard errors.
     assert float(signs.mean(0).abs().max()) < 5 / BLOCK**0.5
     assert float((signs[:, 1:] * signs[:, :-1]).mean(0).abs().max()) < 5 / BLOCK**0.5
     assert float((signs[1:] * signs[:-1]).mean(1).abs().max()) < 5 / 100**0.5
@@ -195,7 +195,7 @@ def test_signs(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
-    """Shapes and bytes are known without memory."""
+    """On the meta device noise has its shape and size in bytes, but takes no memory."""
     nowhere = stream(range(2**20), device=torch.device("meta"))
     assert nowhere.normal("dense", 1024, 1024).nbytes == 2**42
     assert nowhere.signs("dense", 1024, 1024).nbytes == 2**42
@@ -203,14 +203,14 @@ def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
 
 
 def test_a_dtype_rounds_philox_normals() -> None:
-    """With the stream philox a narrow dtype has the same noise, rounded, and float64 has it exactly."""
+    """With the stream philox, narrow dtypes have the noise of float32 rounded, and float64 has it exactly."""
     single = maker("philox")(range(3)).normal("draw", 50)
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         assert torch.equal(maker("philox")(range(3), dtype=dtype).normal("draw", 50), single.to(dtype))
 
 
 def test_philox_counts_members_and_elements_to_the_end() -> None:
-    """The last member with a counter is drawn, the next would be the shared one; counters never wrap."""
+    """The last member with its own counter is drawn; more members or elements are refused, not wrapped."""
     last, stream = 2**32 - 2, maker("philox")
     drawn = stream(range(last, last + 1)).normal("draw", 8)
     assert not torch.equal(drawn, stream(range(1)).shared().normal("draw", 8))
@@ -223,7 +223,7 @@ def test_philox_counts_members_and_elements_to_the_end() -> None:
 
 
 def test_layers_with_the_same_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With philox they would have the same noise; the stream block hashes to 64 bits."""
+    """With philox, parameters whose names have the same hash are refused; the stream block accepts them."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     perturb(model, Perturbed(), members=2, sigma=0.1, stream="philox")
     digest = philox.digest
@@ -234,7 +234,7 @@ def test_layers_with_the_same_hash_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loop_has_the_noise_of_the_whole_population() -> None:
-    """Where a stream draws any member alone, a loop over members sees the noise that is stored for all."""
+    """With the stream philox, a loop that draws each member alone has the noise stored for all members."""
     populations = [
         perturb(nn.Linear(3, 2), scheme, members=5, sigma=0.1, stream="philox")
         for scheme in (Loop(), Perturbed())
@@ -244,7 +244,7 @@ def test_a_loop_has_the_noise_of_the_whole_population() -> None:
 
 
 def test_a_scheme_that_draws_in_kernels_refuses_another_stream() -> None:
-    """The error comes before anything is drawn; without a stream it has the one that it needs."""
+    """A scheme that draws in kernels uses philox by default and refuses another stream before drawing."""
     pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
     model = nn.Sequential(nn.Linear(8, 8, device="meta"))
     drawn = {"0": FusedRegenerated()}
@@ -269,7 +269,7 @@ def drawn_in_bfloat16(scheme: AnyScheme, field: str, stream: str, members: int =
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_choices_in_narrow_models_have_no_ties(name: str) -> None:
-    """Half of all pairs of channels change their order, and a tenth of what is gated is dropped."""
+    """In a bfloat16 model permutations swap half of all channel pairs, and dropout of 10 % drops a tenth."""
     places = drawn_in_bfloat16(Permuted(), "inputs", name).flatten(0, -2)
     first, second = torch.triu_indices(WIDTH, WIDTH, 1)
     turned = sum((part[:, first] > part[:, second]).sum().item() for part in places.split(1000))
@@ -282,14 +282,14 @@ def test_choices_in_narrow_models_have_no_ties(name: str) -> None:
         assert abs(dropped - 0.1) < 4 * (0.1 * 0.9 / kept.numel()) ** 0.5
 
 
-# Bugs planted in the counters of philox.
+# Bugs that are planted in the counters of philox, and must be found.
 
 
 @pytest.mark.parametrize(
     "words", ["between layers", "between weight and bias", "between steps", "between seeds"]
 )
 def test_a_counter_that_is_left_out_is_found(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise that repeats for want of a counter is found by its correlation, and passes without the bug."""
+    """The check finds noise that repeats because a counter is left out, and passes without the bug."""
     original = Place.of
 
     def of(seed: int, step: int, layer: str, draw: str) -> Place:
@@ -309,7 +309,7 @@ def test_a_counter_that_is_left_out_is_found(words: str, monkeypatch: pytest.Mon
 
 
 def test_members_that_share_a_counter_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise without the member's counter is found: two members have the same."""
+    """The check finds that members have the same noise when the member's counter is left out."""
     fill = philox.fill
 
     def without_member(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:

@@ -32,7 +32,7 @@ PLACES = [0, 1, 2, 3, 349, 350, 699]
 
 
 def written(scheme: AnyScheme, stream: str) -> Tensor:
-    """Write out the noise of two members of a small layer at seed 7 and step 11."""
+    """Return the dense noise of two members of a small layer at seed 7 and step 11."""
     kind = BinarizedLinear if isinstance(scheme, impls.Binary) else nn.Linear
     model = kind(70, 5, bias=False, dtype=torch.float64)
     with torch.no_grad():
@@ -51,6 +51,6 @@ def test_integers_have_the_stored_bits(name: str, stream: str) -> None:
 
 @pytest.mark.parametrize("stream", NORMALS)
 def test_normals_have_the_stored_values(stream: str) -> None:
-    """Dense noise has the stored entries, up to their last digit."""
+    """Dense noise has the stored entries, up to a few roundings of float32."""
     entries = written(impls.Perturbed(), stream).flatten()[PLACES].tolist()
     assert entries == pytest.approx(NORMALS[stream], abs=2e-6)

@@ -17,7 +17,7 @@ from impls.perturbation.operators import ChannelAffine, Conv2d, Linear
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
-    """Shared weights, repeated for every member, give the shared result; both are nn.Conv2d's."""
+    """Applying a shared weight, or the same weight to each member, gives the result of torch's conv2d."""
     draw = data.draw
     groups, outputs, inputs = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
@@ -37,7 +37,7 @@ def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
 
 
 def test_linear_layers_and_scales_agree_with_torch() -> None:
-    """Axes between rows and features are kept; a scale multiplies channels or trailing axes."""
+    """Linear layers with any middle axes, and scales of channels or of trailing axes, agree with torch."""
     for between in ((), (3,), (3, 2)):
         rows, matrix = torch.randn(6, *between, 4).double(), torch.randn(5, 4).double()
         linear = Linear()
@@ -78,7 +78,7 @@ SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
 
 @pytest.mark.parametrize("operator", [Linear(), Conv2d(padding=1)], ids=str)
 def test_a_product_adds_to_its_output(operator: Any) -> None:
-    """Whatever lies between members, y becomes scale * y plus the product; at 0 NaN is overwritten."""
+    """The output becomes scale * output plus the product, also in a strided view; scale 0 overwrites NaN."""
     space, taps = ((4, 5), (3, 3)) if isinstance(operator, Conv2d) else ((), ())
     generator = torch.Generator().manual_seed(0)
     for scale, repeats, every in itertools.product(SCALES, (1, 2), (1, 2)):

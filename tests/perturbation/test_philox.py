@@ -1,4 +1,4 @@
-"""Philox: the published words, values that depend on their own counters only, counters that never wrap."""
+"""Philox gives the published words, values depend on their own counters only, and counters never wrap."""
 
 import math
 
@@ -18,7 +18,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def fill(kind: Kind, members: range, elements: range, place: Place = PLACE) -> Tensor:
-    """Draw a rectangle of members and elements: words as they are, else float64, which holds every value."""
+    """Draw a rectangle of members and elements: words as int64, other kinds in float64, which is exact."""
     dtype = torch.int64 if kind is BITS else torch.float64
     values = torch.empty(len(members), len(elements), dtype=dtype)
     return philox.fill(values, kind, place, members, elements)
@@ -31,7 +31,7 @@ def words_of(key: tuple[int, int], counters: tuple[int, int, int, int]) -> list[
 
 
 def plainly(key: tuple[int, int], counters: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute the words of a call in Python's own integers, from the paper's description."""
+    """Compute the words of a call with Python integers, from the paper's description."""
     c0, c1, c2, c3 = counters
     k0, k1 = key
     for _ in range(10):
@@ -43,7 +43,7 @@ def plainly(key: tuple[int, int], counters: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def test_words_are_the_published_ones() -> None:
-    """The known answers of Random123: zeros, ones, and the digits of pi."""
+    """Words equal the known answers of Random123 for zeros, ones and the digits of pi."""
     for key, counters, expected in (
         ((0, 0), (0, 0, 0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         ((WORD, WORD), (WORD, WORD, WORD, WORD), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
@@ -62,7 +62,7 @@ WORDS = st.integers(0, WORD)
 @settings(max_examples=50)
 @given(key=st.tuples(WORDS, WORDS), counters=st.tuples(WORDS, WORDS, WORDS, WORDS))
 def test_words_are_those_of_plain_integers(key: tuple[int, int], counters: tuple[int, int, int, int]) -> None:
-    """Wrapping 64-bit arithmetic gives the words that unbounded integers give, whatever has a shape."""
+    """Wrapping 64-bit arithmetic gives the words of unbounded integers, for counters of any shape."""
     expected = list(plainly(key, counters))
     assert words_of(key, counters) == expected
     c0, c1 = torch.tensor([counters[0], 0]), torch.tensor([[1], [counters[1]]])
@@ -71,7 +71,7 @@ def test_words_are_those_of_plain_integers(key: tuple[int, int], counters: tuple
 
 
 def test_values_are_made_of_their_own_words() -> None:
-    """Element e is made of the words that the module says, bit by bit."""
+    """Each value is computed from the words that belong to its element, for every kind of value."""
     words = [plainly(KEY, (call, 5, PLACE.layer, PLACE.draw)) for call in range(3)]
     flat = [word for call in words for word in call]
     uniforms = fill(UNIFORM, range(5, 6), range(12))[0]
@@ -111,7 +111,7 @@ def test_any_rectangle_has_the_bits_of_the_whole(kind: Kind, data: st.DataObject
 
 @EVERY_KIND
 def test_any_shard_of_columns_has_the_bits_of_the_whole(kind: Kind) -> None:
-    """Columns of a weight that another device holds are drawn there alone, in any order of elements."""
+    """Some columns of a weight, as one device of several may hold, are drawn alone with the same bits."""
     outputs, inputs = 7, 30
     whole = fill(kind, range(4), range(outputs * inputs)).view(4, outputs, inputs)
     columns = torch.tensor([29, 3, 4, 17])
@@ -122,7 +122,7 @@ def test_any_shard_of_columns_has_the_bits_of_the_whole(kind: Kind) -> None:
 
 @EVERY_KIND
 def test_tile_sizes_change_no_value(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of calls may be computed at a time."""
+    """The number of calls that are computed at a time does not change any value."""
     whole = fill(kind, range(5), range(1, 400))
     for tile in (1, 2, 7, 300):
         monkeypatch.setitem(philox.TILE, "cpu", tile)
@@ -131,7 +131,7 @@ def test_tile_sizes_change_no_value(kind: Kind, monkeypatch: pytest.MonkeyPatch)
 
 @EVERY_KIND
 def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
-    """Places 2^31 or 2^32 apart have other bits, in a population and within a member."""
+    """Values 2^31 or 2^32 places apart have different bits, across a population and within a member."""
     weight, count = 2**22, 256
     far = fill(kind, range(1536, 1537), range(weight - count, weight))
     for wrap in (2**31, 2**32):
@@ -148,7 +148,7 @@ def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
 
 @EVERY_KIND
 def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
-    """The first element and the first member beyond 2^32 counters are refused, not taken for the first."""
+    """The first element and the first member beyond 2^32 counters are refused and do not wrap around to 0."""
     end = 2**32 * kind.width
     with pytest.raises(ValueError, match=r"element .* is outside the counter range"):
         fill(kind, range(1), range(end - 1, end + 1))
@@ -161,7 +161,7 @@ def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
 
 
 def test_limits_are_checked_before_anything_is_drawn() -> None:
-    """The counters of a huge weight on the meta device, and a limit of integers that does not fit a word."""
+    """A weight with too many elements, and a limit of integers beyond 2^32, are refused before drawing."""
     values = torch.empty(1, 2**34 + 1, device="meta")
     with pytest.raises(ValueError, match="is outside the counter range"):
         philox.fill(values, NORMAL, PLACE, range(1), range(2**34 + 1))
@@ -178,7 +178,7 @@ def standard_errors(values: Tensor, expected: float) -> float:
 
 
 def test_values_have_the_moments_of_their_kind() -> None:
-    """Means, variances and tails are right, neighbours unrelated, and extreme words give finite normals."""
+    """Moments and tails are right, neighbours are uncorrelated, and extreme words give finite normals."""
     normal = fill(NORMAL, range(64), range(4096))
     uniform = fill(UNIFORM, range(64), range(4096))
     number = fill(integer(10), range(64), range(4096))
@@ -201,6 +201,6 @@ def test_values_have_the_moments_of_their_kind() -> None:
         assert standard_errors(values.flatten(), expected) < 5
     for word in (0, 1, WORD):
         words = tuple(torch.tensor([value]) for value in (word, 0, word, 0))
-        extreme = NORMAL.of(words)  # type: ignore[arg-type]  # four of them
+        extreme = NORMAL.of(words)  # type: ignore[arg-type]  # a tuple of four
         assert bool(extreme.isfinite().all())
         assert (extreme.max().item() > 6) == (word < 2)

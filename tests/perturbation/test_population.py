@@ -1,4 +1,4 @@
-"""A population of a whole model: forward, update, and the model unchanged before, during and after."""
+"""A population of a whole model: its forward and update, and a model that stays as it was."""
 
 import copy
 from collections.abc import Callable
@@ -101,7 +101,7 @@ ROW_SCHEMES: list[AnyScheme] = [impls.DropoutMask(side="out"), impls.DropoutBloc
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
-    """A row's output is that of the plain network with the member's effective weights; noise has its size."""
+    """A row's output is that of the plain network with its member's weights; noise_bytes is exact."""
     model = network()
     for antithetic in (False, True):
         population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
@@ -117,13 +117,13 @@ def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
 
 
 def test_noise_of_normalisations_passes_every_check() -> None:
-    """Scale and shift have independent noise of variance 1, whatever the scheme of other layers."""
+    """Scale and shift of a normalisation have independent noise of variance 1, whatever the scheme."""
     check(Setting(impls.Flipped(), filled(nn.LayerNorm(6).double()), (6,)))
     check(Setting(impls.Flipped(), filled(nn.GroupNorm(2, 6).double()), (6, 3, 2)))
 
 
 def test_the_model_stays_plain() -> None:
-    """Parameters, state_dict keys and model(x) are the same before, during, after, and after an error."""
+    """A population's calls, its errors and restore() leave parameters, state_dict keys and model(x) alone."""
     model = network()
     before, x = copy.deepcopy(model.state_dict()), images(4)
     plain = model(x)
@@ -158,7 +158,7 @@ def test_schemes_can_differ_by_layer_and_frozen_layers_stay() -> None:
 
 
 def test_a_population_learns() -> None:
-    """Following update() with an optimizer raises the rewards it was given."""
+    """Training with update() and an optimizer reduces the loss to less than a third."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_a_population_learns() -> None:
 
 
 def test_update_accumulates_like_backward() -> None:
-    """Two updates add up in .grad, parts of a population add up to the whole, equal members give 0."""
+    """Updates add up in .grad, parts of a population add up to the whole, and zero utilities give 0."""
     model = nn.Linear(3, 2).double()
     members = impls.BLOCK + 5
     population = impls.perturb(model, impls.Perturbed(), members=members, sigma=0.1)
@@ -200,7 +200,7 @@ def test_update_accumulates_like_backward() -> None:
 
 
 def test_huge_utilities_stay_finite() -> None:
-    """1e6 in half precision, and squares that overflow float64, give an update in the right direction."""
+    """Utilities of 1e6 in half precision, or with squares beyond float64, give a finite and right update."""
     for dtype in (torch.float16, torch.bfloat16):
         model = nn.Linear(8, 8).to(dtype)
         population = impls.perturb(model, impls.Perturbed(), members=16, sigma=0.5)
@@ -216,7 +216,7 @@ def test_huge_utilities_stay_finite() -> None:
 
 
 def test_shared_parameters() -> None:
-    """Tied weights share noise; a shared bias has both names; both layers are excluded or none."""
+    """Tied weights share noise, a shared bias has both names, and its layers are only excluded together."""
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False)).double()
     model[2].weight = model[0].weight
     population = impls.perturb(model, impls.Perturbed(), members=2, sigma=0.1)
@@ -238,7 +238,7 @@ def test_shared_parameters() -> None:
 
 
 def test_rows_may_have_axes_before_the_features() -> None:
-    """Tokens of a row all see their row's member."""
+    """All tokens of a row are computed with the weights of that row's member."""
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
     population = impls.perturb(model, impls.Permuted("both"), members=3, sigma=0.1, antithetic=True)
     noise, x = population.sample(0), rows(6, 2, 7, 4)
@@ -250,14 +250,14 @@ def test_rows_may_have_axes_before_the_features() -> None:
 
 @pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
 def test_a_step_is_a_number_of_any_type(step: Any) -> None:
-    """A counter of numpy's or torch's gives the noise of Python's."""
+    """A step from numpy or torch gives the same noise as a Python int."""
     population = impls.perturb(nn.Linear(6, 5), impls.Perturbed(), members=4, sigma=0.1)
     one, other = population.sample(3), population.sample(step)
     assert torch.equal(population.perturbation(one, 0)["weight"], population.perturbation(other, 0)["weight"])
 
 
 def test_autocast_reaches_the_members() -> None:
-    """Under autocast outputs have the narrow dtype and are close to those of the wide one."""
+    """Under autocast outputs have the narrow dtype and are close to the outputs in float32."""
     for scheme in SCHEMES:
         model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
         population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
@@ -270,7 +270,7 @@ def test_autocast_reaches_the_members() -> None:
 
 @pytest.mark.parametrize("scheme", [*ROW_SCHEMES, impls.LowRank(1), impls.DropoutMask()], ids=str)
 def test_what_antithetic_utilities_have_in_common_changes_nothing(scheme: AnyScheme) -> None:
-    """A million added to every utility leaves the update as it was, also in bfloat16."""
+    """Adding a million to every utility does not change an antithetic update in bfloat16."""
     population = impls.perturb(layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
     noise, utilities = population.sample(0), rows(128)
     _, record = population.call_with_activations(rows(128, 16).bfloat16(), noise)
@@ -291,7 +291,7 @@ def test_what_antithetic_utilities_have_in_common_changes_nothing(scheme: AnySch
 def test_a_sum_of_many_pieces_keeps_its_digits(
     scheme: AnyScheme, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16 an update is off by about one rounding, for any number of pieces."""
+    """An update in bfloat16 that is summed in many pieces is accurate to about one rounding."""
     monkeypatch.setitem(streams.PIECE_BYTES, "cpu", 2048)
     population = impls.perturb(layer(torch.bfloat16), scheme, members=members, sigma=0.1)
     noise, utilities = population.sample(0), rows(members)
@@ -304,7 +304,7 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
 
 @pytest.mark.parametrize("scheme", [impls.DropoutMask(), impls.DropConnect(), impls.DropoutBlocks()], ids=str)
 def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None:
-    """The noise follows changes of the weight in place; another tensor in its place is refused."""
+    """Noise that scales with the weight follows in-place changes of it; a replaced weight is refused."""
     population = impls.perturb(module := layer(), scheme, members=8, sigma=1.0)
     noise, x = population.sample(0), rows(8, 16).float()
     with torch.no_grad():
@@ -331,7 +331,7 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
 def test_a_record_is_of_its_noise_and_its_rows(scheme: AnyScheme) -> None:
-    """A record of another step's noise, a missing one, and rows changed in place are refused."""
+    """An update refuses a record of another step's noise, a missing record, and rows changed in place."""
     functions: list[Callable[[Tensor, Tensor], Tensor]] = [torch.add, Tensor.add_]
     for add in functions:
         population = impls.perturb(Residual(layer(), add), scheme, members=8, sigma=0.1)
@@ -350,7 +350,7 @@ def test_a_record_is_of_its_noise_and_its_rows(scheme: AnyScheme) -> None:
 
 @dataclass(frozen=True)
 class DriftingLoop(impls.Loop):
-    """Adds a member's noise to the weight and subtracts it again; each loses the rounding."""
+    """Adds each member's noise to the weight and subtracts it again, which leaves rounding errors behind."""
 
     @override
     def forward(
@@ -367,7 +367,7 @@ class DriftingLoop(impls.Loop):
 
 
 def test_weights_that_drift_within_a_call_are_found() -> None:
-    """Perturb, then restore by subtraction: in bfloat16 the last of many members sees other weights."""
+    """The check finds bfloat16 weights that drift because noise is added and subtracted for each member."""
     x = rows(8000, 16).bfloat16()
     for scheme in (impls.Loop(), DriftingLoop()):
         population = Setting(scheme, layer(torch.bfloat16), (16,)).population(8000)
@@ -380,7 +380,7 @@ def test_weights_that_drift_within_a_call_are_found() -> None:
 
 @pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.DropoutMask()], ids=str)
 def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> None:
-    """Within torch.compile a population of a model with several layers runs as it does without."""
+    """A population of a model with several layers gives the same outputs with torch.compile as without."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
     population = impls.perturb(model, scheme, members=5, sigma=0.1)
     noise, x = population.sample(0), torch.randn(5, 2, 4, 4)

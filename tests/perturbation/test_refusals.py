@@ -1,4 +1,4 @@
-"""Errors of a population and of the options of schemes: each message has the value."""
+"""Errors raised by populations and by options of schemes; their messages name the refused value."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def flipped(model: nn.Module, **options: Any) -> Population:
 
 
 def test_rows_and_utilities_of_another_length_are_refused() -> None:
-    """Both numbers are named; utilities that are not finite are counted, and .grad stays as it was."""
+    """Wrong numbers of rows or utilities, and utilities that are not finite, raise and leave .grad alone."""
     population, antithetic = simple(), simple(antithetic=True)
     noise = population.sample(0)
     for count in (6, 0):
@@ -42,7 +42,7 @@ def test_rows_and_utilities_of_another_length_are_refused() -> None:
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    """The error names the argument and has the value."""
+    """An error for a number out of range names the argument and shows the value."""
     for sigma in (0, -0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"sigma must be a number above 0, got {sigma}"):
             simple(sigma=sigma)
@@ -97,11 +97,11 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     )),
     (simple, {"exclude": ["up"]}, "'up' matches no module"),
 ]  # fmt: skip
-"""What is made, its options, and the error."""
+"""What is created, its options, and a pattern of the error message."""
 
 
 def test_options_out_of_range_are_refused() -> None:
-    """The error is raised when a scheme is made, or for a layer's width when a population is."""
+    """An option out of range raises when the scheme is created, or, for a layer's width, its population."""
     for make, options, words in OPTIONS:
         with pytest.raises(ValueError, match=words):
             make(**options)
@@ -135,12 +135,12 @@ def clipped(layer: nn.Linear, x: Tensor) -> Tensor:
         (clipped, "is used by"),
         (lambda layer, x: functional.linear(x, layer.weight), "with another bias than the layer's own"),
         (lambda layer, x: layer(x.repeat(2, 1)), "layer 'layer' got 4 rows where the population has 2"),
-        (lambda layer, x: x, "ran without using any of its 1 perturbed layers"),  # noqa: ARG005  the point
+        (lambda layer, x: x, "ran without using any of its 1 perturbed layers"),  # noqa: ARG005  left unused
     ],
     ids=["another function", "in a list", "in place", "another bias", "more rows", "unused"],
 )
 def test_an_unsupported_use_of_a_weight_is_refused(run: Any, words: str) -> None:
-    """Nothing is silently left unperturbed, and a refused change in place has changed nothing."""
+    """A model that uses a perturbed weight in an unsupported way is refused, and its weight is unchanged."""
     model = Model(run)
     before = model.layer.weight.detach().clone()
     population = flipped(model)
@@ -150,17 +150,20 @@ def test_an_unsupported_use_of_a_weight_is_refused(run: Any, words: str) -> None
 
 
 class Raw(nn.Module):
-    """A layer with a parameter that no scheme knows."""
+    """A layer with a parameter that no scheme supports."""
 
     def __init__(self) -> None:
-        """Make it."""
+        """Make the parameter."""
         super().__init__()
         self.gain = nn.Parameter(torch.ones(2))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_unsupported_layers_are_named_unless_excluded() -> None:
-    """Embeddings, recurrent layers, raw parameters, scripted code, and tied weights with two biases."""
+    """Embeddings, recurrent layers and raw parameters are refused by name unless they are excluded.
+
+    Scripted code, and layers that share a weight but not a bias, are refused too.
+    """
     layers = {"words": nn.Embedding(3, 2), "memory": nn.GRU(2, 2), "raw": Raw(), "head": nn.Linear(2, 2)}
     model = nn.ModuleDict(layers)
     with pytest.raises(ValueError, match=r"words \(Embedding\), memory \(GRU\), raw \(Raw\)"):
@@ -177,7 +180,7 @@ def test_unsupported_layers_are_named_unless_excluded() -> None:
 
 
 def test_noise_is_of_its_population_and_its_parameters() -> None:
-    """Another population's noise, and a parameter that was replaced, are refused."""
+    """Noise of another population, or from before a parameter was replaced, is refused."""
     here, there = simple(), simple()
     with pytest.raises(ValueError, match="drawn by another population"):
         here(torch.zeros(4, 6), there.sample(0))
@@ -192,7 +195,7 @@ def test_noise_is_of_its_population_and_its_parameters() -> None:
 
 
 def test_batch_statistics_across_the_population_are_refused() -> None:
-    """BatchNorm in training mode would let members see each other."""
+    """BatchNorm in training mode is refused, because its statistics would mix members."""
     for affine in (True, False):
         population = flipped(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=affine)))
         with pytest.raises(ValueError, match="across the population"):

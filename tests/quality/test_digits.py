@@ -1,4 +1,4 @@
-"""Quality on the digits networks: a scheme's estimate and backpropagation's gradient."""
+"""Quality on the digits networks: a scheme's estimate compared with backpropagation's gradient."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def descends(scheme: AnyScheme, members: int, seed: int = 0) -> Descent:
 
 
 def test_the_gradient_is_backpropagations() -> None:
-    """It is that of the cross-entropy on the images, in the order of the parameters, and leaves no .grad."""
+    """The gradient is backpropagation's of the cross-entropy, in parameter order, and .grad stays unset."""
     here = descends(Perturbed(), 4)
     model = here.subject.model
     truth = here.gradient()
@@ -49,9 +49,9 @@ def test_the_gradient_is_backpropagations() -> None:
 
 @pytest.mark.parametrize(("scheme", "kappa"), [(Perturbed(), 0.0), (Flipped(side="out"), None)])
 def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> None:
-    """Where sigma is small the fitness is straight: the cosine is the law's, for independent members exactly.
+    """At a small sigma the cosine of independent members is the one that the quality law predicts.
 
-    Members that share a core lose what the law says, weighted by where the gradient is instead of evenly.
+    The cosine of members that share a core is lower, but at least half of the law's prediction.
     """
     members, steps = 256, 6
     here = descends(scheme, members)
@@ -66,13 +66,13 @@ def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> N
         assert declared is not None
         assert cosines.mean() + 4 * error > 0.5 * (1 + declared + size / members) ** -0.5
     assert error < 0.1 * cosines.mean()
-    if kappa is not None:  # at a large sigma the fitness is curved, and the same members are worth less
+    if kappa is not None:  # at a large sigma the fitness is curved, and the same cosine is lower
         far = sum(here.cosine(0.3, step) for step in range(3)) / 3
         assert far < 0.6 * cosines.mean()
 
 
 def test_an_estimate_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in pieces of any size, again and again; gradients that were there stay."""
+    """An estimate is repeatable, does not depend on the size of pieces, and leaves existing .grad alone."""
     here = descends(Flipped(side="both"), 8)
     model = here.subject.model
     kept = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
@@ -90,7 +90,7 @@ def test_an_estimate_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their estimate too is the same in pieces, and no zero."""
+    """Schemes that learn from rows have the same estimate in pieces as in one go, and it is not zero."""
     here = descends(scheme, 8)
     whole = here.estimate(0.02, 0)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 5 * 2 * 8)
@@ -99,7 +99,7 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
 
 
 def test_the_common_component_does_not_change_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses are taken about the mean of each half: a shift of one half's losses changes nothing."""
+    """A constant added to the losses of one antithetic half does not change the estimate."""
     here = descends(Perturbed(), 8)
     plain = here.estimate(0.02, 0)
     evaluate = Descent.evaluate
@@ -113,7 +113,7 @@ def test_the_common_component_does_not_change_the_estimate(monkeypatch: pytest.M
 
 
 def test_figures_of_a_network() -> None:
-    """A cosine for each sigma of the sweep, and n_eff; of one pair, whose update is 0, a reason instead."""
+    """A network has a cosine for each sigma and n_eff; a single pair has a reason in place of n_eff."""
     subject = Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 6)
     found = list(on_digits(subject))
     sigmas = [f"sigma={sigma:g}" for sigma in gradient_cosine.SIGMAS]
@@ -132,7 +132,7 @@ def test_figures_of_a_network() -> None:
     "scheme", [Perturbed(), Perturbed(stored="weights"), Flipped(), Base(), Naive()], ids=str
 )
 def test_a_network_is_measured_as_a_layer_is(case: Case, scheme: object) -> None:
-    """It agrees with the reference in float32 and has the phases of a layer, without minimum work."""
+    """A network agrees with the reference in float32, has a layer's phases, and states no minimum work."""
     work = build(scheme, case, "cpu", 0)
     work.verify()
     for phase in PHASES:

@@ -1,4 +1,4 @@
-"""Figures of the noise: inner products, spectra, correlations, members written out; numbers or reasons."""
+"""Quality figures of noise, such as spectra and correlations: each one has numbers or a reason."""
 
 import dataclasses
 import itertools
@@ -42,11 +42,11 @@ FIGURES = {
     ("correlation", "layers"),
     ("correlation", "steps"),
 }
-"""What is said of every variant that perturbs; the closed form of kappa where there is one."""
+"""Figures of every variant that perturbs; only some variants also have the closed form of kappa."""
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Seeded standard normal values in float64."""
+    """Return seeded standard normal values in float64."""
     return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -59,7 +59,7 @@ def linear(out: int = 24, inp: int = 20) -> nn.Module:
 
 
 def test_inner_products_of_independent_members() -> None:
-    """Mean 0 and variance 1 in units of sqrt(d), within their errors, whatever the scale of the noise."""
+    """Inner products of independent members have mean 0 and variance 1 in units of sqrt(d), at any scale."""
     size, count = 400, 120
     mean, variance = metrics.dots(moments(3.0 * normal(count, size)), size)
     pairs = count * (count - 1) / 2
@@ -68,7 +68,7 @@ def test_inner_products_of_independent_members() -> None:
 
 
 def test_inner_products_of_members_that_share() -> None:
-    """A common part shows in mean and correlation of members, signs of one core in the variance."""
+    """A common part raises the mean and the correlation; a core shared up to signs raises the variance."""
     size, count, part = 400, 80, 0.5
     rows = math.sqrt(1 - part) * normal(count, size) + math.sqrt(part) * normal(size, seed=1)
     products = moments(rows)
@@ -82,7 +82,7 @@ def test_inner_products_of_members_that_share() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed(Perturbed):
-    """Every layer and step has the noise of the first: the mistake that the correlations are there for."""
+    """Gives every layer and step the same noise: the mistake that the correlations are meant to find."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
@@ -90,20 +90,20 @@ class Replayed(Perturbed):
 
 
 def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
-    """Noise that is replayed has correlation 1 across layers and steps; noise that is drawn has about 0."""
+    """Noise repeated across layers and steps has a correlation of 1; independent noise has about 0."""
     layers, steps = metrics.correlations(Subject(linear(), Replayed(), 8), 0)
     assert (layers, steps) == pytest.approx((1.0, 1.0))
     layers, steps = metrics.correlations(Subject(linear(), Perturbed(), 8), 0)
     error = 1 / math.sqrt(metrics.FEW * 480)
     assert abs(layers) < 4 * error
     assert abs(steps) < 4 * error
-    # Layers of other shapes that replay the same stream are found where their first values meet.
+    # For layers of different shapes, the same stream is found by comparing their first values.
     layers, _ = metrics.correlations(Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8), 0)
     assert layers == pytest.approx(1.0)
 
 
 def test_spectra() -> None:
-    """One column has one singular value; the mean square is 1; of 100 values 64 are kept, in order."""
+    """A single column has one singular value; 64 of 100 are kept, in descending order, with mean square 1."""
     values, rank = metrics.spectrum(Subject(linear(), SparsePerturbed(k=1), 8))
     assert rank == pytest.approx(1.0)
     assert values[0] == pytest.approx(math.sqrt(20))
@@ -117,7 +117,7 @@ def test_spectra() -> None:
 
 @pytest.mark.parametrize("scheme", [Perturbed(), Flipped()])
 def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are members of the whole population, in pieces of any size, other ones at another step."""
+    """Sampled rows are the population's dense noise, with any size of pieces, and differ at another step."""
     subject = Subject(linear(), scheme, 16)
     population = subject.population()
     written = population.dense_noise(population.sample(3))["weight"].flatten(1)
@@ -129,7 +129,7 @@ def test_members_are_written_out_as_they_are(scheme: AnyScheme, monkeypatch: pyt
 
 
 def test_some_members_stand_for_all() -> None:
-    """A few of many are drawn from everywhere, the same ones again; of dense noise, stored or not, as few."""
+    """A sample is spread over the population and repeatable; dense noise is drawn for the sample alone."""
     subject = Subject(linear(), Flipped(cores=7), 500)
     rows, population = subject.sample(0, 20), subject.population()
     written = population.dense_noise(population.sample(0))["weight"].flatten(1)
@@ -146,7 +146,7 @@ def test_some_members_stand_for_all() -> None:
 
 @every_variant
 def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
-    """Numbers are finite, equal at a second call, and independent of the steps timed in between."""
+    """Each figure has finite numbers or a reason, and is the same at a second call after a timed step."""
     for case in (case for case in (CASE, BITS) if suits(entry, case)):
         work = workload(entry, case)
         if entry.variant.mode != "batched":
@@ -176,7 +176,7 @@ def reason(found: list[Figure], metric: str) -> str:
 
 
 def test_figures_that_cannot_be_computed_have_reasons() -> None:
-    """Pairs need members, equal members teach nothing, noise of zero weights moves nothing."""
+    """Too few members, members with equal noise, and noise that is zero have reasons in place of figures."""
     for members in (1, 2, 3):
         found = list(figures(Subject(linear(), Flipped(), members)))
         reasons = {(one.metric, one.method): one.reason for one in found if one.reason}
@@ -208,7 +208,7 @@ SCHEMES = list(dict.fromkeys(entry.scheme for entry in NUMBERS if isinstance(ent
     ],
 )
 def test_every_figure_is_numbers_or_a_reason(shape: tuple[int, int], members: int, fill: float) -> None:
-    """Of one weight, one row or one column, and of weights that are 0, no scheme's quality raises."""
+    """Layers with one weight, row or column, or with zero weights, have numbers or reasons for any scheme."""
     layer = nn.Linear(shape[1], shape[0], bias=False)
     nn.init.constant_(layer.weight, fill)
     for scheme in SCHEMES:
@@ -223,11 +223,11 @@ def test_every_figure_is_numbers_or_a_reason(shape: tuple[int, int], members: in
 
 
 def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
-    """It is the mean over all weights: flips of one side, of two layers of other shapes."""
+    """The closed form of a network is the mean of its layers' kappas, weighted by the layers' sizes."""
     subject = Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Flipped(), 50)
     assert kappa.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
     assert subject.size == 648
-    # A second layer, or a bias, is perturbed as strongly as it is large: no mean over sizes knows that.
+    # If noise scales with the weight, a mean over sizes is wrong for a second layer or a bias.
     alone = linear(24, 20)
     for scheme in (DropoutMask(), DropConnect(), DropoutBlocks()):
         assert kappa.closed_form(Subject(alone, scheme, 50)) is not None
@@ -236,7 +236,7 @@ def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
 
 
 def test_every_operator_of_the_suites_is_in_reach() -> None:
-    """The suites that ask for the quality of layers are those whose reports show it."""
+    """The suites that compute the quality of layers or networks are binary, quick, digits and quality."""
     suites = {name: suite for name, suite in REGISTRY.suites.items() if QUALITY in suite.phases}
     asked = {
         name

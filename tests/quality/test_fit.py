@@ -1,4 +1,4 @@
-"""Fitted kappa against the closed form that a scheme declares: every scheme, nothing here names one."""
+"""Compares the fitted kappa of every registered scheme with the closed form that it declares."""
 
 import dataclasses
 import math
@@ -19,21 +19,21 @@ from tests.workload_cases import NUMBERS
 load("impls")
 
 RELATIVE, ABSOLUTE = 0.05, 0.02
-"""How far a fitted kappa may be off its closed form: the larger of both."""
+"""Allowed difference of a fitted kappa from its closed form: the larger of the two."""
 MEMBERS = 192
 FEWEST, MOST = 10, 100
-"""Replicates: as many as it takes until the standard error is a third of what is allowed."""
+"""Limits of the number of replicates; they end when the standard error is a third of what is allowed."""
 CORES = (1, 5)
 
 LAYERS = {
     "linear": (nn.Linear, (20, 40), {}),
     "convolution": (nn.Conv2d, (14, 20, (3, 2)), {"groups": 2}),
 }
-"""Kinds of layers: widths that are no powers of two, other ones on both sides, taps and groups."""
+"""Layers with different widths on both sides that are not powers of two, and with taps and groups."""
 
 
 def cases() -> list[tuple[str, AnyScheme]]:
-    """Return every registered scheme, and those with shared cores with one and with several."""
+    """Return every registered scheme; those with shared cores also with one core and with several."""
     found: dict[AnyScheme, str] = {}
     for entry in NUMBERS:
         if isinstance(entry.scheme, AbstractScheme):
@@ -46,7 +46,7 @@ def cases() -> list[tuple[str, AnyScheme]]:
 
 
 def uneven(weight: torch.Tensor, generator: Generator) -> None:
-    """Fill a weight whose inputs count differently."""
+    """Fill a weight with Gaussian values whose scale differs between inputs."""
     inputs = torch.linspace(0.2, 2, weight.shape[1])
     weight.normal_(generator=generator).mul_(inputs.view(-1, *[1] * (weight.dim() - 2)))
 
@@ -56,11 +56,11 @@ FILLED: dict[str, Callable[[torch.Tensor, Generator], object]] = {
     "gaussian": lambda weight, generator: weight.normal_(generator=generator),
     "uneven": uneven,
 }
-"""How plain layers' weights may be filled, by chance: no moment is just right."""
+"""Random ways to fill a layer's weights, whose moments differ from the ideal ones by chance."""
 
 
 def layer(kind: str, seed: int, filled: str = "") -> nn.Module:
-    """Make a layer whose weights are the quantiles of a Gaussian in a random order: no moment is off."""
+    """Make a layer with the given fill, by default with quantiles of a Gaussian in a random order."""
     make, shape, options = LAYERS[kind]
     module = nn.utils.skip_init(make, *shape, bias=False, **options)
     if filled:
@@ -76,7 +76,7 @@ def layer(kind: str, seed: int, filled: str = "") -> nn.Module:
 
 
 def fitted(scheme: AnyScheme, kind: str, allowed: float, filled: str = "") -> tuple[float, float]:
-    """Return the mean of kappa and its standard error, over cores and noise, and over weights or for one."""
+    """Return mean and standard error of kappa over noise, and over weights too unless a fill is given."""
     values: list[float] = []
     for seed in range(MOST):
         subject = Subject(layer(kind, 0 if filled else seed, filled), scheme, MEMBERS, seed=seed)
@@ -108,7 +108,7 @@ def check_fit(name: str, scheme: AnyScheme, kind: str, filled: str = "") -> bool
 
 @pytest.mark.parametrize(("name", "scheme"), cases())
 def test_fitted_kappa_is_the_closed_form(name: str, scheme: AnyScheme) -> None:
-    """The declared kappa is found within 5 % or 0.02, by an estimate that is sharper than that."""
+    """The fitted kappa is within 5 % or 0.02 of the declared one; its standard error is at most half that."""
     if not any([check_fit(name, scheme, kind) for kind in LAYERS]):  # noqa: C419  both kinds
         pytest.skip("no closed form is declared")
 
@@ -123,20 +123,20 @@ def scaling() -> list[tuple[str, AnyScheme]]:
 
 @pytest.mark.parametrize(("name", "scheme"), scaling())
 def test_closed_form_is_that_of_the_weight_at_hand(name: str, scheme: AnyScheme) -> None:
-    """Noise that scales with the weight has a kappa of that very weight, whatever its moments are."""
+    """For noise that scales with the weight, the declared kappa is right for each way to fill the weight."""
     if not any([check_fit(name, scheme, kind, filled) for kind in LAYERS for filled in FILLED]):  # noqa: C419  all of them
         pytest.skip("no closed form is declared")
 
 
 def test_zero_weights_have_no_closed_form() -> None:
-    """Noise that is a multiple of them moves nothing."""
+    """Noise that scales with the weight has no closed form of kappa where the weight is zero."""
     weight = torch.zeros(1, 4, 4)
     assert [scheme.kappa(weight, 8) for _, scheme in scaling()] == [None] * len(scaling())
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1])
 def test_a_closed_form_that_is_off_by_a_tenth_is_found(wrong: float) -> None:
-    """The comparison is sharp enough: kappa of flips on one side, declared a tenth too small or too large."""
+    """The comparison finds a closed form, here of flips on one side, that is 10 % too small or too large."""
     scheme = Flipped(side="out")
     declared = wrong * (kappa.closed_form(Subject(layer("linear", 0), scheme, MEMBERS)) or 0.0)
     mean, error = fitted(scheme, "linear", RELATIVE * declared)

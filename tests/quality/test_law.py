@@ -1,4 +1,4 @@
-"""The quality law: kappa estimated on noise of known kappa, of sampled members, and of other directions."""
+"""The quality law: kappa of noise where it is known, of sampled members, and of other update directions."""
 
 import math
 import statistics
@@ -20,29 +20,29 @@ SIZE = OUT * IN
 
 
 def normal(*shape: int, seed: int) -> Tensor:
-    """Seeded standard normal values in float64."""
+    """Return seeded standard normal values in float64."""
     return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def independent(count: int, seed: int) -> Tensor:
-    """Members [count, d] that share nothing: kappa 0."""
+    """Return independent members [count, d]: kappa is 0."""
     return normal(count, SIZE, seed=seed)
 
 
 def flipped(count: int, seed: int) -> Tensor:
-    """One shared core with each member's signs for the inputs: kappa OUT + 1."""
+    """Return members with one shared core and their own signs for the inputs: kappa is OUT + 1."""
     core, signs = normal(OUT, IN, seed=seed), normal(count, 1, IN, seed=seed + 1).sign()
     return (core * signs).flatten(1)
 
 
 def flipped_on_both_sides(count: int, seed: int) -> Tensor:
-    """The same with signs for the outputs too: kappa 2."""
+    """Return flipped members with signs for the outputs too: kappa is 2."""
     rows = normal(count, OUT, 1, seed=seed + 2).sign()
     return (flipped(count, seed).view(count, OUT, IN) * rows).flatten(1)
 
 
 def orthogonal(count: int, seed: int) -> Tensor:
-    """Members at right angles to each other, as long as Gaussian ones: kappa -1."""
+    """Return orthogonal members as long as Gaussian ones: kappa is -1."""
     return torch.linalg.qr(normal(SIZE, count, seed=seed))[0].T * math.sqrt(SIZE)
 
 
@@ -55,33 +55,33 @@ LAWS: list[tuple[Draw, float]] = [
 
 
 def replicates(draw: Draw, count: int, repeats: int, shift: float = 0.0) -> Tensor:
-    """Estimate kappa so often, of members that have ``shift`` times one common direction besides."""
+    """Return ``repeats`` estimates of kappa for members with ``shift`` times a common direction added."""
     common = shift * normal(SIZE, seed=999)
     grams = (moments(draw(count, 10 * seed) + common) for seed in range(repeats))
     return torch.tensor([law.kappa(one, SIZE) for one in grams])
 
 
 def off(values: Tensor, expected: float) -> float:
-    """Return how many of its standard errors a mean is off."""
+    """Return by how many standard errors the mean of values differs from the expected one."""
     return abs(values.mean().item() - expected) / (values.std().item() / math.sqrt(len(values)))
 
 
 @pytest.mark.parametrize(("draw", "kappa"), LAWS)
 def test_the_estimate_finds_known_laws(draw: Draw, kappa: float) -> None:
-    """Independent members, flips of one side and of both have their kappa, whatever all have in common."""
+    """The estimate finds the known kappa of each kind of noise, also with a common direction added."""
     for shift in (0.0, 3.0):
         values = replicates(draw, count=48, repeats=60, shift=shift)
-        # Of a finite core the square of its length is off by 2 / d, and kappa + 1 with it.
+        # The squared length of a finite core varies, which lowers kappa + 1 by a factor of 1 + 2 / d.
         exact = (kappa + 1) / (1 + 2 / SIZE) - 1 if draw is not independent else kappa
         assert off(values, exact) < 4
         assert values.std() / math.sqrt(60) < 0.02 * (1 + kappa)
 
 
 def test_the_estimate_has_no_bias_and_no_scale() -> None:
-    """Few members give the same kappa on average, the plain mean would not; orthogonal members have -1."""
+    """The estimate is unbiased for few members and independent of scale; too few or equal members raise."""
     assert off(replicates(independent, count=8, repeats=400), 0.0) < 4
     assert replicates(orthogonal, count=SIZE // 4, repeats=2).tolist() == pytest.approx([-1.0, -1.0])
-    # Subtracting the mean of the members gives a bias of d / M^2.
+    # Subtracting the plain mean of the members instead would give a bias of d / M^2.
     rows = independent(8, 0)
     centred = rows - rows.mean(0)
     products = centred @ centred.T
@@ -101,7 +101,7 @@ def test_the_estimate_has_no_bias_and_no_scale() -> None:
 
 
 def test_moments_are_the_same_from_members_and_from_weights() -> None:
-    """The products of fewer members than weights, and of more, add up to the same sums."""
+    """Moments are the same sums whether there are fewer members than weights or more."""
     rows = flipped(40, 3) + 1.0
     few = moments(rows)
     products = rows @ rows.T
@@ -124,7 +124,7 @@ def cosines(draw: Draw, count: int, seed: int, gradients: int) -> Tensor:
 
 @pytest.mark.parametrize(("draw", "kappa"), LAWS)
 def test_the_law_is_that_of_the_cosine(draw: Draw, kappa: float) -> None:
-    """From d / 4 to 8 d members cos^2 = 1 / (1 + kappa + d / n), within its standard error and 3 / d."""
+    """For d / 4 to 8 d members cos^2 is 1 / (1 + kappa + d / n), within 4 standard errors and 3 / d of it."""
     for share in (0.25, 1, 8):
         count, repeats = int(share * SIZE), 24
         means = [cosines(draw, count, 100 * seed, gradients=40).mean() for seed in range(repeats)]
@@ -135,7 +135,7 @@ def test_the_law_is_that_of_the_cosine(draw: Draw, kappa: float) -> None:
 
 
 def test_n_eff_of_a_kappa() -> None:
-    """n_eff = d cos^2 / (1 - cos^2) at every n; a replicate may be negative, and averages like the law."""
+    """n_eff is d cos^2 / (1 - cos^2); replicates may be negative and average to n_eff of the mean kappa."""
     for members in (1, 100, 10**6):
         assert law.effective_members(members, SIZE, 0.0) == members
         cosine = 1 / (1 + 3.0 + SIZE / members)
@@ -151,7 +151,7 @@ def test_n_eff_of_a_kappa() -> None:
 
 
 def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
-    """Members with one column each of very many meet too rarely: the fit lacks less than is said."""
+    """Where similar pairs are too rare to be sampled, the fitted kappa is low by less than ``unseen``."""
     wide = 4000
     columns = torch.randint(wide, (24,), generator=Generator().manual_seed(1))
     assert len(columns.unique()) == len(columns)
@@ -164,11 +164,11 @@ def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
     assert law.unseen([found] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
 
 
-# The members that are sampled.
+# Which members are sampled.
 
 
 def test_the_number_of_sampled_members() -> None:
-    """No more than there are, more where they outnumber weights, fewer where they fill memory."""
+    """A sample is at most the population, larger if members outnumber weights, smaller to fit into memory."""
     for members, size, expected in (
         (1, 1, 1),
         (64, 4096, 64),
@@ -190,7 +190,7 @@ def test_the_number_of_sampled_members() -> None:
 def test_pairs_are_those_of_the_whole_population(
     scheme: AnyScheme, width: int, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where kappa depends on the number of members, a few are chosen from the whole population."""
+    """Where kappa depends on the number of members, the sample is chosen from the whole population."""
     monkeypatch.setattr(law, "NOISE_BYTES", 0)
     here = Subject(nn.Linear(width, width), scheme, members)
     fitted = torch.tensor([law.kappa(moments(here.sample(step, 128)), here.size) for step in range(12)])
@@ -198,7 +198,7 @@ def test_pairs_are_those_of_the_whole_population(
     declared, alone = (scheme.kappa(weight, count) for count in (members, 128))
     assert declared is not None
     assert alone is not None
-    # Biases are dense: the mean over all entries.
+    # Biases have dense noise of kappa 0: kappa is the mean over all entries.
     expected = declared * weight.numel() / here.size
     error = fitted.std().item() / len(fitted) ** 0.5
     assert abs(fitted.mean().item() - expected) < 5 * error
@@ -207,18 +207,18 @@ def test_pairs_are_those_of_the_whole_population(
 
 
 def test_a_population_too_large_to_choose_from_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members of a smaller one would share less, so there is no figure, and the reason has the numbers."""
+    """A population too large to sample from is unavailable, unless a smaller one has the same kappa."""
     monkeypatch.setattr(law, "MOST_BYTES", 1000)
     with pytest.raises(UnavailableError, match="4096"):
         Subject(nn.Linear(32, 32), impls.Flipped(cores=32), 4096).sample(0, 64)
     assert len(Subject(nn.Linear(32, 32), impls.Flipped(), 4096).sample(0, 64)) == 64
 
 
-# An update that sums other directions than the noise.
+# Updates that sum other directions than the noise.
 
 
 def logits(out: int, inp: int, scale: float = 1.0) -> nn.Module:
-    """Return a layer of bits with seeded logits."""
+    """Return a binarized layer with seeded logits."""
     module = impls.BinarizedLinear(inp, out, bias=False)
     with torch.no_grad():
         module.get_parameter("weight").copy_(scale * normal(out, inp, seed=0))
@@ -226,15 +226,15 @@ def logits(out: int, inp: int, scale: float = 1.0) -> nn.Module:
 
 
 def test_a_contrast_with_the_noise_itself_is_the_law() -> None:
-    """Where directions are the noise, kappa is that of the inner products, up to the lengths' spread."""
+    """If the update sums the noise itself, the contrast is kappa of the inner products within 1 %."""
     noise = normal(200, 300, seed=0) + 0.3 * normal(1, 300, seed=1) * normal(200, 1, seed=2)
-    noise += 3 * normal(1, 300, seed=3)  # what all members have in common is centred
+    noise += 3 * normal(1, 300, seed=3)  # a common direction is removed by centring
     assert law.contrast(noise, noise, 10**9) == pytest.approx(law.kappa(moments(noise), 300), rel=1e-2)
 
 
 @pytest.mark.parametrize("group", [4, 16])
 def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
-    """The cosine is that of the update, over random linear fitness: exactly for all members."""
+    """Kappa of a mixture follows from the update's cosine over random linear fitnesses, within 5 %."""
     members, size, steps = 256, 12 * 16, 16
     subject = Subject(logits(12, 16), impls.BinaryMixture(group=group), members)
     along = across = 0.0
@@ -257,7 +257,7 @@ def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
 def test_independent_bits_lose_what_their_variances_differ_by(scale: float) -> None:
-    """Kappa of independent bits is 0 where they are fair, and more the more of them are decided."""
+    """Kappa of independent bits is 0 if all are fair, and grows as their probabilities approach 0 or 1."""
     subject = Subject(logits(24, 20, scale), impls.Binary(), 128)
     values = torch.tensor(law.fitted(subject, [law.sampled_moments(subject, step) for step in range(20)]))
     form = law.closed_form(subject)

@@ -1,4 +1,4 @@
-"""Tensors between canaries, and operands of tests."""
+"""Tensors between canaries (poisoned memory), and helpers that make operands of tests."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ from triton.runtime import interpreter
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 POISON = 0x7FC0DEAD7FC0DEAD
-"""NaN in float32 and in float64, and in words bits that a count of differing bits would see."""
+"""NaN in float32 and in float64; in words, bits that would change a count of differing bits."""
 
 AROUND = 512
-"""Words of 64 bits before a buffer and after it: further than a tile reaches over an edge."""
+"""Number of 64-bit words on each side of a buffer: more than a tile can reach beyond its edge."""
 
 _empty = torch.empty
 
@@ -24,7 +24,7 @@ _empty = torch.empty
 class Canaries:
     """Buffers with poison before and after them.
 
-    The interpreter's loads and stores must lie within them, which also finds a word that is read in vain.
+    In the interpreter a load or store outside the buffers fails, even if the loaded value is not used.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Canaries:
         device: torch.device | str = DEVICE,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Stand in for torch.empty: all of it is poison."""
+        """Replace torch.empty: return a buffer full of poison, between canaries."""
         sizes = torch.Size(shape[0] if shape and isinstance(shape[0], tuple) else shape)
         size = sizes.numel() * dtype.itemsize
         room = _empty(2 * AROUND + -(-size // 8), dtype=torch.int64, device=DEVICE).fill_(POISON)
@@ -46,19 +46,19 @@ class Canaries:
         return room.view(torch.uint8)[8 * AROUND : 8 * AROUND + size].view(dtype).view(sizes)
 
     def guard(self, values: Tensor) -> Tensor:
-        """Copy values between canaries."""
+        """Return a copy of values between canaries."""
         copy = self.empty(*values.shape, dtype=values.dtype)
         return copy.copy_(values)
 
     def check(self) -> None:
-        """Fail where one of them was overwritten."""
+        """Fail if a canary was overwritten."""
         for room, size, before in self.buffers:
             now, then = room.view(torch.uint8), before.view(torch.uint8)
             assert torch.equal(now[: 8 * AROUND], then[: 8 * AROUND])
             assert torch.equal(now[8 * AROUND + size :], then[8 * AROUND + size :])
 
     def watched(self, access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
-        """Wrap a masked load or store of the interpreter: addresses outside of all buffers fail."""
+        """Wrap a masked load or store of the interpreter so that addresses outside all buffers fail."""
 
         def watching(pointers: Any, *others: Any) -> Any:
             used = pointers.data[others[mask_at].data.astype(bool)].astype("int64")
@@ -75,10 +75,10 @@ class Canaries:
 
 @contextlib.contextmanager
 def canaries(*, is_watched: bool = True) -> Iterator[Canaries]:
-    """Put all that torch.empty gives between canaries, which must be there afterwards.
+    """Put every buffer from torch.empty between canaries, and check at the end that these are intact.
 
     Args:
-        is_watched: whether a kernel may read and write only in these buffers, and what is copied into them.
+        is_watched: whether the interpreter fails on loads and stores outside these buffers.
 
     """
     kept = Canaries()

@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter faster: it computes the same."""
+"""Makes Triton's interpreter faster without changing its results."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ def fast_interpreter() -> Iterator[None]:
     A launch patches ``triton.language`` and restores it. Functions of Triton's own modules use
     ``triton.language.core``, which stays as it was patched by the first call.
     """
-    patch_language, patched = interpreter._patch_lang, set[str]()  # noqa: SLF001  Triton has no other way
+    patch_language, patched = interpreter._patch_lang, set[str]()  # noqa: SLF001  Triton has no public way
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         if self.fn.__module__ not in patched:

@@ -13,7 +13,7 @@ from impls.verify.reference import compare, double, updated
 from tests.kernels.launched.canaries import DEVICE, generator
 
 SHAPES = [(1, 5, 70), (1, 1, 1), (1, 3, 64), (1, 70, 33), (1, 4, 6, 3, 2), (1, 3, 65, 2, 1)]
-"""Weights [g, o, i, *taps], most of them no multiple of a word."""
+"""Shapes of weights [g, o, i, *taps]; most widths are not multiples of a word."""
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -22,7 +22,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def both(layer: nn.Module, members: int, scheme: FusedBinary | None = None) -> tuple[Population, Population]:
-    """Give a layer seeded parameters, and a population by kernels and one in plain torch with its stream."""
+    """Seed a layer; return its population with kernels, and one in plain torch with the same stream."""
     with torch.no_grad():
         for parameter in layer.to(DEVICE).parameters():
             parameter.copy_(normal(*parameter.shape))
@@ -32,7 +32,7 @@ def both(layer: nn.Module, members: int, scheme: FusedBinary | None = None) -> t
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bits_are_those_of_plain_torch(shape: tuple[int, ...]) -> None:
-    """Members have the bits that the plain scheme draws of the stream philox, and P is the same."""
+    """Members have the bits that the plain scheme draws from the stream philox, and P is the same."""
     for members, dtype in (
         (range(3), torch.float32),
         (range(250, 260), torch.float16),
@@ -46,7 +46,7 @@ def test_bits_are_those_of_plain_torch(shape: tuple[int, ...]) -> None:
 
 
 def test_parts_of_a_population_have_the_bits_of_the_whole() -> None:
-    """The stream has no blocks, so any split will do: here members 2 to 6 of eleven."""
+    """Members drawn as a part of a population, here 2 to 6 of eleven, have the bits of the whole."""
     population, _ = both(BinarizedLinear(70, 5), 11)
     assert population.shard_multiple == 1
     whole, part = population.sample(4), population.sample(4, range(2, 7))
@@ -61,14 +61,14 @@ LAYERS = [
     (lambda **options: BinarizedConv2d(6, 5, (3, 2), padding=(1, 2), stride=(2, 1), **options), (5, 4, 6), 2),
     (lambda **options: BinarizedConv2d(70, 3, 2, **options), (2, 3, 70), 1),
 ]
-"""Layers, the shape of a row, and the number of rows of a member."""
+"""Layers, the shape of a row, and the number of rows per member."""
 
 
 @pytest.mark.parametrize(("made", "row", "repeats"), LAYERS)
 def test_outputs_are_those_of_plain_torch(made: Any, row: tuple[int, ...], repeats: int) -> None:
-    """By either product real outputs are the plain scheme's, and so are the bits above zero.
+    """With either product kernel, outputs equal the plain scheme's, both as real numbers and as bits.
 
-    A GPU divides by a number by multiplying with its reciprocal, which may be off by a rounding.
+    A GPU divides by multiplying with the reciprocal, so real outputs may be off by a rounding there.
     """
     for few in (0, 1000):
         for options in ({}, {"outputs": "real"}):
@@ -82,7 +82,7 @@ def test_outputs_are_those_of_plain_torch(made: Any, row: tuple[int, ...], repea
 
 
 def test_normalised_outputs_are_those_of_plain_torch() -> None:
-    """A layer that normalises over a member's rows gets the kernel's outputs in float32."""
+    """A layer that normalises over a member's rows has the plain scheme's outputs, in the layer's dtype."""
     for dtype in (torch.float32, torch.float16):
         layer = BinarizedLinear(70, 5, outputs="real", normalised=True, dtype=dtype)
         fused, plain = both(layer, 3)
@@ -94,11 +94,11 @@ def test_normalised_outputs_are_those_of_plain_torch() -> None:
 
 @pytest.mark.parametrize("rows", [1, 9])
 def test_weights_are_read_where_they_are(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A convolution copies patches and reads members' weights in place."""
+    """A convolution copies patches of its input but reads the members' weights in place."""
     fused, _ = both(BinarizedConv2d(6, 5, (2, 3)), 3)
     noise: Any = fused.sample(0)
     words, seen = noise.layers[""].weight.words, []
-    multiply = FusedBinary._multiply  # noqa: SLF001  what is watched
+    multiply = FusedBinary._multiply  # noqa: SLF001  the method to watch
 
     def watched(self: FusedBinary, x: Tensor, columns: Tensor, *others: Any) -> Tensor:
         seen.append((columns.data_ptr(), columns.is_contiguous(), x.shape[1]))
@@ -112,7 +112,7 @@ def test_weights_are_read_where_they_are(rows: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layer", [BinarizedLinear(70, 5), BinarizedConv2d(6, 5, (2, 3))], ids=str)
 def test_updates_err_at_most_twice_as_those_of_plain_torch(layer: nn.Module, dtype: torch.dtype) -> None:
-    """Also for utilities whose mean is far from 0."""
+    """Updates err at most twice as much as plain torch, for utilities whose mean is far from 0."""
     fused, slow = both(layer.to(dtype), 40)
     truth = perturb(double(layer), Binary(), members=40, sigma=0.3, stream="philox")
     utilities = 20 + torch.randint(-1, 2, (40,), generator=generator(3)).to(DEVICE)
@@ -121,14 +121,14 @@ def test_updates_err_at_most_twice_as_those_of_plain_torch(layer: nn.Module, dty
 
 
 def test_words_of_another_type_are_refused() -> None:
-    """Kernels take words of int64; nothing is converted."""
+    """Words of int32 are refused, not converted: kernels take int64."""
     fused, _ = both(BinarizedLinear(32, 5), 3)
     with pytest.raises(ValueError, match=r"words of int64, .* got torch\.int32"):
         fused(bits.pack(normal(3, 32), torch.int32), fused.sample(0))
 
 
 def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another stream, antithetic halves, other layers and other devices: nothing falls back."""
+    """Unsupported streams, antithetic halves, layers and devices are refused, without any fallback."""
     layer = BinarizedLinear(4, 4).to(DEVICE)
     with pytest.raises(ValueError, match="has no negative"):
         perturb(layer, FusedBinary(), members=2, sigma=1.0, antithetic=True)
@@ -146,7 +146,7 @@ def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytes
 
 
 def test_more_members_than_counters_are_refused() -> None:
-    """The stream counts 2^32 - 1 members; the last counter is for shared noise."""
+    """Member 2^32 - 1 is refused, because its counter is reserved for shared noise."""
     stream: NoiseStream = PhiloxStream(0, 0, "", range(2**32 - 1, 2**32), torch.device(DEVICE), torch.float32)
     with pytest.raises(ValueError, match="too many: the stream philox counts"):
         FusedBinary().sample(normal(1, 2, 3), stream)

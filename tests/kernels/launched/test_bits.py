@@ -1,4 +1,4 @@
-"""Kernels on packed bits: products, sampling, planes of probabilities and sums are those of +1 and -1."""
+"""Kernels on packed bits: products, sampling, planes of probabilities and sums equal those of +1 and -1."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.kernels.launched.canaries import DEVICE, canaries, generator, packed,
 
 EITHER = pytest.mark.parametrize("multiply", [bit_product, int8_product])
 TAILS = (1, 31, 32, 33, 63, 64, 65)
-"""Numbers of bits that end at the border of a word, before it and after it."""
+"""Numbers of bits just below, at and just above a word boundary."""
 
 
 # --- Products. ---
@@ -27,7 +27,7 @@ TAILS = (1, 31, 32, 33, 63, 64, 65)
 
 @EITHER
 def test_a_product_is_exact(multiply: Callable[..., Tensor]) -> None:
-    """On sizes that are no multiple of a tile and with several tiles; nothing but its buffers is touched."""
+    """A product is exact, also for sizes that are not multiples of a tile, and stays within its buffers."""
     larger = [(2, 3, 129, 64), (1, 5, 33, 65), (2, 2, 600, 20), (1, 1, 40, 530), (1, 17, 200, 70)]
     for sizes in [*((2, 1, length, 5) for length in TAILS), *larger]:
         members, p, length, outputs = sizes
@@ -39,7 +39,7 @@ def test_a_product_is_exact(multiply: Callable[..., Tensor]) -> None:
 
 @EITHER
 def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., Tensor]) -> None:
-    """In a floating dtype it is the sum divided by the root of its length, bit for bit."""
+    """In a floating dtype a product is the sum over the root of its length, with the same bits as torch."""
     for dtype in (torch.float16, torch.float32, torch.float64):
         for members, p, length, outputs in ((2, 1, 1, 5), (2, 3, 70, 37), (1, 17, 1000, 3)):
             x, weights = random_signs(12, members, p, length), random_signs(13, members, length, outputs)
@@ -55,7 +55,7 @@ def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., T
 
 @EITHER
 def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Tensor]) -> None:
-    """An expanded operand is read in place; the words of each tap of a convolution end in zeros."""
+    """Products are exact for expanded operands, for taps padded to whole words, and for empty sizes."""
     x, weights = random_signs(2, 3, 2, 70), random_signs(3, 3, 70, 9)
     left, right = packed(x, 2), packed(weights, 1)
     y = multiply(left[:1].expand(3, -1, -1), right, 70)
@@ -73,12 +73,12 @@ def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Ten
 
 
 def long(*shape: int) -> Tensor:
-    """Return zeros, int64."""
+    """Return zeros of int64."""
     return torch.zeros(shape, dtype=torch.int64)
 
 
 def test_operands_that_do_not_match_are_refused() -> None:
-    """Other shapes and dtypes raise, and nothing is launched."""
+    """Operands with mismatched shapes or dtypes raise an error, and no kernel is launched."""
     x, weights = long(2, 1, 3), long(2, 3, 5)
     for one, other in (
         (x, long(2, 4, 5)),
@@ -94,11 +94,11 @@ def test_operands_that_do_not_match_are_refused() -> None:
         bit_product(x, weights, 3, torch.int64)
 
 
-# --- Planes of probabilities, and members drawn by them. ---
+# --- Planes of probabilities, and members drawn from them. ---
 
 
 def test_planes_are_the_bits_of_counts() -> None:
-    """Plane b has bit b of 256 P, and 0 after the last input; nothing but its buffers is touched."""
+    """Plane b holds bit b of 256 P, padded with zeros; the kernel stays within its buffers."""
     for shape in [*((1, 5, length) for length in TAILS), (1, 70, 130), (2, 3, 66, 2, 2)]:
         counts = torch.randint(0, 257, shape, generator=generator(0))
         with canaries() as kept:
@@ -121,7 +121,7 @@ def planes_of(counts: Tensor) -> Tensor:
 
 
 def selected(planes: Tensor, random: Tensor) -> Tensor:
-    """Turn eight random words for each word, [m, 8, words], into bits with the planes' probabilities."""
+    """Combine eight random words per word, [m, 8, words], into bits with the planes' probabilities."""
     on = torch.zeros_like(random[:, 0])
     for plane in range(8):
         r = random[:, plane]
@@ -130,7 +130,7 @@ def selected(planes: Tensor, random: Tensor) -> Tensor:
 
 
 def stream_of(members: range, seed: int = 3, layer: str = "0") -> PhiloxStream:
-    """Return a stream of members."""
+    """Return a philox stream of some members."""
     return PhiloxStream(seed, 5, layer, members, torch.device(DEVICE), torch.float32)
 
 
@@ -140,7 +140,7 @@ def place_of(stream: PhiloxStream) -> philox.Place:
 
 
 def test_members_have_the_bits_of_the_stream() -> None:
-    """For any number of words and range of members; nothing but its buffers is touched."""
+    """Any range of members has the stream's bits for any number of words; the kernel stays in its buffers."""
     for words, members in ((1, range(7, 9)), (3, range(7, 9)), (130, range(7, 9)), (4, range(7, 17))):
         counts, stream = torch.randint(0, 257, (words, 64), generator=generator(words)), stream_of(members)
         planes = planes_of(counts)
@@ -160,7 +160,7 @@ def test_members_have_the_bits_of_the_stream() -> None:
 
 
 def test_probabilities_are_those_of_the_planes() -> None:
-    """0 is never on, 256 always, and others within five standard deviations."""
+    """A count of 0 never sets a bit, 256 always does, and others do within five standard deviations."""
     steps = torch.tensor([0, 1, 64, 100, 128, 255, 256])
     planes = planes_of(steps.repeat_interleave(64)[:, None].expand(-1, 64))
     found = sample_bits(planes, *place_of(stream_of(range(1))), range(8)).cpu()
@@ -170,7 +170,7 @@ def test_probabilities_are_those_of_the_planes() -> None:
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:
-    """Members without a counter of 32 bits, eight planes, and planes that are not words."""
+    """Members outside the 32-bit counters, eight planes, and planes that are not int64 are refused."""
     for members in (range(0, 4, 2), range(-1, 3), range(2**32 - 1, 2**32 + 1)):
         with pytest.raises(ValueError, match="members must be"):
             sample_bits(long(9, 2), (0, 0), 0, 0, members)
@@ -189,7 +189,7 @@ def weights_of(members: int) -> Tensor:
 
 
 def test_centred_sums_are_exact_and_laid_out_as_a_weight() -> None:
-    """Words [m, g, *taps, K, o] give sums of c (bit - P), [g, o, i, *taps]."""
+    """Words [m, g, *taps, K, o] give exact sums of c (bit - P), laid out as a weight [g, o, i, *taps]."""
     for members, lead, length, outputs in (
         *((3, (1,), length, 5) for length in TAILS),
         (3, (1,), 33, 70),
@@ -209,7 +209,7 @@ def test_centred_sums_are_exact_and_laid_out_as_a_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_sum_has_the_dtype_of_its_weights(dtype: torch.dtype) -> None:
-    """Weights of any size are summed within a few roundings, with the same bits every time."""
+    """A sum has its weights' dtype, errs by a few roundings, and has the same bits every time."""
     signs, p = random_signs(8, 150, 1, 33, 4), torch.rand(1, 4, 33, generator=generator(9)).half().to(DEVICE)
     weights, words = torch.randn(150, dtype=dtype, generator=generator(10)), packed(signs, 2)
     found = centred_sum(words, weights.to(DEVICE), p)
@@ -221,7 +221,7 @@ def test_a_sum_has_the_dtype_of_its_weights(dtype: torch.dtype) -> None:
 
 
 def test_sums_of_nothing_and_refused_operands() -> None:
-    """Without members a sum is 0, without outputs it is empty; other shapes and dtypes raise."""
+    """Without members a sum is 0, without outputs it is empty; mismatched shapes and dtypes are refused."""
     for members, outputs in ((0, 3), (2, 0)):
         words, p = long(members, 1, 2, outputs).to(DEVICE), torch.ones(1, outputs, 70, device=DEVICE)
         found = centred_sum(words, torch.zeros(members, device=DEVICE), p)
@@ -235,7 +235,7 @@ def test_sums_of_nothing_and_refused_operands() -> None:
 
 
 def test_a_step_is_that_of_plain_torch() -> None:
-    """Bits and products of a layer are those of :mod:`impls.binary`, bit for bit."""
+    """The sampled bits and the products of a layer equal those of :mod:`impls.binary` exactly."""
     members, rows, inputs, outputs = range(3, 6), 2, 70, 9
     counts = bits.quantised(torch.rand(outputs, inputs, generator=generator(0))).to(DEVICE)
     planes: Any = bits.planes(counts).mT.contiguous()

@@ -1,4 +1,4 @@
-"""Noise that kernels draw: equal to the stream's, in each kernel, tile and part of the population."""
+"""Noise drawn in kernels equals the stream's, in every kernel, tile and part of the population."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_s
 
 
 def draw_of(members: range, place: plain.Place = PLACE) -> Draw:
-    """Return the noise of members at a place."""
+    """Return the draw of some members at a place."""
     return Draw(place.key, place.layer, place.draw, members)
 
 
@@ -44,7 +44,7 @@ def filled(
 
 
 def expected(members: range, start: int, size: int, *, signs: bool) -> Tensor:
-    """Look numbers up in the stream, one by one."""
+    """Compute the same numbers in plain torch, one by one."""
     member = torch.tensor([*members]).unsqueeze(1)
     element = torch.arange(start, start + size).unsqueeze(0)
     if not signs:
@@ -55,7 +55,7 @@ def expected(members: range, start: int, size: int, *, signs: bool) -> Tensor:
 
 @BOTH
 def test_numbers_are_those_of_the_stream(signs: bool) -> None:
-    """Signs bit by bit, normals up to a few roundings: at any element and member, up to the last counters."""
+    """Signs equal the stream's and normals agree within a few roundings, up to the last counters."""
     last = (128 if signs else 4) * 2**32
     starts = [(0, 700), (128, 1), (3, 130), (37, 33), (2**31 - 70, 200), (2**32 - 70, 200), (last - 165, 165)]
     others = ((range(2**31 - 2, 2**31 + 3), 3, 130), (range(2**32 - 3, 2**32 - 1), last - 165, 165))
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_the_stream(signs: bool) -> None:
 
 
 def test_normals_are_right_in_the_tails_and_in_the_middle() -> None:
-    """Logarithm, sine and cosine are accurate at the ends of their ranges."""
+    """Normals are accurate to a few roundings, both close to 0 and in the tails beyond 4."""
     found, truth = (one(range(8), 0, 20_000, signs=False) for one in (filled, expected))
     eps, error = torch.finfo(torch.float32).eps, (found - truth).abs()
     assert (error <= 8 * eps * truth.abs().clamp_min(1)).all()
@@ -82,7 +82,7 @@ def test_normals_are_right_in_the_tails_and_in_the_middle() -> None:
 
 
 def test_other_names_draw_other_numbers() -> None:
-    """Seed, step, layer and draw are told apart, and each place has its stream's signs."""
+    """A different seed, step, layer or draw gives different signs, which are those of its stream."""
     before = filled(range(3), 0, 256, signs=True)
     for change in ({"seed": 1}, {"step": 1}, {"layer": "1.weight"}, {"draw": "down"}):
         names: dict[str, Any] = {"seed": 3, "step": 5, "layer": "0.weight", "draw": "dense", **change}
@@ -94,7 +94,7 @@ def test_other_names_draw_other_numbers() -> None:
 
 
 def test_what_has_no_counter_is_refused() -> None:
-    """Members and elements beyond counters of 32 bits; values are one row for each member."""
+    """Members and elements beyond the 32-bit counters are refused, and values need one row per member."""
     for members in (range(0, 4, 2), range(-1, 1), range(2**32 - 1, 2**32 + 1)):
         with pytest.raises(ValueError, match="members must be"):
             fill(torch.empty(2, 4), draw_of(members))
@@ -111,7 +111,7 @@ def test_what_has_no_counter_is_refused() -> None:
 
 
 def dense_written(members: range, outputs: int, inputs: int, *, signs: bool, dtype: torch.dtype) -> Tensor:
-    """Write members' noise out, [m, o, i] on the CPU."""
+    """Return members' dense noise, [m, o, i] on the CPU."""
     return filled(members, 0, outputs * inputs, signs=signs, dtype=dtype).unflatten(1, (outputs, inputs))
 
 
@@ -125,7 +125,7 @@ def read_out(  # noqa: PLR0913  a draw, and how it is read
     dtype: torch.dtype = torch.float32,
     sigma: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """Read sigma times the noise out of a product of unit vectors without a weight: [m, o, i]."""
+    """Return sigma times the noise, [m, o, i], as the product with unit vectors and a weight of 0."""
     rows = torch.eye(inputs, device=DEVICE, dtype=dtype)[:, None, None].expand(-1, len(members), -1, -1)
     y = torch.empty(inputs, len(members), 1, outputs, device=DEVICE, dtype=dtype)
     weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=dtype)
@@ -135,7 +135,7 @@ def read_out(  # noqa: PLR0913  a draw, and how it is read
 
 @BOTH
 def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
-    """In products with any tile and part of the population, and in sums with a single utility of 1."""
+    """Noise has the same bits in products, with any tile and part of the population, and in sums."""
     members, outputs = range(2**31 - 1, 2**31 + 1), 18
     tilings = (
         FEW[signs]._replace(rows=16),
@@ -154,7 +154,7 @@ def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
                 draw_of(members), torch.eye(2, device=DEVICE)[index], noise[0].numel(), signs=signs
             )
             assert torch.equal(total.cpu().view(outputs, inputs), noise[index])
-    # Drawn values are rounded before they are multiplied: times three, rounding of y cannot hide it.
+    # Drawn values are rounded before they are multiplied: with sigma 3, the rounding of y cannot hide that.
     half = dense_written(members, outputs, 16, signs=signs, dtype=torch.float16)
     for tiling in (FEW[signs], MANY[signs]):
         found = read_out(members, outputs, 16, tiling, signs=signs, dtype=torch.float16, sigma=3.0)
@@ -163,7 +163,7 @@ def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
 
 @BOTH
 def test_factors_have_the_same_bits_in_every_tile(signs: bool) -> None:
-    """Rows that are unit vectors read the product of both factors, each rounded to the dtype."""
+    """Products with unit vectors give the product of both factors, rounded to the dtype, with any tile."""
     members, outputs, inputs = range(2**31 - 1, 2**31 + 1), 40, 3
     down, up = (draw_of(members)._replace(draw=name) for name in (7, 8))
     weight = torch.zeros(outputs, inputs, device=DEVICE)
@@ -186,7 +186,7 @@ def test_factors_have_the_same_bits_in_every_tile(signs: bool) -> None:
 
 @BOTH
 def test_rows_are_multiplied_by_their_members_own_factor(signs: bool) -> None:
-    """In float32, for any number of channels and of rows of a member."""
+    """Each row is multiplied by its member's own factor, for any number of channels and rows per member."""
     for shape in ((1, 3, 1, 600), (3, 2, 20, 30)):
         draw, x = draw_of(range(4, 4 + shape[1])), normal(1, *shape)
         with canaries() as kept:
@@ -202,7 +202,7 @@ def test_rows_are_multiplied_by_their_members_own_factor(signs: bool) -> None:
 
 @pytest.fixture
 def few_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let 10 members be two parts of a sum, and 23 two launches."""
+    """Split a sum of 10 members into two parts, and a sum of 23 into two launches."""
     monkeypatch.setattr(dense_rng, "FEWEST_MEMBERS", 5)
     monkeypatch.setattr(dense_rng, "MOST_MEMBERS", 20)
 
@@ -217,7 +217,7 @@ def summed(members: range, utilities: Tensor, elements: int, *, signs: bool, cal
 @BOTH
 @pytest.mark.usefixtures("few_members")
 def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
-    """Of two parts and several launches; the bits depend on the sizes alone, not on tiles."""
+    """A sum in parts and launches equals that of written-out noise; its bits do not depend on tiles."""
     members, elements = range(9, 9 + 23), 333
     for dtype in (torch.float16, torch.float64):
         utilities = normal(0, 23, dtype=dtype).cpu()
@@ -241,7 +241,7 @@ def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
 
 
 def test_sums_of_nothing_and_refused_utilities() -> None:
-    """Without members a sum is zeros; utilities are one floating number for each member."""
+    """A sum without members is 0; utilities must be one floating-point number per member."""
     assert torch.equal(noise_sum(draw_of(range(0)), torch.zeros(0), 3), torch.zeros(3))
     assert noise_sum(draw_of(range(2)), torch.zeros(2), 0).shape == (0,)
     for utilities in (torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)):
@@ -257,7 +257,7 @@ SCHEDULE = (plain.ROUNDS, plain.WEYL)
 
 
 def test_keys_are_those_of_the_number() -> None:
-    """Steps and seeds of any number of digits have the digest that hashlib computes."""
+    """Keys computed on the device equal the host's, for seeds and steps of any number of digits."""
     most = 2**64 - 1
     numbers = (0, 9, 10, 12345, 10**17, 10**18 - 1, 10**18, 2**63 - 1)
     for seed, number in (*((99999, number) for number in numbers), (0, 0), (most, 0), (most, 2**63 - 1)):
@@ -268,7 +268,7 @@ def test_keys_are_those_of_the_number() -> None:
 
 
 def test_kernels_take_keys_on_the_device() -> None:
-    """Each kernel that draws gives the same with keys in memory as with numbers."""
+    """Each kernel that draws gives the same result with keys in device memory as with plain numbers."""
     place = plain.Place.of(3, 17, "0.weight", "dense")
     one = draw_of(range(5, 8), place)
     other = one._replace(key=round_keys(3, torch.tensor(17, device=DEVICE), *SCHEDULE))

@@ -1,4 +1,4 @@
-"""Each fused variant passes the checks of all schemes, and errs at most twice as much as plain torch."""
+"""Each fused variant passes the checks for schemes and errs at most twice as much as plain torch."""
 
 from unittest.mock import Mock
 
@@ -63,10 +63,10 @@ LARGER = [
         bias=True,
     ),
 ]
-"""Sizes that are no multiple of a tile; of bits, few rows of a member and many."""
+"""Sizes that are not multiples of a tile; for bits, with few and with many rows per member."""
 IS_GPU = DEVICE == "cuda"
 NARROW_ONLY = [one for one in ENTRIES if "rank=1, regenerated=True" in one.variant.name]
-"""Variants that refuse float64, besides the first of their scheme."""
+"""Variants that refuse float64, besides the first of each scheme."""
 MODES = [
     ("float32", True),
     ("float16", False),
@@ -76,7 +76,7 @@ MODES = [
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use larger tiles than on a GPU: the time of the interpreter hardly depends on the size of a tile."""
+    """Use larger tiles than on a GPU: the interpreter's time hardly depends on the size of a tile."""
     if not IS_GPU:
         large = dense_rng.FewRowsTiling(block_m=32, block_n=64, line=32, calls=16)
         many = Tiling(block_n=64, block_k=128, num_stages=2)
@@ -87,25 +87,28 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         monkeypatch.setattr(dense_rng, "CALLS", {False: 2048, True: 128})
         monkeypatch.setattr(permuted, "PICKED", (128, 256))
-        # Its kernel draws the same bits (test_binary.py), but takes long to be interpreted hundreds of times.
+        # FusedBinary's kernel draws the same bits (see test_binary.py), but is slow in the interpreter.
         monkeypatch.setattr(FusedBinary, "sample", lambda _, weight, stream: Binary().sample(weight, stream))
 
 
 @pairs([IMAGE, PACKED_IMAGE], ENTRIES if IS_GPU else FIRST)
 def test_a_fused_scheme_is_right_on_images(entry: Entry, case: Case) -> None:
-    """Forward, update, moments, purity, splits, antithetic halves and bias noise hold in float64."""
+    """On images a fused scheme passes all checks of forward, update and noise in float64."""
     verify(entry, case)
 
 
 @pairs([ROWS, PACKED_ROWS], ENTRIES if IS_GPU else [one for one in ENTRIES if one not in FIRST])
 def test_a_fused_variant_is_right_on_rows(entry: Entry, case: Case) -> None:
-    """The same for rows; in the interpreter, of the variants that are not tested on images."""
+    """On rows a fused variant passes the same checks; the interpreter runs those not tested on images."""
     verify(entry, case)
 
 
 @pairs(LARGER, ENTRIES if IS_GPU else [*FIRST, *NARROW_ONLY])
 def test_a_fused_variant_errs_at_most_twice_the_slow_computation(entry: Entry, case: Case) -> None:
-    """In narrow dtypes, of which schemes take turns, on sizes that are no multiple of a tile."""
+    """In narrow dtypes the error is at most twice the reference's, on sizes not multiples of a tile.
+
+    In the interpreter each variant that is not binarized runs in one of the modes, in turn.
+    """
     if case.operator.startswith("Binarized"):  # bits have no antithetic halves
         modes = [("float32", False), ("float16", False)]
     else:
@@ -124,7 +127,7 @@ def verify(entry: Entry, case: Case) -> None:
 
 
 def test_autocast_is_refused() -> None:
-    """Rows of another type than the weight's are no operands; none is converted silently."""
+    """Under autocast a fused scheme raises an error instead of converting its operands silently."""
     layer = nn.Linear(6, 5, device=DEVICE)
     population = perturb(layer, FusedHadamard(), members=2, sigma=0.1)
     noise, x = population.sample(0), torch.zeros(2, 6, device=DEVICE)
@@ -134,7 +137,10 @@ def test_autocast_is_refused() -> None:
 
 
 def test_a_scheme_that_draws_needs_the_stream_philox() -> None:
-    """By default it has it, and stores nothing; other streams, and float64 for normals, are refused."""
+    """Schemes that draw in kernels default to philox, store no noise and refuse other streams.
+
+    Those with normal noise also refuse float64.
+    """
     layer = nn.Linear(6, 5, bias=False, device=DEVICE)
     for scheme, is_normal in (
         (FusedRegenerated(), True),
@@ -164,17 +170,17 @@ def test_a_scheme_that_draws_needs_the_stream_philox() -> None:
 # --- Tile sizes. ---
 
 SMALL = (48, 64, 32)
-"""In place of the first three sizes of a task."""
+"""These replace the first three sizes of a task."""
 TILES = [Tiling(block_m=16, block_n=32, block_k=16), Tiling(block_m=32, block_n=16, block_k=32, group_m=1)]
 
 
 @pytest.mark.parametrize("kernel", sorted({task.kernel for task in TASKS}))
 def test_a_tunable_launches_the_kernel_that_it_names(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the sizes of its task, and the same result for any tile sizes."""
+    """A tunable launches its kernel with the task's sizes, and its result does not depend on tile sizes."""
     for more in dict.fromkeys(task.sizes[3:] for task in TASKS if task.kernel == kernel):
         sizes = (*SMALL, *(min(size, 8) for size in more))
         launch = TUNABLES[kernel].launch(sizes, torch.float32, torch.device("cpu"))
-        asked = Mock(return_value=TILES[0])  # without tile sizes a launch looks up those that were tuned
+        asked = Mock(return_value=TILES[0])  # without given tile sizes a launch looks up tuned ones
         for module in (gemm, outer):
             monkeypatch.setattr(module, "tuned", asked)
         result = launch(None).clone()

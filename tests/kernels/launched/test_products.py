@@ -56,9 +56,9 @@ CASES: Cases = [
     (Sizes(3, 2, 19, 70, 100), HALF, None, 0.3),
     (Sizes(2, 5, 3, 37, 33), DOUBLE, SMALL, 0.1),
 ]
-"""No multiples of a tile, several tiles along each axis, and a sigma for each repeat.
+"""Sizes that are not multiples of a tile, some with several tiles along an axis or one sigma per repeat.
 
-On a GPU a number that is passed to a kernel is float32, and yet factors in float64 must have 53 bits.
+A number passed to a kernel on a GPU is float32; the case in float64 shows that factors keep 53 bits.
 """
 
 DRAWN_CASES: Cases = [
@@ -68,22 +68,22 @@ DRAWN_CASES: Cases = [
     (Sizes(2, 2, 3, 128, 18), SINGLE, SMALL, torch.tensor([0.5, -0.5])),
     (Sizes(1, 2, 3, 128, 18), DOUBLE, SMALL, 0.1),
 ]
-"""Smaller ones for kernels that draw signs, of which a call has 128."""
+"""Smaller cases for kernels that draw signs; one Philox call gives 128 signs."""
 
 NORMAL_CASES: Cases = [
     (sizes._replace(inputs=min(sizes.inputs, 38)), dtype, tiling, sigma)
     for sizes, dtype, tiling, sigma in DRAWN_CASES
     if dtype is not DOUBLE
 ]
-"""And normals, of which it has four; no kernel draws them in float64."""
+"""Cases for kernels that draw normals, four per Philox call; no kernel draws them in float64."""
 
 
 class Product(NamedTuple):
-    """A launch with some members' noise, and the same in plain torch.
+    """A kernel's product with given noise, and the same product in plain torch.
 
     Attributes:
-        launch: multiply (x, weight, sigma, y, tiling), into y.
-        formula: multiply (x, weight, sigma) in the dtype of x.
+        launch: takes (x, weight, sigma, y, tiling) and writes the product into y.
+        formula: takes (x, weight, sigma) and computes in the dtype of x.
 
     """
 
@@ -93,16 +93,16 @@ class Product(NamedTuple):
 
 Guard = Callable[[Tensor], Tensor]
 Make = Callable[[Sizes, torch.dtype, Guard], Product]
-"""Make noise for these sizes in a dtype; the launch reads guarded copies of it."""
+"""Makes noise for given sizes and dtype; the launch reads guarded copies of it."""
 
 
 class Family(NamedTuple):
-    """A kernel.
+    """A kernel and the cases that it is tested with.
 
     Attributes:
-        make: makes noise.
-        tilings: in place of SMALL and OTHER.
-        cases: sizes, dtypes and tilings.
+        make: makes its noise.
+        tilings: used instead of SMALL and OTHER.
+        cases: sizes, dtypes, tilings and sigmas.
 
     """
 
@@ -122,7 +122,7 @@ def per_repeat(sigma: Sigma, x: Tensor) -> Tensor:
 
 
 def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
-    """Multiply rows by W + sigma E_m of [m, o, i], as two products."""
+    """Multiply rows by W + sigma E_m, with E of [m, o, i], as two products."""
     own = torch.einsum("rmpi,moi->rmpo", x, changes.to(x.dtype))
     return x @ weight.mT + per_repeat(sigma, x) * own
 
@@ -131,14 +131,14 @@ def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
 
 
 def factors(x: Tensor, weight: Tensor, sigma: Sigma, down: Tensor, up: Tensor) -> Tensor:
-    """Multiply by both factors, one after the other."""
+    """Multiply rows by W, and add their product with both low-rank factors, one after the other."""
     scale = per_repeat(sigma, x) / math.sqrt(down.shape[1])
     narrow = torch.einsum("rmpi,mki->rmpk", x, down.to(x.dtype)) * scale
     return x @ weight.mT + torch.einsum("rmpk,mko->rmpo", narrow, up.to(x.dtype))
 
 
 def low_rank(rank: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
-    """Stored low-rank noise."""
+    """Make stored low-rank noise."""
     stored = [
         normal(seed, sizes.members, rank, width, dtype=dtype)
         for seed, width in ((2, sizes.inputs), (3, sizes.outputs))
@@ -156,7 +156,7 @@ def draw_of(name: int, members: int, first: int = 2**31 - 2) -> Draw:
 
 
 def written(draw: Draw, *shape: int, is_signs: bool, dtype: torch.dtype) -> Tensor:
-    """Write drawn noise out: [m, *shape]."""
+    """Return drawn noise as a tensor [m, *shape]."""
     values = torch.empty(len(draw.members), math.prod(shape), device=DEVICE, dtype=dtype)
     return fill(values, draw, signs=is_signs).unflatten(1, shape)
 
@@ -164,7 +164,7 @@ def written(draw: Draw, *shape: int, is_signs: bool, dtype: torch.dtype) -> Tens
 def drawn_low_rank(
     rank: int, is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard  # noqa: ARG001  nothing is stored
 ) -> Product:  # fmt: skip
-    """Low-rank noise that is drawn."""
+    """Make low-rank noise that the kernel draws."""
     down, up = draw_of(7, sizes.members), draw_of(8, sizes.members)
     values = [
         written(draw, rank, width, is_signs=is_signs, dtype=dtype)
@@ -179,7 +179,7 @@ def drawn_low_rank(
 
 
 def drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:  # noqa: ARG001  nothing is stored
-    """Dense noise that is drawn."""
+    """Make dense noise that the kernel draws."""
     draw = draw_of(5, sizes.members)
     changes = written(draw, sizes.outputs, sizes.inputs, is_signs=is_signs, dtype=dtype)
     return Product(
@@ -196,7 +196,7 @@ MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_s
 
 
 def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | None) -> Tensor:
-    """Multiply the core, which members share, between signs."""
+    """Multiply rows by W, and add their product with the shared core between members' signs."""
     inputs, outputs = own
     before = x if inputs is None else x * inputs[:, None].to(x.dtype)
     noise = before @ core.to(x.dtype).mT * per_repeat(sigma, x)
@@ -204,7 +204,7 @@ def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | N
 
 
 def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
-    """A core with signs of a side."""
+    """Make a shared core with members' signs for inputs, outputs or both."""
     inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
     outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
     core = normal(4, sizes.outputs, sizes.inputs, dtype=dtype)
@@ -216,7 +216,7 @@ def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
 
 
 def transform(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Multiply by the scheme's Hadamard matrix between signs."""
+    """Multiply rows by W, and add their product with the Hadamard matrix between members' signs."""
     widths = outputs.shape[1], inputs.shape[1]
     largest = max(plain_hadamard.hadamard_factors(plain_hadamard.hadamard_width(*widths)))
     seed = plain_hadamard.sylvester(largest, device=x.device, dtype=x.dtype)
@@ -224,7 +224,7 @@ def transform(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: 
 
 
 def transforms(sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
-    """A Hadamard matrix between signs."""
+    """Make members' signs around a Hadamard matrix."""
     own = signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)
     before, after = map(guard, own)
     return Product(
@@ -234,7 +234,7 @@ def transforms(sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
 
 
 def permutes(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
-    """Channels that members pick, with replacement, and a core for as many."""
+    """Make members' picks of input channels, with replacement, and a shared core of that width."""
     count = sizes.inputs // 2 + 3
     index = torch.randint(0, sizes.inputs, (sizes.members, count), generator=generator(2)).to(DEVICE)
     core = normal(3, sizes.outputs, count, dtype=dtype)
@@ -251,7 +251,7 @@ def permutes(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
 
 
 def columns(kept: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
-    """Different columns of each member."""
+    """Make sparse noise with different columns for each member."""
     kept = min(kept, sizes.inputs)
     index = torch.rand(sizes.members, sizes.inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
     values = normal(2, sizes.members, kept, sizes.outputs, dtype=dtype)
@@ -269,12 +269,12 @@ def columns(kept: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Produc
 
 
 def gates(sigma: Sigma) -> tuple[Sigma, Sigma]:
-    """Return the factors of gates; with one number that of dropped channels is 0."""
+    """Return the factors of kept and of dropped channels; for a sigma that is one number, the latter is 0."""
     return (1 + sigma, -sigma) if isinstance(sigma, Tensor) else (1 + sigma, 0.0)
 
 
 def masks(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
-    """Masks on inputs or outputs."""
+    """Make dropout masks on inputs or outputs."""
     is_inputs = side == "in"
     width = sizes.inputs if is_inputs else sizes.outputs
     kept = (torch.rand(sizes.members, width, generator=generator(9)) < 0.6).to(DEVICE)
@@ -290,17 +290,17 @@ def masks(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard
 
 INPUT_BLOCKS: list[list[int]] = [[0, 1, 3], [], [0, 1, 2, 3, 4], [2, 4]]
 OUTPUT_BLOCKS: list[list[int]] = [[1], [0, 1], [0, 2], []]
-"""Blocks kept by each of four groups, of five and of three: runs, all, none and both ends."""
+"""Blocks kept by each of four groups, out of five input blocks and out of three output blocks."""
 
 
 def cut(width: int, count: int) -> Cut:
-    """Cut channels as the scheme does."""
+    """Divide channels into blocks as the scheme does."""
     unit, number = cells(width, count)
     return Cut(count, number, unit)
 
 
 def is_kept(kept: list[list[int]], width: int, count: int) -> Tensor:
-    """Write out which channels each group keeps, bool [groups, width]."""
+    """Return which channels each group keeps, bool [groups, width]."""
     _, number, unit = cut(width, count)
     borders = [*(block * number // count * unit for block in range(count)), width]
     on = torch.zeros(len(kept), width, dtype=torch.bool)
@@ -311,7 +311,7 @@ def is_kept(kept: list[list[int]], width: int, count: int) -> Tensor:
 
 
 def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[int, int]) -> Tensor:
-    """Make what the scheme stores: -1 where a block is off, and above it where both are on."""
+    """Return the scheme's stored changes: -1 where either block is dropped, larger where both are kept."""
     out, inner = (
         torch.tensor([[float(block in own) for block in range(count)] for own in kept])
         for kept, count in zip((outputs, inputs), counts, strict=True)
@@ -320,7 +320,7 @@ def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[
 
 
 def kept_blocks(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
-    """Blocks of four groups, where the first member is in group 3."""
+    """Make kept blocks of four groups, where the first member is in group 3."""
     outputs, counts = (OUTPUT_BLOCKS, (3, 5)) if is_both else ([[0]] * 4, (1, 5))
     cuts = cut(sizes.outputs, counts[0]), cut(sizes.inputs, counts[1])
     out, inner = is_kept(outputs, sizes.outputs, counts[0]), is_kept(INPUT_BLOCKS, sizes.inputs, counts[1])
@@ -338,7 +338,7 @@ def kept_blocks(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -
 
 FAMILIES = {
     **{f"low rank {rank}": Family(partial(low_rank, rank)) for rank in (4, 8)},
-    # Tiles as wide as a call of signs, and wider.
+    # Tiles as wide as the signs of one Philox call, and wider.
     **{
         f"drawn low rank {rank}, signs {is_signs}": Family(
             partial(drawn_low_rank, rank, is_signs), (Tiling(16, 128, 64), Tiling(16, 256, 32)), cases
@@ -351,7 +351,7 @@ FAMILIES = {
         )
         for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
-    # Tiles with fewer channels than a call has signs, too.
+    # Some tiles have fewer channels than a Philox call has signs.
     **{
         f"drawn dense, many rows, signs {is_signs}": Family(
             partial(drawn_dense, is_signs), (MANY[is_signs], Tiling(16, 16, 32 if is_signs else 16)), cases
@@ -359,7 +359,7 @@ FAMILIES = {
         for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
     **{f"flipped {side}": Family(partial(flips, side)) for side in ("in", "out", "both")},
-    # A tile is a part of one block of the transform, or two of them.
+    # A tile covers part of one block of the transform, or two blocks.
     "Hadamard": Family(transforms, (Tiling(16, 16, 64), Tiling(16, 64, 32, 1))),
     "permuted": Family(permutes),
     **{f"sparse {kept}": Family(partial(columns, kept)) for kept in (1, 3)},
@@ -372,7 +372,7 @@ FAMILIES = {
 
 
 def image(kept: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None = None) -> Tensor:
-    """Return [r, m, p, c] between canaries, laid out as a layer does: channels are a stride of p apart."""
+    """Return a tensor [r, m, p, c] between canaries, laid out as a layer's: channels have a stride of p."""
     repeats, members, positions, channels = shape
     y = kept.empty(repeats, members, channels, positions, dtype=dtype).mT
     return y if values is None else y.copy_(values)
@@ -382,14 +382,14 @@ STACK = torch.stack
 
 
 def guarded_scale(kept: Canaries, *given: Any) -> NoiseScale:
-    """Put the factors of noise that a launcher makes between canaries."""
+    """Put the noise factors that a launcher computes between canaries."""
     scale = gemm.noise_scale(*given)
     return scale._replace(per_repeat=kept.guard(scale.per_repeat)) if scale.is_per_repeat else scale
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It errs at most twice as much as the formula in its dtype, and touches nothing but its buffers."""
+    """A kernel errs at most twice as much as its formula in the same dtype, and stays within its buffers."""
     for sizes, dtype, tiling, sigma in family.cases:
         tiles = tiling and family.tilings[0 if tiling == SMALL else 1]
         x = normal(0, sizes.repeats, sizes.members, sizes.positions, sizes.inputs, dtype=dtype)
@@ -411,7 +411,7 @@ def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.Mo
 
 
 def test_no_rows_are_no_work() -> None:
-    """Without repeats or positions nothing is launched."""
+    """A product without repeats or positions returns its empty output."""
     for family in FAMILIES.values():
         product = family.make(Sizes(0, 2, 1, 3, 4), SINGLE, torch.clone)
         for shape in ((0, 2, 1), (1, 2, 0)):
@@ -419,11 +419,11 @@ def test_no_rows_are_no_work() -> None:
             assert product.launch(x, torch.zeros(4, 3, device=DEVICE), 1.0, y, None) is y
 
 
-# --- Special values, which the formulas do not show. ---
+# --- Cases that the comparison with formulas does not cover. ---
 
 
 def test_flips_and_transforms_are_exact() -> None:
-    """Sigma 0 leaves the plain product, and whole numbers are transformed without rounding."""
+    """With sigma 0 flips give the plain product, and a Hadamard product of whole numbers is exact."""
     x, weight, core = normal(0, 1, 5, 1, 40), normal(1, 20, 40), normal(4, 20, 40)
     before, after = signs(2, 5, 40), signs(3, 5, 20)
     sides: list[tuple[Tensor | None, Tensor | None]] = [(before, None), (None, after), (before, after)]
@@ -440,7 +440,7 @@ def test_flips_and_transforms_are_exact() -> None:
 
 
 def test_operands_may_have_any_strides() -> None:
-    """Rows of a weight may lie apart, a core may be transposed, and picks may be int32."""
+    """Strided weights, a transposed core and int32 picks give the same results as contiguous operands."""
     x, weight, core = normal(0, 2, 3, 1, 33), normal(1, 40, 33), normal(2, 40, 33)
     own = signs(2, 3, 33), signs(3, 3, 40)
     apart = torch.zeros(40, 66, device=DEVICE)[:, :33].copy_(weight)
@@ -460,7 +460,7 @@ APART = 2**30
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="untouched pages take no memory only on a CPU")
 def test_channels_may_lie_far_apart() -> None:
-    """Their offsets need 64 bits; the result is that for adjacent channels."""
+    """Channels whose offsets need 64 bits give the same result as adjacent channels."""
     noise, weight = draw_of(2, 2), normal(1, 4, 3, dtype=torch.float16)
     factor = [normal(seed, 2, 1, width, dtype=torch.float16) for seed, width in ((2, 3), (3, 4))]
     launches: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -485,7 +485,7 @@ def test_channels_may_lie_far_apart() -> None:
 
 
 def test_the_first_and_the_last_column_count() -> None:
-    """Sparse noise at the ends of a row is multiplied by the inputs there, and no others."""
+    """Sparse noise in the first and the last column is multiplied by the inputs there and by no others."""
     index = torch.tensor([[0, 32], [32, 0], [31, 1]], device=DEVICE)
     x, values, weight = normal(0, 1, 3, 1, 33), torch.ones(3, 2, 4), torch.zeros(4, 33, device=DEVICE)
     y = sparse.sparse_product(
@@ -496,7 +496,7 @@ def test_the_first_and_the_last_column_count() -> None:
 
 
 def test_what_is_dropped_does_not_count_at_all() -> None:
-    """A NaN is dropped like any other number, and a group's dropped blocks are not read."""
+    """NaN in dropped channels, or in the weights of dropped blocks, does not reach the result."""
     x, kept = torch.ones(1, 2, 1, 20, device=DEVICE), torch.ones(2, 20, dtype=torch.bool, device=DEVICE)
     x[0, 1, 0, 7], kept[1, 7] = torch.nan, False
     ones = torch.ones(20, 20, device=DEVICE)
@@ -513,11 +513,11 @@ def test_what_is_dropped_does_not_count_at_all() -> None:
 
 
 def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
-    """Tiles of outputs that a group drops are zeros, and their weights are not read."""
+    """A tile in which a group drops all outputs is zero, and its weights are not read."""
     changes, cuts = changes_of([[1]] * 2, [[0]] * 2, (2, 1)), (cut(64, 2), cut(32, 1))
     with canaries() as kept:
         below = kept.empty(32, 32).fill_(1)
-        # The rows before are a canary.
+        # The 32 rows before ``below`` are a canary, so that reading them is found.
         weight = below.as_strided((64, 32), (32, 1), below.storage_offset() - below.numel())
         x, y = kept.guard(torch.ones(1, 2, 1, 32)), kept.empty(1, 2, 1, 64)
         blocks.kept_blocks(x, weight, kept.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
@@ -525,7 +525,7 @@ def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
 
 
 def test_blocks_begin_where_the_scheme_has_them() -> None:
-    """Each block alone sums the channels that it has in the scheme, and drops all other outputs."""
+    """Each block covers exactly the channels that the scheme gives it, on inputs and on outputs."""
     for width, count in ((7, 1), (7, 7), (65, 2), (65, 7), (130, 2)):
         each = [[block] for block in range(count)]
         on, all_of = is_kept(each, width, count), [[0]] * count
@@ -549,7 +549,7 @@ zeros = torch.zeros
 
 
 def zero(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return zeros of a dtype of whole numbers."""
+    """Return zeros of an integer dtype."""
     return torch.zeros(shape, dtype=dtype)
 
 
@@ -595,7 +595,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 
 
 def test_operands_that_do_not_match_are_refused() -> None:
-    """Nothing is launched."""
+    """Operands that do not match raise an error that names what is wrong, and no kernel is launched."""
     for message, launch in REFUSED:
         with pytest.raises(ValueError, match=message):
             launch()

@@ -1,4 +1,4 @@
-"""Updates by kernels: sums of outer products and of sparse columns, and updates of fused schemes."""
+"""Updates computed by kernels: sums of outer products and sparse columns, and updates of fused schemes."""
 
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -26,12 +26,12 @@ NARROW = (torch.float16, torch.float32)
 
 
 def check_sum(got: Tensor, exact: Tensor, slow: Tensor) -> None:
-    """Compare a sum: it errs at most twice as much as the slow one."""
+    """Check that a sum errs at most twice as much as the slow computation."""
     assert got.shape == exact.shape
     compare("sum", got, exact, slow)
 
 
-def written(  # noqa: PLR0913, PLR0917  what a sum takes
+def written(  # noqa: PLR0913, PLR0917  the operands of a sum
     left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None, first: int, dtype: torch.dtype
 ) -> Tensor:  # fmt: skip
     """Sum outer products in a dtype, each times its member's core."""
@@ -48,21 +48,21 @@ def written(  # noqa: PLR0913, PLR0917  what a sum takes
 
 
 def sylvester(outputs: int, inputs: int) -> Tensor:
-    """Write out (-1)^popcount(o & i)."""
+    """Return the Hadamard matrix with entries (-1)^popcount(o & i)."""
     odd = [[(o & i).bit_count() % 2 for i in range(inputs)] for o in range(outputs)]
     return (1 - 2 * torch.tensor(odd)).to(DEVICE)
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Split sums of few members too."""
+    """Lower the limits so that sums of few members are split into parts too."""
     monkeypatch.setattr(outer, "FEWEST_ROWS", 32)
     monkeypatch.setattr(outer, "STEP", 32)
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_sum_of_factors_is_right() -> None:
-    """Of several ranks and parts, on sizes that are no multiple of a tile, in its buffers alone."""
+    """Sums over ranks and parts are right for sizes off a tile's multiples, and stay within their buffers."""
     for members, ranks, outputs, inputs, dtype, tiling in (
         (5, 1, 7, 20, torch.float32, None),
         (1, 4, 33, 1, torch.float16, SMALL),
@@ -84,7 +84,7 @@ def test_a_sum_of_factors_is_right() -> None:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
-    """Signs of a byte are summed in the utilities' dtype, and times a core, a Hadamard matrix or both."""
+    """Sums of int8 signs are right when multiplied by shared cores, a Hadamard matrix or both."""
     members, outputs, inputs = 70, 37, 20
     left, right = (
         random_signs(seed, members, w).to(torch.int8).to(DEVICE) for seed, w in ((0, outputs), (1, inputs))
@@ -103,7 +103,7 @@ def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
             written(left, right, utilities, core, first, one) * matrix for one in (torch.float64, dtype)
         )
         check_sum(found, exact, slow)
-    half = normal(4, members, inputs, dtype=dtype)  # one side may be signs
+    half = normal(4, members, inputs, dtype=dtype)  # signs on one side only
     for one, other in ((left, half), (half, left)):
         exact, slow = (written(one, other, utilities, None, 0, kind) for kind in (torch.float64, dtype))
         check_sum(weighted_outer(one, other, utilities, tiling=SMALL), exact, slow)
@@ -111,7 +111,7 @@ def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_sum_of_float64_is_exact() -> None:
-    """Factors and sums in float64 have 53 bits, of signs too, although a kernel's numbers are float32."""
+    """Sums in float64 are accurate to 1e-12, also of signs, although numbers reach a kernel as float32."""
     left, right, utilities = (
         normal(seed, *shape, dtype=torch.float64) for seed, shape in enumerate([(50, 20), (50, 33), (50,)])
     )
@@ -124,7 +124,7 @@ def test_a_sum_of_float64_is_exact() -> None:
 
 @pytest.mark.usefixtures("small_parts")
 def test_parts_and_tiles_count_each_member_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of parts follows from the sizes alone, and a sum that float32 holds exactly is exact."""
+    """The number of parts does not depend on tile sizes, and a sum that float32 holds exactly is exact."""
     left, right, core = random_signs(0, 150, 40), random_signs(1, 150, 33), random_signs(2, 3, 40, 33)
     operands = [one.to(DEVICE) for one in (left, right, torch.arange(75) - 33, core)]
     exact = written(operands[0], operands[1], operands[2], operands[3], 1, torch.float64)
@@ -161,7 +161,7 @@ def test_nothing_sums_to_nothing() -> None:
 
 
 def test_operands_that_do_not_match_are_refused() -> None:
-    """Other shapes and dtypes raise, and nothing is launched."""
+    """Operands with mismatched shapes or dtypes raise an error, and no kernel is launched."""
     left, right, two = torch.zeros(4, 2), torch.zeros(4, 3), torch.zeros(2)
     for message, operands in (
         ("a sum takes", (left, torch.zeros(3, 2), two)),
@@ -190,7 +190,7 @@ def column_formula(columns: Tensor, values: Tensor, c: Tensor, inputs: int, dtyp
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float64], ids=str)
 def test_columns_are_summed(dtype: torch.dtype) -> None:
-    """Of columns that many members have and that no member has; nothing but its buffers is touched."""
+    """Sums are right for columns that many members or no member have, and stay within their buffers."""
     for members, kept, inputs, outputs in ((5, 1, 3, 7), (60, 2, 7, 37), (1, 3, 20, 1), (40, 1, 2, 530)):
         columns = torch.rand(members, inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
         values, utilities = normal(0, members, kept, outputs, dtype=dtype), normal(1, members, dtype=dtype)
@@ -205,7 +205,7 @@ def test_columns_are_summed(dtype: torch.dtype) -> None:
 
 
 def test_columns_are_summed_in_the_order_of_members() -> None:
-    """So the bits are the same every time; utilities that do not match are refused."""
+    """Columns are sorted by member, so that sums are repeatable; utilities that do not match are refused."""
     columns = torch.randint(0, 3, (200, 2), generator=generator(0)).to(DEVICE)
     order, borders = sorted_columns(columns, 3)
     for column in range(3):
@@ -224,7 +224,7 @@ LINEAR, POINTWISE = (1, 20, 33), (1, 20, 33, 1, 1)
 
 
 def drawn(scheme: AnyScheme, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, Tensor]:
-    """Draw a scheme's noise for some members of a weight, and their utilities."""
+    """Draw a scheme's noise on a weight for some members, and their utilities."""
     weight = torch.zeros(shape, dtype=dtype, device=DEVICE)
     stream = PhiloxStream(0, 1, "layer", MEMBERS, weight.device, dtype)
     return scheme.sample(weight, stream), normal(0, len(MEMBERS), dtype=dtype) / 8
@@ -241,7 +241,7 @@ def check(scheme: AnyScheme, noise: Any, utilities: Tensor, found: Tensor) -> No
 
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.float16, LINEAR), (torch.float32, POINTWISE)], ids=str)
 def test_an_update_is_that_of_the_plain_scheme(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """In dtype, shape and layout, for some members of a population."""
+    """An update has the plain scheme's values, dtype, shape and layout, for part of a population."""
     schemes: list[AbstractFused[Any]] = [
         FusedLowRank(1), FusedLowRank(4), FusedLowRankSign(2), FusedSparsePerturbed(2),
         FusedSparsePerturbed(3, "sign"),
@@ -252,7 +252,7 @@ def test_an_update_is_that_of_the_plain_scheme(dtype: torch.dtype, shape: tuple[
 
 
 def test_factors_are_drawn_again_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than PIECE_BYTES at a time; the sum of pieces is rounded once."""
+    """Factors are drawn in pieces of at most PIECE_BYTES, and the sum of all pieces is rounded once."""
     fill = Mock(side_effect=philox.fill)
     monkeypatch.setattr(lowrank, "fill", fill)
     schemes: list[tuple[AbstractFused[Any], torch.dtype, int]] = [
@@ -273,7 +273,7 @@ def test_factors_are_drawn_again_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_signs_around_cores_and_hadamard_matrices_are_summed(dtype: torch.dtype) -> None:
-    """For one core or several, whichever member is the first."""
+    """Sums of signs around one core, several cores or a Hadamard matrix match the schemes' updates."""
     for scheme in (Flipped("both"), Flipped("both", cores=3), FlippedSign()):
         noise, utilities = drawn(scheme, LINEAR, dtype)
         first = noise.members.start
