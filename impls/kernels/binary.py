@@ -14,7 +14,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.binary.operators import AbstractPackedOperator, packed_shape
 from impls.kernels.binary_matmul import HALVES, bit_product, halves, int8_product, load_words
-from impls.kernels.gemm import DOT_DTYPES, grid_of
+from impls.kernels.gemm import DOT_DTYPES, grid_of, operand
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import COUNTERS, Draw, draw_of, five_words, seed_of, side_by_side, unsigned
 from impls.kernels.scheme import without_dtype, without_kernels
@@ -160,10 +160,7 @@ def sample_bits(
         ValueError: there are not nine planes of words, or a counter exceeds 32 bits.
 
     """
-    if planes.shape[0] != PLANES or planes.dtype is not torch.int64:
-        message = f"a probability has {PLANES} planes of int64, got {list(planes.shape)} of {planes.dtype}"
-        raise ValueError(message)
-    flat = halves(planes).flatten(1)
+    flat = halves(operand("planes", planes, (PLANES, *planes.shape[1:]), torch.int64)).flatten(1)
     words = flat.shape[1]
     counters = Draw(key, layer, draw, members).arguments(words * (PLANES - 1), 4)
     out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
@@ -258,20 +255,8 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
 
     """
     groups, outputs, length, *taps = p.shape
-    fits = weights.shape == words.shape[:1] and (groups, *taps, outputs) == (
-        *words.shape[1:-2], words.shape[-1]
-    )  # fmt: skip
-    if not fits or words.dtype is not torch.int64 or weights.dtype not in {torch.float32, torch.float64}:
-        message = (
-            "a sum takes words [m, g, *taps, K, o], weights [m] of float32 or float64 and means "
-            f"[g, o, i, *taps], got {list(words.shape)}, {weights.dtype} {list(weights.shape)} and "
-            f"{list(p.shape)}"
-        )
-        raise ValueError(message)
-    members, depth = len(words), words.shape[-2]
-    if length > 64 * depth:
-        message = f"{depth} words of 64 bits do not hold {length} bits"
-        raise ValueError(message)
+    members, depth = len(weights), -(-length // 64)
+    words = operand("words", words, (members, groups, *taps, depth, outputs), torch.int64)
     count, width = math.prod(taps), 2 * outputs
     rows = groups * count * depth
     columns = block_size(width, SUM_BLOCK_N, 32)
@@ -284,7 +269,7 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
         return out.sum(0)
     with torch.cuda.device_of(words):
         centred_sum_kernel[grid_of(tiles, rows, parts)](
-            out, halves(words.contiguous()), weights.contiguous(), p.contiguous(),
+            out, halves(words), weights.contiguous(), p.contiguous(),
             members, part, depth, width, length, rows, tiles, count,
             p.numel(), outputs * length * count, 1, count, length * count,
             AT_ONCE=AT_ONCE, BLOCK_N=columns,

@@ -13,12 +13,19 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.binary_matmul import popcount
-from impls.kernels.dropout import gate, gate_factors, gates_of
-from impls.kernels.gemm import accumulator_dtype, gemm_loop, gemm_of, grid_of, select_tiling, tile_index
+from impls.kernels.dropout import gate, gate_factors, gates
+from impls.kernels.gemm import (
+    accumulator_dtype,
+    gemm_loop,
+    gemm_of,
+    grid_of,
+    operand,
+    select_tiling,
+    tile_index,
+)
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling, block_size, input_precision
-from impls.perturbation.scheme import check_choice, check_count, check_probability
 from impls.schemes.blocks import BlocksNoise, DropoutBlocks, cells
 
 NAME = "dropped blocks"
@@ -96,7 +103,7 @@ def kept_blocks_kernel(
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     groups, first, group_tiles, tiles_n,
     in_blocks, in_cells, in_unit, out_blocks, out_cells, out_unit,
-    IN: tl.constexpr, OUT: tl.constexpr, MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y of a group's rows; the grid is tiles of outputs, of rows, and groups.
@@ -126,7 +133,7 @@ def kept_blocks_kernel(
     is_on = ((outer >> (((cell + 1) * out_blocks - 1) // out_cells).to(tl.int32)) & 1) != 0
 
     is_wanted = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
-    if MIRRORED:
+    if factors is not None:
         share, rest = gate(factors, repeats, repeat, mask_m, ACC)
         is_mixed = tl.max((rest != 0).to(tl.int32), axis=0) != 0
         is_wanted = is_wanted | is_mixed
@@ -134,7 +141,7 @@ def kept_blocks_kernel(
         tl.where(is_wanted, inner, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
         in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    if MIRRORED:
+    if factors is not None:
         dropped = over_runs(
             tl.where(is_mixed, inner ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
             weight, stride_wo, offs_n, mask_n, inputs,
@@ -174,11 +181,9 @@ def kept_blocks(
     are on; ``cuts`` are the blocks of outputs and of inputs, at most 16. Member j is in group (``first`` + j)
     modulo the number of groups.
     """
-    read = gemm_of(x, weight, y)
+    gemm = gemm_of(x, weight, y)
     out, inner = cuts
-    if changes.dim() != 3 or changes.shape[1:] != (out.blocks, inner.blocks):  # noqa: PLR2004  as its axes are
-        message = f"changes must be [groups, {out.blocks}, {inner.blocks}], got {list(changes.shape)}"
-        raise ValueError(message)
+    changes = operand("changes", changes, (len(changes), out.blocks, inner.blocks), x.dtype)
     if max(out.blocks, inner.blocks) > MAX_BLOCKS:
         message = (
             f"a kernel takes at most {MAX_BLOCKS} blocks, got {out.blocks} of outputs "
@@ -190,18 +195,16 @@ def kept_blocks(
     repeats, members, positions, _ = x.shape
     groups = len(changes)
     largest = repeats * -(-members // groups) * positions
-    tiling = select_tiling(NAME, read, tiling, default_tiling(x.dtype), out.blocks, inner.blocks, groups)
+    tiling = select_tiling(NAME, gemm, tiling, default_tiling(x.dtype), out.blocks, inner.blocks, groups)
     tiling = tiling.clipped(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
-    gates = gates_of(on, off, x)
     with torch.cuda.device_of(x):
         kept_blocks_kernel[grid_of(groups, group_tiles, column_tiles)](
-            y, x, read.weight, changes.contiguous(), gates.factors, gates.on,
-            repeats, members, positions, *weight.shape, *read.strides,
+            y, x, gemm.weight, changes, *gates(on, off, x),
+            repeats, members, positions, *weight.shape, *gemm.strides,
             groups, first % groups, group_tiles, column_tiles, *inner, *out,
             IN=block_size(inner.blocks, MAX_BLOCKS), OUT=block_size(out.blocks, MAX_BLOCKS),
-            MIRRORED=gates.is_mirrored, ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype),
-            **tiling.options,
+            ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype), **tiling.options,
         )  # fmt: skip
     return y
 
@@ -228,10 +231,7 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        check_probability("p", self.p)
-        check_choice("side", self.side, "in", "both")
-        check_count("groups", self.groups, 2)
-        check_count("blocks", self.blocks)
+        super().__post_init__()
         if self.blocks > MAX_BLOCKS:
             message = (
                 f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: for narrower ones it "
@@ -254,7 +254,3 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
             cuts.append(Cut(count, number, unit))
         counts = gate_factors(scale, sigma, noise.sigma)
         kept_blocks(x, weight, noise.factors, (cuts[0], cuts[1]), *counts, y, noise.members.start % groups)
-
-    @override
-    def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
-        return self.plain.weighted_sum(noise, utilities)

@@ -22,7 +22,7 @@ from impls.kernels.gemm import (
     gemm_loop,
     gemm_of,
     grid_of,
-    load_noise_scale,
+    load_sigma,
     load_x,
     noise_scale,
 )
@@ -103,11 +103,11 @@ UNROLLED = tl.constexpr(8)
 
 @triton.jit(do_not_specialize=COUNTERS)
 def few_rows_kernel(
-    y, x, weight, scales, sigma,
+    y, x, weight, sigmas, sigma,
     outputs, inputs, positions, rows,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, members, member_tiles, tiles_n,
-    SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
+    SIGN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_N: tl.constexpr,
     PARTS: tl.constexpr, CALLS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -152,7 +152,7 @@ def few_rows_kernel(
                 one = drawn[lane].to(x.dtype.element_ty).to(ACC)
                 noise += values.reshape(ROWS, 1, MEMBERS, 1, CALLS) * one[None, :, :, :, :]
     acc = tl.sum(noise, axis=4).permute(0, 2, 1, 3).reshape(ROWS * MEMBERS, BLOCK_N)
-    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     base = tl.zeros((ROWS * MEMBERS, BLOCK_N), dtype=ACC)
     offs_n = left + tl.arange(0, BLOCK_N)
     mask_n = offs_n < outputs
@@ -178,11 +178,11 @@ def parts_of_signs(seed, offs_n, start, inputs, member, layer, draw, BLOCK_K: tl
 
 @triton.jit(do_not_specialize=COUNTERS)
 def many_rows_kernel(
-    y, x, weight, scales, sigma,
+    y, x, weight, sigmas, sigma,
     outputs, inputs, positions, rows,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, tiles_m, tiles_n,
-    SIGN: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
+    SIGN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply BLOCK_M rows of one member; the grid is tiles of outputs, of rows, and members.
@@ -222,7 +222,7 @@ def many_rows_kernel(
             own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
         own = own.to(values.dtype)
         noise = tl.dot(own, values, acc=noise, out_dtype=ACC, input_precision=PRECISION)
-    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     tl.store(
         y[None, :] + offs_n[:, None] * stride_yo,
@@ -260,10 +260,10 @@ def dense_rng_product(
         ValueError: shapes or dtypes do not match, or the counter of a member or an element exceeds 32 bits.
 
     """
-    read = gemm_of(x, weight, y)
+    gemm = gemm_of(x, weight, y)
     width = SIGNS if signs else NORMALS
-    if len(draw.members) != read.members:
-        message = f"noise of {len(draw.members)} members does not match {read.members} members of x"
+    if len(draw.members) != gemm.members:
+        message = f"noise of {len(draw.members)} members does not match {gemm.members} members of x"
         raise ValueError(message)
     counters = draw.arguments(weight.numel(), width)
     if not y.numel():
@@ -274,15 +274,12 @@ def dense_rng_product(
     tiling = tiling or default_tiling(rows, x.dtype, signs=signs, whole=is_whole)
     columns = block_size(outputs, tiling.block_n, MIN_BLOCK)
     column_tiles = -(-outputs // columns)
-    scale = noise_scale(sigma, x)
     arguments = (
-        y, x, read.weight, scale.per_repeat, scale.number, outputs, inputs, positions, rows,
-        *read.strides, *counters,
+        y, x, gemm.weight, *noise_scale(sigma, x), outputs, inputs, positions, rows, *gemm.strides, *counters,
     )  # fmt: skip
     options = {
         "SIGN": signs,
         "WHOLE": is_whole,
-        "SCALED": scale.is_per_repeat,
         "ACC": accumulator_dtype(x.dtype),
         "PRECISION": input_precision(x.dtype),
         "BLOCK_N": columns,

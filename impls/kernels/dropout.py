@@ -5,7 +5,7 @@ and 2 - 1 / q and 2 for rows that see the negated noise.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from impls.kernels.gemm import (
     gemm_of,
     load_weight,
     load_x,
+    operand,
     row_to_member,
     select_tiling,
     tile_offsets,
@@ -24,7 +25,6 @@ from impls.kernels.gemm import (
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling
-from impls.perturbation.scheme import check_choice, check_probability
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
 INPUTS, OUTPUTS = "dropped inputs", "dropped outputs"
@@ -37,32 +37,28 @@ INPUTS_TILING = TILING._replace(block_k=32, num_stages=4)
 """Default tile sizes for dropout of inputs, which passes tiles of x through registers."""
 
 
-class Gates(NamedTuple):
-    """The factors of kept and dropped channels, as arguments of a kernel.
+def gates(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+    """Return the arguments ``factors`` and ``on`` of a kernel.
 
-    Attributes:
-        on: of all rows, where ``off`` is 0.
-        factors: [2, r], on and off for each repeat. Any tensor where ``is_mirrored`` is false.
-        is_mirrored: whether the kernel reads ``factors``.
+    Args:
+        on: the factor of kept channels, a number or [r], one for each repeat of x [r, ...].
+        off: the factor of dropped channels, likewise.
+        x: the rows.
+
+    Returns:
+        The factors [2, r] of kept and dropped channels, or None if ``on`` is the factor of all kept channels
+        and dropped ones are 0.
 
     """
-
-    on: float
-    factors: Tensor
-    is_mirrored: bool
-
-
-def gates_of(on: float | Tensor, off: float | Tensor, x: Tensor) -> Gates:
-    """Return the factors of x [r, ...], given as numbers or as tensors of one for each repeat."""
     # A number that is passed to a kernel is float32.
     if not (isinstance(on, Tensor) or isinstance(off, Tensor) or off) and x.dtype is not torch.float64:
-        return Gates(float(on), x, is_mirrored=False)
+        return None, float(on)
     wider = torch.promote_types(torch.float32, x.dtype)
-    each = [
+    factors = [
         one.to(wider).expand(len(x)) if isinstance(one, Tensor) else x.new_full((len(x),), one, dtype=wider)
         for one in (on, off)
     ]
-    return Gates(0.0, torch.stack(each), is_mirrored=True)
+    return torch.stack(factors), 0.0
 
 
 @triton.jit
@@ -79,7 +75,7 @@ def dropped_inputs_kernel(
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     repeats, tiles_m, tiles_n,
-    MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y; ``kept`` [members, i] is 0 where a member drops an input."""
@@ -88,21 +84,21 @@ def dropped_inputs_kernel(
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     kept += member * inputs
-    if MIRRORED:
+    if factors is not None:
         each, off = gate(factors, repeats, repeat, mask_m, ACC)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
         values = load_x(x, stride_xi, mask_m, offs_k, inputs)
         own = load_x(kept, 1, mask_m, offs_k, inputs)
-        if MIRRORED:
+        if factors is not None:
             share = tl.where(own != 0, each[:, None], off[:, None])
             values = (values.to(ACC) * share).to(values.dtype)
         else:
             values = tl.where(own != 0, values, 0).to(values.dtype)
         shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
         acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
-    if not MIRRORED:
+    if factors is None:
         acc *= on
     edge = mask_m[:, None] & mask_n[None, :]
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
@@ -115,7 +111,7 @@ def dropped_outputs_kernel(
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     repeats, tiles_m, tiles_n,
-    MIRRORED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y; ``kept`` [members, o] is 0 where a member drops an output."""
@@ -129,7 +125,7 @@ def dropped_outputs_kernel(
     )
     edge = mask_m[:, None] & mask_n[None, :]
     own = tl.load(kept + member[:, None] * outputs + offs_n[None, :], mask=edge, other=0)
-    if MIRRORED:
+    if factors is not None:
         each, off = gate(factors, repeats, repeat, mask_m, ACC)
         acc *= tl.where(own != 0, each[:, None], off[:, None])
     else:
@@ -162,21 +158,17 @@ def dropped(
       again from a cache for each tile of the other axis.
     * flops: 2 R i o on matrix units, and a selection for each number of a tile of x, or for each output.
     """
-    read = gemm_of(x, weight, y)
-    is_inputs = side == "in"
-    name, default = (INPUTS, INPUTS_TILING) if is_inputs else (OUTPUTS, TILING)
-    tiling = select_tiling(name, read, tiling, default)
-    width = weight.shape[1 if is_inputs else 0]
-    if kept.dtype is not torch.bool or kept.shape != (read.members, width):
-        message = f"masks must be bool [m, {width}], got {kept.dtype} {list(kept.shape)}"
-        raise ValueError(message)
-    if not y.numel():
-        return y
-    gates = gates_of(on, off, x)
+    gemm = gemm_of(x, weight, y)
+    kernel, name, default, width = (
+        (dropped_inputs_kernel, INPUTS, INPUTS_TILING, weight.shape[1])
+        if side == "in"
+        else (dropped_outputs_kernel, OUTPUTS, TILING, weight.shape[0])
+    )
+    kept = operand("masks", kept, (gemm.members, width), torch.bool)
     # Triton cannot make float64 operands from bytes.
-    masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.contiguous().view(torch.int8)
-    kernel = dropped_inputs_kernel if is_inputs else dropped_outputs_kernel
-    return read.launch(kernel, tiling, (masks, gates.factors, gates.on), len(x), MIRRORED=gates.is_mirrored)
+    masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.view(torch.int8)
+    tiling = select_tiling(name, gemm, tiling, default)
+    return gemm.launch(kernel, tiling, (masks, *gates(on, off, x)), len(x))
 
 
 def gate_factors(
@@ -212,11 +204,6 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     p: float = 0.5
     side: Literal["in", "out"] = "in"
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        check_probability("p", self.p)
-        check_choice("side", self.side, "in", "out")
-
     @property
     @override
     def plain(self) -> DropoutMask:
@@ -228,7 +215,3 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     ) -> None:
         factors = gate_factors(1 / (1 - self.p), sigma, noise.sigma)
         dropped(x, weight, noise.kept[:, 0], *factors, y, self.side)
-
-    @override
-    def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
-        return self.plain.weighted_sum(noise, utilities)

@@ -20,23 +20,22 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    check_signs,
     flip_signs,
     gemm_loop,
     gemm_of,
-    load_noise_scale,
+    load_sigma,
     load_weight,
     load_x,
     noise_scale,
+    operand,
     row_to_member,
     select_tiling,
     tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import summed
-from impls.kernels.scheme import AbstractFused, check_one_core
+from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
-from impls.perturbation.scheme import check_choice
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
 NAME = "flipped"
@@ -48,15 +47,14 @@ TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, nu
 
 @triton.jit
 def flipped_kernel(
-    y, x, weight, core, own_inputs, own_outputs, scales, sigma,
+    y, x, weight, core, own_inputs, own_outputs, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     tiles_m, tiles_n,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y; INPUTS and OUTPUTS tell whether signs of inputs and outputs are given."""
+    """Compute a tile of y; ``own_inputs`` [members, i] or ``own_outputs`` [members, o] may be None."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -65,12 +63,12 @@ def flipped_kernel(
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
         values = load_x(x, stride_xi, mask_m, offs_k, inputs)
-        if INPUTS:
+        if own_inputs is not None:
             values = flip_signs(values, load_x(own_inputs + member * inputs, 1, mask_m, offs_k, inputs))
         shared = load_weight(core, inputs, offs_n, mask_n, offs_k, inputs)
         acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
-    acc *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[:, None]
-    if OUTPUTS:
+    acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
+    if own_outputs is not None:
         acc = flip_signs(acc, load_x(own_outputs + member * outputs, 1, mask_m, offs_n, outputs))
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
@@ -92,7 +90,7 @@ def flipped_product(
 ) -> Tensor:
     """Multiply each row by W + sigma C with its member's signs on inputs, outputs or both, into ``y``.
 
-    The core C is [o, i]; signs are contiguous int8, ``inputs`` [m, i] and ``outputs`` [m, o], or None where
+    The core C is [o, i]; signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o], or None where
     nothing is flipped. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + o) + 2 e i o of the products, and m i or m o of signs. From a cache x twice and the
@@ -100,39 +98,20 @@ def flipped_product(
     * flops: 4 R i o on matrix units, 2.0 times the plain product. Flipping is one operation on each number of
       x for each tile of columns.
     """
-    read = gemm_of(x, weight, y)
-    if core.shape != weight.shape or core.dtype is not weight.dtype:
-        expected = f"{weight.dtype} {list(weight.shape)}"
-        message = (
-            f"a core has the dtype and shape of its weight, {expected}, got {core.dtype} {list(core.shape)}"
-        )
-        raise ValueError(message)
-    check_signs("inputs", inputs, read.members, weight.shape[1])
-    check_signs("outputs", outputs, read.members, weight.shape[0])
-    if not y.numel():
-        return y
-    if inputs is not None and x.dtype is torch.float64:
+    gemm = gemm_of(x, weight, y)
+    core = operand("core", core, weight.shape, x.dtype)
+    if inputs is not None:
+        inputs = operand("signs of inputs", inputs, (gemm.members, weight.shape[1]), torch.int8)
         # Triton cannot make float64 operands from bytes.
-        inputs = inputs.long()
-    tiling = select_tiling(NAME, read, tiling, TILING.keep_warps(x.dtype))
-    scale = noise_scale(sigma, x)
-    before, after = (x if signs is None else signs for signs in (inputs, outputs))  # not read where none
-    return read.launch(
-        flipped_kernel, tiling, (core.contiguous(), before, after, scale.per_repeat, scale.number),
-        INPUTS=inputs is not None, OUTPUTS=outputs is not None, SCALED=scale.is_per_repeat,
-    )  # fmt: skip
+        inputs = inputs.long() if x.dtype is torch.float64 else inputs
+    if outputs is not None:
+        outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
+    tiling = select_tiling(NAME, gemm, tiling, TILING.keep_warps(x.dtype))
+    return gemm.launch(flipped_kernel, tiling, (core, inputs, outputs, *noise_scale(sigma, x)))
 
 
 class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
     """Flipped noise with both products in one kernel; subclasses define how the core is drawn."""
-
-    side: Literal["in", "out", "both"]
-    cores: int
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        check_choice("side", self.side, "in", "out", "both")
-        check_one_core(self.cores)
 
     @override
     def launch(
@@ -160,7 +139,6 @@ class FusedFlipped(AbstractFusedFlipped):
     """
 
     side: Literal["in", "out", "both"] = "in"
-    cores: int = 1
 
     @property
     @override
@@ -179,7 +157,6 @@ class FusedFlippedSign(AbstractFusedFlipped):
     """
 
     side: Literal["in", "out", "both"] = "both"
-    cores: int = 1
 
     @property
     @override

@@ -68,14 +68,17 @@ class Gemm(NamedTuple):
         self,
         kernel: Any,  # noqa: ANN401  Triton's functions have no type
         tiling: Tiling,
-        operands: Sequence[Tensor | float],
+        operands: Sequence[Tensor | float | None],
         *more: int | Tensor,
         **constants: float,
     ) -> Tensor:
         """Launch a kernel with one program for each tile, and return y.
 
-        Its arguments are y, x, weight, ``operands``, sizes, strides, ``more`` and the numbers of tiles.
+        The kernel's arguments are y, x, weight, ``operands``, sizes, strides, ``more`` and the numbers of
+        tiles.
         """
+        if not self.y.numel():
+            return self.y
         tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
         dtype = self.x.dtype
         with torch.cuda.device_of(self.x):
@@ -93,15 +96,13 @@ def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
         ValueError: shapes or dtypes do not match.
 
     """
-    matches = x.dim() == y.dim() == 4 and weight.dim() == 2 and x.shape[:3] == y.shape[:3]  # noqa: PLR2004  axes
-    if not matches or (*weight.shape,) != (y.shape[3], x.shape[3]):
+    matches = x.shape[:3] == y.shape[:3] and (*weight.shape,) == (y.shape[-1], x.shape[-1])
+    if not matches or not x.dtype == weight.dtype == y.dtype or x.dtype not in DOT_DTYPES:
+        got = (f"{one.dtype} {list(one.shape)}" for one in (x, weight, y))
         message = (
-            "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o], got "
-            f"{list(x.shape)}, {list(weight.shape)} and {list(y.shape)}"
+            "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o] of one floating dtype, got "
+            f"{', '.join(got)}"
         )
-        raise ValueError(message)
-    if x.dtype not in DOT_DTYPES or not x.dtype == weight.dtype == y.dtype:
-        message = f"a product takes one floating dtype, got {x.dtype}, {weight.dtype} and {y.dtype}"
         raise ValueError(message)
     return Gemm(x, weight if weight.stride(1) == 1 else weight.contiguous(), y)
 
@@ -125,28 +126,18 @@ def select_tiling(kernel: str, gemm: Gemm, given: Tiling | None, default: Tiling
     return found.clipped(*sizes)
 
 
-class NoiseScale(NamedTuple):
-    """The factor of rows' noise, as arguments of a kernel.
+def noise_scale(sigma: float | Tensor, x: Tensor, factor: float = 1.0) -> tuple[Tensor | None, float]:
+    """Multiply sigma, a number or a tensor of one value for each repeat of x [r, ...], by a factor.
 
-    Attributes:
-        number: the factor of all rows.
-        per_repeat: [r], a factor for each repeat. Any tensor where ``is_per_repeat`` is false.
-        is_per_repeat: whether the kernel reads ``per_repeat``.
+    Returns:
+        The arguments ``sigmas`` [r] and ``sigma`` of a kernel, which reads the number if ``sigmas`` is None.
 
     """
-
-    number: float
-    per_repeat: Tensor
-    is_per_repeat: bool
-
-
-def noise_scale(sigma: float | Tensor, x: Tensor, factor: float = 1.0) -> NoiseScale:
-    """Multiply sigma, a number or a tensor of one value for each repeat of x [r, ...], by a factor."""
     if isinstance(sigma, Tensor):
-        return NoiseScale(0.0, sigma.flatten() * factor, is_per_repeat=True)
+        return sigma.flatten() * factor, 0.0
     if x.dtype is torch.float64:  # a number that is passed to a kernel is float32
-        return NoiseScale(0.0, x.new_full((len(x),), sigma * factor), is_per_repeat=True)
-    return NoiseScale(sigma * factor, x, is_per_repeat=False)
+        return x.new_full((len(x),), sigma * factor), 0.0
+    return None, sigma * factor
 
 
 def accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
@@ -170,19 +161,17 @@ def grid_of(*counts: int) -> tuple[int]:
     return (grid,)
 
 
-def check_signs(name: str, signs: Tensor | None, members: int, width: int) -> None:
-    """Check that signs, if given, are contiguous int8 [members, width].
+def operand(name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Check the shape and dtype of an operand, and return it contiguous.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the shape or the dtype differs.
 
     """
-    if signs is None:
-        return
-    if signs.dtype is not torch.int8 or signs.shape != (members, width) or not signs.is_contiguous():
-        got = f"{signs.dtype} {list(signs.shape)}"
-        message = f"signs of {name} must be contiguous int8 [{members}, {width}], got {got}"
+    if values.shape != tuple(shape) or values.dtype is not dtype:
+        message = f"{name} must be {dtype} {list(shape)}, got {values.dtype} {list(values.shape)}"
         raise ValueError(message)
+    return values.contiguous()
 
 
 @triton.jit
@@ -210,12 +199,12 @@ def row_to_member(offs_m, members, positions):
 
 
 @triton.jit
-def load_noise_scale(sigma, scales, repeat, mask_m, SCALED: tl.constexpr, ACC: tl.constexpr):
-    """Return the factor of each row's noise in dtype ACC: ``sigma``, or with SCALED that of its repeat."""
-    if SCALED:
-        return tl.load(scales + repeat, mask=mask_m, other=0).to(ACC)
-    else:  # noqa: RET505  the compiler takes no early return here
+def load_sigma(sigmas, sigma, repeat, mask_m, ACC: tl.constexpr):
+    """Return the factor of each row's noise in dtype ACC: that of its repeat, or the number ``sigma``."""
+    if sigmas is None:
         return tl.full(repeat.shape, sigma, ACC)
+    else:  # noqa: RET505  the compiler takes no early return here
+        return tl.load(sigmas + repeat, mask=mask_m, other=0).to(ACC)
 
 
 @triton.jit

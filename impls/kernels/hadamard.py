@@ -20,20 +20,20 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    check_signs,
     flip_signs,
     gemm_of,
-    load_noise_scale,
+    load_sigma,
     load_weight,
     load_x,
     noise_scale,
+    operand,
     row_to_member,
     select_tiling,
     tile_index,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import hadamard_sign, summed
-from impls.kernels.scheme import AbstractFused, check_one_core
+from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
@@ -61,11 +61,11 @@ def transformed(
 
 @triton.jit
 def hadamard_kernel(
-    y, x, weight, own_inputs, own_outputs, scales, sigma,
+    y, x, weight, own_inputs, own_outputs, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     tiles_m, tiles_n,
-    BLOCKS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCKS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y: BLOCKS blocks of BLOCK_K columns, or a part of one block."""
@@ -94,7 +94,7 @@ def hadamard_kernel(
         if BLOCKS > 1:
             mixed_next += flipped * hadamard_sign(block + 1, start // BLOCK_K).to(ACC)
         signs = ahead
-    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     own_outputs += member * outputs
     noise = transformed(
         mixed, scale, own_outputs, mask_m, first, outputs,
@@ -122,7 +122,7 @@ def hadamard_product(
 ) -> Tensor:
     """Multiply each row by W + sigma H between its member's signs, into ``y``, which is returned.
 
-    Signs are contiguous int8, ``inputs`` [m, i] and ``outputs`` [m, o]. Columns of a tile are limited to two
+    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o]. Columns of a tile are limited to two
     blocks of the transform. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`. In
     tiles of D channels:
 
@@ -137,17 +137,13 @@ def hadamard_product(
     numbers. It becomes the better choice for many outputs, as here each tile of columns sums its rows'
     channels again.
     """
-    read = gemm_of(x, weight, y)
-    check_signs("inputs", inputs, read.members, weight.shape[1])
-    check_signs("outputs", outputs, read.members, weight.shape[0])
-    if not y.numel():
-        return y
-    tiling = select_tiling(NAME, read, tiling, TILING)
+    gemm = gemm_of(x, weight, y)
+    inputs = operand("signs of inputs", inputs, (gemm.members, weight.shape[1]), torch.int8)
+    outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
+    tiling = select_tiling(NAME, gemm, tiling, TILING)
     tiling = tiling._replace(block_n=min(tiling.block_n, MAX_BLOCKS * tiling.block_k))
-    scale = noise_scale(sigma, x)
-    operands = (inputs, outputs, scale.per_repeat, scale.number)
-    blocks = max(1, tiling.block_n // tiling.block_k)
-    return read.launch(hadamard_kernel, tiling, operands, BLOCKS=blocks, SCALED=scale.is_per_repeat)
+    operands = (inputs, outputs, *noise_scale(sigma, x))
+    return gemm.launch(hadamard_kernel, tiling, operands, BLOCKS=max(1, tiling.block_n // tiling.block_k))
 
 
 @variant(source="ours")
@@ -163,12 +159,6 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
               number of a row and tile.
     Quality   that of the plain scheme.
     """
-
-    cores: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the number of cores."""
-        check_one_core(self.cores)
 
     @property
     @override

@@ -18,8 +18,9 @@ from impls.kernels.gemm import (
     DOT_DTYPES,
     dot_accumulate,
     gemm_of,
-    load_noise_scale,
+    load_sigma,
     noise_scale,
+    operand,
     row_to_member,
     select_tiling,
     tile_offsets,
@@ -30,7 +31,6 @@ from impls.kernels.outer import summed, weighted_outer
 from impls.kernels.philox import draw_of, fill
 from impls.kernels.scheme import NARROW, AbstractFused
 from impls.kernels.tiling import MIN_BLOCK, Tiling
-from impls.perturbation.scheme import check_count
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
 NAME = "low rank"
@@ -70,11 +70,11 @@ def add_rank(
 
 @triton.jit
 def low_rank_kernel(
-    y, x, weight, down, up, scales, sigma,
+    y, x, weight, down, up, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     tiles_m, tiles_n,
-    RANK: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y with factors down [members, RANK, i] and up [members, RANK, o]."""
@@ -94,7 +94,7 @@ def low_rank_kernel(
         at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + offs_k[None, None, :]
         own = tl.load(down + at, mask=here[None, :, :], other=0)
         narrow += tl.sum(values.to(ACC)[None, :, :] * own.to(ACC), axis=2)
-    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     edge = mask_m[:, None] & mask_n[None, :]
     if RANK <= UNROLLED:
         for r in tl.static_range(RANK):
@@ -118,7 +118,7 @@ def low_rank_product(
 ) -> Tensor:
     """Multiply each row by W + sigma up_m^T down_m / sqrt(k), into ``y``, which is returned.
 
-    Factors are contiguous: ``down`` [m, k, i] and ``up`` [m, k, o], for a k of
+    Factors are ``down`` [m, k, i] and ``up`` [m, k, o], for a k of
     :func:`~impls.kernels.lowrank_rng.check_rank`. Other arguments are those of all launchers, see
     :mod:`impls.kernels.gemm`.
 
@@ -126,18 +126,14 @@ def low_rank_product(
       from a cache for each tile of the other axis.
     * flops: 2 R i o on matrix units; on other units 2 R k i for each tile of columns, and 2 R k o.
     """
-    read = gemm_of(x, weight, y)
+    gemm = gemm_of(x, weight, y)
     rank, (outputs, inputs) = down.shape[1], weight.shape
-    if down.shape != (read.members, rank, inputs) or up.shape != (read.members, rank, outputs):
-        message = f"factors must be [m, k, i] and [m, k, o], got {list(down.shape)} and {list(up.shape)}"
-        raise ValueError(message)
     check_rank(rank)
-    if not y.numel():
-        return y
-    tiling = select_tiling(NAME, read, tiling, default_tiling(rank), rank)
-    scale = noise_scale(sigma, x, 1 / math.sqrt(rank))
-    operands = (down, up, scale.per_repeat, scale.number)
-    return read.launch(low_rank_kernel, tiling, operands, RANK=rank, SCALED=scale.is_per_repeat)
+    down = operand("down", down, (gemm.members, rank, inputs), x.dtype)
+    up = operand("up", up, (gemm.members, rank, outputs), x.dtype)
+    tiling = select_tiling(NAME, gemm, tiling, default_tiling(rank), rank)
+    operands = (down, up, *noise_scale(sigma, x, 1 / math.sqrt(rank)))
+    return gemm.launch(low_rank_kernel, tiling, operands, RANK=rank)
 
 
 PIECE_BYTES = 2**26
@@ -154,8 +150,8 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
     regenerated: bool
 
     def __post_init__(self) -> None:
-        """Check the rank."""
-        check_count("rank", self.rank)
+        """Check the options."""
+        super().__post_init__()
         check_rank(self.rank)
 
     @property

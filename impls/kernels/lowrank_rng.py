@@ -15,7 +15,7 @@ from impls.kernels.gemm import (
     gemm_loop,
     gemm_of,
     grid_of,
-    load_noise_scale,
+    load_sigma,
     load_x,
     noise_scale,
     row_to_member,
@@ -146,11 +146,11 @@ def _across(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.cons
 
 @triton.jit(do_not_specialize=COUNTERS)
 def low_rank_up_kernel(
-    y, x, weight, narrow, scales, sigma,
+    y, x, weight, narrow, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, tiles_m, tiles_n,
-    RANK: tl.constexpr, SIGN: tl.constexpr, WHOLE: tl.constexpr, IMAGES: tl.constexpr, SCALED: tl.constexpr,
+    RANK: tl.constexpr, SIGN: tl.constexpr, WHOLE: tl.constexpr, IMAGES: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +166,7 @@ def low_rank_up_kernel(
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    scale = load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)
+    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
     left, image = tl.min(offs_n, axis=0), offs_m // positions
     for r in range(RANK):
@@ -261,22 +261,18 @@ def low_rank_rng_product(
             element exceeds 32 bits.
 
     """
-    read = gemm_of(x, weight, y)
+    gemm = gemm_of(x, weight, y)
     width, outputs = SIGNS if signs else NORMALS, len(weight)
-    _check(rank, up, read.members)
+    _check(rank, up, gemm.members)
     counters = up.arguments(rank * outputs, width)
     narrow = down_product(x, down, rank, signs=signs)
-    if not y.numel():
-        return y
-    tiling = select_tiling(NAMES[signs], read, tiling, default_tiling(x.dtype, signs=signs), rank)
+    tiling = select_tiling(NAMES[signs], gemm, tiling, default_tiling(x.dtype, signs=signs), rank)
     # Whether each tile and rank begins with a new call.
     is_whole = outputs % width == 0 and tiling.block_n % width == 0
-    images = (tiling.block_m - 2) // x.shape[2] + 2
-    scale = noise_scale(sigma, x, 1 / math.sqrt(rank))
-    return read.launch(
-        low_rank_up_kernel, tiling, (narrow, scale.per_repeat, scale.number), *counters,
+    images = (tiling.block_m - 2) // max(1, x.shape[2]) + 2
+    return gemm.launch(
+        low_rank_up_kernel, tiling, (narrow, *noise_scale(sigma, x, 1 / math.sqrt(rank))), *counters,
         RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
-        SCALED=scale.is_per_repeat,
     )  # fmt: skip
 
 

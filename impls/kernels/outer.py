@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from impls.kernels.gemm import DOT_DTYPES, accumulator_dtype, grid_of, tile_offsets
+from impls.kernels.gemm import DOT_DTYPES, accumulator_dtype, grid_of, operand, tile_offsets
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
 
@@ -84,13 +84,13 @@ def member_products(
 def weighted_outer_kernel(
     out, left, right, utilities, core, factor,
     members, outputs, inputs, ranks, cores, first, part, stride_l, stride_r, tiles_m, tiles_n,
-    CORED: tl.constexpr, HADAMARD: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    HADAMARD: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sum a part of each core's rows for one tile; the grid is tiles times parts, out [parts, o, i]."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     begin = tl.program_id(1) * part
-    if CORED:
+    if core is not None:
         edge = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
         at = core + offs_m[:, None] * inputs + offs_n[None, :]
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
@@ -158,7 +158,7 @@ def weighted_outer(
         left: [n, o], int8 or the dtype of the utilities.
         right: [n, i], likewise.
         utilities: [m], each of n / m adjacent rows; the sum has their dtype.
-        core: [o, i], or [cores, o, i], of which member j has core (first + j) modulo their number.
+        core: [cores, o, i], of which member j has core (first + j) modulo their number.
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: what the sum is multiplied by.
         first: the core of the first member.
@@ -170,9 +170,18 @@ def weighted_outer(
         ValueError: shapes or dtypes do not match.
 
     """
-    _check(left, right, utilities, core)
-    (count, outputs), inputs, dtype = left.shape, right.shape[1], utilities.dtype
-    members, left, right = len(utilities), _rows(left), _rows(right)
+    (count, outputs), (members,), dtype = left.shape, utilities.shape, utilities.dtype
+    inputs = right.shape[1]
+    if len(right) != count or (count % members if members else count):
+        message = f"L and R must have the same multiple of {members} rows, got {count} and {len(right)}"
+        raise ValueError(message)
+    if dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= {torch.int8, dtype}:
+        message = f"L and R must be int8 or a floating {dtype}, got {left.dtype} and {right.dtype}"
+        raise ValueError(message)
+    cores = 1 if core is None else len(core)
+    if core is not None:
+        core = operand("core", core, (cores, outputs, inputs), dtype)
+    left, right = (one if one.stride(1) == 1 else one.contiguous() for one in (left, right))
     wider = torch.promote_types(torch.float32, dtype)
     out = torch.empty(outputs, inputs, device=left.device, dtype=wider if is_part else dtype)
     if not out.numel():
@@ -183,7 +192,7 @@ def weighted_outer(
         # A number that is passed to a kernel is float32, and Triton cannot make float64 operands from bytes.
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
-    ranks, cores = count // members, len(core) if core is not None and core.dim() == 3 else 1  # noqa: PLR2004  axes
+    ranks = count // members
     default = (TILING if cores == 1 else CORES_TILING.keep_warps(dtype)).for_dtype(dtype)
     depth = -(-members // cores) * ranks
     # From sizes alone, so that other tiles have the same parts.
@@ -201,10 +210,10 @@ def weighted_outer(
         sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)
     with torch.cuda.device_of(left):
         weighted_outer_kernel[(*grid_of(row_tiles, column_tiles), parts)](
-            sums, left, right, utilities.contiguous(), out if core is None else core.contiguous(), factor,
+            sums, left, right, utilities.contiguous(), core, factor,
             members, outputs, inputs, ranks, cores, first % cores, part,
             left.stride(0), right.stride(0), row_tiles, column_tiles,
-            CORED=core is not None, HADAMARD=hadamard, ACC=accumulator_dtype(dtype),
+            HADAMARD=hadamard, ACC=accumulator_dtype(dtype),
             PRECISION=input_precision(dtype), **tiling.options,
         )  # fmt: skip
         if parts > 1:
@@ -213,33 +222,6 @@ def weighted_outer(
                 out, sums, parts, out.numel(), ACC=accumulator_dtype(dtype), ELEMENTS=elements
             )
     return out
-
-
-def _rows(values: Tensor) -> Tensor:
-    """Return a matrix with contiguous rows."""
-    return values if values.stride(1) == 1 else values.contiguous()
-
-
-def _check(left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None) -> None:
-    """Check that shapes and dtypes of operands match."""
-    members = len(utilities)
-    fits = left.dim() == right.dim() == 2 and utilities.dim() == 1 and len(left) == len(right)  # noqa: PLR2004  as their axes are
-    if not fits or (len(left) % members if members else len(left)):
-        message = (
-            "a sum takes L [n, o], R [n, i] and utilities [m] with n a multiple of m, got "
-            f"{list(left.shape)}, {list(right.shape)} and {list(utilities.shape)}"
-        )
-        raise ValueError(message)
-    types = {torch.int8, utilities.dtype}
-    if utilities.dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= types:
-        message = (
-            "a sum takes L and R of int8 or of the utilities' floating type, got "
-            f"{left.dtype}, {right.dtype} and {utilities.dtype}"
-        )
-        raise ValueError(message)
-    if core is not None and (core.dim() not in {2, 3} or core.shape[-2:] != (left.shape[1], right.shape[1])):
-        message = f"a core must be [o, i] or [cores, o, i], got {list(core.shape)}"
-        raise ValueError(message)
 
 
 def summed(

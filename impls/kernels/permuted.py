@@ -7,7 +7,6 @@ accumulator.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,16 +17,16 @@ from impls.kernels.gemm import (
     gemm_loop,
     gemm_of,
     grid_of,
-    load_noise_scale,
+    load_sigma,
     noise_scale,
+    operand,
     row_to_member,
     select_tiling,
     tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.scheme import AbstractFused, check_one_core
+from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling, block_size
-from impls.perturbation.scheme import check_choice, check_share
 from impls.schemes.permuted import Permuted, PermutedNoise
 
 NAME = "two products"
@@ -60,11 +59,11 @@ def pick_kernel(
 
 @triton.jit
 def added_kernel(
-    y, x, weight, second, core, scales, sigma,
+    y, x, weight, second, core, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     count, tiles_m, tiles_n,
-    SCALED: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of x W plus ``second`` [rows, count] times ``core`` [o, count]."""
@@ -76,7 +75,7 @@ def added_kernel(
     acc = gemm_loop(
         acc, second, 1, mask_m, core, count, offs_n, mask_n, 0, count, ACC, PRECISION, BLOCK_K
     )  # fmt: skip
-    acc *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[:, None]
+    acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
@@ -94,17 +93,14 @@ def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
 
     Args:
         x: [r, m, p, i], any strides.
-        picks: int32 or int64, [m, k], each below i.
+        picks: int64, [m, k], each below i.
 
     Raises:
         ValueError: shape or dtype of picks do not match.
 
     """
-    members = x.shape[1]
-    if picks.dtype not in {torch.int32, torch.int64} or picks.dim() != 2 or len(picks) != members:  # noqa: PLR2004  axes
-        message = f"picks must be int32 or int64 [{members}, k], got {picks.dtype} {list(picks.shape)}"
-        raise ValueError(message)
-    count = picks.shape[1]
+    members, count = x.shape[1], picks.shape[-1]
+    picks = operand("picks", picks, (members, count), torch.int64)
     picked = torch.empty((*x.shape[:3], count), device=x.device, dtype=x.dtype)
     if not picked.numel():
         return picked
@@ -113,7 +109,7 @@ def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
     tiles = -(-count // across)
     with torch.cuda.device_of(x):
         pick_kernel[grid_of(-(-rows // high), tiles)](
-            picked, x, picks.contiguous(),
+            picked, x, picks,
             rows, count, members, x.shape[2], *x.stride(), tiles, BLOCK_M=high, BLOCK_N=across,
         )  # fmt: skip
     return picked
@@ -137,21 +133,11 @@ def added_product(
       for each tile of rows.
     * flops: 2 R o (i + k) on matrix units, 1 + k / i times the plain product.
     """
-    read = gemm_of(x, weight, y)
-    count = core.shape[-1]
-    fits = second.shape == (*x.shape[:3], count) and core.shape == (weight.shape[0], count)
-    if not fits or not second.dtype == core.dtype == x.dtype or not second.is_contiguous():
-        message = (
-            f"the second product takes contiguous rows [r, m, p, k] and a core [o, k] of {x.dtype}, got "
-            f"{second.dtype} {list(second.shape)} and {core.dtype} {list(core.shape)}"
-        )
-        raise ValueError(message)
-    if not y.numel():
-        return y
-    tiling = select_tiling(NAME, read, tiling, TILING, count)
-    scale = noise_scale(sigma, x)
-    operands = (second, core.contiguous(), scale.per_repeat, scale.number)
-    return read.launch(added_kernel, tiling, operands, count, SCALED=scale.is_per_repeat)
+    gemm, count = gemm_of(x, weight, y), core.shape[-1]
+    second = operand("rows of the second product", second, (*x.shape[:3], count), x.dtype)
+    core = operand("core", core, (len(weight), count), x.dtype)
+    tiling = select_tiling(NAME, gemm, tiling, TILING, count)
+    return gemm.launch(added_kernel, tiling, (second, core, *noise_scale(sigma, x)), count)
 
 
 @variant(in_sparsity=(0.5, 0.1), source="NESgpu; the kernels are ours")
@@ -170,22 +156,7 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     Quality   that of the plain scheme.
     """
 
-    side: Literal["in", "out", "both"] = "in"
     in_sparsity: float = 1.0
-    cores: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        check_choice("side", self.side, "in", "out", "both")
-        check_share("in_sparsity", self.in_sparsity)
-        check_one_core(self.cores)
-        if self.side != "in":
-            message = (
-                f"side must be 'in' for a kernel, got {self.side!r}: permuted outputs are spread over the "
-                "whole row of the core's product, which has to be written before it can be picked from, as "
-                "the plain scheme does"
-            )
-            raise ValueError(message)
 
     @property
     @override
@@ -199,7 +170,3 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
         assert noise.inputs is not None  # noqa: S101  inputs are permuted
         picked = picked_rows(x, noise.inputs[:, 0])
         added_product(x, weight, picked, noise.core[0, 0].flatten(1), sigma, y)
-
-    @override
-    def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        return self.plain.weighted_sum(noise, utilities)

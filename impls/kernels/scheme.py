@@ -30,6 +30,10 @@ class AbstractFused(AbstractWrapper[N]):
     in are refused with the reason: nothing falls back to the plain scheme.
     """
 
+    def __post_init__(self) -> None:
+        """Check the options, as the wrapped scheme does."""
+        _ = self.plain
+
     @abstractmethod
     def launch(self, x: Tensor, weight: Tensor, noise: N, sigma: float | Tensor, y: Tensor) -> None:
         """Multiply each member's rows by its perturbed weight and write the result into y.
@@ -82,6 +86,10 @@ class AbstractFused(AbstractWrapper[N]):
         self.launch(rows, weight[0].flatten(1), noise, sigma, out)
         return y
 
+    @override
+    def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
+        return self.plain.weighted_sum(noise, utilities)
+
 
 class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
     """A fused scheme whose update may use the recorded rows, as that of the wrapped scheme does."""
@@ -124,18 +132,3 @@ def without_dtype(dtype: torch.dtype, device: torch.device, known: frozenset[tor
     if dtype is torch.bfloat16 and device.type == "cpu":
         return "Triton's interpreter does not compute in bfloat16"
     return ""
-
-
-def check_one_core(cores: int) -> None:
-    """Check that there is one core.
-
-    Raises:
-        ValueError: there are several.
-
-    """
-    if cores != 1:
-        message = (
-            f"cores must be 1 for a kernel, got {cores!r}: members take cores in turn, so the rows of a tile "
-            "would need one product for each core"
-        )
-        raise ValueError(message)

@@ -17,8 +17,9 @@ from impls.kernels.gemm import (
     gemm_loop,
     gemm_of,
     grid_of,
-    load_noise_scale,
+    load_sigma,
     noise_scale,
+    operand,
     row_to_member,
     select_tiling,
     tile_offsets,
@@ -26,7 +27,6 @@ from impls.kernels.gemm import (
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling, block_size
-from impls.perturbation.scheme import check_choice, check_count
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
 NAME = "sparse"
@@ -55,11 +55,11 @@ def default_tiling(kept: int, dtype: torch.dtype) -> Tiling:
 
 @triton.jit
 def sparse_kernel(
-    y, x, weight, columns, values, scales, sigma,
+    y, x, weight, columns, values, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     tiles_m, tiles_n,
-    KEPT: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
+    KEPT: tl.constexpr, SLOTS: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +72,7 @@ def sparse_kernel(
     own = (slot < KEPT)[:, None] & mask_m[None, :]
     which = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=own, other=0)
     narrow = tl.load(x[None, :] + which * stride_xi, mask=own, other=0).to(ACC)
-    narrow *= load_noise_scale(sigma, scales, repeat, mask_m, SCALED, ACC)[None, :]
+    narrow *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
@@ -107,26 +107,15 @@ def sparse_product(
       them, are read again from a cache for each tile of outputs.
     * flops: 2 R i o on matrix units, and 2 R k o on others.
     """
-    read, kept = gemm_of(x, weight, y), columns.shape[-1]
-    if columns.shape != (read.members, kept) or values.shape != (read.members, kept, weight.shape[0]):
-        message = (
-            f"columns must be [m, k] and values [m, k, o], got {list(columns.shape)} and {list(values.shape)}"
-        )
-        raise ValueError(message)
+    gemm, kept = gemm_of(x, weight, y), columns.shape[-1]
+    columns = operand("columns", columns, (gemm.members, kept), torch.int64)
+    values = operand("values", values, (gemm.members, kept, len(weight)), x.dtype)
     if kept > MAX_COLUMNS:
         message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {kept}"
         raise ValueError(message)
-    if values.dtype is not x.dtype:
-        message = f"values must have the dtype of the rows, {x.dtype}, got {values.dtype}"
-        raise ValueError(message)
-    if not y.numel():
-        return y
-    tiling = select_tiling(NAME, read, tiling, default_tiling(kept, x.dtype), kept)
-    scale = noise_scale(sigma, x)
-    return read.launch(
-        sparse_kernel, tiling, (columns.contiguous(), values.contiguous(), scale.per_repeat, scale.number),
-        KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS), SCALED=scale.is_per_repeat,
-    )  # fmt: skip
+    tiling = select_tiling(NAME, gemm, tiling, default_tiling(kept, x.dtype), kept)
+    operands = (columns, values, *noise_scale(sigma, x))
+    return gemm.launch(sparse_kernel, tiling, operands, KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS))
 
 
 @triton.jit
@@ -197,14 +186,9 @@ def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
         ValueError: shapes or dtypes do not match.
 
     """
-    fits = values.dim() == 3 and utilities.shape == values.shape[:1]  # noqa: PLR2004  axes
-    if not fits or utilities.dtype is not values.dtype or rows.order.numel() != values.shape[:2].numel():
-        message = (
-            f"a sum takes values [m, k, o], utilities [m] of their dtype and m * k rows, got {values.dtype} "
-            f"{list(values.shape)}, {utilities.dtype} {list(utilities.shape)} and {list(rows.order.shape)}"
-        )
-        raise ValueError(message)
-    _, kept, outputs = values.shape
+    members, kept, outputs = values.shape
+    utilities = operand("utilities", utilities, (members,), values.dtype)
+    order = operand("rows.order", rows.order, (members * kept,), torch.int64)
     inputs = len(rows.borders) - 1
     out = torch.empty(inputs, outputs, device=values.device, dtype=values.dtype)
     if not out.numel():
@@ -213,7 +197,7 @@ def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):
         column_sums_kernel[grid_of(inputs, tiles)](
-            out, values.contiguous(), utilities.contiguous(), rows.order, rows.borders, kept, outputs, tiles,
+            out, values.contiguous(), utilities, order, rows.borders, kept, outputs, tiles,
             ACC=accumulator_dtype(values.dtype), AT_ONCE=AT_ONCE, OUTPUTS=width,
         )  # fmt: skip
     return out
@@ -238,8 +222,7 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        check_count("k", self.k)
-        check_choice("values", self.values, "normal", "sign")
+        super().__post_init__()
         if self.k > MAX_COLUMNS:
             message = (
                 f"k must be at most {MAX_COLUMNS} for a kernel, which keeps all values in registers, got "

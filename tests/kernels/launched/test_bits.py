@@ -174,10 +174,8 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     for members in (range(0, 4, 2), range(-1, 3), range(2**32 - 1, 2**32 + 1)):
         with pytest.raises(ValueError, match="members must be"):
             sample_bits(long(9, 2), (0, 0), 0, 0, members)
-    with pytest.raises(ValueError, match="9 planes"):
+    with pytest.raises(ValueError, match="planes must be"):
         sample_bits(long(8, 2), (0, 0), 0, 0, range(1))
-    with pytest.raises(ValueError, match="of int64"):
-        sample_bits(torch.zeros(9, 2), (0, 0), 0, 0, range(1))
 
 
 # --- Sums. ---
@@ -226,11 +224,8 @@ def test_sums_of_nothing_and_refused_operands() -> None:
         words, p = long(members, 1, 2, outputs).to(DEVICE), torch.ones(1, outputs, 70, device=DEVICE)
         found = centred_sum(words, torch.zeros(members, device=DEVICE), p)
         assert torch.equal(found, torch.zeros_like(p))
-    for weights in (torch.zeros(3), torch.zeros(2, dtype=torch.float16), torch.zeros(2, 1)):
-        with pytest.raises(ValueError, match="a sum takes"):
-            centred_sum(long(2, 1, 1, 5), weights, torch.zeros(1, 5, 3))
-    for shape in ((1, 4, 70, 3), (1, 5, 70, 2), (1, 5, 70), (1, 5, 129, 3)):
-        with pytest.raises(ValueError, match=r"a sum takes|do not hold 129 bits"):
+    for shape in ((1, 4, 70, 3), (1, 5, 70, 2), (1, 5, 129, 3)):
+        with pytest.raises(ValueError, match="words must be"):
             centred_sum(long(2, 1, 3, 2, 5), torch.zeros(2), torch.zeros(shape))
 
 
