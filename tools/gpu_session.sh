@@ -202,7 +202,6 @@ part1() {
     --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)"
   (($? == 0 || $? == 3)) || stopped="the smoke run failed" # 3: disturbed by others, but it works
   gpu tests tests_alone 60 alone tests/gpu
-  step flush 10 "$python" -m esbench.studies.cache_flush --device "$device"
   gpu measure members_1M 25 --suite unstored --variants FusedRegenerated --phases forward
   gpu tests tests_parallel 200 "not alone" -n 14 tests/gpu tests/kernels/launched
   gpu step tuning 200 "$python" -m impls.kernels.autotune --seconds "{seconds}" --out "$(tuned_table)"

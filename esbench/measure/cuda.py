@@ -63,7 +63,8 @@ class CacheBuffer:
     """A buffer larger than a cache: writing or reading all of it evicts everything else.
 
     Lines that were only written are dirty: the next call that needs their place waits until they are written
-    back to memory. Reading the buffer afterwards leaves clean lines. Neither method allocates memory.
+    back to memory, which makes its cold time too long. Reading the buffer afterwards leaves clean lines.
+    Neither method allocates memory.
 
     Args:
         least_bytes: the size of the buffer; it is rounded up.
