@@ -23,7 +23,6 @@ from esbench.measure.environment import device_uuid, environment, resolve_device
 from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import no_wait
-from esbench.measure.recorder import Stopwatch
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import (
     REGISTRY,
@@ -228,9 +227,7 @@ class ChosenBenchmarks:
         """Set a variant up alone, unless it is set up already."""
         if self._set_up is None or self._set_up[0] != subject:
             self.close()
-            group = CoResidentGroup(
-                subject.case, self.device, self.seed, self.synchronize, Stopwatch(), self.torch_state
-            )
+            group = CoResidentGroup(subject.case, self.device, self.seed, self.synchronize, self.torch_state)
             group.admit(subject.entry, self.checks)
             self._remember(subject, group)
         found = self._set_up

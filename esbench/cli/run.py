@@ -37,7 +37,7 @@ from esbench.registry import (
     suited,
     with_references,
 )
-from esbench.schema import METHODS, PHASES, Environment, Request, Run
+from esbench.schema import PHASES, Environment, Request, Run
 from esbench.store import Unfinished, Writer
 
 if TYPE_CHECKING:
@@ -106,9 +106,6 @@ def run(
             callback=checked_budget,
         ),
     ] = None,
-    only_estimate: Annotated[
-        bool, typer.Option("--estimate", help="Measure nothing: print about how long it would take.")
-    ] = False,
     tables: Annotated[
         bool, typer.Option("--tables", help="Print all tables instead of the best variants of each shape.")
     ] = False,
@@ -131,12 +128,9 @@ def run(
     from esbench.measure.timers import check_methods
     from esbench.measure.validation import TorchState
 
-    if only_estimate and (resume or as_json):
-        message = "--estimate cannot be combined with --resume or --json"
-        raise UserError(message)
     check_writable("--out", out)
     torch_state = TorchState()  # before a plug-in is loaded
-    place = device if only_estimate and device in METHODS else resolve_device(device)
+    place = resolve_device(device)
     name = suite or ("readme" if place == "cuda" else "quick")
     request = Request(
         variants=tuple(variants or ()),
@@ -149,9 +143,6 @@ def run(
     # An invalid request is reported before waiting for the device.
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
-    if only_estimate:
-        _print_estimate(plan, name, budget)
-        return
     check_unchanged(torch_state)
     asked_s = time.monotonic()
     with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
@@ -171,20 +162,6 @@ def run(
         with opened(plan, name, request, here, kept, out) as (writer, progress, tools):
             outcome = runner.run(plan, writer, progress, tools, past=kept.run if kept else None)
     _conclude(writer.path, outcome, as_json=as_json, tables=tables)  # a large file was compressed and renamed
-
-
-def _print_estimate(plan: "Plan", suite: str, budget_s: float | None) -> None:
-    """Print how much a plan measures, about how long that takes, and what a time budget changes."""
-    from esbench.measure.plan import estimate
-
-    found = estimate(plan)
-    text = (
-        f"suite {suite} on {plan.device}: {found.rows} rows, {found.cells} cells, "
-        f"about {found.seconds / 60:.1f} minutes, more where single calls take longer than {plan.cell_s:g} s"
-    )
-    if budget_s is not None:
-        text += f"; {found.within(budget_s)}"
-    typer.echo(text)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,6 @@ from esbench.measure.failure import classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.interleave import warm_up
-from esbench.measure.recorder import Stopwatch
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import (
@@ -206,7 +205,7 @@ class Worker:
         """Count bytes and launches of a phase, and check its result before and after."""
         workload.enter(phase)
         call = workload.phases[phase]
-        seen = validation.precheck(workload, phase, self.tools.synchronize, Stopwatch())
+        seen = validation.precheck(workload, phase, self.tools.synchronize)
         footprint = self.tools.footprint(call)
         validation.check_memory(footprint, phase)
         found = {

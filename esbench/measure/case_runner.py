@@ -9,23 +9,23 @@ import gc
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import torch
 
 from esbench.measure import gpu_monitor, memory, profiler, validation
-from esbench.measure.budget import Budget
 from esbench.measure.failure import DeviceLostError, Failure, classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
-from esbench.measure.plan import COSTS, MONITORED_PHASE, Plan, is_baseline
-from esbench.measure.recorder import Recorder, Stopwatch
+from esbench.measure.plan import CHECKED_SHARE, MONITORED_PHASE, SET_UP_SHARE, Budget, Plan, is_baseline
+from esbench.measure.recorder import Recorder
 from esbench.measure.timers import Call, Clock
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import Entry, Figure, UnavailableError, Workload, build, is_reference
@@ -34,7 +34,6 @@ from esbench.schema import (
     OUT_OF_TIME,
     QUALITY,
     Case,
-    Checkpoint,
     Conditions,
     Measurement,
     Phase,
@@ -43,40 +42,29 @@ from esbench.schema import (
     Variant,
 )
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class RunContext:
-    """The plan, instruments and recorder that all cases of a run share."""
+    """The plan, checks, recorder, instruments and time limit that all cases of a run share."""
 
     plan: Plan
     checks: ExactChecks
     recorder: Recorder
     instruments: Instruments
-    stopwatch: Stopwatch
     budget: Budget
 
-    def checkpoint(  # noqa: PLR0913  # the fields of a line
-        self,
-        rows: Iterable[Row],
-        case: Case,
-        group: int,
-        phase: Phase | None,
-        costs_s: Mapping[Variant, float],
-        *,
-        traced: bool = False,
-    ) -> None:
-        """Store the rows of a phase or a case, with a line that marks them as complete."""
-        line = Checkpoint(
-            case=case,
-            group=group,
-            phase=phase,
-            wall_s=0.0,
-            spent_s=dict(self.stopwatch.spent_s),
-            costs_s={variant.name: cost_s for variant, cost_s in costs_s.items()},
-            traced=traced,
-        )
-        with self.stopwatch.on("storing"):
-            self.recorder.checkpoint(rows, line)
+    def waiting_entries(self, case: Case) -> list[Entry]:
+        """Return the variants that are still to be measured on a case."""
+        if self.recorder.is_done(case):
+            return []
+        entries = self.plan.entries_for(case)
+        return [entry for entry in entries if not self.recorder.reason(entry.variant, case)]
+
+    def waiting_cells(self, case: Case) -> int:
+        """Return the number of cells that are still to be measured on a case."""
+        return len(self.waiting_entries(case)) * self.plan.cells_of(self.plan.phases)
 
     def skipped(
         self, case: Case, entry: Entry, phase: Phase | None, failure: Failure, method: str | None = None
@@ -102,46 +90,44 @@ class Member:
     fingerprints: dict[Phase, validation.Fingerprints] = field(default_factory=dict)
 
 
+Around = Callable[[Entry], AbstractContextManager[None]]
+"""Maps a variant to a context for work on it; an error of the context is a failure of the variant."""
+
+
 @dataclass
 class CoResidentGroup:
     """The variants of one case that are set up at the same time.
 
     A variant that does not fit beside the others is ``deferred`` to the next group; one that does not fit
-    beside base and naive alone is unavailable. ``failures`` holds why an entry is no member.
+    beside base and naive alone is unavailable. ``failures`` has the variants that are not members, with their
+    reasons.
     """
 
     case: Case
     device: str
     seed: int
     synchronize: Callable[[], object]
-    stopwatch: Stopwatch
     torch_state: TorchState = field(default_factory=TorchState)
     members: list[Member] = field(default_factory=list)
     deferred: list[Entry] = field(default_factory=list)
     failures: list[tuple[Entry, Failure]] = field(default_factory=list)
 
-    def admit(self, entry: Entry, checks: ExactChecks) -> None:
+    def admit(
+        self, entry: Entry, checks: ExactChecks, around: Around = lambda _: contextlib.nullcontext()
+    ) -> None:
         """Check a variant on the small exact cases, set it up on this case and check it here."""
-        with self.stopwatch.on("oracle"):
-            failure = checks.failure(entry, self.case.operator)
-        if failure:
-            self.failures.append((entry, failure))
-            return
-        if not self._set_up(entry):
+        workload = self._set_up(entry, checks, around)
+        if workload is None:
             release()
+        else:
+            self.members.append(Member(entry, workload))
 
-    def precheck(self, phase: Phase, around: Callable[[Entry], AbstractContextManager[None]]) -> None:
-        """Enter a phase with all members, then check each member's call.
-
-        Args:
-            phase: the phase.
-            around: a context manager for each step of a variant; what it raises is the variant's failure.
-
-        """
+    def precheck(self, phase: Phase, around: Around = lambda _: contextlib.nullcontext()) -> None:
+        """Enter a phase with all members, then check each member's call."""
         called: set[Variant] = set()
 
         def enter(member: Member) -> None:
-            with around(member.entry), self.stopwatch.on("inputs"):
+            with around(member.entry):
                 member.workload.enter(phase)
 
         def call(member: Member) -> None:
@@ -149,13 +135,16 @@ class CoResidentGroup:
                 if member.entry.variant in called:  # the call was out of memory before, and may have begun
                     member.workload.enter(phase)
                 called.add(member.entry.variant)
-                member.fingerprints[phase] = validation.precheck(
-                    member.workload, phase, self.synchronize, self.stopwatch
-                )
+                member.fingerprints[phase] = validation.precheck(member.workload, phase, self.synchronize)
                 self.torch_state.check()
 
-        self._for_each(phase, enter)
-        self._for_each(phase, call)
+        for action in (enter, call):
+            done: set[Variant] = set()
+            while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in done), None):
+                if self._try(entry, action):
+                    done.add(entry.variant)
+                else:
+                    release()
 
     def in_phase(self, phase: Phase) -> list[Member]:
         """Return the members that have the phase, baselines first."""
@@ -176,33 +165,26 @@ class CoResidentGroup:
         self.members.clear()
         release()
 
-    def _set_up(self, entry: Entry) -> bool:
+    def _set_up(self, entry: Entry, checks: ExactChecks, around: Around) -> Workload | None:
         try:
-            workload = build(entry.scheme, self.case, self.device, self.seed)
-            with self.stopwatch.on("oracle"):
+            with around(entry):
+                if failure := checks.failure(entry, self.case.operator):
+                    self.failures.append((entry, failure))
+                    return None
+                workload = build(entry.scheme, self.case, self.device, self.seed)
                 workload.verify()
-            self.torch_state.check()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
+                self.torch_state.check()
+                return workload
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._turn_away(entry, error)
-            return False
-        self.members.append(Member(entry, workload))
-        return True
-
-    def _for_each(self, phase: Phase, action: Callable[[Member], None]) -> None:
-        """Call ``action`` with each member; a member that is removed is freed at once."""
-        done: set[Variant] = set()
-        while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in done), None):
-            if self._try(entry, action):
-                done.add(entry.variant)
-            else:
-                release()
+            return None
 
     def _try(self, entry: Entry, action: Callable[[Member], None]) -> bool:
         """Call ``action`` with a member; if that fails, remove it, or the last candidate to make room."""
         member = next(member for member in self.members if member.entry is entry)
         try:
             action(member)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             makes_room = is_out_of_memory(error) and is_baseline(entry) and self.candidates
             removed = self.candidates[-1] if makes_room else member
             self.members.remove(removed)
@@ -234,15 +216,14 @@ class CaseRunner:
 
     def phases(self) -> Iterator[Phase]:
         """Set up one group after another; yield each phase to be measured while its group is set up."""
-        entries = self.context.plan.entries_for(self.case)
-        waiting = [one for one in entries if not self.context.recorder.reason(one.variant, self.case)]
+        waiting = self.context.waiting_entries(self.case)
         while waiting:
             self._group, self._group_costs_s = self._new_group(), {}
             try:
                 self._set_up(waiting)
                 waiting = self._group.next_entries()
                 if self._number == 0 or self._group.candidates:
-                    yield from self._phases_in_order()
+                    yield from self._phases_in_order(len(waiting))
             finally:
                 self._group.disband()
             self.costs_s = {**self._group_costs_s, **self.costs_s}
@@ -250,51 +231,43 @@ class CaseRunner:
 
     def time(self, phase: Phase) -> None:
         """Time all members in the same rounds, method by method; read the other instruments; store all."""
-        members = self._group.in_phase(phase)
+        context = self.context
+        members, cells = self._group.in_phase(phase), 0
         rows: dict[Member, list[Row]] = {member: [] for member in members}
-        rng = random.Random(self._seed(phase))  # noqa: S311  # an order, not a secret
-        for clock in self.context.instruments.clocks:
-            calls: dict[Member, TimedCall] = {}
-            timed = [one for one in members if self.context.plan.is_timed(one.entry, phase, clock.method)]
-            cell_s = self.context.budget.cell_s(len(timed))
-            for member in timed:
-                self._announce(member.entry, f"{phase} {clock.method}")
-                try:
-                    self.context.budget.check()
-                    with self._charged(member.entry, "warm-up"):
-                        calls[member] = self._warmed_up(member, phase, clock, cell_s)
-                except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
-                    rows[member].append(
-                        self.context.skipped(self.case, member.entry, phase, classify(error), clock.method)
-                    )
-            with self.context.stopwatch.on("rounds"):
+        rng = random.Random(f"{context.plan.seed} {self.case.label} {self._number} {phase}")  # noqa: S311  # an order, not a secret
+        seconds = context.recorder.stopwatch.seconds
+        start_s, rounds_s = seconds(), 0.0
+        for clock in context.instruments.clocks:
+            timed = [one for one in members if context.plan.is_timed(one.entry, phase, clock.method)]
+            cells += len(timed)
+            calls = self._warm_calls(timed, phase, clock, rows)
+            rounds_start_s = seconds()
+            with context.recorder.stopwatch.on("rounds"):
                 interleave(list(calls.values()), rng)
+            rounds_s += seconds() - rounds_start_s
             for member in [*calls]:  # popped, so that no graph is left when memory is measured
                 rows[member] += self._times(member, phase, clock, calls.pop(member))
         found = [row for member in members for row in self._with_figures(member, phase, rows[member])]
+        context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
         self._store(phase, [*self._missing_phase(phase), *found])
 
     def rate(self) -> None:
         """Store each member's quality figures, or why it has none; once, in its first group."""
         rows: list[Row] = []
         for member in self._new_members:
-            entry = member.entry
-            self._announce(entry, QUALITY)
-            try:
-                self.context.budget.check()
-                with self._charged(entry, QUALITY):
-                    found = quality_rows(member.workload, self._measurement(member, QUALITY))
-                self._group.torch_state.check()
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
-                found = [self.context.skipped(self.case, entry, QUALITY, classify(error))]
-            rows += found
+            self._announce(member.entry, QUALITY)
+            found = self._attempt(member.entry, QUALITY, QUALITY, partial(self._quality_rows, member))
+            rows += [found] if isinstance(found, Skipped) else found
         self._store(QUALITY, rows)
 
+    def _quality_rows(self, member: Member) -> list[Row]:
+        rows = quality_rows(member.workload, self._measurement(member, QUALITY))
+        self._group.torch_state.check()
+        return rows
+
     def _new_group(self) -> CoResidentGroup:
-        plan, context = self.context.plan, self.context
-        return CoResidentGroup(
-            self.case, plan.device, plan.seed, context.instruments.synchronize, context.stopwatch
-        )
+        plan = self.context.plan
+        return CoResidentGroup(self.case, plan.device, plan.seed, self.context.instruments.synchronize)
 
     @property
     def _new_members(self) -> list[Member]:
@@ -303,33 +276,18 @@ class CaseRunner:
 
     def _set_up(self, entries: Sequence[Entry]) -> None:
         """Admit the variants that are correct, fit and have time; write a row for every other one."""
-        context = self.context
-        skipped: list[Row] = []
         for entry in entries:
-            is_again = self._number > 0 and is_baseline(entry)
-            beside = [member.entry.variant for member in self._group.members]
-            if is_again or context.budget.has_room(entry, beside):
-                self._announce(entry, "set-up")
-                with self._charged(entry, "set-up"):
-                    self._group.admit(entry, context.checks)
-                self._write_failures()
-            else:
-                skipped.append(
-                    self.context.skipped(self.case, entry, None, Failure("unavailable", OUT_OF_TIME))
-                )
-        context.recorder.enter(skipped)
-        for phase in context.plan.timed:
+            self._announce(entry, "set-up")
+            around = partial(self._charged, activity="set-up", share=SET_UP_SHARE)
+            self._group.admit(entry, self.context.checks, around)
+            self._write_failures()
+        for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
 
-    @contextlib.contextmanager
-    def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
-        """Check that there is time left; baselines are checked in any case."""
+    def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
-        if not is_baseline(entry):
-            self.context.budget.check()
-        with self._charged(entry, "audit"):
-            yield
+        return self._charged(entry, "audit", CHECKED_SHARE)
 
     def _write_failures(self) -> None:
         """Write a row for every variant that was turned away since the last time."""
@@ -337,17 +295,34 @@ class CaseRunner:
             entry, failure = self._group.failures.pop(0)
             self.context.recorder.enter([self.context.skipped(self.case, entry, None, failure)])
 
-    def _phases_in_order(self) -> Iterator[Phase]:
+    def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last."""
         plan, recorder = self.context.plan, self.context.recorder
-        variants = [member.entry.variant for member in self._group.members]
-        waiting = [phase for phase in plan.phases if not recorder.is_done(self.case, self._number, phase)]
-        self.context.budget.expect(variants, len(variants) * plan.cells_of(waiting))
-        order = random.Random(self._seed()).sample(plan.timed, len(plan.timed))  # noqa: S311  # an order, not a secret
-        for phase in [*order, *({QUALITY} & {*plan.phases})]:
+        rng = random.Random(f"{plan.seed} {self.case.label} {self._number}")  # noqa: S311  # an order, not a secret
+        order = [*rng.sample(plan.timed, len(plan.timed)), *({QUALITY} & {*plan.phases})]
+        waiting = [phase for phase in order if not recorder.is_done(self.case, self._number, phase)]
+        for phase in order:
             if phase in waiting:
+                cells = plan.cells_of(waiting[waiting.index(phase) :])
+                self.context.budget.cells = len(self._group.members) * cells + deferred * plan.cells_of(order)
                 yield phase
             recorder.done += len(self._new_members)
+
+    def _warm_calls(
+        self, members: Sequence[Member], phase: Phase, clock: Clock, rows: dict[Member, list[Row]]
+    ) -> dict[Member, TimedCall]:
+        """Return the warmed-up call of each member; add the reason to its rows if it has none."""
+        calls = {}
+        cell_s = self.context.budget.cell_s(len(members))
+        for member in members:
+            self._announce(member.entry, f"{phase} {clock.method}")
+            warm_up = partial(self._warmed_up, member, phase, clock, cell_s)
+            call = self._attempt(member.entry, phase, "warm-up", warm_up, clock.method)
+            if isinstance(call, Skipped):
+                rows[member].append(call)
+            else:
+                calls[member] = call
+        return calls
 
     def _warmed_up(self, member: Member, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
         """Prepare a member's call for the clock and warm it up."""
@@ -395,15 +370,13 @@ class CaseRunner:
 
     def _with_figures(self, member: Member, phase: Phase, times: list[Row]) -> list[Row]:
         """Return a member's times and other readings, or the reason why the times are invalid."""
-        self._announce(member.entry, f"{phase} memory and launches")
         if not any(isinstance(row, Measurement) for row in times):
             return times
-        try:
-            self.context.budget.check()
-            with self._charged(member.entry, "memory"):
-                labels, figures = self._figures(member, phase)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
-            return [self.context.skipped(self.case, member.entry, phase, classify(error))]
+        self._announce(member.entry, f"{phase} memory and launches")
+        found = self._attempt(member.entry, phase, "memory", partial(self._figures, member, phase))
+        if isinstance(found, Skipped):
+            return [found]
+        labels, figures = found
         labelled = [
             msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
             for row in times
@@ -412,12 +385,12 @@ class CaseRunner:
 
     def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
         """Return labels and the other readings of a phase; raise if the times are invalid."""
-        instruments, workload = self.context.instruments, member.workload
+        context, workload = self.context, member.workload
         call, measurement = workload.phases[phase], self._measurement(member, phase)
-        footprint = instruments.footprint(call)
+        footprint = context.instruments.footprint(call)
         validation.check_memory(footprint, phase)
-        is_traced = phase in self.context.plan.traced and not instruments.traces_last
-        count, labels = launches(instruments, call, phase) if is_traced else (None, ())
+        is_traced = phase in context.plan.traced and not context.instruments.traces_last
+        count, labels = launches(context.instruments, call, phase) if is_traced else (None, ())
         counts = {
             ("peak_bytes", memory.METHOD): footprint.peak_bytes,
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
@@ -430,20 +403,20 @@ class CaseRunner:
             for (metric, method), value in counts.items()
             if value is not None
         ]
-        rows += self._activity_rows(call, phase, member.entry.variant, measurement)
+        if phase == MONITORED_PHASE and context.plan.is_active(self.case, member.entry.variant):
+            rows += self._activity_rows(call, member.entry.variant, measurement)
         validation.postcheck(workload, phase, member.fingerprints[phase])
         self._group.torch_state.check()
         return labels, rows
 
     def _activity_rows(
-        self, call: Call, phase: Phase, variant: Variant, measurement: Callable[..., Measurement]
+        self, call: Call, variant: Variant, measurement: Callable[..., Measurement]
     ) -> list[Row]:
-        """Return utilisation, power and energy of a call, if they are requested and can be read."""
+        """Return utilisation, power and energy of a call, if the device reports them and there is time."""
         context = self.context
-        is_wanted = phase == MONITORED_PHASE and context.plan.is_active(self.case, variant)
-        if not is_wanted or context.instruments.activity is None:
+        if context.instruments.activity is None:
             return []
-        if context.budget.spare_s < COSTS[context.plan.device].active_s:
+        if context.budget.spare_s < gpu_monitor.PACE.lead_in_s + gpu_monitor.PACE.most_s:
             context.recorder.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
             return []
         found = context.instruments.activity(call)
@@ -462,31 +435,49 @@ class CaseRunner:
                 yield self.context.skipped(self.case, member.entry, phase, Failure("unavailable", reason))
 
     def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
-        self.context.checkpoint(rows, self.case, self._number, phase, self._group_costs_s)
+        self.context.recorder.checkpoint(rows, self.case, self._number, phase, self._group_costs_s)
 
     def _measurement(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
         variant = member.entry.variant
         return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._number)
 
-    def _seed(self, *more: str) -> str:
-        return " ".join((f"{self.context.plan.seed} {self.case.label} {self._number}", *more))
+    def _announce(self, entry: Entry, activity: str) -> None:
+        self.context.recorder.announce(entry.variant, self.case, activity)
 
-    def _announce(self, entry: Entry, what: str) -> None:
-        label = entry.variant.label(self.case.operator)
-        self.context.recorder.announce(label, self.case.label, what)
+    def _attempt(
+        self, entry: Entry, phase: Phase, activity: str, action: Callable[[], T], method: str | None = None
+    ) -> T | Skipped:
+        """Return the result of an action on a variant, or the reason if it raises or no time is left."""
+        share = math.inf if activity == "memory" else 1.0  # a call that was timed may use later cases' time
+        try:
+            with self._charged(entry, activity, share):
+                return action()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+            return self.context.skipped(self.case, entry, phase, classify(error), method)
 
     @contextlib.contextmanager
-    def _charged(self, entry: Entry, activity: str) -> Iterator[None]:
-        """Charge the time inside the context to an activity of the run and to a variant."""
-        stopwatch = self.context.stopwatch
+    def _charged(self, entry: Entry, activity: str, share: float = 1.0) -> Iterator[None]:
+        """Check that there is time left, then charge the time inside the context to a variant.
+
+        Args:
+            entry: the variant.
+            activity: the activity of the run to which the time is charged as well.
+            share: the part of the time of the case after which there is none left.
+
+        Raises:
+            UnavailableError: there is no time left.
+
+        """
+        if not (self._number and is_baseline(entry)):
+            self.context.budget.check(entry, share)
+        stopwatch = self.context.recorder.stopwatch
         start_s = stopwatch.seconds()
         try:
             with stopwatch.on(activity):
                 yield
         finally:
-            variant, taken_s = entry.variant, stopwatch.seconds() - start_s
-            self._group_costs_s[variant] = self._group_costs_s.get(variant, 0.0) + taken_s
-            self.context.budget.learn(variant, taken_s, is_set_up=activity in {"set-up", "audit"})
+            taken_s = stopwatch.seconds() - start_s
+            self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + taken_s
 
 
 def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:
@@ -547,11 +538,11 @@ def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
     for entry in context.plan.entries_for(case):
         timed = context.recorder.timed_phases(entry.variant, case)
         phases = [phase for phase in timed if phase in context.plan.traced]
-        if phases and context.stopwatch.seconds() >= context.plan.end_s:
+        if phases and context.recorder.stopwatch.seconds() >= context.plan.end_s:
             context.recorder.note(f"not all launches and streams were checked: {OUT_OF_TIME}")
             return
         if phases:
-            with precision(case.dtype), context.stopwatch.on("launches"):
+            with precision(case.dtype), context.recorder.stopwatch.on("launches"):
                 yield from _trace_variant(entry, case, phases, context)
             release()
 
@@ -560,7 +551,7 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
     """Set a variant up and trace its phases."""
     torch_state, workload = TorchState(), None
     for phase in phases:
-        context.recorder.announce(entry.variant.label(case.operator), case.label, f"{phase} launches")
+        context.recorder.announce(entry.variant, case, f"{phase} launches")
         try:
             if workload is None:
                 workload = build(entry.scheme, case, context.plan.device, context.plan.seed)

@@ -1,19 +1,22 @@
-"""The plan of a run: variants, cases and phases, their order, and an estimate of the time."""
+"""The plan of a run: its variants, cases and phases, their order, and the time limit."""
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
-from esbench.registry import Entry
-from esbench.schema import METHODS, PHASES, QUALITY, Case, Phase, Variant
+from esbench.registry import Entry, UnavailableError
+from esbench.schema import METHODS, OUT_OF_TIME, PHASES, QUALITY, Case, Phase, Skipped, Variant
 
 MONITORED_PHASE: Phase = "forward"
 """The phase whose utilisation and energy are read: reading four would double the time of a run."""
 LEAST_CELL_S = 0.01
 """The least seconds that the samples of a cell get: some short calls, or a single long one."""
+SET_UP_SHARE, CHECKED_SHARE = 0.4, 0.7
+"""The shares of a case's time after which no more variants are set up, and no more phases are checked."""
+TRACES_SHARE = 0.1
+"""The share of a time limit that is reserved for traces taken after all timings."""
 
 
 @dataclass(frozen=True)
@@ -92,94 +95,91 @@ def is_baseline(entry: Entry) -> bool:
     return entry.variant.mode != "batched"
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Typical seconds of the parts of a run on a device.
+class Budget:
+    """Divides the time until the end of a run equally among the cells that are not measured yet.
 
-    ``start_s``: imports, the device's context, its ceilings. ``check_s``: the exact check of a variant on an
-    operator. ``pair_s``: its set-up on a case, and the check there. ``phase_s``: rehearsing a phase of it,
-    measuring its memory, checking its result at the end. ``trace_s``: the profiler. ``method_s``: preparing a
-    call for a method and warming it up. ``sampling_s``: the rounds of a cell with enough time. ``active_s``:
-    reading the meters of a GPU. ``quality_s``: the phase quality.
+    With little time, cells get fewer samples; rows for which there is no time left get :data:`OUT_OF_TIME` as
+    their reason. A case has a share of the time in proportion to its cells, which its variants may use up;
+    baselines may also use the time of later cases.
+
+    Attributes:
+        cells: the cells of the current case that are not measured yet.
+
     """
 
-    start_s: float
-    check_s: float
-    pair_s: float
-    phase_s: float
-    trace_s: float
-    method_s: float
-    sampling_s: float
-    active_s: float
-    quality_s: float
+    def __init__(self, plan: Plan, seconds: Callable[[], float], *, traces_last: bool = False) -> None:
+        """Begin before the first case.
 
+        Args:
+            plan: the plan of the run.
+            seconds: the clock, by which the run has to be over at ``plan.end_s``.
+            traces_last: whether calls are traced after everything else.
 
-COSTS: Mapping[str, Costs] = {
-    # Of a run of the suite quick on two cores.
-    "cpu": Costs(
-        start_s=6.0,
-        check_s=0.1,
-        pair_s=0.05,
-        phase_s=0.03,
-        trace_s=0.01,
-        method_s=0.05,
-        sampling_s=math.inf,
-        active_s=0.0,
-        quality_s=0.06,
-    ),
-    # Estimated for an H200, on which nothing has been measured yet.
-    "cuda": Costs(
-        start_s=20.0,
-        check_s=0.5,
-        pair_s=0.15,
-        phase_s=0.1,
-        trace_s=0.15,
-        method_s=0.15,
-        sampling_s=0.15,
-        active_s=5.0,
-        quality_s=0.3,
-    ),
-}
+        """
+        self.cells = 0
+        self._most_s = self._least_s = plan.cell_s
+        self._seconds = seconds
+        self._end_s = plan.end_s
+        if traces_last and plan.end_s < math.inf:
+            self._end_s -= TRACES_SHARE * (plan.end_s - seconds())
+        self._case_start_s, self._case_end_s = 0.0, self._end_s
+        self._overhead_s, self._measured = 0.0, 0
 
+    def begin(self, cells: int, later: int) -> None:
+        """Begin a case with this many cells before cases with ``later`` cells."""
+        self.cells = cells
+        self._case_start_s = self._seconds()
+        share = cells / max(cells + later, 1)
+        if share:
+            self._case_end_s = self._case_start_s + share * (self._end_s - self._case_start_s)
 
-class Estimate(NamedTuple):
-    """The number of rows and cells of a run, and about how long it takes.
+    @property
+    def spare_s(self) -> float:
+        """The seconds of the case that its other cells do not need, each with the fewest samples."""
+        needed_s = self.cells * (LEAST_CELL_S + self._mean_overhead_s)
+        return self._case_end_s - self._seconds() - needed_s
 
-    A row is a variant on a case, a cell one of its phases by one method. ``sampling_s`` is the part of the
-    seconds that goes to samples, which a time budget can shorten.
-    """
+    def check(self, entry: Entry, share: float = 1.0) -> None:
+        """Check that there is time left for a variant.
 
-    rows: int
-    cells: int
-    seconds: float
-    sampling_s: float = 0.0
+        Args:
+            entry: the variant.
+            share: the part of the time of its case after which there is none.
 
-    def within(self, budget_s: float) -> str:
-        """Describe the effect of a time budget: none, fewer samples, or fewer rows."""
-        least_s = self.seconds - self.sampling_s + self.cells * LEAST_CELL_S
-        if self.seconds <= budget_s:
-            return f"a budget of {budget_s:g} s suffices"
-        if least_s <= budget_s:
-            share = 1 - (self.seconds - budget_s) / self.sampling_s
-            return f"a budget of {budget_s:g} s leaves about {share:.0%} of the samples"
-        return f"a budget of {budget_s:g} s leaves rows out: it would take at least {least_s:.0f} s"
+        Raises:
+            UnavailableError: there is no time left.
 
+        """
+        until_s = self._end_s
+        if not is_baseline(entry) and until_s < math.inf:
+            until_s = min(until_s, self._case_start_s + share * (self._case_end_s - self._case_start_s))
+        if self._seconds() >= until_s:
+            raise UnavailableError(OUT_OF_TIME)
 
-def estimate(plan: Plan) -> Estimate:
-    """Return the number of rows and cells of a plan and an estimate of its time."""
-    costs, phases = COSTS[plan.device], plan.timed
-    sampling_s = min(costs.sampling_s, plan.cell_s) * plan.cells_of(phases)
-    row_s = (
-        costs.pair_s
-        + costs.phase_s * len(phases)
-        + costs.trace_s * sum(phase in plan.traced for phase in phases)
-        + costs.method_s * plan.cells_of(phases)
-        + sampling_s
-        + costs.quality_s * (QUALITY in plan.phases)
-    )
-    pairs = [(case, entry.variant) for case in plan.cases for entry in plan.entries_for(case)]
-    active = sum(plan.is_active(*pair) for pair in pairs) if MONITORED_PHASE in phases else 0
-    checks = len({(variant, case.operator) for case, variant in pairs})
-    seconds = costs.start_s + checks * costs.check_s + len(pairs) * row_s + active * costs.active_s
-    cells = len(pairs) * plan.cells_of(plan.phases)
-    return Estimate(len(pairs), cells, seconds, sampling_s=len(pairs) * sampling_s)
+    def cell_s(self, cells: int) -> float:
+        """Return the seconds for the samples of each of the next ``cells`` cells, which are now measured."""
+        share_s = (self._case_end_s - self._seconds()) / max(self.cells, 1) - self._mean_overhead_s
+        self.cells -= cells
+        if share_s >= self._most_s:
+            return self._most_s
+        share_s = float(f"{max(share_s, LEAST_CELL_S):.1e}")  # two digits: it is stored as a reason to stop
+        self._least_s = min(self._least_s, share_s)
+        return share_s
+
+    def add_overhead(self, cells: int, seconds: float) -> None:
+        """Add the seconds that cells took besides their samples: later cells are expected to take as long."""
+        self._measured += cells
+        self._overhead_s += seconds
+
+    def cuts(self, skipped: Sequence[Skipped]) -> Iterator[str]:
+        """Yield a line for each kind of cut that was made."""
+        if self._least_s < self._most_s:
+            yield f"{OUT_OF_TIME}: a cell had as little as {self._least_s:g} s of {self._most_s:g} s"
+        lost = [row for row in skipped if row.reason == OUT_OF_TIME]
+        if lost:
+            last = f"{lost[-1].variant.label(lost[-1].case.operator)} on {lost[-1].case.label}"
+            yield f"{OUT_OF_TIME}: {len(lost)} rows not measured; the last is {last}"
+
+    @property
+    def _mean_overhead_s(self) -> float:
+        return self._overhead_s / max(self._measured, 1)

@@ -1,11 +1,9 @@
-"""Records of a run in progress: stores rows and checkpoints, counts them, and adds up times."""
+"""The recorder of a run in progress: it stores and counts rows and checkpoints, and adds up times."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from esbench.progress import Show
 from esbench.schema import QUALITY, Case, Checkpoint, Phase, Record, Row, Skipped, Variant
@@ -76,23 +74,26 @@ class Recorder:
 
     """
 
-    def __init__(self, store: Store, progress: Show, past: Iterable[Record] = ()) -> None:
+    def __init__(
+        self, store: Store, progress: Show, past: Iterable[Record] = (), stopwatch: Stopwatch | None = None
+    ) -> None:
         """Start with the rows and checkpoints of an earlier part of the run."""
         self.cells = self.done = 0
+        self.stopwatch = stopwatch or Stopwatch()
         self._store = store
         self._progress = progress
         self._timed: dict[tuple[Variant, Case, Phase, str, int], None] = {}
         self._with_quality: set[tuple[Variant, Case]] = set()
         self._skipped: dict[object, Skipped] = {}
         self._notes: dict[str, None] = {}
-        known = list(past)
-        checkpoints = [line for line in known if isinstance(line, Checkpoint)]
+        past = list(past)
+        checkpoints = [line for line in past if isinstance(line, Checkpoint)]
         self._phases_done = {(line.case, line.group, line.phase) for line in checkpoints}
         self._traced = {line.case for line in checkpoints if line.traced}
         self._costs_s = {line.case: line.costs_s for line in checkpoints}
         self._before_s = max((line.wall_s for line in checkpoints), default=0.0)
         self._start_s = time.monotonic()
-        for row in known:
+        for row in past:
             if isinstance(row, Row):
                 self._count(row)
 
@@ -116,10 +117,28 @@ class Recorder:
         if fresh or checkpoints:
             self._store([*fresh, *checkpoints])
 
-    def checkpoint(self, rows: Iterable[Row], line: Checkpoint) -> None:
-        """Store rows together with the line that says that a phase, or a case, is complete."""
-        wall_s = self._before_s + time.monotonic() - self._start_s
-        self.enter(rows, msgspec.structs.replace(line, wall_s=wall_s))
+    def checkpoint(  # noqa: PLR0913  # the fields of a checkpoint
+        self,
+        rows: Iterable[Row],
+        case: Case,
+        group: int = 0,
+        phase: Phase | None = None,
+        costs_s: Mapping[Variant, float] | None = None,
+        *,
+        traced: bool = False,
+    ) -> None:
+        """Store the rows of a phase or a case together with a line that marks them as complete."""
+        line = Checkpoint(
+            case=case,
+            group=group,
+            phase=phase,
+            wall_s=self._before_s + time.monotonic() - self._start_s,
+            spent_s=dict(self.stopwatch.spent_s),
+            costs_s={variant.name: cost_s for variant, cost_s in (costs_s or {}).items()},
+            traced=traced,
+        )
+        with self.stopwatch.on("storing"):
+            self.enter(rows, line)
 
     def costs_s(self, case: Case) -> Mapping[str, float]:
         """Return the seconds that each variant had taken on a case before the run was cut off."""
@@ -131,12 +150,13 @@ class Recorder:
         return row.reason if row else ""
 
     def note(self, text: str) -> None:
-        """Keep a note about the whole run."""
+        """Add a note about the whole run."""
         self._notes[text] = None
 
-    def announce(self, *words: str) -> None:
-        """Report the variant and phase that run now."""
-        self._progress(self.done, self.cells, "  ".join(words))
+    def announce(self, variant: Variant, case: Case, activity: str) -> None:
+        """Report the variant and activity that run now."""
+        label = variant.label(case.operator)
+        self._progress(self.done, self.cells, f"{label}  {case.label}  {activity}")
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -12,13 +12,12 @@ from typing import Literal
 
 from esbench import stats, store
 from esbench.measure import max_population, memory
-from esbench.measure.budget import Budget
 from esbench.measure.case_runner import CaseRunner, RunContext, trace_case
 from esbench.measure.device_peaks import device_peaks
 from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import Instruments
-from esbench.measure.plan import Plan
+from esbench.measure.plan import Budget, Plan
 from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
 from esbench.measure.timers import ClockError
 from esbench.measure.validation import ExactChecks
@@ -158,13 +157,12 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
         DeviceLostError: the device no longer responds.
 
     """
-    recorder = Recorder(store, progress, past)
+    recorder = Recorder(store, progress, past, stopwatch)
     checks = ExactChecks(plan.checks, plan.device, plan.seed)
     limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen_garbage():
-        stopwatch = stopwatch or Stopwatch()
-        budget = Budget(plan, stopwatch.seconds, traces_last=instruments.traces_last)
-        context = RunContext(plan, checks, recorder, instruments, stopwatch, budget)
+        budget = Budget(plan, recorder.stopwatch.seconds, traces_last=instruments.traces_last)
+        context = RunContext(plan, checks, recorder, instruments, budget)
         order = plan.order
         other_processes: dict[str, None] = {}
         cells = [len(plan.entries_for(case)) * len(plan.phases) for case in order]
@@ -176,9 +174,9 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
             if reason := missing_type(case.dtype, plan.device):
                 unavailable = Failure("unavailable", reason)  # not measured in another type instead
                 rows = [context.skipped(case, entry, None, unavailable) for entry in plan.entries_for(case)]
-                context.checkpoint(rows, case, 0, None, {})
+                recorder.checkpoint(rows, case)
                 continue
-            budget.begin(_waiting([case], context), _waiting(later, context))
+            budget.begin(context.waiting_cells(case), sum(map(context.waiting_cells, later)))
             case_runner = CaseRunner(case, context)
             with precision(case.dtype):
                 for phase in case_runner.phases():
@@ -188,11 +186,11 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
                         case_runner.time(phase)
             costs_s = case_runner.costs_s
             last: Iterable[Row] = (*_largest(case, context), *_stopped(case, later, context, costs_s))
-            context.checkpoint(last, case, 0, None, costs_s)
+            recorder.checkpoint(last, case, costs_s=costs_s)
             other_processes.update(dict.fromkeys(instruments.other_processes()))
         for case in order if instruments.traces_last else ():
             if not recorder.is_traced(case):
-                context.checkpoint([*trace_case(case, context)], case, 0, None, {}, traced=True)
+                recorder.checkpoint([*trace_case(case, context)], case, traced=True)
     for cut in budget.cuts(recorder.skipped):
         recorder.note(cut)
     return replace(recorder.summary, other_processes=tuple(other_processes))
@@ -224,17 +222,6 @@ def _frozen_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _waiting(cases: Sequence[Case], context: RunContext) -> list[Variant]:
-    """Return the variants that are still to be measured on the cases, once for each case."""
-    return [
-        entry.variant
-        for case in cases
-        if not context.recorder.is_done(case)
-        for entry in context.plan.entries_for(case)
-        if not context.recorder.reason(entry.variant, case)
-    ]
-
-
 def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
     """Yield, for each variant that was out of memory, the largest population that fits."""
     plan, recorder = context.plan, context.recorder
@@ -246,12 +233,12 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
         spare_s = context.budget.spare_s
         if not recorder.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or spare_s <= 0:
             continue
-        recorder.announce(entry.variant.label(case.operator), case.label, "largest population")
+        recorder.announce(entry.variant, case, "largest population")
         fits = max_population.fitting(entry, case, phase, plan.device, plan.seed)
         try:
-            with context.stopwatch.on("capacity"):
+            with recorder.stopwatch.on("capacity"):
                 found = max_population.largest(
-                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), context.stopwatch.seconds
+                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
             recorder.note(f"no largest population of {entry.variant.name}: {classify(error).reason}")

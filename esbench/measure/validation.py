@@ -25,7 +25,6 @@ from esbench.measure import cuda, interleave, timers
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
-from esbench.measure.recorder import Stopwatch
 from esbench.registry import Entry, Workload, WrongResultError, build
 from esbench.schema import Case, Phase, Variant
 
@@ -132,18 +131,12 @@ def tensors(result: object) -> Iterator[torch.Tensor]:
         yield from tensors(part)
 
 
-def precheck(
-    workload: Workload, phase: Phase, synchronize: Callable[[], object], stopwatch: Stopwatch
-) -> Fingerprints:
+def precheck(workload: Workload, phase: Phase, synchronize: Callable[[], object]) -> Fingerprints:
     """Call twice in a phase that was just entered; return the fingerprints of the first result.
 
-    Only one result is kept at a time, because memory may have room for one. The calls also warm up.
+    Only one result is held at a time, because memory may have room for one.
     """
-
-    def call() -> object:
-        with stopwatch.on("warm-up"):
-            return workload.phases[phase]()
-
+    call = workload.phases[phase]
     first = _settled_fingerprints(call, phase, synchronize)
     second = fingerprints(call())
     check_finite(second, phase)

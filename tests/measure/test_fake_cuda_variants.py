@@ -25,7 +25,6 @@ from esbench.measure.cuda import Streak
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Plan
 from esbench.measure.profiler import Trace
-from esbench.measure.recorder import Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.measure.timers import CudaClock, HostClock
 from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build, load
@@ -256,7 +255,7 @@ def audited(entry: Entry, work: Workload, phase: Phase) -> None:
     """Audit a phase before and after it is timed."""
     work.enter(phase)
     with wrong_results(entry):
-        seen = validation.precheck(work, phase, torch.cuda.synchronize, Stopwatch())
+        seen = validation.precheck(work, phase, torch.cuda.synchronize)
         validation.postcheck(work, phase, seen)
 
 

@@ -64,7 +64,7 @@ def test_a_run_ends_with_where_its_time_went(tmp_path: Path, monkeypatch: pytest
     assert run.end is not None
     assert run.end.status == "complete"
     assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
-    assert {"oracle", "audit", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
+    assert {"set-up", "audit", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
     earlier = Checkpoint(case=CASE, group=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
     monkeypatch.setattr(store, "LARGE_BYTES", 100)
     _, run = conduct(tmp_path / "resumed", past=earlier)

@@ -13,7 +13,6 @@ from torch import Generator, Tensor, nn
 from typing_extensions import override
 
 from esbench.measure import memory, validation
-from esbench.measure.recorder import Stopwatch
 from esbench.registry import (
     REGISTRY,
     Entry,
@@ -94,7 +93,7 @@ def test_every_variant_agrees_with_the_reference_and_passes_the_harness(
         assert not any(map(torch.equal, work.inputs, inputs))
         if dtype == "float32" and case in rigl.CHECKS:
             work.enter(phase)
-            validation.precheck(work, phase, lambda: None, Stopwatch())
+            validation.precheck(work, phase, lambda: None)
             validation.check_memory(memory.footprint(work.phases[phase], "cpu"), phase)
     assert torch.equal(torch.get_rng_state(), before)
 
