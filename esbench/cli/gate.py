@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,15 +14,14 @@ import msgspec
 import psutil
 import typer
 
-from esbench.cli.options import Plugins, Seed, Variants, app, note
+from esbench.cli.options import Plugins, Seed, Variants, app, check_writable, note
 from esbench.cli.run import note_load
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
     from esbench.gate.gate import Gate
-    from esbench.gate.protocol import Arm, Orders
-    from esbench.gate.records import Decision
-    from esbench.gate.worktree import Revision
+    from esbench.gate.protocol import Orders
+    from esbench.gate.records import Arm, Revision
 
 DECISION, SUMMARY = "gate.json", "summary.md"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -70,27 +70,34 @@ def gate(
     from esbench.gate import report, waivers
     from esbench.gate.decision import USAGE
     from esbench.gate.records import Settings
-    from esbench.gate.worktree import default_base, repository, resolve
+    from esbench.gate.revisions import default_base, repository, resolve
 
+    check_writable("--out", out)
     for name in (DECISION, SUMMARY):  # those of an earlier gate must not be taken for this one's
         (out / name).unlink(missing_ok=True)
     orders = orders_for(suite, device, variants, threads, seed, plugin, methods)
     with interruptible():
         top = repository(Path())
-        tested = resolve(top, head, "head", aside=out)
+        tested = resolve(top, head, "head", output=out)
         compared = resolve(top, base or default_base(top, tested.commit), "base")
         if not base and compared.commit == tested.commit:
             message = f"nothing to compare: {head} is the merge base with the main branch; pass --base"
             raise UserError(message)
-        with prepared(orders, top, {"base": compared, "head": tested}, wait_s=None if wait else 0) as one:
-            one.settings = Settings(margin=margin)
-            accepted = waivers.read(one.folders["head"], dt.datetime.now(dt.UTC).date())
-            note(f"gate: {head} against {base or 'the merge base'} on {one.environment.device_name}")
+        check_names(orders, top)
+        revisions: dict[Arm, Revision] = {"base": compared, "head": tested}
+        with prepared(orders, top, revisions, wait_s=None if wait else 0) as comparison:
+            comparison.settings = Settings(margin=margin)
+            accepted = waivers.read(comparison.folders["head"], dt.datetime.now(dt.UTC).date())
+            note(f"gate: {head} against {base or 'the merge base'} on {comparison.environment.device_name}")
             is_whole = not (variants or methods or suite)
-            decision = waivers.apply(one.run(out), accepted, whole=is_whole)
-    _show(decision)  # before the files, which may not be writable
+            decision = waivers.apply(comparison.run(out), accepted, whole=is_whole)
+    page = report.markdown(decision)
+    typer.echo(report.text(decision), nl=False)  # before the files, which may not be writable
     store.write_document(decision, out / DECISION)
-    (out / SUMMARY).write_text(report.markdown(decision), encoding="utf-8")
+    (out / SUMMARY).write_text(page, encoding="utf-8")
+    if github := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(github).open("a", encoding="utf-8") as file:
+            file.write(page)
     note(f"written to {out}")
     if decision.exit_code == USAGE:
         raise UserError("; ".join(decision.unused))
@@ -107,7 +114,7 @@ def orders_for(  # options of two commands
     plugins: list[str] | None,
     methods: str = "",
 ) -> "Orders":
-    """Return what workers are told, from options of the command line."""
+    """Return the orders for workers from options of the command line."""
     from esbench.gate.protocol import Orders
     from esbench.measure.environment import resolve_device
     from esbench.measure.timers import check_methods
@@ -127,13 +134,32 @@ def orders_for(  # options of two commands
     )
 
 
+def check_names(orders: "Orders", top: Path) -> None:
+    """Check the names of suite and variants before anything is checked out, which takes a while.
+
+    Variants of a plug-in, or that are not imported from the repository ``top``, may differ from those of its
+    revisions; then only the workers can check the names.
+
+    Raises:
+        UnknownNameError: the repository has no suite or variant of that name.
+
+    """
+    from esbench.registry import DEFAULT, REGISTRY, load_installed
+
+    load_installed()
+    file = sys.modules[DEFAULT].__file__
+    if not orders.plugins and file and Path(file).resolve().is_relative_to(top.resolve()):
+        REGISTRY.find_suite(orders.suite)
+        REGISTRY.select(orders.variants or ("*",))
+
+
 @contextmanager
 def prepared(
     orders: "Orders", top: Path, revisions: "dict[Arm, Revision]", *, wait_s: float | None = None
 ) -> "Iterator[Gate]":
-    """Lock the device, check the revisions out, and yield the gate; remove the work trees afterwards."""
+    """Lock the device, check the revisions out, and yield the gate; delete their files afterwards."""
     from esbench.gate.gate import Gate
-    from esbench.gate.worktree import trees
+    from esbench.gate.revisions import checked_out
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment
     from esbench.progress import showing
@@ -141,48 +167,45 @@ def prepared(
     lock = device_uuid(orders.device) or orders.device
     with (
         holding(lock, f"gate of suite {orders.suite}", note, wait_s=wait_s),
-        trees(top, revisions) as folders,
+        checked_out(top, revisions) as folders,
         showing() as progress,
     ):
-        here = environment(orders.device)
-        note_load(here)
-        in_tree = tuple(_in_tree(name, top) for name in orders.plugins)
-        orders = msgspec.structs.replace(orders, plugins=in_tree)
-        yield Gate(orders, folders, revisions, here, progress=progress)
+        machine = environment(orders.device)
+        note_load(machine)
+        plugins = tuple(_in_tree(name, top) for name in orders.plugins)
+        orders = msgspec.structs.replace(orders, plugins=plugins)
+        yield Gate(orders, folders, revisions, machine, progress=progress)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Turn the first signal that ends a program into a KeyboardInterrupt, and ignore further ones.
 
-    So an impatient second Ctrl-C does not interrupt the cleaning up. A signal that is ignored stays ignored.
+    So an impatient second Ctrl-C does not interrupt the cleaning up.
     """
 
     def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
         del signal_number, frame
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    before = {one: handler for one, handler in before.items() if handler not in {signal.SIG_IGN, None}}
-    for one in before:
-        signal.signal(one, interrupt)
+    handlers = {number: signal.signal(number, interrupt) for number in SIGNALS}
     try:
         yield
     except KeyboardInterrupt:
-        note("interrupted: no decision; workers and work trees are removed")
+        note("interrupted: no decision; workers and their files are removed")
         raise
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _in_tree(plugin: str, top: Path) -> str:
-    """Return a plug-in's name as it is in a work tree: a file's path relative to the top, not to here."""
+    """Return the name of a plug-in for workers: the path of a file in the repository relative to its top."""
     path = Path(plugin).resolve()
-    here = plugin.endswith(".py") and path.is_file() and path.is_relative_to(top.resolve())
-    return str(path.relative_to(top.resolve())) if here else plugin
+    is_inside = plugin.endswith(".py") and path.is_file() and path.is_relative_to(top.resolve())
+    return str(path.relative_to(top.resolve())) if is_inside else plugin
 
 
 def _core() -> int | None:
@@ -192,16 +215,3 @@ def _core() -> int | None:
     except (AttributeError, psutil.Error):  # not on macOS
         return None
     return max(cores) if cores else None
-
-
-def _show(decision: "Decision") -> None:
-    """Print the decision; on GitHub also the annotations and the step summary."""
-    from esbench.gate import report
-
-    typer.echo(report.text(decision), nl=False)
-    if os.environ.get("GITHUB_ACTIONS"):
-        for line in report.annotations(decision):
-            typer.echo(line)
-    if page := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(page).open("a", encoding="utf-8") as file:
-            file.write(report.markdown(decision))

@@ -32,8 +32,8 @@ def gate_study(
     Example: esbench gate-study --replicates 26
     """
     from esbench.errors import UserError
+    from esbench.gate.revisions import repository, resolve
     from esbench.gate.worker_process import WorkerError
-    from esbench.gate.worktree import repository, resolve
     from esbench.studies import gate_power
 
     top = repository(Path())

@@ -20,13 +20,15 @@ import msgspec
 import numpy as np
 from scipy import optimize, special, stats
 
-from esbench.gate.protocol import ARMS, Arm, Cell
 from esbench.gate.records import (
+    ARMS,
     CONTROLS,
     MORE,
     SAME,
     SCHEMA,
+    Arm,
     Bounds,
+    Cell,
     Code,
     Decision,
     Metric,
@@ -62,11 +64,11 @@ class Evidence:
 
     def log_ratios(self, stage: str, trim: float) -> LogRatios:
         """Return the log ratios of all cells and controls in the replicates of a stage."""
-        found: LogRatios = {}
+        log_ratios: LogRatios = {}
         for replicate in self.replicates:
             for timed in replicate.cells if replicate.stage == stage else ():
-                found.setdefault(timed.cell, []).append(replicate_log_ratio(timed, trim))
-        return found
+                log_ratios.setdefault(timed.cell, []).append(replicate_log_ratio(timed, trim))
+        return log_ratios
 
     def timed_cells(self) -> list[Cell]:
         """Return the cells to be timed: those that both arms have and compute correctly."""
@@ -77,8 +79,9 @@ class Evidence:
     def cells_to_confirm(self, settings: Settings) -> list[Cell]:
         """Return the cells that the screen passes on; all of them if their mean is among the suspects."""
         cells, log_ratios = self.timed_cells(), self.log_ratios("screen", settings.trim)
-        found = suspects(screen({cell.name: log_ratios[cell.name] for cell in cells}, settings), settings)
-        return [cell for cell in cells if cell.name in found or MEAN in found]
+        screened = screen({cell.name: log_ratios[cell.name] for cell in cells}, settings)
+        suspected = suspects(screened, settings)
+        return [cell for cell in cells if {cell.name, MEAN} & suspected]
 
 
 # Statistics: samples -> log ratio of a replicate -> bounds of a cell
@@ -128,7 +131,7 @@ def variance_prior(variances: Sequence[float], freedom: int) -> VariancePrior | 
     Variances of exactly 0 are left out. Source: Smyth, Linear models and empirical Bayes methods for
     assessing differential expression in microarray experiments, 2004, sections 6.2 and 10.
     """
-    positive = np.array([one for one in variances if one > 0])
+    positive = np.array([variance for variance in variances if variance > 0])
     if len(positive) < 3:  # noqa: PLR2004  # the scatter of two variances says too little
         return None
     logs = np.log(positive) - special.digamma(freedom / 2) + np.log(freedom / 2)
@@ -187,7 +190,7 @@ def variance(values: Sequence[float]) -> float:
     if min(values) == max(values):
         return 0.0
     mean = fmean(values)
-    return math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _relative(log_ratio: float) -> float:
@@ -197,7 +200,7 @@ def _relative(log_ratio: float) -> float:
 
 def geometric_mean(cells: Mapping[str, Sequence[float]]) -> list[float]:
     """Return for each replicate the mean over cells of the log ratios."""
-    return [fmean(one) for one in zip(*cells.values(), strict=True)]
+    return [fmean(replicate) for replicate in zip(*cells.values(), strict=True)]
 
 
 def screen(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str, Bounds]:
@@ -206,19 +209,19 @@ def screen(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str
     Each cell's variance is shrunk towards that of the others. These bounds only decide which cells are
     confirmed; the confirmation uses new replicates of the cell alone.
     """
-    rule = partial(bounds, null=0.0, alpha=settings.screen_alpha, power=settings.power)
+    bounds_of = partial(bounds, null=0.0, alpha=settings.screen_alpha, power=settings.power)
     freedom = min(map(len, cells.values())) - 1
     prior = variance_prior(list(map(variance, cells.values())), freedom)
-    found = {name: rule(log_ratios, prior=prior) for name, log_ratios in cells.items()}
-    return {**found, MEAN: rule(geometric_mean(cells))}
+    screened = {name: bounds_of(log_ratios, prior=prior) for name, log_ratios in cells.items()}
+    return {**screened, MEAN: bounds_of(geometric_mean(cells))}
 
 
 def suspects(screened: Mapping[str, Bounds], settings: Settings) -> set[str]:
     """Return which cells, and whether their mean, look slower at the screen or are too noisy to tell."""
     return {
         name
-        for name, one in screened.items()
-        if one.p < settings.screen_alpha or one.mde > settings.worst_mde
+        for name, its in screened.items()
+        if its.p < settings.screen_alpha or its.mde > settings.worst_mde
     }
 
 
@@ -248,49 +251,50 @@ def decide(
     """Decide on everything that was measured; ``invalid`` are known reasons that invalidate the times."""
     cells = evidence.timed_cells()
     names = [cell.name for cell in cells]
-    of_controls = {f"{kind} | {cell.method}" for kind in CONTROLS for cell in cells}
+    controls = {f"{kind} | {cell.method}" for kind in CONTROLS for cell in cells}
     screened, confirmed = (evidence.log_ratios(stage, settings.trim) for stage in ("screen", "confirm"))
     reasons = list(invalid) if cells else [*invalid, "no cell was measured in both arms"]
-    reasons += _gaps(screened, [*names, *of_controls], settings.screen, "screen")
-    times: list[Verdict] = []
+    reasons += _gaps(screened, [*names, *controls], settings.screen, "screen")
+    verdicts = exact_verdicts(evidence.surveys)
     mean: Verdict | None = None
-    controls: list[Verdict] = []
+    on_controls: list[Verdict] = []
     if cells and all(len(screened.get(name, ())) == settings.screen for name in names):
-        bounds_of = screen({name: screened[name] for name in names}, settings)
-        suspected = suspects(bounds_of, settings)
+        screen_bounds = screen({name: screened[name] for name in names}, settings)
+        suspected = suspects(screen_bounds, settings)
         again = {name: confirmed.get(name, []) for name in names if {name, MEAN} & suspected}
-        reasons += _gaps(confirmed, [*again, *of_controls], settings.confirm, "confirm")
-        times, mean = time_verdicts(bounds_of, again, settings)
-        controls, misbehaved = control_verdicts(confirmed, settings)
-        reasons += misbehaved
-    verdicts = (*exact_verdicts(evidence.surveys), *times)
+        reasons += _gaps(confirmed, [*again, *controls], settings.confirm, "confirm")
+        on_times, mean = time_verdicts(screen_bounds, again, settings)
+        verdicts += on_times
+        on_controls, misbehaviour = control_verdicts(confirmed, settings)
+        reasons += misbehaviour
     return Decision(
         schema=SCHEMA,
         gate_id=opening.gate_id,
         opening=opening,
         settings=settings,
-        verdicts=verdicts,
+        verdicts=tuple(verdicts),
         mean=mean,
-        controls=tuple(controls),
+        controls=tuple(on_controls),
         invalid=tuple(reasons),
-        exit_code=exit_code((*verdicts, *([mean] if mean else [])), reasons),
+        exit_code=exit_code([*verdicts, *filter(None, [mean])], reasons),
         wall_s=wall_s,
     )
 
 
-def _gaps(found: LogRatios, wanted: Sequence[str], count: int, stage: str) -> Iterator[str]:
-    """Yield the cells that should have been measured but were not."""
-    for name in wanted:
-        if len(found.get(name, ())) != count:
-            yield f"{name}: {len(found.get(name, ()))} of {count} replicates of the {stage}"
+def _gaps(log_ratios: LogRatios, names: Sequence[str], count: int, stage: str) -> Iterator[str]:
+    """Yield an error for each of these cells that was not measured in ``count`` replicates."""
+    for name in names:
+        measured = len(log_ratios.get(name, ()))
+        if measured != count:
+            yield f"{name}: {measured} of {count} replicates of the {stage}"
 
 
 def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
     """Return the exit code: an exact failure always counts, a slower cell only if the gate is valid."""
-    failed = [one for one in verdicts if one.status == "FAIL" and not one.accepted]
-    if any(one.metric != "latency_ns" for one in failed) or (failed and not invalid):
+    failed = {verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted}
+    if failed - {"latency_ns"} or (failed and not invalid):
         return FAILED
-    if invalid or any(one.status == "INCONCLUSIVE" for one in verdicts):
+    if invalid or any(verdict.status == "INCONCLUSIVE" for verdict in verdicts):
         return INVALID
     return PASSED
 
@@ -349,13 +353,13 @@ def time_verdicts(
     """
     suspected = suspects(screened, settings)
     again = {
-        name: found
-        for name, found in confirmed.items()
-        if name in suspected and len(found) == settings.confirm
+        name: log_ratios
+        for name, log_ratios in confirmed.items()
+        if name in suspected and len(log_ratios) == settings.confirm
     }
-    if MEAN in suspected and all(len(found) == settings.confirm for found in confirmed.values()):
+    if MEAN in suspected and all(len(log_ratios) == settings.confirm for log_ratios in confirmed.values()):
         again[MEAN] = geometric_mean(confirmed)
-    p_values = {name: _margin_bounds(found, settings.alpha, settings).p for name, found in again.items()}
+    p_values = {name: _tested(log_ratios, settings.alpha, settings).p for name, log_ratios in again.items()}
     levels = holm(p_values, settings.alpha)
 
     def verdict(name: str) -> Verdict:
@@ -369,21 +373,23 @@ def time_verdicts(
 
 
 def _confirmed(name: str, log_ratios: Sequence[float], level: float, settings: Settings) -> Verdict:
-    found = _margin_bounds(log_ratios, level, settings)
-    if found.p <= level:
-        return _time_verdict(name, "FAIL", "slower", found)
+    """Return the verdict on a cell or a control from its new replicates."""
+    tested = _tested(log_ratios, level, settings)
+    if tested.p <= level:
+        return _time_verdict(name, "FAIL", "slower", tested)
     # Whether a cell is too noisy does not depend on how many others are confirmed.
-    if _margin_bounds(log_ratios, settings.alpha, settings).mde > settings.worst_mde:
-        return _time_verdict(name, "INCONCLUSIVE", "noisy", found)
-    return _time_verdict(name, "PASS", "not-confirmed", found)
+    if _tested(log_ratios, settings.alpha, settings).mde > settings.worst_mde:
+        return _time_verdict(name, "INCONCLUSIVE", "noisy", tested)
+    return _time_verdict(name, "PASS", "not-confirmed", tested)
 
 
-def _margin_bounds(log_ratios: Sequence[float], alpha: float, settings: Settings) -> Bounds:
+def _tested(log_ratios: Sequence[float], alpha: float, settings: Settings) -> Bounds:
+    """Return the bounds of a cell, tested against the margin."""
     return bounds(log_ratios, null=settings.margin, alpha=alpha, power=settings.power)
 
 
-def _time_verdict(name: str, status: Status, code: Code, found: Bounds) -> Verdict:
-    return Verdict(cell=name, metric="latency_ns", status=status, code=code, bounds=found)
+def _time_verdict(name: str, status: Status, code: Code, its_bounds: Bounds) -> Verdict:
+    return Verdict(name, "latency_ns", status, code, its_bounds)
 
 
 def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Verdict], list[str]]:
@@ -396,10 +402,10 @@ def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Ver
         margin = min(settings.margin, CONTROL_MARGIN) if kind == MORE else settings.margin
         rule = msgspec.structs.replace(settings, margin=margin)
         slower = _confirmed(name, log_ratios, settings.alpha, rule)
-        faster = _confirmed(name, [-one for one in log_ratios], settings.alpha, rule)
+        faster = _confirmed(name, [-log_ratio for log_ratio in log_ratios], settings.alpha, rule)
         verdicts.append(slower)
-        found = _margin_bounds(log_ratios, settings.alpha, rule)
-        effect = f"({100 * found.effect:+.2f} %, at least {100 * found.low:+.2f} %)"
+        tested = _tested(log_ratios, settings.alpha, rule)
+        effect = f"({100 * tested.effect:+.2f} %, at least {100 * tested.low:+.2f} %)"
         if kind == MORE and slower.status != "FAIL":
             reasons.append(f"the control with 2 % more work was not found slower {effect}: too noisy here")
         if kind == SAME and "FAIL" in {slower.status, faster.status}:

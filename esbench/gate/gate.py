@@ -8,7 +8,6 @@ worker is always idle while the other is timed. Every replicate is written to di
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,38 +18,26 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.gate.decision import Evidence, decide
-from esbench.gate.protocol import (
-    ARMS,
-    Arm,
-    Cell,
-    Control,
-    Found,
-    Hello,
-    Open,
-    Opened,
-    Orders,
-    Refused,
-    Survey,
-    Visit,
-    Visited,
-)
+from esbench.gate.protocol import Control, Hello, Open, Opened, Orders, Rows, Survey, Visit, Visited
 from esbench.gate.records import (
+    ARMS,
     CONTROLS,
     ROUND_FACTOR,
     SCHEMA,
+    Arm,
+    Cell,
     Decision,
-    Line,
     Opening,
     Replicate,
+    Revision,
     Settings,
     Stage,
     Surveyed,
     Timed,
 )
 from esbench.gate.worker_process import WorkerError, WorkerProcess, start_workers
-from esbench.gate.worktree import Revision
 from esbench.progress import Show
-from esbench.schema import Case, Environment, Phase, Variant
+from esbench.schema import Case, Environment, Variant
 from esbench.store import new_run_id
 
 REPLICATES = "replicates.jsonl"
@@ -62,7 +49,6 @@ CONTROL_UNITS = 200
 
 Workers = Mapping[Arm, WorkerProcess]
 Hellos = Mapping[Arm, Hello]
-Answers = dict[tuple[Variant, Case], Found | Refused]
 
 
 class VisitPlan(NamedTuple):
@@ -84,15 +70,15 @@ class Gate:
     """Compares two revisions.
 
     Attributes:
-        orders: what the workers of both arms are told, without the work tree.
-        folders: the work tree of each arm.
+        orders: the orders for both workers, without arm and folder.
+        folders: the files of each arm.
         revisions: the commit of each arm.
         environment: the machine.
         settings: the decision rule.
         progress: is called with cells done, cells in total and what runs now.
         start: starts a worker for each arm.
-        evidence: what was measured so far.
-        cell_s: seconds to spend on a cell, as the suite says.
+        evidence: the measurements so far.
+        cell_s: seconds to spend on a cell, from the suite.
 
     """
 
@@ -121,14 +107,13 @@ class Gate:
         opening = self.survey()
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / REPLICATES).open("wb", buffering=0) as file:
-            lines: tuple[Line, ...] = (opening, *evidence.surveys)
-            file.writelines(map(_encode, lines))
 
             def measure(stage: Stage, count: int, cells: Sequence[Cell]) -> None:
                 for replicate in self.replicates(stage, count, cells):
                     evidence.replicates.append(replicate)
-                    file.write(_encode(replicate))
+                    file.write(msgspec.json.encode(replicate) + b"\n")
 
+            file.write(msgspec.json.Encoder().encode_lines([opening, *evidence.surveys]))
             try:
                 if cells := evidence.timed_cells():
                     measure("screen", settings.screen, cells)
@@ -145,10 +130,11 @@ class Gate:
         """
         core = self.orders.core if timed else None
         orders = {
-            arm: msgspec.structs.replace(self.orders, root=str(self.folders[arm]), core=core) for arm in ARMS
+            arm: msgspec.structs.replace(self.orders, arm=arm, root=str(self.folders[arm]), core=core)
+            for arm in ARMS
         }
         with self.start(orders) as workers:
-            yield workers, {arm: workers[arm].hello() for arm in ARMS}
+            yield workers, {arm: workers[arm].receive(Hello) for arm in ARMS}
 
     # The survey checks correctness and counts
 
@@ -162,19 +148,13 @@ class Gate:
         now = datetime.now(UTC)
         try:
             with self._workers(timed=False) as (workers, hellos):
-                _check_packages(hellos, self.folders)
+                _check_packages(hellos)
                 self.evidence.surveys += self._rows(workers, hellos)
         except WorkerError as error:
-            arms = ", ".join(
-                f"{arm} is {one.asked}, {one.commit[:12]}" for arm, one in self.revisions.items()
-            )
+            arms = ", ".join(f"{arm} is {r.asked}, {r.commit[:12]}" for arm, r in self.revisions.items())
             message = f"{error} ({arms})"
             raise UserError(message) from error
         self.cell_s = max(hello.cell_s for hello in hellos.values())
-        packages = {
-            arm: {name: one for name, one in hello.code.items() if name != "esbench"}
-            for arm, hello in hellos.items()
-        }
         return Opening(
             schema=SCHEMA,
             gate_id=new_run_id("gate", now),
@@ -183,48 +163,28 @@ class Gate:
             suite=self.orders.suite,
             revisions=dict(self.revisions),
             environment=msgspec.structs.replace(self.environment, threads=self.orders.threads),
-            code=packages,
-            harness=hellos["head"].code.get("esbench", ""),
+            code={arm: hello.code for arm, hello in hellos.items()},
+            harness=hellos["head"].harness,
         )
 
     def _rows(self, workers: Workers, hellos: Hellos) -> Iterator[Surveyed]:
-        """Yield the row of every cell in both arms."""
-        listed, unknown = set(hellos["head"].cells), hellos["head"].unknown
-        cells = list(dict.fromkeys((*hellos["head"].cells, *hellos["base"].cells)))
-        if not cells:
-            raise UserError(unknown or "the suite has no cell that is timed: name another --suite")
-        answers = self._ask_both(workers, cells)
-        for arm in ARMS:
-            for cell in cells:
-                row = _row(cell, arm, answers[arm][cell.variant, cell.case])
+        """Yield the row of every cell in both arms, one variant after the other."""
+        head = hellos["head"]
+        groups: dict[tuple[Variant, Case], list[Cell]] = {}
+        for cell in dict.fromkeys((*head.cells, *hellos["base"].cells)):
+            groups.setdefault((cell.variant, cell.case), []).append(cell)
+        if not groups:
+            raise UserError(head.unknown or "the suite has no cell that is timed: name another --suite")
+        measured, absent = set(head.cells), head.unknown or "the suite of head no longer has it"
+        for number, ((variant, case), cells) in enumerate(groups.items()):
+            self.progress(number, len(groups), f"checking {variant.label(case.operator)}")
+            for arm in ARMS:  # both work at once: nothing is timed
+                workers[arm].send(Survey(tuple(cells)))
+            yield from workers["base"].receive(Rows).rows
+            for row in workers["head"].receive(Rows).rows:
                 # A variant that head still has but no longer measures is a missing row, too.
-                if arm == "head" and row.status == "ok" and cell not in listed:
-                    reason = unknown or "the suite of head no longer has it"
-                    row = Surveyed(cell=cell, arm=arm, status="absent", reason=reason)
-                yield row
-
-    def _ask_both(self, workers: Workers, cells: Sequence[Cell]) -> dict[Arm, Answers]:
-        """Ask both arms about every variant on every case, in parallel: nothing is timed."""
-        wanted: dict[tuple[Variant, Case], dict[Phase, None]] = {}
-        for cell in cells:
-            wanted.setdefault((cell.variant, cell.case), {})[cell.phase] = None
-
-        def ask(arm: Arm) -> Answers:
-            answers: Answers = {}
-            for place, ((variant, case), phases) in enumerate(wanted.items()):
-                if arm == "head":  # one progress bar for both arms
-                    self.progress(place, len(wanted), f"checking {variant.label(case.operator)}")
-                question = Survey(variant=variant, case=case, phases=tuple(phases))
-                answers[variant, case] = workers[arm].ask(question, Found)
-            return answers
-
-        with ThreadPoolExecutor(len(ARMS)) as pool:
-            try:
-                return dict(zip(ARMS, pool.map(ask, ARMS), strict=True))
-            except BaseException:  # also an interrupt: do not wait for the other arm's answer
-                for worker in workers.values():
-                    worker.stop()
-                raise
+                is_dropped = row.status == "ok" and row.cell not in measured
+                yield Surveyed(row.cell, "head", "absent", reason=absent) if is_dropped else row
 
     # Times
 
@@ -233,13 +193,13 @@ class Gate:
     ) -> Iterator[Replicate]:
         """Time cells, and controls with an additional share of work in head, in pairs of fresh processes."""
         questions: dict[str, Mapping[Arm, Open | Control]] = {
-            cell.name: dict.fromkeys(ARMS, Open(cell=cell)) for cell in cells
+            cell.name: dict.fromkeys(ARMS, Open(cell)) for cell in cells
         }
         for name, more in controls.items():
             for method in sorted({cell.method for cell in self.evidence.timed_cells()}):
-                units = {"base": CONTROL_UNITS, "head": round(CONTROL_UNITS * (1 + more))}
                 questions[f"{name} | {method}"] = {
-                    arm: Control(units=units[arm], method=method) for arm in ARMS
+                    "base": Control(CONTROL_UNITS, method),
+                    "head": Control(round(CONTROL_UNITS * (1 + more)), method),
                 }
         for number in range(1, count + 1):
             start_s = time.monotonic()
@@ -251,8 +211,7 @@ class Gate:
                 for place, name in enumerate(order, start=(number - 1) * len(order)):
                     self.progress(place, count * len(order), f"{stage} {number}: {name}")
                     timed.append(self._time(workers, name, questions[name], ROUND_FACTOR[stage], rng))
-            wall_s = time.monotonic() - start_s
-            yield Replicate(stage=stage, number=number, cells=tuple(timed), wall_s=wall_s)
+            yield Replicate(stage, number, tuple(timed), time.monotonic() - start_s)
 
     def _time(
         self,
@@ -263,7 +222,7 @@ class Gate:
         rng: random.Random,
     ) -> Timed:
         """Set a cell up in both arms, and time it in ``factor`` times the rounds that fit into ``cell_s``."""
-        slowest_ns = max(workers[arm].require(questions[arm], Opened).launch_ns for arm in ARMS)
+        slowest_ns = max(workers[arm].ask(questions[arm], Opened).launch_ns for arm in ARMS)
         launches = int(self.cell_s * 1e9 / (4 * slowest_ns))  # a round has four visits
         plan = FAST_CALLS if launches >= MIN_ROUNDS * sum(FAST_CALLS) else SLOW_CALLS
         rounds = factor * min(max(launches // sum(plan), MIN_ROUNDS), MAX_ROUNDS)
@@ -274,44 +233,23 @@ class Gate:
             first, second = rng.choice((ARMS, ARMS[::-1]))
             firsts.append(first)
             for arm in (first, second, second, first):
-                visits[arm].append(workers[arm].require(visit, Visited).samples)
-        return Timed(cell=name, first=tuple(firsts), base=tuple(visits["base"]), head=tuple(visits["head"]))
+                visits[arm].append(workers[arm].ask(visit, Visited).samples)
+        return Timed(name, tuple(firsts), tuple(visits["base"]), tuple(visits["head"]))
 
 
-def _row(cell: Cell, arm: Arm, answer: Found | Refused) -> Surveyed:
-    """Return the row of a cell from a worker's answer about its variant."""
-    if isinstance(answer, Refused):
-        return Surveyed(cell=cell, arm=arm, status=answer.status, reason=answer.reason)
-    if cell.phase in answer.missing:
-        return Surveyed(cell=cell, arm=arm, status="unavailable", reason=answer.missing[cell.phase])
-    return Surveyed(cell=cell, arm=arm, status="ok", figures=answer.figures.get(cell.phase, {}))
-
-
-def _check_packages(hellos: Hellos, folders: Mapping[Arm, Path]) -> None:
-    """Check that the packages of variants come from the work trees.
+def _check_packages(hellos: Hellos) -> None:
+    """Check that the packages of variants come from the revisions.
 
     Raises:
         UserError: a package comes from elsewhere in one arm, or all do.
 
     """
-    own: dict[Arm, set[str]] = {
-        arm: {
-            name
-            for name, folder in hellos[arm].packages.items()
-            if folder and Path(folder).is_relative_to(folders[arm].resolve())
-        }
-        for arm in ARMS
-    }
-    for arm, other in (ARMS, ARMS[::-1]):
-        if lone := own[other] - own[arm]:
-            message = (
-                f"{', '.join(sorted(lone))} comes from the work tree of {other}, but not from that of {arm}"
-            )
-            raise UserError(message)
-    if not own["head"]:
+    base, head = (set(hellos[arm].own_packages) for arm in ARMS)
+    if not base | head:
         message = "no package of variants comes from this repository: name one with --plugin"
         raise UserError(message)
-
-
-def _encode(line: Line) -> bytes:
-    return msgspec.json.encode(line) + b"\n"
+    if base != head:
+        arms = ("base", "head") if base - head else ("head", "base")
+        names = ", ".join(sorted(base ^ head))
+        message = f"{names} is imported from the files of {arms[0]}, but not from those of {arms[1]}"
+        raise UserError(message)

@@ -1,42 +1,18 @@
-"""Messages between the gate and its workers: one JSON object per line, question and answer. No torch."""
+"""Messages between the gate and its workers, sent as JSON: question and answer. No torch."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from esbench.schema import Case, Phase, Sample, Variant
-
-Arm = Literal["base", "head"]
-ARMS: tuple[Arm, Arm] = ("base", "head")
-
-Nanoseconds = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
-"""A positive time of at most 1e18 ns; decoding refuses zero, negative numbers, NaN and null."""
+from esbench.gate.records import Arm, Cell, Nanoseconds, Surveyed
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses unknown fields."""
-
-
-class Cell(_Strict, frozen=True, kw_only=True):
-    """The unit of a verdict: a variant on a case, in one phase, timed by one method."""
-
-    variant: Variant
-    case: Case
-    phase: Phase
-    method: str
-
-    @property
-    def name(self) -> str:
-        """The name of the cell in tables and waivers."""
-        label = self.variant.label(self.case.operator)
-        return f"{label} | {self.case.label} | {self.phase} | {self.method}"
-
-
-class Orders(_Strict, frozen=True, kw_only=True):
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that a worker gets when it starts.
 
     Attributes:
-        root: the work tree; packages of variants are imported from it in preference to installed ones.
+        arm: the revision that it measures.
+        root: the folder of that revision; packages of variants are imported from it if it has them.
         device: cpu or cuda.
         threads: CPU threads of torch.
         core: the core that it is pinned to; None for any.
@@ -48,6 +24,7 @@ class Orders(_Strict, frozen=True, kw_only=True):
 
     """
 
+    arm: Arm = "head"
     root: str = ""
     device: Literal["cpu", "cuda"]
     threads: int
@@ -59,32 +36,31 @@ class Orders(_Strict, frozen=True, kw_only=True):
     methods: tuple[str, ...] = ()
 
 
-class _Message(_Strict, frozen=True, kw_only=True, tag_field="message"):
-    """A line; the field ``message`` names its kind."""
+class _Message(msgspec.Struct, frozen=True, tag_field="message"):
+    """A message; the field ``message`` names its kind."""
 
 
-class Survey(_Message, frozen=True, kw_only=True, tag="survey"):
+class Survey(_Message, frozen=True, tag="survey"):
     """Check a variant on a case against its reference, and count bytes and launches of its phases."""
 
-    variant: Variant
-    case: Case
-    phases: tuple[Phase, ...]
+    cells: tuple[Cell, ...]
+    """The cells of the variant on the case."""
 
 
-class Open(_Message, frozen=True, kw_only=True, tag="open"):
+class Open(_Message, frozen=True, tag="open"):
     """Set a cell up and warm it up; the next visits time it."""
 
     cell: Cell
 
 
-class Control(_Message, frozen=True, kw_only=True, tag="control"):
+class Control(_Message, frozen=True, tag="control"):
     """Set a number of units of control work up; the next visits time it."""
 
     units: int
     method: str
 
 
-class Visit(_Message, frozen=True, kw_only=True, tag="visit"):
+class Visit(_Message, frozen=True, tag="visit"):
     """Time ``launches`` calls of the open cell, after ``before`` calls that are not timed."""
 
     launches: int
@@ -94,55 +70,49 @@ class Visit(_Message, frozen=True, kw_only=True, tag="visit"):
 Question = Survey | Open | Control | Visit
 
 
-class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """The first message of a worker: the loaded variants and its cells.
 
     Attributes:
-        packages: package of variants -> the folder that it was imported from.
-        code: package of variants, and esbench -> hash of its files.
-        cells: the cells of the suite in this tree.
+        own_packages: packages of variants that were imported from the folder of the revision.
+        code: package of variants -> hash of its files.
+        harness: hash of the files of esbench.
+        cells: the cells of the suite in this revision.
         cell_s: seconds to spend on a cell.
-        unknown: the error if this tree has no suite or variants of the given names; then it has no cells.
+        unknown: the error if this revision has no suite or variants of the given names; then it has no cells.
 
     """
 
-    packages: dict[str, str]
+    own_packages: tuple[str, ...]
     code: dict[str, str]
+    harness: str
     cells: tuple[Cell, ...] = ()
     cell_s: float = 1.0
     unknown: str = ""
 
 
-class Found(_Message, frozen=True, kw_only=True, tag="found"):
-    """Result of a survey. ``figures``: phase -> metric -> count; ``missing``: phase -> why it has none."""
+class Rows(_Message, frozen=True, tag="rows"):
+    """The result of a survey: one row per cell."""
 
-    figures: dict[Phase, dict[str, Sample]]
-    missing: dict[Phase, str] = {}
-
-
-class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
-    """Why there is nothing to measure: no such variant, it cannot run here, or it is wrong."""
-
-    status: Literal["absent", "unavailable", "failed"]
-    reason: str
+    rows: tuple[Surveyed, ...]
 
 
-class Opened(_Message, frozen=True, kw_only=True, tag="opened"):
+class Opened(_Message, frozen=True, tag="opened"):
     """The cell is warm; ``launch_ns`` is about how long a launch takes."""
 
     launch_ns: Nanoseconds
 
 
-class Visited(_Message, frozen=True, kw_only=True, tag="visited"):
+class Visited(_Message, frozen=True, tag="visited"):
     """The time of each launch of a visit."""
 
     samples: Annotated[tuple[Nanoseconds, ...], msgspec.Meta(min_length=1)]
 
 
-class WorkerFailure(_Message, frozen=True, kw_only=True, tag="failure"):
-    """Why the worker has to end: its tree cannot be loaded, or a clock failed."""
+class Failure(_Message, frozen=True, tag="failure"):
+    """The error with which the worker ends: it cannot load the revision, or a call failed while timed."""
 
     reason: str
 
 
-Answer = Hello | Found | Refused | Opened | Visited | WorkerFailure
+Answer = Hello | Rows | Opened | Visited | Failure

@@ -1,16 +1,18 @@
-"""Records that the gate stores: surveys, replicates with every sample, and the decision. No torch."""
+"""Records of a gate: cells, surveys, replicates with every sample, verdicts and the decision. No torch."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
-from esbench.gate.protocol import Arm, Cell, Nanoseconds
-from esbench.gate.worktree import Revision
-from esbench.schema import Environment, Sample
+from esbench.schema import Case, Environment, Phase, Sample, Variant
 
 SCHEMA = 1
 
+Arm = Literal["base", "head"]
+ARMS: tuple[Arm, Arm] = ("base", "head")
+Nanoseconds = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+"""A positive time of at most 1e18 ns; decoding refuses zero, negative numbers, NaN and null."""
 Visits = tuple[tuple[Nanoseconds, ...], ...]
 """Nanoseconds of each launch of each visit: two visits a round, in order."""
 
@@ -38,15 +40,40 @@ Code = Literal[
 ]
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Decoding refuses unknown fields."""
 
 
-class _Line(_Strict, frozen=True, kw_only=True, tag_field="record"):
+class Revision(_Strict, frozen=True):
+    """One arm: the revision as it was named on the command line, and its commit.
+
+    For a work tree with changes that is a commit on no branch.
+    """
+
+    asked: str
+    commit: str
+
+
+class Cell(_Strict, frozen=True):
+    """The unit of a verdict: a variant on a case, in one phase, timed by one method."""
+
+    variant: Variant
+    case: Case
+    phase: Phase
+    method: str
+
+    @property
+    def name(self) -> str:
+        """The name of the cell in tables and waivers."""
+        label = self.variant.label(self.case.operator)
+        return f"{label} | {self.case.label} | {self.phase} | {self.method}"
+
+
+class _Line(_Strict, frozen=True, tag_field="record"):
     """A line of the file of samples; the field ``record`` names its kind."""
 
 
-class Opening(_Line, frozen=True, kw_only=True, tag="gate"):
+class Opening(_Line, frozen=True, tag="gate"):
     """The first line: what is compared, on which machine, with which code.
 
     ``code``: arm -> package of variants -> hash of its files; ``harness``: hash of esbench's own.
@@ -63,7 +90,7 @@ class Opening(_Line, frozen=True, kw_only=True, tag="gate"):
     harness: str
 
 
-class Surveyed(_Line, frozen=True, kw_only=True, tag="survey"):
+class Surveyed(_Line, frozen=True, tag="survey"):
     """The counts of a cell in one arm, or the reason why there are none."""
 
     cell: Cell
@@ -73,7 +100,7 @@ class Surveyed(_Line, frozen=True, kw_only=True, tag="survey"):
     reason: str = ""
 
 
-class Timed(_Strict, frozen=True, kw_only=True):
+class Timed(_Strict, frozen=True):
     """The times of a cell in one replicate, in both arms.
 
     ``first``: for each round the arm that was visited first and last, with the other arm twice in between.
@@ -85,7 +112,7 @@ class Timed(_Strict, frozen=True, kw_only=True):
     head: Visits
 
 
-class Replicate(_Line, frozen=True, kw_only=True, tag="replicate"):
+class Replicate(_Line, frozen=True, tag="replicate"):
     """The times of all cells in one pair of fresh processes, in the order in which they were measured."""
 
     stage: Stage
@@ -94,7 +121,7 @@ class Replicate(_Line, frozen=True, kw_only=True, tag="replicate"):
     wall_s: float
 
 
-class Bounds(_Strict, frozen=True, kw_only=True):
+class Bounds(_Strict, frozen=True):
     """The slowdown of head relative to base with one-sided bounds; 0.01 is 1 %.
 
     ``mde`` is the minimum detectable effect: the slowdown that would have been found with a probability of
@@ -109,7 +136,7 @@ class Bounds(_Strict, frozen=True, kw_only=True):
     replicates: int
 
 
-class Verdict(_Strict, frozen=True, kw_only=True):
+class Verdict(_Strict, frozen=True):
     """The verdict on one metric of a cell; ``accepted`` is the reason of the waiver that applies to it."""
 
     cell: str
@@ -123,7 +150,7 @@ class Verdict(_Strict, frozen=True, kw_only=True):
     accepted: str = ""
 
 
-class Settings(_Strict, frozen=True, kw_only=True):
+class Settings(_Strict, frozen=True):
     """The decision rule; see :mod:`esbench.gate.decision`.
 
     Attributes:

@@ -71,47 +71,49 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     """
     path = folder / FILE
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=_File).accept
+        waivers = msgspec.toml.decode(path.read_bytes(), type=_File).accept
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
         message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
         raise UserError(message) from error
-    for place, one in enumerate(found):
-        if any((one.cell, one.metric, one.device) == (x.cell, x.metric, x.device) for x in found[:place]):
-            message = f"{one} is listed twice: remove one of the two"
+    for place, waiver in enumerate(waivers):
+        key = (waiver.cell, waiver.metric, waiver.device)
+        if any(key == (other.cell, other.metric, other.device) for other in waivers[:place]):
+            message = f"{waiver} is listed twice: remove one of the two"
             raise UserError(message)
-        if one.expires < today:
-            message = f"{one} expired on {one.expires}: remove it"
+        if waiver.expires < today:
+            message = f"{waiver} expired on {waiver.expires}: remove it"
             raise UserError(message)
-    return found
+    return waivers
 
 
 def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) -> Decision:
-    """Return the decision with waivers applied, its exit code and the waivers that apply to nothing.
+    """Return the decision with waivers applied, its exit code, and the waivers that apply to nothing.
 
-    An unused waiver would hide the next regression, so it is an error unless the exit code is worse already.
-    A waiver counts as used if its method or device was not measured, or not the ``whole`` suite.
+    A waiver that applies to nothing would hide the next regression, so it is an error unless the exit code is
+    worse already. It is not an error if its device or method was not measured, or if the gate compared less
+    than the ``whole`` suite.
     """
     environment, margin = decision.opening.environment, decision.settings.margin
-    waivers = [one for one in waivers if one.device in {None, environment.device}]
+    waivers = [waiver for waiver in waivers if waiver.device in {None, environment.device}]
 
     def waived(verdict: Verdict) -> Verdict:
-        reason = next((one.reason for one in waivers if one.matches(verdict)), "")
+        reason = next((waiver.reason for waiver in waivers if waiver.matches(verdict)), "")
         return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
 
     verdicts = tuple(map(waived, decision.verdicts))
     mean = waived(decision.mean) if decision.mean else None
-    every = (*verdicts, *([mean] if mean else []))
+    every = (*verdicts, *filter(None, [mean]))
     code = exit_code(every, decision.invalid)
-    unmeasured = {*itertools.chain(*METHODS.values())}
-    unmeasured -= {one.cell.rpartition(" | ")[2] for one in decision.verdicts}
+    measured = {verdict.cell.rpartition(" | ")[2] for verdict in verdicts}
+    unmeasured = {*itertools.chain(*METHODS.values())} - measured
     unused = tuple(
-        f"{one} applies to nothing: remove it"
-        for one in waivers
+        f"{waiver} applies to nothing: remove it"
+        for waiver in waivers
         if whole
-        and one.cell.rpartition(" | ")[2] not in unmeasured
-        and not any(one.is_needed(verdict, margin) for verdict in every)
+        and waiver.cell.rpartition(" | ")[2] not in unmeasured
+        and not any(waiver.is_needed(verdict, margin) for verdict in every)
     )
     return msgspec.structs.replace(
         decision,

@@ -4,21 +4,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from esbench.gate.decision import Evidence, decide
-from esbench.gate.protocol import ARMS, Arm, Cell
 from esbench.gate.records import (
+    ARMS,
     MORE,
     SAME,
+    Arm,
     Bounds,
+    Cell,
     Decision,
     Opening,
     Replicate,
+    Revision,
     Settings,
     Stage,
     Surveyed,
     Timed,
     Verdict,
 )
-from esbench.gate.worktree import Revision
 from esbench.schema import Case, Variant
 from tests import synthetic
 

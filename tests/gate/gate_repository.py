@@ -11,13 +11,14 @@ Files = Mapping[str, str]
 
 def git(folder: Path, *arguments: str) -> str:
     """Return the output of git, independent of the user's git configuration."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    no_configuration = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     done = subprocess.run(
         [str(shutil.which("git")), "-C", str(folder), *arguments],
-        env={**own, **nobody},
+        env={**environment, **no_configuration},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
         check=True,
     )
     return done.stdout.strip("\n")
@@ -51,12 +52,6 @@ def repository(folder: Path, files: Files) -> Path:
     return folder.resolve()
 
 
-def worktrees(top: Path) -> list[str]:
-    """Return the work trees known to git, without the repository's main one."""
-    lines = git(top, "worktree", "list", "--porcelain").splitlines()
-    return [line for line in lines if line.startswith("worktree ")][1:]
-
-
 def state(top: Path) -> dict[str, object]:
     """Return what a gate must not change: index, branches, status, stash and files."""
     folder = Path(git(top, "rev-parse", "--absolute-git-dir"))
@@ -65,7 +60,7 @@ def state(top: Path) -> dict[str, object]:
         "head": (folder / "HEAD").read_text(encoding="utf-8"),
         "refs": git(top, "for-each-ref"),
         "status": git(top, "status", "--porcelain", "--untracked-files=all"),
-        "worktrees": worktrees(top),
+        "worktrees": git(top, "worktree", "list"),
         "files": sorted(
             (str(path.relative_to(top)), path.read_bytes())
             for path in top.rglob("*")

@@ -11,9 +11,8 @@ import pytest
 from esbench.errors import UserError
 from esbench.gate.decision import MEAN
 from esbench.gate.gate import Gate
-from esbench.gate.protocol import ARMS, Orders
-from esbench.gate.records import Settings
-from esbench.gate.worktree import Revision
+from esbench.gate.protocol import Orders
+from esbench.gate.records import ARMS, Revision, Settings
 from esbench.studies import gate_power, newest_files
 from esbench.studies.gate_power import CONTROLS, CellLogs, GateStudy, Power
 from tests import synthetic

@@ -1,4 +1,4 @@
-"""Decisions shown on a terminal, in a pull request and as GitHub annotations, with hostile names."""
+"""Decisions shown on a terminal, in a pull request and with hostile names."""
 
 import re
 
@@ -35,19 +35,9 @@ RED = decision(FINE, SLOWER, HEAVIER, ACCEPTED, GONE, NOISY, mean=WHOLE, control
 GREEN = decision(FINE, mean=WHOLE, controls=(CONTROL,))
 INVALID = decision(FINE, SLOWER, mean=WHOLE, invalid=("the worker of head ended",), exit_code=3)
 
-ANNOTATIONS = """\
-::error title=esbench gate%3A more-bytes::BakerLinear | Linear(4, 4) members=8 | forward | host, peak_bytes, 1.00 kB to 1.00 kB (+1.00 B)
-::error title=esbench gate%3A missing::AbleLinear | Linear(4, 4) members=8 | forward | host, row, no variant AbleLinear
-::error title=esbench gate%3A slower::BakerLinear | Linear(4, 4) members=8 | forward | host, time, slower by +2.13 %25, at least +1.73 %25, at most +2.53 %25
-::warning title=esbench gate%3A noisy::DogLinear | Linear(4, 4) members=8 | forward | host, time, slower by -1.00 %25, at least -10.00 %25, at most +8.00 %25
-"""  # noqa: E501  # a command is a line
-
 
 def test_a_decision_is_shown_with_the_worst_first() -> None:
-    """The terminal leaves out cells without a sign; Markdown has all rows, folded, and the machine.
-
-    GitHub annotations list failures and unclear cells, but not waived ones; a pass is a notice.
-    """
+    """The terminal leaves out cells without a sign; Markdown has all rows, folded, and the machine."""
     text, page = report.text(RED), report.markdown(GREEN)
     header, _, *rows = [re.split(r" {2,}", line) for line in text.partition("\n\n")[0].splitlines()]
     assert [word for word in header if word] == [*filter(None, report.HEADINGS)]
@@ -72,9 +62,6 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
         ["", "found"],
     ]
     assert "On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; " in folded
-    assert "".join(f"{line}\n" for line in report.annotations(RED)) == ANNOTATIONS
-    (notice,) = report.annotations(GREEN)
-    assert notice.startswith("::notice title=esbench gate%3A passed::PASS: aaaaaaaaaaaa against bbbbbbbbbbbb")
 
 
 def test_the_headline_is_the_exit_code_in_a_word() -> None:
@@ -84,8 +71,6 @@ def test_the_headline_is_the_exit_code_in_a_word() -> None:
         assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, median")
     assert "INVALID: the worker of head ended" in report.text(INVALID)
     assert "**INVALID**: the worker of head ended" in report.markdown(INVALID)
-    command = "::error title=esbench gate%3A invalid::the worker of head ended"
-    assert command in list(report.annotations(INVALID))
     assert report.headline(INVALID).startswith("INVALID: ")
     assert report.headline(msgspec.structs.replace(INVALID, exit_code=1)).startswith("FAIL: ")
     empty = decision(invalid=("no cell was measured in both arms",), exit_code=3)
@@ -126,16 +111,10 @@ def hostile(name: str) -> Decision:
 
 def check(name: str) -> None:
     """Check that such a name stays plain text in each form."""
-    found = hostile(name)
-    text, page, commands = report.text(found), report.markdown(found), list(report.annotations(found))
+    text, page = report.text(hostile(name)), report.markdown(hostile(name))
     lines = [*text.splitlines(), *page.splitlines()]
     assert text.count("\n") == report.text(RED).count("\n") + 2
-    assert all(line.isprintable() for line in [*lines, *commands])
-    assert len(commands) == 5
-    for line in commands:
-        command, _, message = line[2:].partition("::")
-        assert command.split(" title=esbench gate")[0] in {"error", "warning"}
-        assert "%" not in message.replace("%25", "")
+    assert all(line.isprintable() for line in lines)
     assert not any(line.lstrip().startswith("::") for line in lines)
     for line in page.splitlines():
         if line.startswith("| "):

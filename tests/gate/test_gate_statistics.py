@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 
@@ -22,8 +21,7 @@ from esbench.gate.decision import (
     suspects,
     variance_prior,
 )
-from esbench.gate.protocol import ARMS, Arm
-from esbench.gate.records import Bounds, Settings, Timed
+from esbench.gate.records import ARMS, Arm, Settings, Timed
 from tests.gate.gate_cases import timed
 
 LOGS = st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=13)
@@ -125,29 +123,6 @@ def test_bounds_of_extreme_replicates_are_finite() -> None:
         assert all(math.isfinite(value) for value in (found.low, found.high, found.mde, found.p))
 
 
-def repeated(effect: float, noise: float, count: int, alpha: float) -> list[Bounds]:
-    """Return the bounds of 2000 gates, drawn from a seed."""
-    draws = np.random.default_rng(0).normal(effect, noise, (2000, count)).tolist()
-    return [bounds(logs, null=0.005, alpha=alpha, power=0.8) for logs in draws]
-
-
-def test_bounds_cover_the_true_effect_as_often_as_they_say() -> None:
-    """Coverage in 2000 simulated gates is within three standard errors of nominal; so is the error rate."""
-    for count, alpha in ((3, 0.05), (10, 0.01)):
-        found = repeated(math.log1p(0.005), 0.003, count, alpha)
-        expected, error = 2000 * alpha, math.sqrt(2000 * alpha * (1 - alpha))
-        for missed in (
-            sum(one.low > 0.005 for one in found),
-            sum(one.high < 0.005 for one in found),
-            sum(one.p < alpha for one in found),
-        ):
-            assert abs(missed - expected) < 3 * error
-    # About 80 % of the gates find a cell that is slower by the median detectable effect.
-    mde = median(one.mde for one in repeated(0.0, 0.003, 10, 0.01))
-    slower = repeated(math.log1p(mde), 0.003, 10, 0.01)
-    assert sum(one.p < 0.01 for one in slower) / len(slower) == pytest.approx(0.8, abs=0.05)
-
-
 def test_the_prior_is_that_which_the_variances_were_drawn_from() -> None:
     """Twenty thousand cells of two degrees of freedom recover it; shrunk t-statistics are t-distributed."""
     rng, cells = np.random.default_rng(3), 20_000
@@ -178,20 +153,6 @@ def test_variances_that_scatter_by_chance_alone_are_pooled() -> None:
     assert variance_prior([1.0, 2.0], 2) is None
     assert variance_prior([0.0] * 50 + [1.0, 2.0], 2) is None
     assert variance_prior([0.0] * 50 + [1.0, 2.0, 3.0], 2) is not None
-
-
-@given(st.lists(st.floats(1e-30, 1e30), min_size=3, max_size=30), st.integers(1, 20))
-def test_a_shrunk_variance_is_between_that_of_the_cell_and_the_prior(
-    variances: list[float], freedom: int
-) -> None:
-    """Its degrees of freedom are more than the cell's and at most those of all cells together."""
-    found = variance_prior(variances, freedom)
-    assert found is not None
-    for one in variances:
-        shrunk, known = found.shrink(one, freedom)
-        low, high = sorted((one, found.variance))
-        assert low * (1 - 1e-9) <= shrunk <= high * (1 + 1e-9)
-        assert freedom <= known <= freedom * len(variances)
 
 
 def test_the_screen_learns_from_all_cells() -> None:
@@ -229,29 +190,21 @@ def rejected_by_closure(p_values: Mapping[str, float], alpha: float) -> set[str]
     families = [
         family for size in range(1, len(p_values) + 1) for family in itertools.combinations(p_values, size)
     ]
-    rejected = {one: min(p_values[name] for name in one) <= alpha / len(one) for one in families}
-    return {name for name in p_values if all(rejected[one] for one in families if name in one)}
+    rejected = {family: min(p_values[name] for name in family) <= alpha / len(family) for family in families}
+    return {name for name in p_values if all(rejected[family] for family in families if name in family)}
 
 
-@given(P_VALUES, st.sampled_from([0.01, 0.05]), st.randoms(use_true_random=False))
-def test_levels_are_holms(p_values: dict[str, float], alpha: float, rng: random.Random) -> None:
-    """The levels reject the same members as the closed test, whatever the order of the family."""
+@given(P_VALUES, st.sampled_from([0.01, 0.05]))
+def test_levels_are_holms(p_values: dict[str, float], alpha: float) -> None:
+    """The levels reject the same members as the closed test."""
     levels = holm(p_values, alpha)
-    rejected = rejected_by_closure(p_values, alpha)
-    assert {name for name, p in p_values.items() if p <= levels[name]} == rejected
+    assert {name for name, p in p_values.items() if p <= levels[name]} == rejected_by_closure(p_values, alpha)
     assert all(alpha / len(p_values) <= level <= alpha for level in levels.values())
-    names = rng.sample(sorted(p_values), len(p_values))
-    shuffled = holm({name: p_values[name] for name in names}, alpha)
-    assert sorted(shuffled.values()) == sorted(levels.values())
-    assert {name for name, p in p_values.items() if p <= shuffled[name]} == rejected
-    assert holm({}, alpha) == {}
 
 
 @given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_the_mean_over_cells_is_geometric(ratios: list[list[float]]) -> None:
-    """Each replicate has its own mean; cells that lack a replicate are left out."""
-    cells = {str(place): [math.log(one) for one in found] for place, found in enumerate(ratios)}
+    """Each replicate has its own mean."""
+    cells = {str(place): list(map(math.log, of_cell)) for place, of_cell in enumerate(ratios)}
     expected = [math.prod(column) ** (1 / len(ratios)) for column in zip(*ratios, strict=True)]
-    assert [math.exp(one) for one in geometric_mean(cells)] == pytest.approx(expected)
-    with pytest.raises(ValueError, match="shorter"):
-        geometric_mean({"A": [0.0, 0.0], "B": [0.0]})
+    assert [math.exp(log) for log in geometric_mean(cells)] == pytest.approx(expected)

@@ -12,9 +12,8 @@ import pytest
 from esbench.errors import UserError
 from esbench.gate import waivers
 from esbench.gate.gate import REPLICATES, Gate
-from esbench.gate.protocol import ARMS, Orders
-from esbench.gate.records import Line, Replicate
-from esbench.gate.worktree import Revision
+from esbench.gate.protocol import Orders
+from esbench.gate.records import ARMS, Line, Replicate, Revision
 from tests import synthetic
 from tests.gate.fake_worker import VICTIM, FakeWorkers
 
@@ -53,14 +52,14 @@ def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
         ("dropped", FAIL, "no longer has it"),  # a row was removed from the suite
         ("wrong", FAIL, "oracle"),
         ("peak_bytes", FAIL, "peak_bytes"),  # one more byte
-        ("garbage", INVALID, "no valid answer"),
+        ("dies", INVALID, "the worker of head ended"),
         ("deaf", INVALID, "2 % more work was not found"),
         ("biased", INVALID, "equal work differs"),
         ("noisy", INVALID, "too noisy"),
         ("new", INVALID, "no cell was measured"),  # no cell is in both arms
         ("empty", USAGE, "no suite"),
-        ("unloadable", USAGE, "failed at start: PluginError: cannot load variants from impls (base is base"),
-        ("elsewhere", USAGE, "but not from that of head"),
+        ("unloadable", USAGE, "the worker of base ended (base is base, 000"),
+        ("elsewhere", USAGE, "but not from those of head"),
         ("installed", USAGE, "no package of variants comes from this repository"),
     ],
 )

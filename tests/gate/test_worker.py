@@ -1,30 +1,22 @@
-"""The real worker on a small package of variants: loading, answers and recovery from errors."""
+"""Worker processes: what they measure, how they fail, and that they always end."""
 
 import contextlib
+import os
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
-import msgspec
+import psutil
 import pytest
 import torch
 
-from esbench.gate.protocol import (
-    Cell,
-    Control,
-    Found,
-    Hello,
-    Open,
-    Opened,
-    Orders,
-    Refused,
-    Survey,
-    Visit,
-    Visited,
-)
+from esbench.gate import worker_process
+from esbench.gate.protocol import Control, Hello, Open, Opened, Orders, Rows, Survey, Visit, Visited
+from esbench.gate.records import ARMS, Cell, Surveyed
 from esbench.gate.worker import control_work
-from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess
+from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, start_workers
 from esbench.schema import Case, Phase, Variant
 from tests.gate.gate_plugin import of, plain, plugin
 from tests.gate.gate_repository import write
@@ -56,90 +48,89 @@ VARIANTS = (
     of("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
     "\nKEPT = []\n",
 )
+CONTROL = Control(200, "host")
 
 
-def orders(root: Path, **others: object) -> Orders:
+def orders(root: Path, **settings: object) -> Orders:
     """Return the orders for a worker."""
-    told: dict[str, object] = {"suite": "tiny", "plugins": (FILE,), **others}
-    return Orders(root=str(root), device="cpu", threads=1, seed=0, **told)  # type: ignore[arg-type]  # fields of orders
+    settings = {"suite": "tiny", "plugins": (FILE,), **settings}
+    return Orders(root=str(root), device="cpu", threads=1, seed=0, **settings)  # type: ignore[arg-type]  # fields of orders
 
 
 @contextlib.contextmanager
-def worker(root: Path, log: Path, **others: object) -> Iterator[WorkerProcess]:
+def worker(root: Path, log: Path, **settings: object) -> Iterator[WorkerProcess]:
     """Start a real worker for a folder, and end it afterwards."""
-    one = WorkerProcess("head", orders(root, **others), log, WORKER)
+    process = WorkerProcess(orders(root, **settings), log, WORKER)
     try:
-        yield one
+        yield process
     finally:
-        one.stop()
+        process.stop()
 
 
-class Serving:
-    """A running worker, its first message and its folder."""
+def cell(name: str, phase: Phase = "forward") -> Cell:
+    """Return a cell of one of the variants."""
+    return Cell(Variant(scheme=name), CASE, phase, "host")
 
-    def __init__(self, process: WorkerProcess, root: Path) -> None:
-        """Wait for the first message."""
-        self.process, self.root = process, root
-        self.hello: Hello = process.hello()
 
-    def survey(self, name: str, *phases: Phase) -> Found | Refused:
-        """Return the worker's survey of a variant."""
-        question = Survey(variant=Variant(scheme=name), case=CASE, phases=phases or ("forward",))
-        return self.process.ask(question, Found)
-
-    def open(self, name: str) -> Opened | Refused:
-        """Set a cell up."""
-        cell = Cell(variant=Variant(scheme=name), case=CASE, phase="forward", method="host")
-        return self.process.ask(Open(cell=cell), Opened)
-
-    def visit(self, launches: int) -> tuple[float, ...]:
-        """Time the open cell."""
-        return self.process.require(Visit(launches=launches), Visited).samples
+def survey(process: WorkerProcess, name: str, *phases: Phase) -> tuple[Surveyed, ...]:
+    """Return the worker's rows of a variant."""
+    return process.ask(Survey(tuple(cell(name, phase) for phase in phases or ("forward",))), Rows).rows
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """Return one worker for many tests, because it takes seconds to start.
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the variants."""
+    folder = tmp_path_factory.mktemp("tree")
+    (folder / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
+    return folder
 
-    At the end it runs a variant that hangs, and must end when stdin closes, as after its gate was killed.
+
+@pytest.fixture(scope="module")
+def serving(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProcess, Hello]]:
+    """Return one worker and its first message for several tests, because it takes seconds to start.
+
+    At the end it runs a variant that hangs, and must end when its connection closes, as after its gate was
+    killed.
     """
-    root, log = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("logs") / "log"
-    (root / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
-    with worker(root, log) as one:
-        yield Serving(one, root)
-        cell = Cell(variant=Variant(scheme="TinyHangs"), case=CASE, phase="forward", method="host")
-        assert one.process.stdin is not None
-        one.process.stdin.write(msgspec.json.encode(Open(cell=cell)) + b"\n")
-        one.process.stdin.flush()
+    with worker(root, tmp_path_factory.mktemp("logs") / "log") as process:
+        yield process, process.receive(Hello)
+        process.send(Open(cell("TinyHangs")))
         for _ in range(3000):
             if not (root / "hangs").exists():
                 time.sleep(0.01)
         assert (root / "hangs").exists()
-        one.process.stdin.close()
-        assert one.process.wait(30) == 0
+        process._connection.close()  # noqa: SLF001  # as the end of the gate's process does
+        assert process.process.wait(30) == 0
 
 
-def test_a_correct_variant_is_surveyed_and_timed(serving: Serving) -> None:
-    """Two surveys find the same bytes and launches; a visit returns one sample per requested launch.
+def test_a_correct_variant_is_surveyed_and_timed(serving: tuple[WorkerProcess, Hello]) -> None:
+    """Two surveys count the same bytes and launches; a visit returns one sample per launch.
 
-    The first message names all cells of the suite without baselines, and the package in the work tree.
+    The first message has all cells of the suite without baselines, and the package in the folder. What a
+    variant prints goes to the log.
     """
-    hello = serving.hello
+    process, hello = serving
     assert {"TinyPlain", "TinyWrong"} <= {cell.variant.scheme for cell in hello.cells}
     assert all(cell.case == CASE and cell.method == "host" for cell in hello.cells)
-    assert hello.packages["their_variants"] == str(serving.root.resolve())
-    assert hello.code.keys() >= {"their_variants", "impls", "esbench"}
+    assert hello.own_packages == ("their_variants",)
+    assert {"their_variants", "impls"} <= hello.code.keys()
     assert (hello.cell_s, hello.unknown) == (0.01, "")
-    first = serving.survey("TinyPlain")
-    assert isinstance(first, Found)
-    assert serving.survey("TinyPlain") == first
-    assert first.figures["forward"] == {"peak_bytes": 256.0, "launches": first.figures["forward"]["launches"]}
-    assert isinstance(serving.open("TinyPlain"), Opened)
-    assert len(serving.visit(5)) == 5
+    (first,) = survey(process, "TinyPlain")
+    assert survey(process, "TinyPlain") == (first,)
+    assert (first.arm, first.status, first.figures["peak_bytes"]) == ("head", "ok", 256.0)
+    for name in ("TinyPlain", "TinyLoud"):
+        process.ask(Open(cell(name)), Opened)
+        assert len(process.ask(Visit(5), Visited).samples) == 5
+    process.ask(Control(20, "host"), Opened)
+    assert len(process.ask(Visit(9), Visited).samples) == 9
+    log = process.log.read_bytes()
+    assert b"hello" in log
+    assert b"raw" in log
 
 
-def test_a_variant_that_cannot_be_measured_has_its_reason(serving: Serving) -> None:
+def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerProcess, Hello]) -> None:
     """Global state that a variant changed is restored before the next variant is measured."""
+    process, _ = serving
     for name, status, reason in (
         ("TinyGone", "absent", "no variant TinyGoneTiny"),
         ("TinyNot", "unavailable", "needs a quantum computer"),
@@ -153,78 +144,141 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: Serving) -> N
         ("TinyHoards", "failed", "bytes more after every call"),
         ("TinyStale", "failed", "oracle: forward returns the same result for different inputs"),
     ):
-        answer = serving.survey(name)
-        assert isinstance(answer, Refused), name
-        assert answer.status == status, name
-        assert reason in answer.reason
-        assert "\n" not in answer.reason
-        assert isinstance(serving.survey("TinyPlain"), Found), name
-        assert isinstance(serving.open("TinyPlain"), Opened), name
-    answer = serving.survey("TinyPhaseless", "forward", "update")
-    assert isinstance(answer, Found)
-    assert answer.figures == {}
-    assert answer.missing == {"forward": "it never learnt", "update": "it has no phase update"}
-    refused = serving.open("TinyPhaseless")
-    assert isinstance(refused, Refused)
-    assert (refused.status, refused.reason) == ("unavailable", "it never learnt")
+        (row,) = survey(process, name)
+        assert row.status == status, name
+        assert reason in row.reason
+        assert "\n" not in row.reason
+        assert survey(process, "TinyPlain")[0].status == "ok", name
+    rows = survey(process, "TinyPhaseless", "forward", "update")
+    assert [row.reason for row in rows] == ["it never learnt", "it has no phase update"]
+    assert {row.status for row in rows} == {"unavailable"}
 
 
-def test_what_a_variant_prints_goes_to_the_log(serving: Serving) -> None:
-    """Output by print or by file descriptor does not mix with the answers."""
-    assert isinstance(serving.survey("TinyLoud"), Found)
-    assert isinstance(serving.open("TinyLoud"), Opened)
-    assert len(serving.visit(3)) == 3
-    log = serving.process.log.read_bytes()
-    assert b"hello" in log
-    assert b"raw" in log
+def test_a_variant_that_fails_while_it_is_timed_ends_its_worker(root: Path, tmp_path: Path) -> None:
+    """The error has the cell and the exception; after it the worker is gone."""
+    with worker(root, tmp_path / "log") as process:
+        process.receive(Hello)
+        process.ask(Open(cell("TinyLate")), Opened)
+        (root / "late").touch()
+        with pytest.raises(WorkerError, match=r"of head failed: RuntimeError: enough, at TinyLateTiny \|"):
+            process.ask(Visit(3), Visited)
+        with pytest.raises(WorkerError, match="ended with exit code 0"):
+            process.ask(Visit(3), Visited)
 
 
-def test_a_variant_that_fails_while_it_is_timed_is_refused(serving: Serving) -> None:
-    """Its cell is closed, so that it cannot be visited by mistake."""
-    assert isinstance(serving.open("TinyExits"), Refused)
-    assert isinstance(serving.open("TinyLate"), Opened)
-    (serving.root / "late").touch()
-    with pytest.raises(WorkerError, match=r"refused at TinyLateTiny.*RuntimeError: enough"):
-        serving.visit(3)
-    assert isinstance(serving.open("TinyGone"), Refused)
-    with pytest.raises(WorkerError, match="open a cell first"):
-        serving.visit(3)
-
-
-def test_control_work_comes_in_units(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit is one matrix product; the worker sets up and times the requested number."""
+def test_control_work_comes_in_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit is one matrix product."""
     products = Mock(wraps=torch.mm)
     monkeypatch.setattr(torch, "mm", products)
-    for units in (3, 20):
-        products.reset_mock()
-        control_work(units, "cpu")()
-        assert products.call_count == units
-    assert isinstance(serving.process.ask(Control(units=20, method="host"), Opened), Opened)
-    assert len(serving.visit(9)) == 9
+    control_work(3, "cpu")()
+    assert products.call_count == 3
 
 
-def test_variants_come_from_the_work_tree_and_the_harness_does_not(tmp_path: Path) -> None:
-    """The work tree's impls is loaded, its esbench is not; missing names are reported.
+def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path) -> None:
+    """The folder's impls is loaded, its esbench and libraries are not; missing names are reported.
 
-    A work tree that cannot be loaded, or replaces a timer when it is imported, is not measured.
+    A revision that cannot be loaded, or replaces a timer when it is imported, is not measured.
     """
     theirs, cheat, broken = tmp_path / "theirs", tmp_path / "cheat", tmp_path / "broken"
     another = "raise SystemExit('another harness')"
-    impls = plugin(plain("TinyTheirs"))
-    write(theirs, {"impls/__init__.py": impls, "esbench/__init__.py": another})
+    files = {"esbench/__init__.py": another, "msgspec.py": another}
+    write(theirs, {"impls/__init__.py": plugin(plain("TinyTheirs")), **files})
     write(cheat, {FILE: plugin(plain("TinyPlain"), "time.monotonic = lambda: 7.0\n")})
     write(broken, {FILE: "raise SystemExit('it never\\nworked')\n"})
     with (
-        worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as one,
-        worker(cheat, tmp_path / "log of the cheat") as other,
-        worker(broken, tmp_path / "log of the broken") as third,
+        worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as process,
+        worker(cheat, tmp_path / "log of the cheat") as cheating,
+        worker(broken, tmp_path / "log of the broken") as failing,
     ):
-        hello = one.hello()
+        hello = process.receive(Hello)
         with pytest.raises(WorkerError, match=r"it replaced a timer: time\.monotonic"):
-            other.hello()
-        cannot = "failed at start: PluginError: cannot load variants from their_variants.py.*it never worked"
+            cheating.receive(Hello)
+        cannot = r"failed: PluginError: cannot load variants from their_variants\.py.*it never worked, at the"
         with pytest.raises(WorkerError, match=cannot):
-            third.hello()
-    assert hello.packages == {"impls": str((theirs / "impls").resolve())}
+            failing.receive(Hello)
+    assert hello.own_packages == ("impls",)
     assert hello.cells == ()
     assert hello.unknown == "no variant matches 'Nope*'; there are: TinyTheirs"
+
+
+def error_of(tmp_path: Path, line: str) -> str:
+    """Return the error about a process that runs this line instead of a worker; all its processes end."""
+    start = """
+        import os, sys, time
+        from multiprocessing.connection import Connection
+        connection = Connection(int(sys.argv[1]))
+    """
+    program = ("-S", "-c", "\n".join([textwrap.dedent(start), line]))
+    process = WorkerProcess(orders(tmp_path), tmp_path / "log", program)
+    family = [psutil.Process(process.process.pid)]
+    assert os.getsid(process.process.pid) == process.process.pid  # an interrupt reaches only the gate
+    try:
+        with pytest.raises(WorkerError) as error:
+            process.receive(Hello)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += family[0].children(recursive=True)
+    finally:
+        process.stop()
+    assert all(map(is_gone, family))
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    return message
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Return whether a process ends within some seconds, perhaps as a zombie."""
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("os.kill(os.getpid(), 11)", "the worker of head ended with signal 11, at the start"),
+        ("sys.exit('no such')", "ended with exit code 1, at the start; the last line it printed: no such"),
+        ("os.write(2, b'\\xff' + b'x' * 1000); sys.exit(1)", f"the last line it printed: {'x' * 300}"),
+        ("connection.send_bytes(b'Segmentation fault?')", "sent no valid answer: JSON is malformed"),
+        ("""connection.send_bytes(b'{"message":"opened","launch_ns":0}')""", "no valid answer: Expected"),
+        ("""connection.send_bytes(b'{"message":"opened","launch_ns":1}')""", "failed: sent Opened"),
+        ("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", "did not answer"),
+        ("connection.close(); time.sleep(600)", "closed its connection but still runs"),
+        ("os.fork(); time.sleep(600)", "did not answer"),
+    ],
+)
+def test_a_process_that_is_no_worker_is_named_and_ended(
+    tmp_path: Path, line: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may die, talk nonsense, hang, ignore signals or start other processes."""
+    monkeypatch.setattr(worker_process, "SILENCE_S", 5.0 if "sleep" not in line else 0.5)
+    monkeypatch.setattr(worker_process, "END_S", 0.5)
+    assert words in error_of(tmp_path, line)
+
+
+def test_both_workers_end_after_an_error(tmp_path: Path) -> None:
+    """An interrupt also deletes their logs; if the second cannot be started, the first one ends."""
+    processes: list[psutil.Process] = []
+    program = ("-S", "-c", "import time; time.sleep(600)")
+
+    def interrupted() -> None:
+        with start_workers({arm: orders(tmp_path) for arm in ARMS}, program) as workers:
+            processes.extend(psutil.Process(worker.process.pid) for worker in workers.values())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    before = {process.pid for process in psutil.Process().children()}
+    with (
+        pytest.raises(FileNotFoundError),
+        start_workers({"base": orders(tmp_path), "head": orders(tmp_path / "gone")}, program),
+    ):
+        pass
+    assert len(processes) == 2
+    assert all(map(is_gone, processes))
+    assert {process.pid for process in psutil.Process().children()} <= before
+    assert not list(tmp_path.iterdir())

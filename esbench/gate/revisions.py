@@ -1,0 +1,127 @@
+"""Revisions of a repository: find their commits, and write their files into temporary folders.
+
+Both folders have names of the same length, because the length of a path shifts the stack of a process, which
+is enough to change its speed (Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong,
+2009).
+"""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from esbench.gate.records import ARMS, Arm, Revision
+from esbench.git import GENERATED, GitError, git
+from esbench.report.text import listed
+
+WORKTREE = "worktree"
+"""Name of the revision that stands for the files in the folder, committed or not."""
+PREFIX = "esbench-gate-"
+_AUTHOR = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
+
+
+def repository(folder: Path) -> Path:
+    """Return the top folder of the repository that a folder is in.
+
+    Raises:
+        GitError: it is in no repository, or git is not installed.
+
+    """
+    try:
+        return Path(git(folder, "rev-parse", "--show-toplevel"))
+    except GitError as error:
+        message = f"{folder.resolve()} is not in a git repository, whose revisions the gate compares: {error}"
+        raise GitError(message) from error
+
+
+def default_base(top: Path, head: str) -> str:
+    """Return the merge base of ``head`` and the main branch, preferably that of the remote.
+
+    Raises:
+        GitError: there is no such branch.
+
+    """
+    for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
+        with contextlib.suppress(GitError):
+            return git(top, "merge-base", branch, head)
+    message = "no branch main or master to compare with: name a revision with --base"
+    raise GitError(message)
+
+
+def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revision:
+    """Return the commit of a revision; for ``worktree`` a new commit of the files in the folder.
+
+    Args:
+        top: the top folder of the repository.
+        asked: the revision.
+        arm: ``head`` is refused if it is the tip of the folder and the folder has uncommitted changes.
+        output: a folder whose files do not count as changes.
+
+    Raises:
+        GitError: there is no such revision, or it would leave out uncommitted changes.
+
+    """
+    if asked == WORKTREE:
+        return Revision(asked=asked, commit=_snapshot(top))
+    try:
+        commit = git(top, "rev-parse", "--verify", "--end-of-options", f"{asked}^{{commit}}")
+    except GitError:
+        commit = ""
+    if re.fullmatch("[0-9a-f]+", commit) is None:  # for ^commit git prints ^..., too
+        message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
+        raise GitError(message)
+    is_tip = arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
+    if is_tip and (changed := _changes(top, output)):
+        message = (
+            f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
+            f"commit them, or measure them with --head {WORKTREE}"
+        )
+        raise GitError(message)
+    return Revision(asked=asked, commit=commit)
+
+
+@contextlib.contextmanager
+def checked_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Path]]:
+    """Write the files of both revisions into temporary folders side by side, and delete them afterwards.
+
+    They are plain folders, not work trees: the repository has no record of them, even after a crash.
+
+    Raises:
+        GitError: git fails.
+
+    """
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
+        folders: dict[Arm, Path] = {}
+        for arm in ARMS:
+            folders[arm] = Path(temporary).resolve() / arm
+            index = _index(temporary)
+            git(top, "read-tree", revisions[arm].commit, environment=index)
+            git(top, "checkout-index", "--all", f"--prefix={folders[arm]}/", environment=index)
+        yield folders
+
+
+def _index(folder: str) -> dict[str, str]:
+    """Return the environment in which git uses an index in this folder instead of the repository's."""
+    return {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+
+
+def _changes(top: Path, output: Path | None) -> str:
+    """Return the names of the first changed files."""
+    top, excluded = top.resolve(), list(GENERATED)
+    if output is not None and output.resolve().is_relative_to(top) and output.resolve() != top:
+        excluded.append(f":(exclude,literal){output.resolve().relative_to(top).as_posix()}")
+    lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *excluded).splitlines()
+    return listed([line[2:].strip() for line in lines])
+
+
+def _snapshot(top: Path) -> str:
+    """Commit the files in the folder, new ones included, on no branch and without touching the index."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
+        index = _index(temporary)
+        git(top, "read-tree", "HEAD", environment=index)
+        git(top, "add", "--all", environment=index)
+        tree = git(top, "write-tree", environment=index)
+    if tree == git(top, "rev-parse", "HEAD^{tree}"):
+        return git(top, "rev-parse", "HEAD")
+    return git(top, *_AUTHOR, "commit-tree", tree, "-p", "HEAD", "-m", "state of the work tree")
