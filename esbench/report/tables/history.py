@@ -1,9 +1,8 @@
 """A history as tables, and as one JSON object."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from esbench.report import captions
-from esbench.report.analysis.comparison import differences
 from esbench.report.analysis.history import (
     MIN_RUNS,
     MULTIPLIER,
@@ -17,30 +16,16 @@ from esbench.report.analysis.history import (
     source,
 )
 from esbench.report.tables.table import Block, Cell, Section, Table
-from esbench.report.text import listed
 from esbench.schema import Run
 from esbench.units import format_multiplier, format_value
 
 RULE = (
     "A change point is where the medians of two levels of at least 3 runs differ by more than the noise of "
-    "the series explains: least absolute deviations of logarithms, with a penalty that marks at most 1 in "
-    "100 series in which nothing changes, 1 in 20 where neighbouring runs are alike. A step of four times "
-    "the noise is found in two of three series with three runs on each side, in all with ten. A series of "
-    f"fewer than {MIN_RUNS} runs is too short."
+    "the series explains. In simulations at most 2 of 100 series in which nothing changes are marked, 10 "
+    "where neighbouring runs are alike, and a step of four times the noise is found in two of three series "
+    f"with three runs on each side, in all with ten. A series of fewer than {MIN_RUNS} runs is too short. "
+    "`esbench compare` lists what else differs between two runs."
 )
-
-_TELLING = (
-    "esbench",
-    "torch",
-    "triton",
-    "cuda",
-    "driver",
-    "python",
-    "platform",
-    "clocks",
-    "matmul_precision",
-)
-"""What else may have changed between two runs that explains a step."""
 
 
 def sections(found: History) -> list[Section]:
@@ -56,7 +41,7 @@ def sections(found: History) -> list[Section]:
             origin="",
             conditions=f"{source(found, shown)}.",
             blocks=(Block("First and last run", ", and where the level changes in between", table),),
-            footnotes=(RULE, *_boundaries(found, by_title[title])),
+            footnotes=(RULE,),
         )
         for title, table in tables.items()
     ]
@@ -156,19 +141,3 @@ def _steps(found: History, one: Series) -> str:
         for before, after in [one.around(step)]
     ]
     return "; ".join(words) or "none"
-
-
-def _boundaries(found: History, series: Sequence[Series]) -> Iterator[str]:
-    """Yield a line per pair of runs between which a level changes: the series, and what else changed."""
-    places: dict[tuple[int, int], list[Series]] = {}
-    for one in series:
-        for step in one.change_points:
-            places.setdefault(one.around(step), []).append(one)
-    for (before, after), changed in sorted(places.items(), key=lambda pair: pair[0]):
-        a, b = found.runs[before], found.runs[after]
-        apart = differences(a, b)
-        why = [f"{name} {apart[name][0]} -> {apart[name][1]}" for name in _TELLING if name in apart]
-        code = [one.variant.name for one in changed if f"code of {one.variant.name}" in apart]
-        why += [f"code of {listed(list(dict.fromkeys(code)))}"] if code else []
-        names = listed(list(dict.fromkeys(one.name for one in changed)))
-        yield f"{moment(a)} -> {moment(b)}: {'; '.join(filter(None, [names, ', '.join(why)]))}"
