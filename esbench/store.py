@@ -235,7 +235,8 @@ def encode(record: Record) -> bytes:
 
 def run_files(results: Path) -> Iterator[Path]:
     """Yield the file of each run under a results folder, compressed or not, by device and time."""
-    found = {*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}")}
+    named = (*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}"))
+    found = {path for path in named if path.is_file()}  # reading from a pipe or a device would never end
     for path in sorted(found):
         # Both are there if the run was killed between writing the one and deleting the other.
         is_copy = path.name.endswith(COMPRESSED) and path.with_suffix("") in found

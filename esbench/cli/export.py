@@ -1,11 +1,11 @@
-"""The command ``export``: write a stored run in the format of another tool."""
+"""The command ``export``: convert a stored run to the format of another tool."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, app, note, stored_run
+from esbench.cli.options import FAILED, app, note, prepare_file, stored_run
 from esbench.errors import UserError
 
 
@@ -25,21 +25,21 @@ def export_(
 
     Example: esbench export results/my-gpu/run.jsonl --format pytest-benchmark --out run.json
     """
+    from esbench.report.captions import invalid, unfinished
     from esbench.report.formats.exporters import export
 
     found, problems = stored_run(run, "export takes a run's .jsonl file")
-    content, summary = export(found, form)
+    text, summary = export(found, form)
     if out is None:
-        typer.echo(content, nl=False)
+        typer.echo(text, nl=False)
     elif out.exists() and out.samefile(run):
         message = f"--out {out} is the run itself: name another file"
         raise UserError(message)
     else:
-        out.write_bytes(content)
-    if found.end is None:
-        note("the run is incomplete: it was interrupted or is still being written")
-    elif found.end.invalid:
-        note(f"INVALID, do not use these figures: {'; '.join(found.end.invalid)}")
+        prepare_file("--out", out)
+        out.write_text(text, encoding="utf-8", newline="\n")
+    for warning in filter(None, (invalid(found), unfinished(found))):
+        note(warning.strip())
     note(f"{summary}" + (f"; written to {out}" if out else ""))
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, Device, Results, Variants, app, note, of_device, stored_runs
+from esbench.cli.options import (
+    FAILED,
+    Device,
+    Results,
+    Variants,
+    app,
+    note,
+    of_device,
+    prepare_file,
+    stored_runs,
+)
 from esbench.errors import UserError
 
 
@@ -47,6 +57,7 @@ def history(
         message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
         raise UserError(message)
     timed = phase_named(phase)
+    prepare_file("--out", out)
     runs, problems = stored_runs(results)
     chosen = of_device(device, devices(runs), results)
     found = history_of(chosen, metric=metric, phase=timed, variants=variants or ["*"], cases=cases, fewest=2)
@@ -55,7 +66,6 @@ def history(
     for line in found.left_out:
         note(one_line(line))
     if shown := panels(found):
-        out.parent.mkdir(parents=True, exist_ok=True)
         note(f"{draw(found, shown).write(out)}")
     else:
         note("no plot: no variant was measured in two or more of these runs")

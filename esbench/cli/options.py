@@ -153,6 +153,20 @@ def check_writable(option: str, folder: Path) -> None:
         raise UserError(message)
 
 
+def prepare_file(option: str, path: Path) -> None:
+    """Check that a file can be written, and create its folder.
+
+    Raises:
+        UserError: the path is a folder, or a folder above it is a file.
+
+    """
+    if path.is_dir():
+        message = f"{option} {path} is a folder: name a file"
+        raise UserError(message)
+    check_writable(option, path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def check_results(results: Path) -> None:
     """Check that there is a folder of results.
 

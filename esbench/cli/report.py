@@ -14,6 +14,7 @@ from esbench.cli.options import (
     Results,
     app,
     check_results,
+    check_writable,
     no_such_device,
     note,
     say,
@@ -57,6 +58,7 @@ def report(
 
     style = Style(check_format(form), intervals=intervals)
     check_results(results)
+    check_writable("--out", out or REPORTS)
     if publish:
         if out is not None:
             message = f"--publish writes to {PUBLISHED}: leave out --out {out}"

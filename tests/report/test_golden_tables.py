@@ -13,7 +13,6 @@ from pylatexenc.latexwalker import (
     LatexMacroNode,
     LatexNode,
     LatexWalker,
-    LatexWalkerParseError,
 )
 
 from esbench.report.formats import latex
@@ -21,8 +20,8 @@ from tests.report.golden_tables import FOLDER, NAMES, texts
 
 MACROS = {
     *("textbackslash", "textasciicircum", "textasciitilde", "textless", "textgreater", "textbar"),
-    *("textquotedblright", "ldots", "ensuremath", "pm", "times", "mu", "circ", "leq", "geq"),
-    *("{", "}", "#", "$", "%", "&", "_", "`", "'", "^", "~", '"', "r", "v", "c"),
+    *("textquotedblright", "ldots", "ensuremath", "pm", "times", "mu", "circ", "approx"),
+    *("{", "}", "#", "$", "%", "&", "_", "`", "^"),
 }
 """Macros allowed in escaped text: they print letters, and read, write or change nothing."""
 
@@ -69,28 +68,18 @@ def test_latex_escapes_anything(text: str) -> None:
     assert not set("[]") & set(shown.replace("{[}", "").replace("{]}", ""))
 
 
-@pytest.mark.parametrize("text", ["a_{b", "$x", r"\begin{a}"])
-def test_what_is_not_escaped_is_found(text: str) -> None:
-    """The check for escaped LaTeX rejects text that is not escaped."""
-    with pytest.raises((LatexWalkerParseError, AssertionError)):
-        assert all(isinstance(node, LatexCharsNode) for node in parsed(text))
-
-
 def test_latex_pages_are_well_formed() -> None:
-    """Environments are closed, each table has a caption and a unique label, rows have all their cells."""
+    """Environments are closed, each table has a unique label, and rows have all their cells."""
     text = texts()["tables.tex"]
     assert parsed(text)
     labels = re.findall(r"\\label\{(.*?)\}", text)
-    assert len(labels) == len(set(labels)) == text.count("\\caption[") == text.count("\\toprule")
-    assert text.count("part 2 of") == 1
-    assert "\\multicolumn{" in text
-    for tabular in re.findall(r"\\begin\{tabular\}\{(l r*|lr*)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
-        rows = [
-            re.sub(r"\\multicolumn\{(\d+)\}", lambda found: "&" * (int(found[1]) - 1), line)
-            for line in tabular[1].splitlines()
-            if line.endswith(r"\\")
-        ]
-        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(tabular[0]) - 1}
+    assert len(labels) == len(set(labels)) == text.count("\\begin{longtable}") == text.count("\\endhead")
+    assert "part 2 of 2" in text
+    for columns, table in re.findall(
+        r"\\begin\{longtable\}\{(lr*)\}(.*?)\\end\{longtable\}", text, re.DOTALL
+    ):
+        rows = [line for line in table.splitlines() if re.search(r"(?<!\\)&", line)]
+        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(columns) - 1}
 
 
 def test_csv_has_a_line_for_each_observation() -> None:

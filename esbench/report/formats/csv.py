@@ -3,20 +3,37 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from esbench.report.formats.exporters import plain_cell
-from esbench.report.tables.table import Cell, CellNumber, Section
-from esbench.schema import Case, Row, Run, Variant
+from esbench.report.tables.table import CellNumber, Section
+from esbench.report.text import one_line
+from esbench.schema import Row, Run
 
-KEY = (
+_KEY = (
     *("run_id", "device", "operator", "variant", "case", "shape", "dtype", "members", "repeats"),
     *("antithetic", "phase", "method"),
 )
 """The columns that identify an observation."""
+_FORMULAS = ("=", "+", "-", "@", "'")
 
-Observation = tuple[str, Variant, Case, str, str]
-"""Run id, variant, case, phase and method."""
+
+def comma_separated(columns: Sequence[str], lines: Iterable[Mapping[str, object]]) -> str:
+    """Return lines under a heading, with floats in full and each text on one line.
+
+    A text that a spreadsheet would evaluate as a formula gets an apostrophe.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(map(_plain, columns)), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({str(_plain(name)): _plain(value) for name, value in line.items()} for line in lines)
+    return text.getvalue()
+
+
+def _plain(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    line = one_line(value)
+    return f"'{line}" if line.startswith(_FORMULAS) else line
 
 
 def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
@@ -32,68 +49,54 @@ def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
 
     """
     devices = {run.header.run_id: run.header.environment.device_name for run in runs}
-    lines: dict[Observation, dict[str, str]] = {}
+    lines: dict[tuple[object, ...], dict[str, object]] = {}
     columns: dict[str, None] = {}
-    for run_id, cell in _cells(sections):
+
+    def line_of(run_id: str, row: Row) -> dict[str, object]:
+        key = (run_id, row.variant, row.case, row.phase, row.method)
+        return lines.setdefault(key, _key(run_id, devices.get(run_id, ""), row))
+
+    cells = (
+        (section.run_id, cell)
+        for section in sections
+        for block in section.blocks
+        for row in block.table.cells
+        for cell in row
+    )
+    for run_id, cell in cells:
         for number in cell.numbers:
             values = _values(number)
             columns |= dict.fromkeys(values)
             if number.trace and values:
-                place = _observation(number.trace.run_id, number.trace.rows[0])
-                lines.setdefault(place, _key(place, devices)).update(values)
+                line_of(number.trace.run_id, number.trace.rows[0]).update(values)
         if cell.skipped:
-            place = _observation(run_id, cell.skipped)
-            why = {"status": cell.skipped.status, "reason": plain_cell(cell.skipped.reason)}
-            lines.setdefault(place, _key(place, devices)).update(why)
-    return _text([*KEY, *columns, "status", "reason"], list(lines.values()))
+            why = {"status": cell.skipped.status, "reason": cell.skipped.reason}
+            line_of(run_id, cell.skipped).update(why)
+    return comma_separated([*_KEY, *columns, "status", "reason"], lines.values()) if lines else ""
 
 
 def shown_tables(sections: Iterable[Section]) -> str:
-    """Return tables as they are shown, one line per row; empty if there is no row."""
-    lines = []
-    for section in sections:
-        for block in section.blocks:
-            names = (block.table.corner, *block.table.headings)
-            for label, texts in zip(block.table.labels, block.table.texts(), strict=True):
-                line = dict(zip(names, (label, *texts), strict=True))
-                lines.append({"section": section.heading, "table": block.title} | line)
-    plain = [{plain_cell(name): plain_cell(value) for name, value in line.items()} for line in lines]
-    return _text(list(dict.fromkeys(name for line in plain for name in line)), plain)
+    """Return tables as they are shown, one line per row."""
+    lines = [
+        dict(zip((table.corner, *table.headings), (label, *texts), strict=True))
+        for section in sections
+        for table in (block.table for block in section.blocks)
+        for label, texts in zip(table.labels, table.texts(), strict=True)
+    ]
+    return comma_separated(list(dict.fromkeys(name for line in lines for name in line)), lines)
 
 
-def _text(columns: Sequence[str], lines: Sequence[dict[str, str]]) -> str:
-    if not lines:
-        return ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def _cells(sections: Iterable[Section]) -> Iterator[tuple[str, Cell]]:
-    """Yield every cell with the run of its section."""
-    for section in sections:
-        for block in section.blocks:
-            yield from ((section.run_id, cell) for row in block.table.cells for cell in row)
-
-
-def _observation(run_id: str, row: Row) -> Observation:
-    return run_id, row.variant, row.case, row.phase or "all", row.method or "all"
-
-
-def _key(place: Observation, devices: dict[str, str]) -> dict[str, str]:
-    run_id, variant, case, phase, method = place
+def _key(run_id: str, device: str, row: Row) -> dict[str, object]:
+    case = row.case
     values = (
-        *(run_id, devices.get(run_id, ""), case.operator, variant.label(case.operator), case.label),
-        *(case.shape, case.dtype, str(case.members), str(case.repeats), str(case.antithetic).lower()),
-        *(phase, method),
+        *(run_id, device, case.operator, row.variant.label(case.operator), case.label),
+        *(case.shape, case.dtype, case.members, case.repeats, str(case.antithetic).lower()),
+        *(row.phase or "all", row.method or "all"),
     )
-    return {name: plain_cell(value) for name, value in zip(KEY, values, strict=True)}
+    return dict(zip(_KEY, values, strict=True))
 
 
-def _values(number: CellNumber) -> dict[str, str]:
+def _values(number: CellNumber) -> dict[str, object]:
     """Return the number and the ends of its interval, if they are finite."""
-    name = plain_cell(number.name)
-    found = {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
-    return {key: repr(value) for key, value in found.items() if value is not None and math.isfinite(value)}
+    found = {number.name: number.value, f"{number.name}_low": number.low, f"{number.name}_high": number.high}
+    return {key: value for key, value in found.items() if value is not None and math.isfinite(value)}

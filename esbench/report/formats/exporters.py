@@ -1,109 +1,63 @@
-"""Exports of one stored run for other tools: pytest-benchmark, github-action-benchmark and spreadsheets.
+"""Exports of a stored run for other tools: pytest-benchmark, github-action-benchmark and spreadsheets.
 
-Every export is a pure function of the run, so the same run gives the same bytes on every machine.
+The same run gives the same bytes on every machine.
 """
 
-import csv
-import hashlib
-import io
 import json
-import math
-import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from esbench.errors import UserError
 from esbench.report.analysis.comparison import is_reason_for
 from esbench.report.captions import origin
+from esbench.report.formats.csv import comma_separated
 from esbench.report.text import one_line
-from esbench.schema import QUALITY, Environment, Measurement, Row, Run, Skipped
+from esbench.schema import QUALITY, Measurement, Row, Run
 from esbench.stats import interval, median, round_medians, spread
 from esbench.units import QUANTITIES
 
-PYTEST_BENCHMARK_VERSION = "5.3.1"
-"""The release of pytest-benchmark whose file layout is written."""
-
-CSV_COLUMNS = (
+_NS_PER_S = 1e9
+_CSV_COLUMNS = (
     *("run", "device", "variant", "case", "phase", "metric", "method", "unit"),
     *("median", "p20", "p80", "low", "high", "rounds", "samples", "status", "reason", "labels"),
 )
 """``low`` and ``high`` are the 95 % order-statistic interval of the median over rounds."""
 
-_FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "'")  # noqa: RUF001  # spreadsheets accept wide forms
-_DIGEST_CHARACTERS = 12
-_NS_PER_S = 1e9
-
 
 class Export(NamedTuple):
-    """The content of an exported file, and one line that says what was written and what was left out."""
+    """The text of an exported file, and a line on how many rows it has."""
 
-    content: bytes
+    text: str
     summary: str
 
 
-class ExportRows:
-    """The rows of a run that may be exported, without repeats, and a unique name for each.
-
-    Baselines are measured once per co-resident group; only the first is exported. Measurements of a variant
-    that later failed its check are withheld.
-    """
-
-    def __init__(self, run: Run) -> None:
-        """Select the rows of a run."""
-        failures = [row for row in run.skipped if row.status == "failed"]
-        unique: dict[bytes, Row] = {}
-        withheld = set()
-        for row in run.rows:
-            if isinstance(row, Measurement) and any(is_reason_for(one, row) for one in failures):
-                withheld.add(_key(row))
-            else:
-                unique.setdefault(_key(row), row)
-        self.run = run
-        self.all = tuple(unique.values())
-        self.measured = tuple(r for r in self.all if isinstance(r, Measurement) and median(r) is not None)
-        self.withheld = len(withheld)
-
-    def name(self, row: Measurement) -> str:
-        """Return a unique name, such as ``forward[PermutedLinear-Linear(128, 128)-latency_ns-host]``.
-
-        Rows whose names would be equal, such as options that differ in the seventh digit, get a digest of the
-        row's key appended. The name does not depend on the other rows' order.
-        """
-        name = _short_name(row)
-        return f"{name} {_digest(_key(row))}" if self._name_counts[name] > 1 else name
-
-    def labels(self, row: Measurement) -> list[str]:
-        """Return the row's own labels, and the reasons why the run is invalid, if it is."""
-        invalid = self.run.end.invalid if self.run.end else ()
-        return [*(f"INVALID: {one_line(reason)}" for reason in invalid), *map(one_line, row.labels)]
-
-    def summary(self, written: str, count: int) -> str:
-        """Say how many rows were written, and how many were withheld because their variant failed."""
-        withheld = f"; withheld: {self.withheld} of variants that failed" if self.withheld else ""
-        return f"{written}: {count} of {len(self.all)}{withheld}"
-
-    @cached_property
-    def _name_counts(self) -> Counter[str]:
-        return Counter(map(_short_name, self.measured))
-
-
 def export(run: Run, form: str) -> Export:
-    """Write a run in one of :data:`FORMATS`.
+    """Convert a run to one of :data:`FORMATS`.
+
+    Exported are all rows but repeated ones (a baseline is measured in each co-resident group: the first
+    counts) and measurements of variants that failed.
 
     Raises:
-        UserError: the format is unknown.
+        UserError: the format is unknown, or needs a package that is not installed.
 
     """
     if form not in FORMATS:
         message = f"no format {form!r}; there are: {', '.join(FORMATS)}"
         raise UserError(message)
-    text, summary = FORMATS[form](ExportRows(run))
-    return Export(text.encode(), summary)
+    failures = [row for row in run.skipped if row.status == "failed"]
+    rows: dict[tuple[object, ...], Row] = {}
+    withheld = 0
+    for row in run.rows:
+        if isinstance(row, Measurement) and any(is_reason_for(one, row) for one in failures):
+            withheld += 1
+            continue
+        metric = row.metric if isinstance(row, Measurement) else None
+        rows.setdefault((row.variant, row.case, row.phase, metric, row.method), row)
+    text, written = FORMATS[form](run, list(rows.values()))
+    of_failed = f"; withheld: {withheld} of variants that failed" if withheld else ""
+    return Export(text, f"{written} of {len(rows)}{of_failed}")
 
 
 def unit(metric: str) -> str:
@@ -111,42 +65,56 @@ def unit(metric: str) -> str:
     return next((suffix.removeprefix("_") for suffix in QUANTITIES if metric.endswith(suffix)), "")
 
 
-# pytest-benchmark
-
-
-def pytest_benchmark(rows: ExportRows) -> tuple[str, str]:
-    """Write the times of a run as a file of pytest-benchmark: each sample is a round of one iteration."""
-    run = rows.run
-    times = [row for row in rows.measured if unit(row.metric) == "ns"]
+def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the times of a run as a file of pytest-benchmark: each sample is a round of one iteration."""
+    try:
+        from pytest_benchmark import __version__  # noqa: PLC0415  # only this format needs it
+        from pytest_benchmark.stats import Stats  # noqa: PLC0415  # the same
+    except ModuleNotFoundError as error:
+        message = "this format needs pytest-benchmark: pip install pytest-benchmark"
+        raise UserError(message) from error
+    measured = _measured(rows)
     other: dict[object, dict[str, float | None]] = {}
-    for row in rows.measured:
+    for row in measured:
         if unit(row.metric) != "ns":
             other.setdefault((row.variant, row.case, row.phase), {})[row.metric] = median(row)
     benchmarks = []
-    for row in times:
-        name = rows.name(row)
+    for row in (row for row in measured if unit(row.metric) == "ns"):
+        params, stats = _parameters(row), Stats()  # type: ignore[no-untyped-call]  # the package has no hints
+        for sample in _samples(row):
+            stats.update(sample / _NS_PER_S)  # type: ignore[no-untyped-call]  # the same
+        figures = stats.as_dict()  # type: ignore[no-untyped-call]  # the same
         benchmarks.append(
             {
-                "group": group(row),
-                "name": name,
-                "fullname": name,
-                "params": _parameters(row),
-                "param": name.partition("[")[2].rpartition("]")[0],
+                "group": f"{params['case']}, {row.phase}, {params['metric']} ({params['method']})",
+                "name": _name(row),
+                "fullname": _name(row),
+                "params": params,
+                "param": "-".join(value for name, value in params.items() if name != "phase"),
                 "extra_info": {
                     "run": run.header.run_id,
                     "rounds": len(row.samples),
-                    "labels": rows.labels(row),
+                    "labels": _labels(run, row),
                     "stop": row.stop,
                     "warm_up": row.warm_up,
                     **other.get((row.variant, row.case, row.phase), {}),
                 },
                 "options": {},
-                "stats": pytest_benchmark_stats([s / _NS_PER_S for visits in row.samples for s in visits]),
+                "stats": {**figures, "data": stats.data, "iterations": 1},
             }
         )
     here = run.header.environment
     document = {
-        "machine_info": _machine_info(here),
+        "machine_info": {
+            "node": "",
+            "processor": here.cpu,
+            "machine": "",
+            "python_version": here.python,
+            "system": here.platform,
+            "release": "",
+            "cpu": {"brand_raw": here.cpu, "count": here.threads},
+            "esbench": msgspec.to_builtins(here),
+        },
         "commit_info": {
             "id": here.commit or "unknown",
             "time": None,
@@ -157,144 +125,64 @@ def pytest_benchmark(rows: ExportRows) -> tuple[str, str]:
         },
         "benchmarks": benchmarks,
         "datetime": run.header.started,
-        "version": PYTEST_BENCHMARK_VERSION,
+        "version": __version__,
     }
-    text = json.dumps(document, allow_nan=False) + "\n"
-    return text, rows.summary("rows of times", len(times))
+    return json.dumps(document, allow_nan=False) + "\n", f"rows of times: {len(benchmarks)}"
 
 
-def _machine_info(here: Environment) -> dict[str, object]:
-    system, _, release = here.platform.partition("-")
-    return {
-        "node": "",
-        "processor": here.cpu,
-        "machine": "",
-        "python_version": here.python,
-        "system": system,
-        "release": release,
-        "cpu": {"brand_raw": here.cpu, "count": here.threads},
-        "esbench": msgspec.to_builtins(here),
-    }
-
-
-def pytest_benchmark_stats(seconds: Sequence[float]) -> dict[str, object]:
-    """Return the statistics of at least one sample as pytest-benchmark defines them."""
-    values = np.sort(seconds)
-    count, total, mean = len(values), math.fsum(values), statistics.mean(values.tolist())
-    deviation = statistics.stdev(values.tolist()) if count > 1 else 0.0
-    # Hazen's plotting positions give pytest-benchmark's quartiles.
-    q1, middle, q3 = np.quantile(values, (0.25, 0.5, 0.75), method="hazen").tolist()
-    fence = 1.5 * (q3 - q1)
-    near = values[(values >= q1 - fence) & (values <= q3 + fence)]
-    far = int(np.sum(np.abs(values - mean) > deviation))
-    return {
-        "min": float(values[0]),
-        "max": float(values[-1]),
-        "mean": mean,
-        "stddev": deviation,
-        "rounds": count,
-        "median": middle,
-        "iqr": q3 - q1,
-        "q1": q1,
-        "q3": q3,
-        "iqr_outliers": count - len(near),
-        "stddev_outliers": far,
-        "outliers": f"{far};{count - len(near)}",
-        "ld15iqr": float(values[values >= q1 - fence][0]),
-        "hd15iqr": float(values[values <= q3 + fence][-1]),
-        "ops": count / total if total else 0.0,
-        "total": total,
-        "data": list(seconds),
-        "iterations": 1,
-    }
-
-
-# github-action-benchmark
-
-
-def github_action(rows: ExportRows) -> tuple[str, str]:
-    """Write medians of times and bytes for github-action-benchmark's tool ``customSmallerIsBetter``."""
-    chosen = [row for row in rows.measured if unit(row.metric) in {"ns", "bytes"}]
-    source = one_line(origin(rows.run))
+def github_action(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
+    """Return medians of times and bytes for github-action-benchmark's tool ``customSmallerIsBetter``."""
     entries = []
-    for row in chosen:
-        samples = f"samples: {sum(map(len, row.samples))}, rounds: {len(row.samples)}"
+    for row in (row for row in _measured(rows) if unit(row.metric) in {"ns", "bytes"}):
+        samples = f"samples: {len(_samples(row))}, rounds: {len(row.samples)}"
         entry = {
-            "name": rows.name(row),
+            "name": _name(row),
             "unit": unit(row.metric),
             "value": median(row),
-            "extra": "\n".join([samples, source, *map(one_line, row.labels)]),
+            "extra": "\n".join([samples, one_line(origin(run)), *map(one_line, row.labels)]),
         }
-        quantiles = spread(row)
-        if sure := interval(_independent(row)):
-            entry["range"] = f"95 % interval {sure.low:.6g} to {sure.high:.6g}"
-        elif quantiles and quantiles.p20 != quantiles.p80:
-            entry["range"] = f"p20 {quantiles.p20:.6g}, p80 {quantiles.p80:.6g}"
+        if ends := interval(_independent(row)):
+            entry["range"] = f"95 % interval {ends.low:.6g} to {ends.high:.6g}"
         entries.append(entry)
-    text = json.dumps(entries, indent=1, allow_nan=False) + "\n"
-    return text, rows.summary("rows of times and bytes", len(chosen))
+    return json.dumps(entries, indent=1, allow_nan=False) + "\n", f"rows of times and bytes: {len(entries)}"
 
 
-# Comma-separated values
-
-
-def csv_table(rows: ExportRows) -> tuple[str, str]:
-    """Write every row, one per line, in the unit it is stored in; a row without a number has its reason."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, CSV_COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows.all:
-        texts = {
-            "run": rows.run.header.run_id,
-            "device": rows.run.header.environment.device_name,
+def csv_table(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
+    """Return a line for each row, in the unit it is stored in; a row without a number has its reason."""
+    lines: list[dict[str, object]] = []
+    for row in rows:
+        line: dict[str, object] = {
+            "run": run.header.run_id,
+            "device": run.header.environment.device_name,
             "variant": row.variant.label(row.case.operator),
             "case": row.case.label,
             "phase": row.phase or "",
             "method": row.method or "",
         }
-        if isinstance(row, Skipped):
-            texts |= {"status": row.status, "reason": row.reason}
-        else:
-            labels = "; ".join(rows.labels(row))
-            texts |= {"metric": row.metric, "unit": unit(row.metric), "status": "measured", "labels": labels}
-        numbers = _numbers(row) if isinstance(row, Measurement) else {}
-        writer.writerow({name: plain_cell(text) for name, text in texts.items()} | numbers)
-    return file.getvalue(), rows.summary("rows", len(rows.all))
+        if not isinstance(row, Measurement):
+            lines.append(line | {"status": row.status, "reason": row.reason})
+            continue
+        line |= {"metric": row.metric, "unit": unit(row.metric), "status": "measured"}
+        line |= {"rounds": len(row.samples), "samples": len(_samples(row))}
+        line["labels"] = "; ".join(_labels(run, row))
+        if quantiles := spread(row):
+            line |= {"median": quantiles.median, "p20": quantiles.p20, "p80": quantiles.p80}
+        if ends := interval(_independent(row)):
+            line |= {"low": ends.low, "high": ends.high}
+        lines.append(line)
+    return comma_separated(_CSV_COLUMNS, lines), f"rows: {len(lines)}"
 
 
-def _numbers(row: Measurement) -> dict[str, str]:
-    numbers = {"rounds": str(len(row.samples)), "samples": str(sum(map(len, row.samples)))}
-    if quantiles := spread(row):
-        numbers |= {"median": repr(quantiles.median), "p20": repr(quantiles.p20), "p80": repr(quantiles.p80)}
-    if sure := interval(_independent(row)):
-        numbers |= {"low": repr(sure.low), "high": repr(sure.high)}
-    return numbers
-
-
-def plain_cell(text: str) -> str:
-    """Return a text on one line that no spreadsheet evaluates: what begins like a formula gets an apostrophe.
-
-    A text that begins with an apostrophe gets another one, so that removing the first restores every text.
-    """
-    line = one_line(text)
-    return f"'{line}" if line.startswith(_FORMULAS) else line
-
-
-FORMATS: dict[str, Callable[[ExportRows], tuple[str, str]]] = {
+FORMATS: dict[str, Callable[[Run, Sequence[Row]], tuple[str, str]]] = {
     "pytest-benchmark": pytest_benchmark,
     "github-action": github_action,
     "csv": csv_table,
 }
-"""Format -> the function that returns the text of the file and its summary."""
+"""Format -> the function that returns the text of the file, and which rows it has and how many."""
 
 
-# Names
-
-
-def group(row: Measurement) -> str:
-    """Name what is compared with each other: the variants of one case, phase, metric and method."""
-    named = _parameters(row)
-    return f"{named['case']}, {named['phase']}, {named['metric']} ({named['method']})"
+def _measured(rows: Sequence[Row]) -> list[Measurement]:
+    return [row for row in rows if isinstance(row, Measurement) and median(row) is not None]
 
 
 def _parameters(row: Measurement) -> dict[str, str]:
@@ -308,24 +196,25 @@ def _parameters(row: Measurement) -> dict[str, str]:
     return {name: one_line(text) for name, text in named.items()}
 
 
-def _short_name(row: Measurement) -> str:
+def _name(row: Measurement) -> str:
+    """Return the name of a row: ``forward[PermutedLinear-Linear(128, 128)-latency_ns-host]``."""
     named = _parameters(row)
     phase = named.pop("phase")
     return f"{phase}[{'-'.join(named.values())}]"
 
 
-def _key(row: Row) -> bytes:
-    """Encode what identifies a row; as JSON, so that the options 1 and 1.0 stay different."""
-    metric = row.metric if isinstance(row, Measurement) else None
-    return msgspec.json.encode((row.variant, row.case, row.phase, metric, row.method))
+def _labels(run: Run, row: Measurement) -> list[str]:
+    """Return the labels of a row, and the reasons why its run is invalid, if it is."""
+    invalid = run.end.invalid if run.end else ()
+    return [*(f"INVALID: {one_line(reason)}" for reason in invalid), *map(one_line, row.labels)]
 
 
-def _digest(content: bytes) -> str:
-    return f"#{hashlib.sha256(content).hexdigest()[:_DIGEST_CHARACTERS]}"
+def _samples(row: Measurement) -> list[float]:
+    return [sample for visits in row.samples for sample in visits]
 
 
-def _independent(row: Measurement) -> Sequence[float]:
+def _independent(row: Measurement) -> list[float]:
     """Return the values whose median has an interval: medians of rounds, or a quality's replicates."""
     if row.phase == QUALITY:
-        return [sample for visits in row.samples for sample in visits]
+        return _samples(row)
     return [value for value in round_medians(row) if value is not None]

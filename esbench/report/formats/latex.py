@@ -1,8 +1,7 @@
 r"""Tables as LaTeX with booktabs, captions and labels, and the bibliography that they cite.
 
-A page is a file to ``\input``. It needs the packages booktabs and graphicx and compiles with every engine,
-whatever names and reasons contain. A table that is wider or longer than a page is split. pandas' ``to_latex``
-is not used because a reason has to span several columns.
+A page is a file to ``\input``. It needs the packages booktabs and longtable, and compiles with every engine,
+whatever names and reasons contain.
 """
 
 import re
@@ -14,24 +13,14 @@ from esbench.report.tables.table import Block, Section, Table
 from esbench.report.text import file_name, label, one_line
 from esbench.schema import Run
 
-NEEDS = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}"
-
 REFERENCES = "references.bib"
-
-_MAX_ROWS = 32
-"""Rows that fit on a page with a caption and footnotes."""
-_MAX_CHARACTERS = 100
-"""Characters side by side that are still readable when a table is shrunk to the width of the text."""
+_Column = tuple[str, tuple[str, ...]]  # a heading, and the cells below it
+_MAX_CHARACTERS = 90
+"""Characters side by side in the width of the text, in the size ``scriptsize``."""
 _GAP = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "#": r"\#",
-    "$": r"\$",
-    "%": r"\%",
-    "&": r"\&",
-    "_": r"\_",
+    **{letter: f"\\{letter}" for letter in "{}#$%&_"},
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
@@ -43,46 +32,27 @@ _SPECIAL = {
     # A bracket after the end of a row would be its argument.
     "[": "{[}",
     "]": "{]}",
-    # Two hyphens would be one dash.
-    "-": "-{}",
     "±": r"\ensuremath{\pm}",
     "\u00d7": r"\ensuremath{\times}",
     "\u00b5": r"\ensuremath{\mu}",
-    "\u03bc": r"\ensuremath{\mu}",
     "°": r"\ensuremath{^{\circ}}",
     "…": r"\ldots{}",
-    "\u2013": "--",
-    "≤": r"\ensuremath{\leq}",
-    "≥": r"\ensuremath{\geq}",
+    "≈": r"\ensuremath{\approx}",
 }
-_ACCENTS = {
-    "\u0300": r"\`",
-    "\u0301": r"\'",
-    "\u0302": r"\^",
-    "\u0303": r"\~",
-    "\u0308": r"\"",
-    "\u030a": r"\r",
-    "\u030c": r"\v",
-    "\u0327": r"\c",
-}
-_PLAIN = re.compile(r"[A-Za-z0-9 .,:;!?()*+/=@]")
-_POWER = re.compile(r"(-?\d+(?:\.\d+)?)e([+-]\d+)")
 
 
 def escape(text: str) -> str:
-    """Return a text in which nothing is a command; characters that LaTeX lacks are written as ``U+1F600``."""
-    return re.sub(r"-\{\}(?!-)", "-", "".join(map(_letter, one_line(text))))
+    """Return a text in which nothing is a command; a character that is not in ASCII becomes ``?``."""
+    return re.sub("-(?=-)", "-{}", "".join(map(_letter, one_line(text))))  # two hyphens would be one dash
 
 
 def _letter(letter: str) -> str:
     if letter in _SPECIAL:
         return _SPECIAL[letter]
-    if _PLAIN.fullmatch(letter):
+    if letter.isascii():
         return letter
-    base, *marks = list(unicodedata.normalize("NFD", letter))
-    if len(marks) == 1 and marks[0] in _ACCENTS and re.fullmatch(r"[A-Za-z]", base):
-        return f"{_ACCENTS[marks[0]]}{{{base}}}"
-    return f"U+{ord(letter):04X}"
+    plain = unicodedata.normalize("NFKD", letter)[0]  # without an accent
+    return plain if plain.isascii() and plain.isalnum() else "?"
 
 
 def page(
@@ -98,15 +68,13 @@ def page(
         intervals: whether numbers are shown with their intervals.
 
     """
-    parts = [f"% {one_line(title)}: written by `esbench report --format latex`\n{NEEDS}"]
+    head = f"% {one_line(title)}: written by `esbench report --format latex`"
+    parts = [f"{head}\n% needs \\usepackage{{booktabs}} and \\usepackage{{longtable}}"]
     if cited:
         parts.append(f"\\noindent The variants come from \\cite{{{','.join(cited)}}}.")
-    number = 0
-    for section in sections:
-        for block in section.blocks:
-            number += 1
-            parts.append(_table(section, block, f"tab:{file_name(key)}-{number}", intervals=intervals))
-        parts.append("\\clearpage  % LaTeX can hold back only a few tables")
+    blocks = [(section, block) for section in sections for block in section.blocks]
+    for number, (section, block) in enumerate(blocks, start=1):
+        parts.append(_table(section, block, f"tab:{file_name(key)}-{number}", intervals=intervals))
     return "\n\n".join(parts) + "\n"
 
 
@@ -126,80 +94,44 @@ def cited_keys(runs: Iterable[Run]) -> list[str]:
 
 
 def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
-    what = escape(f"{block.title}{block.note}").removesuffix(".")
-    source = escape(f"{section.origin} {section.conditions}")
+    """Return a table with its caption and footnotes; columns that do not fit are in further parts."""
     title = escape(section.heading)
-    notes = "\n".join(f"\\par\\raggedright\\footnotesize {escape(note)}" for note in section.footnotes)
     parts = list(_parts(block.table, intervals=intervals))
-    found = []
-    for number, part in enumerate(parts, start=1):
-        caption = f"\\caption[{title}]{{{title}. {what}. {source}}}\n\\label{{{key}}}"
-        if number > 1:
-            more = f"{title}. {escape(block.title)}, part {number} of {len(parts)}."
-            caption = f"\\caption[{title}]{{{more}}}\n\\label{{{key}-{number}}}"
-        below = [notes] if notes and number == len(parts) else []
-        lines = ["\\begin{table}", "\\centering", caption, "\\footnotesize", part, *below, "\\end{table}"]
-        found.append("\n".join(lines))
-    return "\n\n".join(found)
+    lines = ["{\\scriptsize"]
+    for number, columns in enumerate(parts, start=1):
+        part = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+        caption = f"{title}: {escape(block.title)}{part}", title
+        lines.append(_longtable(columns, caption, key if number == 1 else f"{key}-{number}"))
+    about = f"{block.title}{block.note} {section.origin} {section.conditions}"
+    lines += [f"\\par\\noindent {escape(note)}" for note in (about, *section.footnotes)]
+    return "\n".join([*lines, "\\par}"])
 
 
-def _parts(table: Table, *, intervals: bool) -> Iterator[str]:
-    """Yield the parts of a table, each with the labels of its rows and shrunk if it is too wide."""
-    texts = table.texts(intervals=intervals)
-    labels = [label(name) for name in table.labels]
-    every = zip(table.headings, *map(_narrow, texts), strict=True)
-    widths = [max(map(len, column)) + _GAP for column in every]
-    columns = _side_by_side(widths, _MAX_CHARACTERS - max(map(len, [table.corner, *labels])))
-    for begin in range(0, max(len(labels), 1), _MAX_ROWS):
-        for first, last in columns:
-            rows = zip(labels[begin : begin + _MAX_ROWS], texts[begin : begin + _MAX_ROWS], strict=True)
-            body = "\n".join(_row([_cell(name), *_cells(row, first, last)]) for name, row in rows)
-            head = _row(map(_cell, [table.corner, *table.headings[first:last]]))
-            tabular = f"\\begin{{tabular}}{{l{'r' * (last - first)}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
-            whole = f"{tabular}\\bottomrule\n\\end{{tabular}}"
-            yield f"\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%\n{whole}}}"
+def _longtable(columns: list[_Column], caption: tuple[str, str], key: str) -> str:
+    import pandas as pd  # noqa: PLC0415  # slow to import
+
+    names, texts = zip(*columns, strict=True)
+    rows = [list(map(escape, row)) for row in zip(*texts, strict=True)]
+    aligned = "l" + "r" * (len(columns) - 1)
+    table = pd.DataFrame(rows, columns=list(map(escape, names)))
+    return table.to_latex(
+        index=False, caption=caption, label=key, column_format=aligned, longtable=True
+    ).rstrip()
 
 
-def _narrow(texts: Sequence[str]) -> list[str]:
-    """Return a row's cells without a reason that spans all columns after it."""
-    end = _reason(texts)
-    return [*texts[:end], *[""] * (len(texts) - end)]
+def _parts(table: Table, *, intervals: bool) -> Iterator[list[_Column]]:
+    """Yield the columns of a table in groups that fit in the width of a page, each after the labels."""
+    labels: _Column = table.corner, tuple(map(label, table.labels))
+    part, used = [labels], _width(labels)
+    for column in zip(table.headings, zip(*table.texts(intervals=intervals), strict=True), strict=True):
+        if used + _width(column) > _MAX_CHARACTERS and len(part) > 1:
+            yield part
+            part, used = [labels], _width(labels)
+        part.append(column)
+        used += _width(column)
+    yield part
 
 
-def _reason(texts: Sequence[str]) -> int:
-    """Return the position of a last filled cell that is followed by empty ones, or the number of cells."""
-    filled = max((place for place, text in enumerate(texts, start=1) if text), default=0)
-    return filled - 1 if 0 < filled < len(texts) else len(texts)
-
-
-def _cells(texts: Sequence[str], first: int, last: int) -> Iterator[str]:
-    """Yield the cells of some columns; a reason spans the columns after it."""
-    where = _reason(texts)
-    if not first <= where < last - 1:
-        yield from map(_cell, texts[first:last])
-        return
-    yield from map(_cell, texts[first:where])
-    yield f"\\multicolumn{{{last - where}}}{{l}}{{{_cell(texts[where])}}}"
-
-
-def _side_by_side(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Group columns into tables: at least one each, and as many as fit."""
-    found, first, used = [], 0, 0
-    for place, width in enumerate(widths):
-        if used + width > room and place > first:
-            found.append((first, place))
-            first, used = place, 0
-        used += width
-    return [*found, (first, len(widths))]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _cell(text: str) -> str:
-    """Return a cell; a number such as ``1e-6`` is set as a power of ten."""
-    found = _POWER.fullmatch(text)
-    if found:
-        return f"\\ensuremath{{{found[1]} \\times 10^{{{int(found[2])}}}}}"
-    return escape(text)
+def _width(column: _Column) -> int:
+    name, texts = column
+    return max(map(len, (name, *texts))) + _GAP
