@@ -1,4 +1,4 @@
-"""The command ``profile``: the kernels of a call, and a trace."""
+"""The command ``profile``: print the kernels of a call and write a trace."""
 
 import re
 from collections.abc import Sequence
@@ -10,18 +10,12 @@ import typer
 from esbench.cli.options import FAILED, Plugins, app, load_entries, note
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, UnavailableError, build, cases_of, phases_named
-from esbench.schema import PHASES, Case, Phase
-from esbench.units import format_cell, format_number
+from esbench.schema import PHASES, QUALITY, Case, Phase
 
 if TYPE_CHECKING:
     from esbench.measure.failure import Failure
-    from esbench.measure.profiler import Line, Profile
+    from esbench.measure.profiler import Profile
     from esbench.measure.validation import ExactChecks
-
-SHOWN = 15
-"""Lines of a table that are printed; the files have all."""
-WIDTH = 60
-"""Longer names, such as those of C++ templates, are cut on the terminal."""
 
 
 class Cell(NamedTuple):
@@ -38,17 +32,19 @@ class Cell(NamedTuple):
         label = self.entry.variant.label(self.case.operator)
         return f"{label}, {self.case.label}, {self.phase} on {self.device}"
 
-    @property
-    def stem(self) -> str:
-        """The stem of the file names."""
-        return re.sub(r"[^\w.=]+", "-", self.title).strip("-")
+    def path(self, folder: Path) -> Path:
+        """Return the file of the trace."""
+        stem = re.sub(r"[^\w.=]+", "-", self.title).strip("-")
+        return folder / f"{stem}.json"
 
 
 @app.command()
 def profile(
     variants: Annotated[
         list[str] | None,
-        typer.Option("--variant", help="Glob over names or labels of variants; repeatable.", metavar="GLOB"),
+        typer.Option(
+            "--variant", help="Glob over names or labels of variants; repeatable, required.", metavar="GLOB"
+        ),
     ] = None,
     case: Annotated[
         str, typer.Option(help="Glob over case labels, such as 'Linear*'.", metavar="GLOB")
@@ -61,7 +57,7 @@ def profile(
     dtype: Annotated[str | None, typer.Option(help=f"In this type: {', '.join(DTYPES)}.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, inputs and noise.", min=0, max=2**62)] = 0,
     plugin: Plugins = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables and traces.")] = Path("profiles"),
+    out: Annotated[Path, typer.Option(help="Folder for traces.")] = Path("profiles"),
 ) -> None:
     """Show which kernels (on a CPU: operators) a call runs, and write a trace for ui.perfetto.dev.
 
@@ -73,10 +69,17 @@ def profile(
     from esbench.measure.validation import ExactChecks
     from esbench.progress import showing
 
+    if not variants:
+        message = "name a variant, such as --variant Permuted; `esbench list` shows all of them"
+        raise UserError(message)
+    phases = phases_named(phase)
+    if QUALITY in phases:
+        message = f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}"
+        raise UserError(message)
     place = resolve_device(device)
     entries = load_entries(variants, plugin)
     cases = cases_of(REGISTRY.find_suite(suite or ("readme" if place == "cuda" else "quick")), case, dtype)
-    cells = cells_of(entries, cases, phases_named(phase), place)
+    cells = cells_of(entries, cases, phases, place)
     checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
     oracle = ExactChecks(checks, place, seed)
     texts, failed = [], 0
@@ -88,7 +91,7 @@ def profile(
                 failed += found.status == "failed"
                 texts.append(f"{cell.title}: {found.status}: {found.reason}")
             else:
-                texts.append(_report(cell, found))
+                texts.append(_report(cell, found, out))
     typer.echo("\n\n".join(texts))
     if failed:
         note(f"{failed} of {len(cells)} failed")
@@ -101,7 +104,7 @@ def cells_of(
     """Return the calls to be profiled.
 
     Raises:
-        UserError: no variant supports any of the cases, or no phase is named.
+        UserError: no variant supports any of the cases.
 
     """
     cells = [
@@ -114,9 +117,7 @@ def cells_of(
     if not cells:
         names = ", ".join(entry.variant.name for entry in entries)
         labels = "; ".join(case.label for case in cases)
-        message = (
-            f"nothing to profile: variants {names}; cases {labels}; phases {', '.join(phases) or 'none'}"
-        )
+        message = f"nothing to profile: none of the variants {names} supports any of the cases {labels}"
         raise UserError(message)
     return cells
 
@@ -151,51 +152,16 @@ def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
     workload.enter(cell.phase)
     call = workload.phases[cell.phase]
     call()  # allocates what is allocated once, such as gradients
-    return profiler.profile(call, cell.device, out, cell.stem)
+    return profiler.profile(call, cell.device, cell.path(out))
 
 
-def _report(cell: Cell, found: "Profile") -> str:
-    """Write the table as Markdown; return what is printed."""
-    launches = (
-        f"{found.trace.launches} {'kernels, copies and fills' if cell.device == 'cuda' else 'operators'}"
-    )
-    facts = [f"launches per call: {launches}"]
+def _report(cell: Cell, found: "Profile", out: Path) -> str:
+    """Return the printed text of a profile."""
+    launched = "kernels, copies and fills" if cell.device == "cuda" else "operators"
+    lines = [cell.title, found.table, f"launches per call: {found.trace.launches} {launched}"]
     if found.trace.waits:
-        facts.append(f"the host synchronizes with the device in: {', '.join(found.trace.waits)}")
+        lines.append(f"the host synchronizes with the device in: {', '.join(found.trace.waits)}")
     if found.trace.other_streams:
-        facts.append(f"work on other streams: {', '.join(map(str, found.trace.other_streams))}")
-    page = found.table.with_suffix(".md")
-    page.write_text(
-        "\n\n".join([f"# {cell.title}", *facts, _table(found.lines, "pipe")]) + "\n", encoding="utf-8"
-    )
-    shown = [line._replace(name=_cut(line.name)) for line in found.lines[:SHOWN]]
-    rest = len(found.lines) - len(shown)
-    return "\n".join(
-        [
-            cell.title,
-            _table(shown, "simple"),
-            *([f"... and {rest} more"] if rest else []),
-            *facts,
-            f"tables: {page}, {found.table}; trace, for ui.perfetto.dev: {found.timeline}",
-        ]
-    )
-
-
-def _table(lines: Sequence["Line"], style: str) -> str:
-    from tabulate import tabulate
-
-    rows = [
-        (line.name, line.calls, format_cell("latency_ns", line.total_ns), format_number(100 * line.share))
-        for line in lines
-    ]
-    return tabulate(
-        rows,
-        headers=("name", "calls", "time (ms)", "share (%)"),
-        tablefmt=style,
-        colalign=("left", "right", "right", "right"),
-        disable_numparse=True,
-    )
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= WIDTH else f"{name[: WIDTH - 3]}..."
+        lines.append(f"work on other streams: {', '.join(map(str, found.trace.other_streams))}")
+    lines.append(f"trace, for ui.perfetto.dev: {cell.path(out)}")
+    return "\n".join(lines)

@@ -1,56 +1,45 @@
 """A lock that lets only one run at a time measure on a device, across processes and users.
 
-The lock is the operating system's, so a process that was killed holds nothing. A note next to the lock file
-names the holder; it is read only while the lock is held, and ignored if its process does not exist. Both are
-in the system's folder for temporary files, or in the folder named by the environment variable
-ESBENCH_LOCK_DIR: set it if not all users of the device share that folder.
+The operating system releases the lock of a process that was killed. A note next to the lock file describes
+the holder. Both are in the system's folder for temporary files, or in the folder named by the environment
+variable ESBENCH_LOCK_DIR: set it if not all users of the device share that folder.
 """
 
 import contextlib
-import getpass
-import math
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-import psutil
 from filelock import FileLock, Timeout
 
 from esbench.errors import UserError
 
 FOLDER = "ESBENCH_LOCK_DIR"
-EVERYBODY = 0o666
-"""Any user may lock what another one has unlocked."""
+ANY_USER = 0o666
+"""The mode of the files: any user may lock the device next."""
 POLL_S = 1.0
-UNKNOWN_HOLDER = "another run, of an unknown process"
+FOREVER_S = -1.0
+"""The time limit by which filelock waits without one."""
 
 
 class LockError(UserError):
-    """The device is in use, or cannot be locked; the message says by whom, or why."""
-
-
-class _Holder(msgspec.Struct, frozen=True):
-    """The process that holds a lock."""
-
-    pid: int
-    user: str
-    purpose: str
-    since: str
+    """The device is in use, or cannot be locked."""
 
 
 @contextlib.contextmanager
 def holding(
     key: str, purpose: str, say: Callable[[str], object], wait_s: float | None = None
 ) -> Iterator[None]:
-    """Hold the lock of a device, by its GPU's UUID or ``cpu``, while the context lasts.
+    """Lock a device while the context lasts.
 
-    Where another run holds it, ``say`` gets a line with who that is, again when it changes, and this one
-    waits up to ``wait_s`` seconds, or until the device is free. ``purpose`` describes the run to others.
+    Args:
+        key: the UUID of a GPU, or ``cpu``.
+        purpose: a description of this run for others.
+        say: is called with a line about the holder if another run holds the lock, before waiting.
+        wait_s: seconds to wait for the lock, by default until the device is free.
 
     Raises:
         LockError: it is still held after ``wait_s`` seconds, or it cannot be locked here.
@@ -59,25 +48,27 @@ def holding(
     folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
     path = folder / f"esbench-{re.sub(r'[^0-9A-Za-z-]', '-', key)}.lock"
     note = path.with_suffix(".holder")
-    lock = FileLock(path, mode=EVERYBODY)
-    deadline_s = math.inf if wait_s is None else time.monotonic() + wait_s
-    said = ""
-    while not _acquired(lock, path):
-        who = f"{key} is held by {_holder(note)}"
-        if time.monotonic() >= deadline_s:
-            message = f"{who}; only one run at a time measures on a device"
-            raise LockError(message)
-        if who != said:
-            say(f"{who}; waiting for it to end")
-            said = who
-        time.sleep(POLL_S)
+    lock = FileLock(path, mode=ANY_USER)
     try:
-        # A note that cannot be written names no holder: the lock holds all the same.
-        with contextlib.suppress(OSError):
-            note.unlink(missing_ok=True)  # that of another user, who was killed, cannot be overwritten
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if wait_s != 0:
+                say(f"{key} is held by {_holder(note)}; waiting for it to end")
+            lock.acquire(timeout=FOREVER_S if wait_s is None else wait_s, poll_interval=POLL_S)
+    except Timeout:
+        message = f"{key} is held by {_holder(note)}; only one run at a time measures on a device"
+        raise LockError(message) from None
+    except (OSError, NotImplementedError) as error:  # the latter where a file system cannot lock
+        reason = getattr(error, "strerror", None) or error
+        message = f"cannot lock {path}: {reason}; set {FOLDER} to a folder where files can be locked"
+        raise LockError(message) from error
+    try:
+        with contextlib.suppress(OSError):  # without a note the device is locked all the same
+            note.unlink(missing_ok=True)  # the note of another user who was killed cannot be overwritten
             since = datetime.now(UTC).isoformat(timespec="seconds")
-            note.write_bytes(msgspec.json.encode(_Holder(os.getpid(), _user(), purpose, since)))
-            note.chmod(EVERYBODY)
+            note.write_text(f"{purpose} (pid {os.getpid()}, since {since})", encoding="utf-8")
+            note.chmod(ANY_USER)
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -85,32 +76,9 @@ def holding(
         lock.release()
 
 
-def _acquired(lock: FileLock, path: Path) -> bool:
-    """Return whether this process holds the lock now."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    except (OSError, NotImplementedError) as error:  # the latter where a file system cannot lock
-        why = getattr(error, "strerror", None) or str(error)
-        message = f"cannot lock {path}: {why}; set {FOLDER} to a folder where files can be locked"
-        raise LockError(message) from error
-    return True
-
-
 def _holder(note: Path) -> str:
-    """Return a description of the holder of a lock: purpose, process, user and time."""
+    """Return the first line of the note that describes the holder of a lock."""
     try:
-        holder = msgspec.json.decode(note.read_bytes(), type=_Holder)
-    except (OSError, msgspec.DecodeError):
-        return UNKNOWN_HOLDER
-    if not psutil.pid_exists(holder.pid):
-        return UNKNOWN_HOLDER
-    return f"{holder.purpose} (pid {holder.pid}, user {holder.user}, since {holder.since})"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # an id without a name, as in many containers
-        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+        return note.read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return "another run"

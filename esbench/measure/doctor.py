@@ -1,6 +1,5 @@
 """Checks of what this machine can measure, as printed by ``esbench doctor``."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from esbench.measure.environment import (
     no_cuda,
     package_version,
 )
-from esbench.measure.float32_precision import AMPERE, TF32, missing_type
+from esbench.measure.float32_precision import AMPERE, TF32, missing_type, too_old
 from esbench.measure.gpu_monitor import other_processes, own_pids
 from esbench.measure.nvml import Nvml, NvmlError
 
@@ -35,74 +34,74 @@ class Finding(NamedTuple):
     why: str
 
 
-class _Lacking(str):
-    """Why something is not available."""
-
-    __slots__ = ()
+class LackError(Exception):
+    """Something is not available; the message is the reason."""
 
 
 def diagnosis() -> list[Finding]:
     """Check everything that affects a measurement here. Never fails."""
-    checks: dict[str, Callable[[], str]] = {
-        "CPU timing": cpu_name,
-        "threads": _threads,
-        "quiet machine": _load,
-        "fixed CPU clock": _clock,
-        "memory of a call on the CPU": _memory,
-        "memory limit of a CPU run": _limit,
-        "CPU to one run": partial(_lock, "cpu"),
-    }
-    rest = {"fused kernels": _triton, "commit of a run": _git}
-    return [*map(_finding, checks, checks.values()), *_gpu(), *map(_finding, rest, rest.values())]
+    return [
+        _finding("CPU timing", cpu_name),
+        _finding("threads", _threads),
+        _finding("quiet machine", _load),
+        _finding("fixed CPU clock", _clock),
+        _finding("memory of a call on the CPU", _memory),
+        _finding("memory limit of a CPU run", _limit),
+        _finding("CPU to one run", partial(_lock, "cpu")),
+        *_gpu(),
+        _finding("fused kernels", _triton),
+        _finding("commit of a run", _git),
+    ]
 
 
 def _finding(subject: str, check: Callable[[], str]) -> Finding:
     try:
-        why = check()
-    except (NvmlError, UserError) as error:
-        why = _Lacking(error)
-    return Finding(subject, able=not isinstance(why, _Lacking), why=why)
+        return Finding(subject, able=True, why=check())
+    except (LackError, NvmlError, UserError) as error:
+        return Finding(subject, able=False, why=str(error))
+
+
+def _require(condition: object, reason: str) -> None:
+    if not condition:
+        raise LackError(reason)
 
 
 def _threads() -> str:
     used, cpus = torch.get_num_threads(), usable_cpus()
-    why = f"torch uses {used} threads on {cpus} usable CPUs"
-    if used > cpus:
-        return _Lacking(f"{why}, so they wait for each other; set OMP_NUM_THREADS={cpus}")
-    return why
+    text = f"torch uses {used} threads on {cpus} usable CPUs"
+    _require(used <= cpus, f"{text}, so they wait for each other; set OMP_NUM_THREADS={cpus}")
+    return text
 
 
 def _load() -> str:
     load, cpus = psutil.getloadavg()[0], usable_cpus()
-    why = f"load average {load:.1f} on {cpus} usable CPUs"
-    if load > BUSY * cpus:
-        return _Lacking(f"{why}: other programs disturb CPU timings")
-    return why
+    text = f"load average {load:.1f} on {cpus} usable CPUs"
+    _require(load <= BUSY * cpus, f"{text}: other programs disturb CPU timings")
+    return text
 
 
 def _clock() -> str:
     rule = governor()
-    if rule is None:
-        return _Lacking("the system does not say how it sets the clock")
-    if rule != "performance":
-        return _Lacking(f"the governor is {rule}; only `performance` keeps the clock up")
-    return f"the governor is {rule}"
+    _require(rule, "the system does not report how it sets the clock")
+    text = f"the governor is {rule}"
+    _require(rule == "performance", f"{text}; only `performance` keeps the clock up")
+    return text
 
 
 def _memory() -> str:
     probe_bytes = 4096
     try:
-        seen = memory.peak_bytes(lambda: torch.empty(probe_bytes, dtype=torch.uint8), "cpu")
+        counted = memory.peak_bytes(lambda: torch.empty(probe_bytes, dtype=torch.uint8), "cpu")
     except RuntimeError as error:
-        return _Lacking(f"torch's profiler does not run: {error}")
-    if seen != probe_bytes:
-        return _Lacking(f"torch's profiler counts {seen} bytes where {probe_bytes} were allocated")
+        message = f"torch's profiler does not run: {error}"
+        raise LackError(message) from error
+    text = f"torch's profiler counts {counted} bytes where {probe_bytes} were allocated"
+    _require(counted == probe_bytes, text)
     return "torch's allocator counts to the byte"
 
 
 def _limit() -> str:
-    if not memory.can_limit():
-        return _Lacking("only Linux has one; a case that does not fit may end the run")
+    _require(memory.can_limit(), "only Linux has one; a case that does not fit may end the run")
     room_gib = (memory.available_bytes() - memory.RESERVE_BYTES) / 1024**3
     return f"a case may take {room_gib:.1f} GiB; a larger one gets its reason"
 
@@ -117,14 +116,13 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPU timing and memory", able=False, why=missing)
         yield Finding("GPU utilisation", able=False, why="no GPU that torch can use")
         return
-    # Before torch makes its CUDA context: that is how this process knows itself in NVML's list.
-    own = own_pids()
+    own = own_pids()  # before torch makes its CUDA context, which adds this process to NVML's list
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    why = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
-    yield Finding("GPU timing and memory", able=True, why=why)
+    text = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
+    yield Finding("GPU timing and memory", able=True, why=text)
     for dtype in (TF32, "bfloat16"):
-        lacking = missing_type(dtype, "cuda")
-        yield Finding(dtype, able=not lacking, why=lacking or "products of it")
+        reason = missing_type(dtype, "cuda")
+        yield Finding(dtype, able=not reason, why=reason or "this GPU multiplies in it")
     yield _finding("GPU to one run", partial(_lock, "cuda"))
     meters: dict[str, Callable[[Nvml], str]] = {
         "GPU utilisation": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
@@ -137,46 +135,38 @@ def _gpu() -> Iterator[Finding]:
     }
     try:
         with Nvml() as nvml:
-            yield from [_finding(subject, partial(ask, nvml)) for subject, ask in meters.items()]
+            yield from [_finding(subject, partial(read, nvml)) for subject, read in meters.items()]
     except NvmlError as error:
         yield from (Finding(subject, able=False, why=str(error)) for subject in meters)
 
 
 def _throttling(nvml: Nvml) -> str:
-    throttled = ", ".join(nvml.throttled())
-    return (
-        _Lacking(f"its clock is held down: {throttled}") if throttled else "nothing holds its clock down now"
-    )
+    reasons = ", ".join(nvml.throttled())
+    _require(not reasons, f"its clock is reduced: {reasons}")
+    return "nothing reduces its clock now"
 
 
 def _alone(own: frozenset[int], nvml: Nvml) -> str:
     others = other_processes(nvml, own)
-    if not own:
-        return _Lacking("NVML does not show this process, so others cannot be told from it")
-    if others:
-        return _Lacking(f"{', '.join(others)} would make a run invalid: they compute on it too")
+    _require(own, "NVML does not list this process, so other processes cannot be recognised")
+    _require(not others, f"{', '.join(others)} would make a run invalid: they compute on it too")
     return "no other process computes on it"
 
 
 def _triton() -> str:
     version = package_version("triton")
-    if version is None:
-        return _Lacking("triton is not installed; torch brings it with CUDA on Linux")
-    if not torch.cuda.is_available():
-        return _Lacking(f"triton {version} has no GPU to run on")
-    capability = torch.cuda.get_device_capability()
-    if capability < AMPERE:
-        have, need = (".".join(map(str, one)) for one in (capability, AMPERE))
-        return _Lacking(f"they need a GPU of capability {need} or more, this one has {have}")
+    _require(version, "triton is not installed; torch brings it with CUDA on Linux")
+    _require(torch.cuda.is_available(), f"triton {version} has no GPU to run on")
+    _require(torch.cuda.get_device_capability() >= AMPERE, f"their compiler {too_old()}")
     return f"triton {version}"
 
 
 def _git() -> str:
-    return commit() or _Lacking("esbench runs from no git checkout, or git is missing")
+    found = commit()
+    _require(found, "esbench runs from no git checkout, or git is missing")
+    return str(found)
 
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ def tensor_dtype(name: str) -> torch.dtype:
 
 
 def has_tf32(device: str) -> bool:
-    """Say whether a device multiplies in TF32."""
+    """Return whether a device multiplies in TF32."""
     return device == "cuda" and torch.cuda.get_device_capability() >= AMPERE
 
 
@@ -36,48 +35,28 @@ def missing_type(dtype: str, device: str) -> str:
         and device == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        have, need = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(), AMPERE))
-        return f"bfloat16 needs a GPU of capability {need} or more, this one has {have}"
+        return f"bfloat16 {too_old()}"
     return ""
+
+
+def too_old() -> str:
+    """Return the text that an older GPU lacks a capability."""
+    have, need = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(), AMPERE))
+    return f"needs a GPU of capability {need} or more, this one has {have}"
 
 
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
     """Allow TF32 in matrix products and convolutions for ``tfloat32``, forbid it for any other type.
 
-    What was set before is set again at the end. torch keeps two sets of flags: one by backend
-    (``fp32_precision``) and an older one, which torch.compile reads in some releases and which raises where
-    the two disagree. So both are written here, the older first because its setters write the newer.
+    The earlier setting is restored at the end.
     """
-    backends: Any = torch.backends
-    places: tuple[Any, ...] = (
-        backends.cuda.matmul,
-        backends.cudnn.conv,
-        backends.cudnn.rnn,
-        backends.mkldnn.matmul,
-    )
-    before = [place.fp32_precision for place in places]
-    older = _matmul_precision(), before[1] == "tf32"
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     allowed = dtype == TF32
-    _set("high" if allowed else "highest", conv=allowed)
-    for place in places:
-        place.fp32_precision = "tf32" if allowed else "ieee"
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
-        _set(older[0], conv=older[1])
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
-
-
-def _set(matmul: str, *, conv: bool) -> None:
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = conv
-
-
-def _matmul_precision() -> str:
-    """Return the older flag, or its value by the newer one if only that was set."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

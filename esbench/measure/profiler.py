@@ -1,10 +1,8 @@
-"""Launches of a call, from torch's profiler: a count, a table and a Chrome trace.
+"""The launches of a call, counted in a Chrome trace of torch's profiler.
 
-The profiler may lose records: a launch without its record is an error, never a smaller count. Reading a trace
-does not need the device that it was taken on.
+The profiler may lose records: a launch without its record is an error, never a smaller count.
 """
 
-import csv
 import json
 import os
 import tempfile
@@ -21,7 +19,9 @@ from esbench.registry import UnavailableError
 METHOD = "profiler"
 
 ATTEMPTS = 3
-"""A trace that lost records is taken again, so often."""
+"""How often a trace is taken if it loses records."""
+ROWS, WIDTH = 15, 60
+"""The rows of a printed table, and the most characters of a name in it."""
 
 MARKER = "esbench.marker"
 CALL = "esbench.call"
@@ -37,20 +37,20 @@ LAUNCHES = tuple(
     for api in ("cuda", "cu")
     for name in ("LaunchKernel", "LaunchCooperativeKernel", "GraphLaunch", "Memcpy", "Memset")
 )
-"""Calls of the CUDA runtime and driver that begin so give the device something to do."""
+"""The beginnings of the names of CUDA functions that launch work on the device."""
 
 WAITS = (
     *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaFree"),
     *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuMemcpy", "cuMemFree"),
 )
-"""Calls that begin so make the host wait for the device, unless they are asynchronous by name."""
+"""The beginnings of the names of CUDA functions that wait for the device, unless ``Async`` is in the name."""
 
 TICK_NS = 2
-"""Microseconds since 1970 in a double: two records that follow each other may overlap by so much."""
+"""The rounding error of a start time, which is in microseconds since 1970 in a double."""
 
 
 class ProfileError(UnavailableError):
-    """The profiler lost records, or cannot run here; the message says which."""
+    """The profiler lost records."""
 
 
 class Record(NamedTuple):
@@ -65,7 +65,7 @@ class Record(NamedTuple):
 
     @property
     def end_ns(self) -> float:
-        """When it ended."""
+        """The end of the span."""
         return self.start_ns + self.duration_ns
 
 
@@ -81,23 +81,6 @@ class Trace(NamedTuple):
     launches: int
     waits: tuple[str, ...] = ()
     other_streams: tuple[int, ...] = ()
-
-
-class Line(NamedTuple):
-    """A line of a profile: one kernel or operator, and its share of the whole.
-
-    A kernel's share is that of all the device's time in the call. An operator's time is its own, without the
-    operators that it calls, and its share that of the call; what remains is :data:`OUTSIDE`.
-    """
-
-    name: str
-    calls: int
-    total_ns: float
-    share: float
-
-
-OUTSIDE = "(outside operators)"
-"""The part of a call on the CPU that is Python's, and torch's on the way to its operators."""
 
 
 def read(chrome_trace: Mapping[str, Any]) -> list[Record]:
@@ -153,34 +136,11 @@ def cpu_trace(records: Sequence[Record]) -> Trace:
     return Trace(launches)
 
 
-def kernels(records: Sequence[Record]) -> list[Line]:
-    """Return the time of each kernel, copy and fill of the call, longest first."""
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for record in _launched(records, _annotation(records, CALL).start_ns):
-        times[record.name].append(record.duration_ns)
-    whole_ns = sum(map(sum, times.values()))
-    lines = [Line(name, len(own), sum(own), sum(own) / whole_ns) for name, own in times.items()]
-    return sorted(lines, key=lambda line: line.total_ns, reverse=True)
-
-
-def operators(taken: torch.autograd.profiler.profile) -> list[Line]:
-    """Return the self time of each operator of a call, longest first, and the remaining time."""
-    found = taken.key_averages()
-    call_ns = next(one.cpu_time_total for one in found if one.key == CALL) * 1e3
-    lines = []
-    for one in found:
-        own_ns = one.self_cpu_time_total * 1e3
-        lines.append(Line(OUTSIDE if one.key == CALL else one.key, one.count, own_ns, own_ns / call_ns))
-    return sorted(lines, key=lambda line: line.total_ns, reverse=True)
-
-
 class Profile(NamedTuple):
-    """The profile of a call, and the files it is in."""
+    """The profile of a call: torch's table of its kernels or operators, and its launches."""
 
-    lines: tuple[Line, ...]
+    table: str
     trace: Trace
-    table: Path
-    timeline: Path
 
 
 def trace(call: Callable[[], object], device: str) -> Trace:
@@ -191,25 +151,27 @@ def trace(call: Callable[[], object], device: str) -> Trace:
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _take(call, device, Path(folder) / "trace.json")[2]
+        return _take(call, device, Path(folder) / "trace.json")
 
 
-def profile(call: Callable[[], object], device: str, folder: Path, stem: str) -> Profile:
-    """Profile one call as :func:`trace`; write ``stem``.csv and, for Perfetto, the trace ``stem``.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, timeline = folder / f"{stem}.csv", folder / f"{stem}.json"
-    taken, records, found = _take(call, device, timeline)
-    lines = kernels(records) if device == "cuda" else operators(taken)
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Line._fields)
-        writer.writerows(lines)
-    return Profile(tuple(lines), found, table, timeline)
+def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
+    """Profile one call as :func:`trace`, and write its Chrome trace to a file for ui.perfetto.dev."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = _take(call, device, path)
+    on_gpu = device == "cuda"
+    with torch.autograd.profiler.profile(use_device="cuda" if on_gpu else None, use_kineto=True) as taken:
+        call()
+        if on_gpu:
+            torch.cuda.synchronize()
+    table = taken.key_averages().table(
+        sort_by="self_cuda_time_total" if on_gpu else "self_cpu_time_total",
+        row_limit=ROWS,
+        max_name_column_width=WIDTH,
+    )
+    return Profile(table, found)
 
 
-def _take(
-    call: Callable[[], object], device: str, path: Path
-) -> tuple[torch.autograd.profiler.profile, list[Record], Trace]:
+def _take(call: Callable[[], object], device: str, path: Path) -> Trace:
     """Trace a call into a file until no record is missing."""
     for attempt in range(ATTEMPTS):
         with quiet():
@@ -217,7 +179,7 @@ def _take(
         taken.export_chrome_trace(str(path))
         records = read(json.loads(path.read_text(encoding="utf-8")))
         try:
-            return taken, records, cuda_trace(records) if device == "cuda" else cpu_trace(records)
+            return cuda_trace(records) if device == "cuda" else cpu_trace(records)
         except ProfileError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -233,17 +195,17 @@ def _take_cpu(call: Callable[[], object]) -> torch.autograd.profiler.profile:
 def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
     """Trace a call on the current stream, after other work, since the first records may be lost.
 
-    The marker stands before the first call: a call that changed the current stream would move it.
+    The marker comes before the first call, which may change the current stream.
     """
-    # CUPTI stays attached once it is. Taking it off after each trace races with the next one (kineto#1554),
-    # and before CUDA 12.6 it crashes where graphs were captured (pytorch#112507).
+    # Keep CUPTI attached: detaching it after each trace races with the next trace (kineto#1554), and before
+    # CUDA 12.6 it crashes if graphs were captured (pytorch#112507).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     # Without Kineto torch records no device.
     with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True) as taken:
-        spot = torch.zeros(1, device="cuda")
+        marker = torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         with torch.autograd.profiler.record_function(MARKER):
-            spot.add_(1)
+            marker.add_(1)
         call()
         torch.cuda.synchronize()
         with torch.autograd.profiler.record_function(CALL):
@@ -253,14 +215,14 @@ def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
 
 
 def _record(span: Mapping[str, Any]) -> Record:
-    more = span.get("args", {})
+    arguments = span.get("args", {})
     return Record(
         name=span["name"],
         kind=span["cat"],
-        track=more["stream"] if span["cat"] in ON_DEVICE else span["tid"],
+        track=arguments["stream"] if span["cat"] in ON_DEVICE else span["tid"],
         start_ns=span["ts"] * 1e3,
         duration_ns=span["dur"] * 1e3,
-        correlation=more.get("correlation"),
+        correlation=arguments.get("correlation"),
     )
 
 
@@ -275,21 +237,25 @@ def _annotation(records: Iterable[Record], name: str) -> Record:
 def _launched(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
     """Return the device work that was launched within a span of time.
 
-    What ran without a launch on record counts by the time at which it ran.
+    Work whose launch was not recorded is selected by the time at which it ran.
+
+    Raises:
+        ProfileError: a launch has no record of its work.
+
     """
     host = {record.correlation: record for record in records if record.kind in RUNTIME}
     ran = []
     for record in records:
         if record.kind in ON_DEVICE:
-            cause = host.get(record.correlation, record)
-            if from_ns <= cause.start_ns <= to_ns:
+            launch = host.get(record.correlation, record)
+            if from_ns <= launch.start_ns <= to_ns:
                 ran.append(record)
-    asked = {
+    launches = {
         correlation
         for correlation, record in host.items()
         if from_ns <= record.start_ns <= to_ns and record.name.startswith(LAUNCHES)
     }
-    if lost := len(asked - {record.correlation for record in ran}):
-        message = f"the profiler lost the records of {lost} of {len(asked)} launches"
+    if lost := len(launches - {record.correlation for record in ran}):
+        message = f"the profiler lost the records of {lost} of {len(launches)} launches"
         raise ProfileError(message)
     return ran

@@ -99,13 +99,15 @@ def test_launches_waits_and_streams_are_seen() -> None:
 
 
 def test_a_profile_names_kernels(tmp_path: Path) -> None:
-    """A profile counts every launch, its time shares add up to 1, and its trace file names the kernels."""
-    a = torch.randn(512, 512, device="cuda")
-    found = profile(lambda: torch.relu(a @ a), "cuda", tmp_path, "gpu")
-    assert found.trace.launches == sum(line.calls for line in found.lines) >= 2
-    assert sum(line.share for line in found.lines) == pytest.approx(1)
-    events = json.loads(found.timeline.read_text())["traceEvents"]
-    assert {line.name for line in found.lines} <= {event["name"] for event in events}
+    """A profile counts every launch, and its trace file and table name the kernels."""
+    a, path = torch.randn(512, 512, device="cuda"), tmp_path / "gpu.json"
+    found = profile(lambda: torch.relu(a @ a), "cuda", path)
+    assert found.trace.launches >= 2
+    kernels = {
+        span["name"] for span in json.loads(path.read_text())["traceEvents"] if span.get("cat") == "kernel"
+    }
+    assert len(kernels) >= 2
+    assert "aten::relu" in found.table
 
 
 def test_ceilings_of_the_gpu() -> None:

@@ -1,7 +1,6 @@
 """The lock that allows one run on a device at a time, with real processes."""
 
 import contextlib
-import getpass
 import os
 import signal
 import stat
@@ -63,13 +62,11 @@ def refusal() -> str:
 
 
 def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
-    """The error has suite, process, user and time; a run that waits says so once, then runs."""
+    """The error has suite, process and time; a run that waits says so once, then runs."""
     said: list[str] = []
     with holder() as process:
         told = refusal()
-        assert told.startswith(
-            f"cpu is held by suite quick (pid {process.pid}, user {getpass.getuser()}, since 20"
-        )
+        assert told.startswith(f"cpu is held by suite quick (pid {process.pid}, since 20")
         assert told.endswith("); only one run at a time measures on a device")
         assert issubclass(LockError, UserError)
         with pytest.raises(LockError, match="suite quick"), holding("cpu", "", said.append, wait_s=0.05):
@@ -90,25 +87,19 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
     assert said[1].endswith("; waiting for it to end")
 
 
-def test_a_killed_holder_holds_nothing(folder: Path) -> None:
-    """A killed process loses its lock to a waiting run, and the note that it leaves is ignored."""
-    with holder() as process:
-        note = folder / "esbench-cpu.holder"
-        left = note.read_bytes()
-        assert str(process.pid).encode() in left
-        with holding("cpu", "suite readme", lambda _: process.kill()):
-            assert process.wait(10) == -signal.SIGKILL
-            note.write_bytes(left)  # as if this process had not written its note yet
-            assert device_lock.UNKNOWN_HOLDER in refusal()
+def test_a_killed_holder_holds_nothing() -> None:
+    """A killed process loses its lock to a waiting run."""
+    with holder() as process, holding("cpu", "suite readme", lambda _: process.kill()):
+        assert process.wait(10) == -signal.SIGKILL
+        assert f"suite readme (pid {os.getpid()}" in refusal()
 
 
 def test_nonsense_in_the_note_names_no_holder(folder: Path) -> None:
     """An unreadable note still makes an error of one line."""
-    note = folder / "esbench-cpu.holder"
     with holding("cpu", "", pytest.fail):
-        for nonsense in (b"", b"\xff\xfe", b"{" * 10_000, b'{"pid":1}'):
-            note.write_bytes(nonsense)
-            assert device_lock.UNKNOWN_HOLDER in refusal(), nonsense[:20]
+        for nonsense in (b"", b"\xff\xfe"):
+            (folder / "esbench-cpu.holder").write_bytes(nonsense)
+            assert refusal().startswith("cpu is held by another run;"), nonsense
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
@@ -149,15 +140,9 @@ def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
     )
 
 
-def test_defaults_where_the_system_says_little(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks are in the folder for temporary files; a user without a name is a number."""
-
-    def nameless() -> str:
-        raise KeyError
-
-    monkeypatch.setattr(getpass, "getuser", nameless)
+def test_locks_are_in_the_folder_for_temporary_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment variable is not needed."""
     monkeypatch.delenv("ESBENCH_LOCK_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with holding("cpu", "", pytest.fail):
         assert (folder / "esbench-cpu.lock").exists()
-        assert f"user {os.getuid()}" in refusal()

@@ -67,7 +67,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
         "GPU energy": "5 kJ since the driver was loaded",
         "GPU clock": "1980 MHz now, up to 1980 MHz, application clock 1980 MHz, auto boost on",
         "GPU temperature": "45 degrees Celsius now",
-        "unthrottled GPU": "nothing holds its clock down now",
+        "unthrottled GPU": "nothing reduces its clock now",
         "GPU to itself": "no other process computes on it",
     }
     assert all(finding.able for finding in told.values())
@@ -82,10 +82,10 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
         (
             "unthrottled GPU",
             {"CurrentClocksThrottleReasons": answering(0x24)},
-            "its clock is held down: power cap, thermal slowdown",
+            "its clock is reduced: power cap, thermal slowdown",
         ),
         ("GPU to itself", {"ComputeRunningProcesses": refusing}, "NVML cannot list the processes: "),
-        ("GPU to itself", {}, "NVML does not show this process, so others cannot be told from it"),
+        ("GPU to itself", {}, "NVML does not list this process, so other processes cannot be recognised"),
         (
             "GPU to itself",
             {"ComputeRunningProcesses": lambda _: listed.pop(0) if listed else processes(7, 8, 9)},

@@ -1,6 +1,5 @@
 """Launches of a call, from hand-written traces like those of a GPU and from real CPU traces."""
 
-import csv
 import json
 import random
 from pathlib import Path
@@ -15,13 +14,10 @@ from esbench.measure import profiler
 from esbench.measure.profiler import (
     CALL,
     MARKER,
-    OUTSIDE,
-    Line,
     ProfileError,
     Trace,
     cpu_trace,
     cuda_trace,
-    kernels,
     profile,
     read,
     trace,
@@ -105,12 +101,6 @@ def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
     because the profiler does not follow that interface, is assigned by its time.
     """
     assert traced(marked(*ORDINARY)) == Trace(launches=5)
-    assert kernels(read({"traceEvents": marked(*ORDINARY)})) == [
-        Line("gemm", 2, 60e3, 0.75),
-        Line("triton_", 1, 10e3, 0.125),
-        Line("Memset (Device)", 1, 5e3, 0.0625),
-        Line("Memcpy DtoD (Device -> Device)", 1, 5e3, 0.0625),
-    ]
     graph = [host("cudaGraphLaunch", 110, 9, correlation=30)]
     graph += [device(f"node{number}", 120 + number, 1, 30) for number in range(6)]
     assert traced(marked(*graph)).launches == 6
@@ -228,22 +218,12 @@ def test_a_trace_on_cuda_asks_the_profiler_for_what_ran_on_the_gpu(monkeypatch: 
 
 
 def test_a_profile_is_a_table_and_a_chrome_trace(tmp_path: Path) -> None:
-    """The table is CSV in nanoseconds; the trace can be opened in Perfetto and contains the call."""
+    """The table names the operators; the trace can be opened in Perfetto and contains the call."""
     a, layer = torch.randn(64, 64), torch.nn.Linear(64, 64)
-    found = profile(lambda: torch.sum(layer(a)), "cpu", tmp_path / "new", "mine")
+    path = tmp_path / "new" / "mine.json"
+    found = profile(lambda: torch.sum(layer(a)), "cpu", path)
     assert found.trace == Trace(2)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["mine.csv", "mine.json"]
-    with found.table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [Line(r["name"], int(r["calls"]), float(r["total_ns"]), float(r["share"])) for r in rows] == [
-        *found.lines
-    ]
-    # Self times of the operators and the time outside of them add up to the call.
-    assert {"aten::linear", "aten::addmm", "aten::sum", OUTSIDE} <= {line.name for line in found.lines}
-    assert sum(line.share for line in found.lines) == pytest.approx(1, abs=1e-3)
-    assert min(line.total_ns for line in found.lines) >= 0
-    events = json.loads(found.timeline.read_text())["traceEvents"]
-    complete = [event for event in events if event["ph"] == "X"]
-    assert all({"name", "ts", "dur", "pid", "tid"} <= set(event) for event in complete)
-    (call,) = (event for event in complete if event["name"] == CALL and event["cat"] == "user_annotation")
-    assert sum(line.total_ns for line in found.lines) == pytest.approx(1e3 * call["dur"], rel=1e-3)
+    assert all(f" {name} " in found.table for name in ("aten::linear", "aten::addmm", "aten::sum"))
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert all({"name", "ts", "dur", "pid", "tid"} <= set(span) for span in spans)
+    assert [span["cat"] for span in spans if span["name"] == CALL] == ["user_annotation"]
