@@ -1,7 +1,7 @@
-"""Packed bits: +1 is bit 1 and -1 is bit 0, in words of int64 or int32.
+"""Packed bits: +1 is bit 1 and -1 is bit 0, in words of int64.
 
-Bit e of a row is bit e % size of word e // size, where size is 64 or 32. The unused bits of the last word,
-the tail, are zero. All words of one call have the same type. On ``meta`` tensors only shapes are computed.
+Bit e of a row is bit e % 64 of word e // 64. The unused bits of the last word, the tail, are zero. On
+``meta`` tensors only shapes are computed.
 
 On a CPU numpy counts bits, in torch's memory; other devices use plain torch.
 """
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from impls.perturbation.philox import signs_of
 
-WORD_BITS = {torch.int64: 64, torch.int32: 32}
-"""Bits of a word, by its type."""
+WORD_BITS = 64
+"""Bits of a word."""
 
 CHUNK_WORDS = {"cpu": 2**19, "cuda": 2**24}
 """Words that are processed at a time: as many as a core's cache holds, or as are worth a GPU's launches."""
@@ -25,30 +25,13 @@ CHUNK_WORDS = {"cpu": 2**19, "cuda": 2**24}
 PLANES = 9
 """Bits of a count of 256ths: eight, and one that is set for 256 only."""
 
-Pair = int | tuple[int, int]
+Pair = tuple[int, int]
+"""A vertical and a horizontal size."""
 
 
-def word_bits(*words: Tensor | torch.dtype) -> int:
-    """Return the number of bits of a word of a type, or of the common type of tensors.
-
-    Raises:
-        ValueError: the types differ, or are not those of words.
-
-    """
-    types = {one.dtype if isinstance(one, Tensor) else one for one in words}
-    if len(types) > 1:
-        message = f"all words in a call must have the same size, got {' and '.join(sorted(map(str, types)))}"
-        raise ValueError(message)
-    kind = types.pop()
-    if kind not in WORD_BITS:
-        message = f"words are int64 or int32, got {kind}"
-        raise ValueError(message)
-    return WORD_BITS[kind]
-
-
-def word_count(length: int, dtype: torch.dtype = torch.int64) -> int:
+def word_count(length: int) -> int:
     """Return the number of words that hold ``length`` bits."""
-    return -(-length // word_bits(dtype))
+    return -(-length // WORD_BITS)
 
 
 def chunk_words(device: torch.device) -> int:
@@ -63,10 +46,10 @@ def chunks(rows: int, words: int, device: torch.device) -> Iterator[tuple[int, i
         yield start, min(start + step, rows)
 
 
-def pack(bits: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+def pack(bits: Tensor) -> Tensor:
     """Pack bits [..., n] into words [..., words]: True, or a number above 0, is bit 1."""
     length = bits.shape[-1]
-    words = torch.zeros(*bits.shape[:-1], word_count(length, dtype), dtype=dtype, device=bits.device)
+    words = torch.zeros(*bits.shape[:-1], word_count(length), dtype=torch.int64, device=bits.device)
     bytes_ = words.view(torch.uint8)[..., : -(-length // 8)]
     # Eight bits at a time, each in its own byte of an int64.
     eights = torch.zeros(bytes_.shape, dtype=torch.int64, device=bits.device)
@@ -83,38 +66,24 @@ def unpack(words: Tensor, length: int) -> Tensor:
         ValueError: ``length`` bits take another number of words.
 
     """
-    return _signs(words, length) > 0
-
-
-def unpack_bytes(words: Tensor) -> Tensor:
-    """Unpack contiguous words [..., words] on a CPU to bytes of 0 or 1: [..., bits]."""
-    return torch.from_numpy(np.unpackbits(words.numpy().view(np.uint8), axis=-1, bitorder="little"))
+    if words.shape[-1] != word_count(length):
+        message = f"{length} bits take {word_count(length)} words, got {words.shape[-1]}"
+        raise ValueError(message)
+    if words.device.type == "cpu":
+        bytes_ = np.ascontiguousarray(words.numpy()).view(np.uint8)
+        on = np.unpackbits(bytes_, axis=-1, count=length, bitorder="little")
+        return torch.from_numpy(on).view(torch.bool)
+    # Copied: a slice of one word with a step counts as contiguous, but cannot be viewed as bytes.
+    return signs_of(words.clone(memory_format=torch.contiguous_format))[..., :length] > 0
 
 
 def signed(words: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Unpack words [..., words] to +1 and -1 of any signed type: [..., length].
-
-    Raises:
-        ValueError: ``length`` bits take another number of words.
-
-    """
-    return _signs(words, length).to(dtype).contiguous()
+    """Unpack words [..., words] to +1 and -1 of a signed type: [..., length]."""
+    return unpack(words, length).to(dtype).mul_(2).sub_(1)
 
 
-def _signs(words: Tensor, length: int) -> Tensor:
-    if words.shape[-1] * word_bits(words) - length not in range(word_bits(words)):
-        message = f"{length} bits take {word_count(length, words.dtype)} words, got {words.shape[-1]}"
-        raise ValueError(message)
-    if not words.numel():
-        return torch.empty(*words.shape[:-1], length, dtype=torch.int8, device=words.device)
-    # Copied: a slice of one word with a step counts as contiguous, but cannot be viewed as bytes.
-    return signs_of(words.clone(memory_format=torch.contiguous_format))[..., :length]
-
-
-def expand(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Make each bit of bytes [..., c], uint8 or int8, a packed bit: words of 8 c bits.
-
-    Bit 8 j + b is bit b of value j; the sign is bit 7.
+def expand(values: Tensor) -> Tensor:
+    """Pack bytes [..., c], uint8 or int8, into words of 8 c bits: bit 8 j + b is bit b of value j.
 
     Raises:
         ValueError: the values are not bytes.
@@ -123,25 +92,23 @@ def expand(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     if values.dtype not in {torch.uint8, torch.int8}:
         message = f"inputs of eight bits are uint8 or int8, got {values.dtype}"
         raise ValueError(message)
-    words = word_count(8 * values.shape[-1], dtype)
-    expanded = torch.zeros(*values.shape[:-1], words, dtype=dtype, device=values.device)
+    words = word_count(8 * values.shape[-1])
+    expanded = torch.zeros(*values.shape[:-1], words, dtype=torch.int64, device=values.device)
     expanded.view(values.dtype)[..., : values.shape[-1]] = values
     return expanded
 
 
 def unsigned(words: Tensor) -> np.ndarray[Any, Any]:
     """View words as unsigned: numpy counts the bits of the magnitude of a signed integer."""
-    return words.numpy().view(f"u{words.itemsize}")
+    return words.numpy().view(np.uint64)
 
 
-def popcount_swar(words: Tensor) -> Tensor:
-    """Count the set bits of each word by arithmetic within words; the counts have the type of the words."""
-    size = word_bits(words)
-    ones = ((1 << size) - 1) // 255
-    counts = words - ((words >> 1) & 0x55 * ones)
-    counts = (counts & 0x33 * ones) + ((counts >> 2) & 0x33 * ones)
-    counts.add_(counts >> 4).bitwise_and_(0x0F * ones).mul_(ones)
-    return counts.bitwise_right_shift_(size - 8)
+def popcount(words: Tensor) -> Tensor:
+    """Count the set bits of each word, in plain torch."""
+    counts = words - ((words >> 1) & 0x5555555555555555)
+    counts = (counts & 0x3333333333333333) + ((counts >> 2) & 0x3333333333333333)
+    counts.add_(counts >> 4).bitwise_and_(0x0F0F0F0F0F0F0F0F).mul_(0x0101010101010101)
+    return counts.bitwise_right_shift_(56)
 
 
 def quantised(p: Tensor) -> Tensor:
@@ -161,9 +128,9 @@ def quantised(p: Tensor) -> Tensor:
     return (p * 256).round_().to(torch.int16)
 
 
-def planes(counts: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+def planes(counts: Tensor) -> Tensor:
     """Pack each binary digit of counts of 256ths [..., n], lowest first: [9, ..., words]."""
-    return torch.stack([pack((counts >> bit) & 1, dtype) for bit in range(PLANES)])
+    return torch.stack([pack((counts >> bit) & 1) for bit in range(PLANES)])
 
 
 def sample(planes: Tensor, words: Tensor) -> Tensor:
@@ -179,19 +146,11 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
     Returns:
         Words [m, *shape].
 
-    Raises:
-        ValueError: planes and words differ in their type or shape.
-
     """
-    word_bits(planes, words)
-    shape = planes.shape[1:]
-    if len(planes) != PLANES or words.shape[1:] != (PLANES - 1, *shape):
-        message = f"planes [9, *shape] take words [m, 8, *shape], got {[*planes.shape]} and {[*words.shape]}"
-        raise ValueError(message)
-    drawn = torch.zeros(len(words), *shape, dtype=words.dtype, device=words.device)
+    drawn = torch.zeros(len(words), *planes.shape[1:], dtype=torch.int64, device=words.device)
     if drawn.is_meta:
         return drawn
-    for start, stop in chunks(len(words), shape.numel(), words.device):
+    for start, stop in chunks(len(words), planes[0].numel(), words.device):
         on, fair = drawn[start:stop], words[start:stop]
         either = torch.empty_like(on)
         for bit in range(PLANES - 1):
@@ -201,23 +160,20 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
     return drawn
 
 
-def patches(
-    x: Tensor, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, channels: int | None = None
-) -> Tensor:
+def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int | None = None) -> Tensor:
     """Return the windows of a convolution: words [..., h, w, c] -> [..., h', w', kh * kw * c].
 
     Images are padded with zero words: bits 0, which are -1. If ``channels`` is given and fits in one word,
     the kh * kw words of a window are :func:`joined`.
 
     Raises:
-        ValueError: the kernel is larger than the padded image, or a size is out of range.
+        ValueError: the kernel is larger than the padded image.
 
     """
-    kernel, steps = pair("kernel_size", kernel_size, 1), pair("stride", stride, 1)
-    seen = _padded(x, kernel, padding).unfold(-3, kernel[0], steps[0]).unfold(-3, kernel[1], steps[1])
+    windows = _padded(x, kernel, padding).unfold(-3, kernel[0], stride[0]).unfold(-3, kernel[1], stride[1])
     if channels is None or x.shape[-1] != 1:
-        return seen.movedim(-3, -1).flatten(-3)
-    taps = [column[..., 0] for row in seen.unbind(-2) for column in row.unbind(-1)]
+        return windows.movedim(-3, -1).flatten(-3)
+    taps = [column[..., 0] for row in windows.unbind(-2) for column in row.unbind(-1)]
     return joined(taps, channels).movedim(0, -1)
 
 
@@ -226,54 +182,37 @@ def joined(words: Sequence[Tensor], length: int) -> Tensor:
 
     As many as fit share a word. Products of rows that are packed alike keep their value and read fewer words.
     """
-    fit = max(1, word_bits(*words) // max(1, length))
-    found = torch.stack(list(words[::fit]))
-    for place in range(1, fit):
-        for into, part in zip(found, words[place::fit], strict=False):
-            into.bitwise_or_(part << place * length)
-    return found
+    fit = max(1, WORD_BITS // max(1, length))
+    packed = torch.stack(list(words[::fit]))
+    for index in range(1, fit):
+        for into, part in zip(packed, words[index::fit], strict=False):
+            into.bitwise_or_(part << index * length)
+    return packed
 
 
-def max_pool(x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Return the maximum of each window, which is OR: words [..., h, w, c] -> [..., h', w', c].
 
-    Images are padded with -1. Without ``stride``, windows do not overlap.
+    Images are padded with -1.
 
     Raises:
-        ValueError: as for :func:`patches`.
+        ValueError: the kernel is larger than the padded image.
 
     """
-    kernel = pair("kernel_size", kernel_size, 1)
-    steps = kernel if stride is None else pair("stride", stride, 1)
     x = _padded(x, kernel, padding)
-    for axis, size, step in zip((-3, -2), kernel, steps, strict=True):
+    for axis, size, step in zip((-3, -2), kernel, stride, strict=True):
         windows = x.unfold(axis, size, step)
         x = windows[..., 0].clone()
-        for place in range(1, size):
-            x.bitwise_or_(windows[..., place])
+        for index in range(1, size):
+            x.bitwise_or_(windows[..., index])
     return x
 
 
-def pair(name: str, sizes: Pair, least: int) -> tuple[int, int]:
-    """Return the sizes of both axes, given one number or two.
-
-    Raises:
-        ValueError: there are not one or two integers of at least ``least``.
-
-    """
-    both = (sizes, sizes) if isinstance(sizes, int) else sizes
-    if len(both) != 2 or not all(isinstance(size, int) and size >= least for size in both):  # noqa: PLR2004  height and width
-        message = f"{name} must be one or two integers of at least {least}, got {sizes!r}"
-        raise ValueError(message)
-    return both
-
-
-def _padded(x: Tensor, kernel: tuple[int, int], padding: Pair) -> Tensor:
+def _padded(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """Pad images [..., h, w, c] with zero words."""
-    down, across = pair("padding", padding, 0)
-    word_bits(x)
-    height, width = x.shape[-3] + 2 * down, x.shape[-2] + 2 * across
+    vertical, horizontal = padding
+    height, width = x.shape[-3] + 2 * vertical, x.shape[-2] + 2 * horizontal
     if height < kernel[0] or width < kernel[1]:
         message = f"a kernel of {kernel} does not fit in an image of {(height, width)} with its padding"
         raise ValueError(message)
-    return functional.pad(x, (0, 0, across, across, down, down)) if down or across else x
+    return functional.pad(x, (0, 0, horizontal, horizontal, vertical, vertical)) if any(padding) else x

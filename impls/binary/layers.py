@@ -52,6 +52,20 @@ def _read(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
 HANDLERS[apply] = (1, _read)
 
 
+def pair(name: str, sizes: int | bits.Pair, least: int) -> bits.Pair:
+    """Return a vertical and a horizontal size, given one number for both or two.
+
+    Raises:
+        ValueError: there are not one or two integers of at least ``least``.
+
+    """
+    both = (sizes, sizes) if isinstance(sizes, int) else sizes
+    if len(both) != 2 or not all(isinstance(size, int) and size >= least for size in both):  # noqa: PLR2004  height and width
+        message = f"{name} must be one or two integers of at least {least}, got {sizes!r}"
+        raise ValueError(message)
+    return both
+
+
 class AbstractBinarized(AbstractLogitLayer):
     """A layer whose weight holds logits and whose input is packed bits."""
 
@@ -149,10 +163,10 @@ class BinarizedConv2d(AbstractBinarized):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: bits.Pair,
+        kernel_size: int | bits.Pair,
         *,
-        stride: bits.Pair = 1,
-        padding: bits.Pair = 0,
+        stride: int | bits.Pair = 1,
+        padding: int | bits.Pair = 0,
         bias: bool = True,
         outputs: str = "bits",
         normalised: bool = False,
@@ -162,12 +176,11 @@ class BinarizedConv2d(AbstractBinarized):
         """Create a layer with random logits."""
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_count(name, value)
-        kernel = bits.pair("kernel_size", kernel_size, 1)
-        stride, padding = bits.pair("stride", stride, 1), bits.pair("padding", padding, 0)
+        kernel = pair("kernel_size", kernel_size, 1)
         shape, place = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
         super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride, self.padding = kernel, stride, padding
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
+        self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -193,11 +206,16 @@ class BinarizedMaxPool2d(nn.Module):
     """
 
     def __init__(
-        self, kernel_size: bits.Pair, stride: bits.Pair | None = None, padding: bits.Pair = 0
+        self,
+        kernel_size: int | bits.Pair,
+        stride: int | bits.Pair | None = None,
+        padding: int | bits.Pair = 0,
     ) -> None:
         """Store the window."""
         super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        self.kernel_size = pair("kernel_size", kernel_size, 1)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride, 1)
+        self.padding = pair("padding", padding, 0)
 
     @override
     def forward(self, x: Tensor) -> Tensor:

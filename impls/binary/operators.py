@@ -78,7 +78,7 @@ class AbstractPackedOperator(AbstractOperator):
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.bits(x, packed(weight > 0, x.dtype).unsqueeze(0))
+        return self.bits(x, packed(weight > 0).unsqueeze(0))
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -87,15 +87,15 @@ class AbstractPackedOperator(AbstractOperator):
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:
-        words = bits.word_count(self.channels, rows.dtype) if rows.dtype in bits.WORD_BITS else -1
-        if rows.dim() != len(self.LAYOUT) or rows.shape[-1] != words:
+        words = bits.word_count(self.channels)
+        if rows.dim() != len(self.LAYOUT) or rows.shape[-1] != words or rows.dtype is not torch.int64:
             message = (
                 f"a binarized layer with {self.channels} input channels reads packed words "
-                f"[{', '.join(self.LAYOUT)}], {bits.word_count(self.channels)} of int64 a row, got "
-                f"{rows.dtype} {list(rows.shape)}: see impls.binary.bits.pack and impls.binary.bits.expand"
+                f"[{', '.join(self.LAYOUT)}], {words} of int64 a row, got {rows.dtype} {list(rows.shape)}: "
+                "see impls.binary.bits.pack and impls.binary.bits.expand"
             )
             raise ValueError(message)
-        rest = self.channels % bits.word_bits(rows)
+        rest = self.channels % bits.WORD_BITS
         # On a GPU this check would wait for the device.
         if rest and rows.device.type == "cpu" and bool((rows[..., -1] >> rest).any()):
             message = (
@@ -107,7 +107,7 @@ class AbstractPackedOperator(AbstractOperator):
 
     @override
     def join(self, y: Tensor, rows: Tensor) -> Tensor:
-        return (bits.pack(y, rows.dtype) if self.outputs == "bits" else y).flatten(0, 1)
+        return (bits.pack(y) if self.outputs == "bits" else y).flatten(0, 1)
 
     @override
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
@@ -167,9 +167,9 @@ class PackedConv2d(AbstractPackedOperator):
 
     LAYOUT = ("rows", "h", "w", "words")
 
-    kernel_size: tuple[int, int] = (1, 1)
-    stride: int | tuple[int, int] = 1
-    padding: int | tuple[int, int] = 0
+    kernel_size: bits.Pair = (1, 1)
+    stride: bits.Pair = (1, 1)
+    padding: bits.Pair = (0, 0)
 
     @override
     def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ class PackedConv2d(AbstractPackedOperator):
 
     @override
     def _real(self, x: Tensor, weights: Tensor) -> Tensor:
-        vertical, horizontal = (self.padding,) * 2 if isinstance(self.padding, int) else self.padding
+        vertical, horizontal = self.padding
         images = functional.pad(x, (0, 0, horizontal, horizontal, vertical, vertical), value=-1.0)
         members = images.shape[1]
         channels = images.permute(0, 1, 4, 2, 3).flatten(1, 2)
@@ -217,22 +217,21 @@ def integer_products(x: Tensor, weights: Tensor) -> Tensor:
     if x.is_cuda:
         x = functional.pad(x, (0, -x.shape[2] % 8, 0, max(0, 17 - rows)))
         weights = functional.pad(weights, (0, -outputs % 8, 0, -weights.shape[1] % 8))
-    found = [torch._int_mm(*pair) for pair in zip(x, weights, strict=True)]  # noqa: SLF001  no public name
-    return torch.stack(found)[:, :rows, :outputs]
+    y = [torch._int_mm(*pair) for pair in zip(x, weights, strict=True)]  # noqa: SLF001  no public name
+    return torch.stack(y)[:, :rows, :outputs]
 
 
-def packed(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+def packed(values: Tensor) -> Tensor:
     """Pack weights [*, g, o, i, *taps], true for +1, along inputs: [*, g, *taps, words, o].
 
     Outputs are contiguous: the product's inner loops run along them.
     """
-    return bits.pack(channels_last(values), dtype).mT.contiguous()
+    return bits.pack(channels_last(values)).mT.contiguous()
 
 
 def unpacked(words: Tensor, channels: int) -> Tensor:
     """Unpack weights [m, g, *taps, words, o] to bool [m, g, o, i, *taps], true for +1."""
-    found = bits.unpack(words.mT, channels)
-    return found.movedim((-2, -1), (2, 3))
+    return bits.unpack(words.mT, channels).movedim((-2, -1), (2, 3))
 
 
 def channels_last(values: Tensor) -> Tensor:

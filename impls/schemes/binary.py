@@ -210,7 +210,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         # In a wide type: the difference of two large sums is small for centred utilities.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
-        total = weighted_sum(noise.words, c, p.shape[2], axis=-2).movedim((-2, -1), (2, 1))
+        total = weighted_sum(noise.words, c, p.shape[2]).movedim((-2, -1), (2, 1))
         return (total - c.sum() * p.to(wide)) * noise.sigma
 
     @override

@@ -120,13 +120,6 @@ def test_updates_err_at_most_twice_as_those_of_plain_torch(layer: nn.Module, dty
     compare("update", got, exact, near)
 
 
-def test_words_of_another_type_are_refused() -> None:
-    """Words of int32 are refused, not converted: kernels take int64."""
-    fused, _ = both(BinarizedLinear(32, 5), 3)
-    with pytest.raises(ValueError, match=r"words of int64, .* got torch\.int32"):
-        fused(bits.pack(normal(3, 32), torch.int32), fused.sample(0))
-
-
 def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unsupported streams, antithetic halves, layers and devices are refused, without any fallback."""
     layer = BinarizedLinear(4, 4).to(DEVICE)
