@@ -20,7 +20,6 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="File to write; its name ends in .svg, .png or .pdf.")
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List all plots.")] = False,
     results: Results = Path("results"),
     run: Annotated[
         Path | None, typer.Option(help="File of a run; by default the newest with the data of the plot.")
@@ -33,7 +32,6 @@ def plot(
     cases: Annotated[str, typer.Option(help="Glob over case labels or shapes, such as '(256, 256)'.")] = "*",
     variants: Variants = None,
     phase: Annotated[str | None, typer.Option(help="Phase to plot: sample, forward, update or step.")] = None,
-    metric: Annotated[str | None, typer.Option(help="A stored metric: warm_latency_ns, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format, such as float32.")] = None,
     method: Annotated[str | None, typer.Option(help="Timing method: host, eager or graph.")] = None,
     width: Annotated[
@@ -42,7 +40,7 @@ def plot(
 ) -> None:
     """Draw one plot from stored runs; the same runs give the same bytes.
 
-    The last line of the plot names the runs. The plot `samples` compares two variants: give --variants twice.
+    The last line of the plot names its run. `esbench history` draws several runs over time.
 
     Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
     """
@@ -50,7 +48,7 @@ def plot(
     from esbench.report.plots.catalog import PLOTS, PlotRequest, draw, find
     from esbench.report.plots.style import METADATA, WIDTHS
 
-    if listed or name is None:
+    if name is None:
         longest = max(map(len, PLOTS))
         for known, one in PLOTS.items():
             typer.echo(f"{known:<{longest}}  {one.description}")
@@ -70,14 +68,12 @@ def plot(
         cases=cases,
         variants=tuple(variants or ()),
         phase=phase_named(phase) if phase is not None else None,
-        metric=metric,
         dtype=dtype,
         method=method,
         width=WIDTHS[width],
     )
-    figure = draw(
-        name, [stored_run(run, "--run takes a file")[0]] if run else _stored(results, device, suite), request
-    )
+    runs = [stored_run(run, "--run takes a file")[0]] if run else _stored(results, device, suite)
+    figure = draw(name, runs, request)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.write(out)
     note(f"{out}: {figure.title}; {figure.origin}")

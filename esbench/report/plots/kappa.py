@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter, SymmetricalLogLocator
 
+from esbench.report import captions
 from esbench.report.analysis.pivot import Grid
 from esbench.report.analysis.quality import (
     ABSOLUTE,
@@ -22,15 +24,13 @@ from esbench.report.analysis.quality import (
     agrees,
 )
 from esbench.report.plots import style
-from esbench.report.plots.style import BLACK, PAGE, Figure, Look
+from esbench.report.plots.style import PAGE, Figure
 from esbench.schema import Case, Variant
 
 _THRESHOLD = 0.1
 """The axes are linear up to here: many closed forms are 0, and some are negative."""
 _MARGIN = 1.6
 _LARGEST = 1e12
-_TICKS = 8
-_RING = Look(BLACK, "o", "-", filled=False)
 
 
 class Fit(NamedTuple):
@@ -73,21 +73,21 @@ def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     found = fits(grid)
     if not found:
         return None
-    looks = style.scheme_looks(one.variant.scheme for one in found)
+    looks = style.looks(sorted(one.variant.scheme for one in found))
     figure = Figure(width)
-    (axes,) = figure.panels(1, 1, 3.4 if width == PAGE else 2.4)
+    (axes,) = figure.panels(1, 1, 3.8 if width == PAGE else 2.8)
     _scale(axes, found)
     for one in found:
         look = looks[one.variant.scheme]
         axes.vlines(one.closed, *one.interval, color=look.color, linewidth=0.8, zorder=1.8)
-        axes.plot(one.closed, one.fitted.mean, **look.point | {"markersize": 3.6})
+        axes.plot(one.closed, one.fitted.mean, **look.point, markersize=3.6)
         if one.verdict == CONTRADICTED:
-            axes.plot(one.closed, one.fitted.mean, **_RING.point | {"markersize": 8, "fillstyle": "none"})
+            axes.plot(one.closed, one.fitted.mean, **style.RING)
     handles = [style.legend_point(look, scheme) for scheme, look in looks.items()]
     if any(one.verdict == CONTRADICTED for one in found):
-        handles.append(style.legend_point(_RING, "contradicts its form", 7))
+        handles.append(Line2D([], [], **style.RING, label="contradicts its form"))
     figure.finish(
-        style.titled(grid, ": fitted kappa against its closed form"),
+        f"{captions.invalid(grid.run)}{grid.operator}: fitted kappa against its closed form",
         style.origin(grid, list(dict.fromkeys(one.case for one in found))),
         list(_notes(grid, found)),
         handles,
@@ -101,7 +101,7 @@ def _scale(axes: Axes, found: Sequence[Fit]) -> None:
     for axis, setting in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
         setting("symlog", linthresh=_THRESHOLD)
         locator = SymmetricalLogLocator(base=10, linthresh=_THRESHOLD)
-        locator.set_params(numticks=_TICKS)
+        locator.set_params(numticks=8)
         axis.set_major_locator(locator)
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     # Dense near 0 on both sides: the band is straight between two points.

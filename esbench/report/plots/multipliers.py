@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from esbench.report import captions
 from esbench.report.analysis import roofline
 from esbench.report.analysis.pivot import Grid
 from esbench.report.plots import style
@@ -12,10 +13,6 @@ from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, drawable
 from esbench.schema import DENSE, Case, Measurement, Variant
 from esbench.stats import Ratio, median
 from esbench.units import format_multiplier
-
-TITLE = "time as a multiple of the plain layer's, by family"
-_ROW = 0.3
-"""Inches of a row."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     for dot in sorted(dots, key=lambda dot: dot.ratio.value):
         rows.setdefault(_row_name(dot.variant), []).append(dot)
     figure = Figure(width)
-    (axes,) = figure.panels(1, 1, len(rows) * _ROW)
+    (axes,) = figure.panels(1, 1, 0.4 + 0.3 * len(rows))
     ends = [x for dot in dots for x in (dot.ratio.value, dot.bound, dot.ratio.low, dot.ratio.high) if x]
     style.log_axis(axes, "x", [1.0, 2.0, *(x for x in ends if drawable(x))])
     for place, (name, row) in enumerate(rows.items()):
@@ -56,14 +53,14 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("time(variant) / time(base), lower is better")
+    axes.set_xlabel("time(variant) / time(base), lower is better", loc="right")
     missing = {
         variant.name: style.reason_of(grid.at(variant, case), 40)
         for variant in variants
         if not any(dot.variant == variant for dot in dots)
     }
     figure.finish(
-        f"{style.warning(grid)}{finding(grid, rows)}",
+        f"{captions.invalid(grid.run)}{finding(grid, rows)}",
         f"{case.label}, {style.origin(grid, [case])}",
         [*_notes(grid, dots), *style.by_reason(missing)],
     )
@@ -112,7 +109,7 @@ def _dot(grid: Grid, variant: Variant, case: Case) -> Dot | None:
 def _draw(axes: Axes, place: int, row: Sequence[Dot], look: style.Look) -> None:
     first = row[0]
     for dot in row:
-        axes.plot(dot.ratio.value, place, **look.point | {"markersize": 5.0, "alpha": 0.85, "zorder": 3})
+        axes.plot(dot.ratio.value, place, **look.point, markersize=5.0, alpha=0.85, zorder=3)
         if dot.ratio.low and dot.ratio.high and drawable(dot.ratio.low, dot.ratio.high):
             axes.hlines(place, dot.ratio.low, dot.ratio.high, color=look.color, linewidth=1.0, zorder=2)
     if first.bound:
@@ -135,5 +132,9 @@ def _notes(grid: Grid, dots: Sequence[Dot]) -> list[str]:
     some = f", of {known} of {len(dots)} variants" if known < len(dots) else ""
     notes = [f"Lines: 95 % intervals{some}"] if known else []
     if any(dot.bound for dot in dots):
-        notes.append(style.bound_note(grid, "tick, minimum work of the cheapest variant"))
+        bound = (
+            "Roofline bound: tick, minimum work of the cheapest variant at the measured peaks of the device"
+        )
+        beaten = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
+        notes.append(f"{bound}; some calls are faster: {roofline.DISTURBED}" if beaten else bound)
     return notes

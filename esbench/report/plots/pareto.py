@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from esbench.report import captions
 from esbench.report.analysis.ranking import RankedVariant, Rankings
 from esbench.report.plots import style
-from esbench.report.plots.hero import best_of_each_scheme
+from esbench.report.plots.hero import best_of_each_scheme, label
 from esbench.report.plots.style import BLACK, PAGE, Figure, drawable
 from esbench.report.text import listed
-from esbench.schema import DENSE
 from esbench.units import format_multiplier, quantity
 
-TITLE = "effective population per ms of a step, against its peak memory"
-_HEIGHT = {PAGE: 3.0}
 _MB = quantity("peak_bytes").column.size
 _CLOSE = 0.1
 """The title names a scheme for its little memory only from this share of the best rate."""
@@ -31,7 +29,7 @@ class Point:
     interval: tuple[float, float]
 
     def dominates(self, other: "Point") -> bool:
-        """Return whether it is at least as good in both, as far as intervals tell, and better in one."""
+        """Return whether it is at least as good in both, within their intervals, and better in one."""
         gives = self.interval[1] >= other.interval[0]
         return self.x <= other.x and gives and (self.x < other.x or self.y > other.y)
 
@@ -51,7 +49,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
         return None
     best = front(found)
     figure = Figure(width)
-    (axes,) = figure.panels(1, 1, _HEIGHT.get(width, 2.2))
+    (axes,) = figure.panels(1, 1, 3.3 if width == PAGE else 2.5)
     style.log_axis(
         axes, "x", [one.x for one in found] + [one.peak_bytes / _MB for one in exact if one.peak_bytes]
     )
@@ -67,7 +65,6 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
         drawstyle="steps-post",
         zorder=1.5,
     )
-    families = dict.fromkeys(style.family(one.variant.scheme) for one in schemes)
     missing = {
         one.variant.name: style.reason_of(one.skipped) if one.skipped else "no memory or time was measured"
         for one in rankings.of(case)
@@ -77,14 +74,14 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
         one.ranked.variant.name for one in found if one.ranked.effective and one.ranked.effective.is_bound
     ]
     figure.finish(
-        f"{style.warning(rankings.grid)}{finding(best)}",
+        f"{captions.invalid(rankings.grid.run)}{finding(best)}",
         f"{case.label}, {style.origin(rankings.grid, [case])}",
         [
             "Dashed: Pareto front. Best variant of each scheme",
             *([f"Only a lower bound is known: {listed(bounds)}"] if bounds else []),
             *style.by_reason(missing),
         ],
-        [style.legend_point(style.FAMILIES[name], name) for name in style.FAMILIES if name in families],
+        style.family_legend(one.variant.scheme for one in schemes),
     )
     style.label_points(axes, labels)
     return figure
@@ -118,20 +115,19 @@ def _point(one: RankedVariant) -> Point | None:
 
 
 def _draw(axes: Axes, point: Point, *, is_best: bool) -> style.Label:
-    look = style.FAMILIES[style.family(point.ranked.variant.scheme)]
+    look = style.family_look(point.ranked.variant.scheme)
     edge = {"markeredgecolor": BLACK, "markeredgewidth": 1.0, "zorder": 3} if is_best else {}
-    axes.plot(point.x, point.y, **look.point | {"markersize": 5.5} | edge)
+    axes.plot(point.x, point.y, **look.point | edge, markersize=5.5)
     if drawable(*point.interval):
         axes.vlines(point.x, *point.interval, color=look.color, linewidth=0.6, zorder=1.8)
-    name = point.ranked.variant.name
-    return style.Label(point.x, point.y, f"{DENSE} (dense noise)" if name == DENSE else name)
+    return style.Label(point.x, point.y, label(point.ranked))
 
 
 def _draw_exact(axes: Axes, one: RankedVariant) -> style.Label:
-    look = style.FAMILIES[style.family(one.variant.scheme)]
+    look = style.family_look(one.variant.scheme)
     low, high = (math.log(end) for end in axes.get_ylim())
     x, y, top = (one.peak_bytes or 0.0) / _MB, math.exp(low + 0.88 * (high - low)), math.exp(high)
-    axes.plot(x, y, **look.point | {"markersize": 5.5, "zorder": 3})
+    axes.plot(x, y, **look.point, markersize=5.5, zorder=3)
     arrow = {"arrowstyle": "-|>", "color": look.color, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (x, top), (x, y), arrowprops=arrow)
     return style.Label(x, y, f"{one.variant.name}: exact")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from esbench.report import captions
 from esbench.report.analysis import roofline as analysis
 from esbench.report.analysis.pivot import Grid, headings
 from esbench.report.plots import style
@@ -16,10 +17,8 @@ from esbench.schema import Case, Measurement, Variant
 from esbench.stats import median
 from esbench.units import quantity
 
-_FEWEST = 2
-"""Calls of a panel: a single one compares nothing."""
 _NS = 1e9
-_BASE, _BASE_SIZE = Look(BLACK, "o", "-"), 5.0
+_BASE = Look(BLACK, "o", "-")
 
 
 class Call(NamedTuple):
@@ -63,18 +62,18 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     peak is unknown, or no shape has two calls with known work.
     """
     copy, product = (analysis.rate(grid.run, kind, grid.dtype) for kind in ("copy", "matmul"))
-    found = [case for case in grid.cases if len(calls(grid, case)) >= _FEWEST]
+    found = [case for case in grid.cases if len(calls(grid, case)) > 1]
     if not copy or not product or not found:
         return None
     cases = largest_populations(found, lambda case: len(calls(grid, case)), len(grid.variants) // 2 + 1)
     shown = cases[: 6 if width == PAGE else 3]
     panels = [calls(grid, case) for case in shown]
     placed = [call.variant for panel in panels for call in panel]
-    looks = style.scheme_looks(variant.scheme for variant in placed if variant.mode != "base")
+    looks = style.looks(sorted(variant.scheme for variant in placed if variant.mode != "base"))
     unit = next(unit for unit in reversed(_LADDER) if unit.size <= product * _NS or unit is _LADDER[0])
     scale = _NS / unit.size
     figure = Figure(width)
-    every = figure.panels(len(shown), *((2, 2.4) if width == PAGE else (1, 1.9)))
+    every = figure.panels(len(shown), *((2, 2.9) if width == PAGE else (1, 2.4)))
     for axes, panel, name in zip(every, panels, headings(shown), strict=True):
         log_axis(axes, "x", [product / copy, *(call.intensity for one in panels for call in one)], 1.6)
         log_axis(axes, "y", [scale * product, *(scale * call.rate for one in panels for call in one)], 1.6)
@@ -85,17 +84,17 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
         )
         for call in panel:
             is_base = call.variant.mode == "base"
-            look, size = (_BASE, _BASE_SIZE) if is_base else (looks[call.variant.scheme], 4.0)
-            axes.plot(call.intensity, scale * call.rate, **look.point | {"markersize": size})
+            look = _BASE if is_base else looks[call.variant.scheme]
+            axes.plot(call.intensity, scale * call.rate, **look.point, markersize=5.0 if is_base else 4.0)
         axes.set(xlabel="arithmetic intensity (flop/byte), of the minimum work", ylabel=unit.symbol)
-        figure.panel_title(axes, name)
+        axes.set_title(style.fit(name, figure.panel_width, style.LABEL))
     figure.finish(
-        style.titled(grid, f": roofline of the {grid.phase}"),
+        f"{captions.invalid(grid.run)}{grid.operator}: roofline of the {grid.phase}",
         style.origin(grid, shown),
         [*_notes(grid, shown, panels, copy), *style.part_of(shown, cases, "shapes")],
         [
             *(style.legend_point(look, scheme) for scheme, look in looks.items()),
-            style.legend_point(_BASE, "Base", _BASE_SIZE),
+            style.legend_point(_BASE, "Base", 5.0),
         ],
     )
     return figure

@@ -8,6 +8,7 @@ import msgspec
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
+from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, LINEAR, EffectiveSize, Qualities
 from esbench.report.plots import style
@@ -76,12 +77,12 @@ def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
     if not chosen:
         return None
     figure = Figure(width)
-    (axes,) = figure.panels(1, 1, 2.4 if width == PAGE else 1.9)
+    (axes,) = figure.panels(1, 1, 2.8 if width == PAGE else 2.3)
     xs = [kind.value(case) for case in cases]
     style.log_axis(axes, "y", [y for line in chosen for _, y in line.points])
     _scale(axes, xs, figure.panel_width)
     for line in chosen:
-        look = style.FAMILIES[style.family(line.variant.scheme)]
+        look = style.family_look(line.variant.scheme)
         axes.plot(
             *zip(*line.points, strict=True),
             color=look.color,
@@ -89,16 +90,15 @@ def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
             marker=look.marker,
             markersize=4,
         )
+    labels = [style.Label(*line.points[-1], line.label or line.variant.name) for line in chosen]
+    style.label_ends(axes, labels, 0.3 * width)
     is_share = grid.phase == QUALITY
     axes.set(xlabel=kind.axis, ylabel="members kept (%)" if is_share else "time(variant) / time(base)")
     ended = {line.variant.name: line.reason for line in chosen if line.reason}
     figure.finish(
-        f"{style.warning(grid)}{_finding(grid, kind, cases, chosen)}",
+        f"{captions.invalid(grid.run)}{_finding(grid, kind, cases, chosen)}",
         style.origin(grid, cases),
         style.by_reason(ended, "No number for a larger case"),
-    )
-    style.label_ends(
-        axes, [style.Label(*line.points[-1], line.label or line.variant.name) for line in chosen]
     )
     return figure
 

@@ -1,7 +1,6 @@
 """Synthetic runs for each plot, and functions that read data from a figure."""
 
-import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -10,10 +9,12 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from esbench.report.analysis.history import history as history_of
 from esbench.report.analysis.pivot import TIMES, Grid, grids
 from esbench.report.plots import catalog
 from esbench.report.plots.catalog import PlotRequest
-from esbench.report.plots.style import COLUMN, Figure, styled
+from esbench.report.plots.history import history, panels
+from esbench.report.plots.style import COLUMN, Figure
 from esbench.schema import Case, Row, Run
 from tests import synthetic
 from tests.report import history_cases, ranking_cases
@@ -67,11 +68,6 @@ def ranked() -> Run:
     return ranking_cases.run(found)
 
 
-def changed() -> list[Run]:
-    """Return eight runs with a change point in the middle."""
-    return history_cases.over_days(3.0, 3.01, 2.99, 3.0, 3.3, 3.31, 3.29, 3.3)
-
-
 RUNS = {
     "hero": [ranked()],
     "pareto": [ranked()],
@@ -81,14 +77,18 @@ RUNS = {
     "roofline": [multiplied()],
     "kappa": [ranked()],
     "kept-population": [ranked()],
-    "history": changed(),
+    "history": history_cases.over_days(3.0, 3.01, 2.99, 3.0, 3.3, 3.31, 3.29, 3.3),
 }
 """Plot -> runs from which it can be drawn."""
 
 
-def draw(name: str, runs: Iterable[Run] | None = None, request: PlotRequest | None = None) -> Figure:
+def draw(name: str, runs: Sequence[Run] | None = None, request: PlotRequest | None = None) -> Figure:
     """Draw a plot, as wide as a column, of the given runs or its usual ones."""
-    return catalog.draw(name, RUNS[name] if runs is None else runs, request or PlotRequest(width=COLUMN))
+    runs, request = RUNS[name] if runs is None else runs, request or PlotRequest(width=COLUMN)
+    if name != "history":
+        return catalog.draw(name, runs, request)
+    found = history_of(runs)
+    return history(found, panels(found), request.width)
 
 
 def drawn(figure: Figure | None) -> Figure:
@@ -119,24 +119,19 @@ def renamed(run: Run, name: str) -> Run:
 
 def texts(figure: Figure) -> Iterator[tuple[str, Bbox]]:
     """Return every visible text with its position in pixels."""
-    with styled():
-        figure.savefig(io.BytesIO(), format="png", dpi=figure.dpi)
-        for axes in figure.axes:
-            for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
-                low, high = sorted(axis.get_view_interval())
-                for tick in axis.get_major_ticks():
-                    if low <= tick.get_loc() <= high and tick.label1.get_visible():
-                        yield tick.label1.get_text(), tick.label1.get_window_extent()
-        ticks = {
-            label
-            for axes in figure.axes
-            for axis in (axes.xaxis, axes.yaxis)
-            for label in axis.get_ticklabels(which="both")
-        }
-        for one in figure.findobj(Text):
-            assert isinstance(one, Text)
-            if one not in ticks and one.get_visible():
-                yield one.get_text(), Text.get_window_extent(one)
+    figure.draw_without_rendering()
+    ticks = {
+        label: low <= place <= high
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for low, high in [sorted(axis.get_view_interval())]
+        for which in (False, True)
+        for label, place in zip(axis.get_ticklabels(minor=which), axis.get_ticklocs(minor=which), strict=True)
+    }
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if text.get_visible() and text.get_text().strip() and ticks.get(text, True):
+            yield text.get_text(), Text.get_window_extent(text)
 
 
 def legend(figure: Figure) -> list[str]:
@@ -148,11 +143,6 @@ def legend(figure: Figure) -> list[str]:
 def along(line: Line2D, axis: str = "x") -> list[float]:
     """Return the coordinates of a line."""
     return [float(value) for value in np.asarray(line.get_xdata() if axis == "x" else line.get_ydata())]
-
-
-def named(axes: Axes) -> dict[str, Line2D]:
-    """Return the lines of a panel by their names in its legend."""
-    return {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:

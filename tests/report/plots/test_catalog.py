@@ -13,7 +13,7 @@ from esbench.report.plots import catalog
 from esbench.report.plots.catalog import PLOTS, PlotRequest, standard_figures
 from tests import synthetic
 from tests.report.history_cases import stored
-from tests.report.plots.figures import RUNS, changed, draw, multiplied
+from tests.report.plots.figures import draw, multiplied
 from tests.report.report_cases import a_run, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
@@ -54,10 +54,9 @@ def test_choices_narrow_what_is_drawn() -> None:
     assert "Linear(512, 512)" in figure.origin
     assert "float16" in figure.origin
     assert "float32" in draw("multipliers", [run]).origin
-    assert draw("history", changed(), PlotRequest(cases="(256*")).title.startswith("Linear, forward")
 
 
-def test_what_cannot_be_drawn_is_an_error() -> None:
+def test_a_request_that_cannot_be_drawn_is_an_error() -> None:
     """The error has the request and lists what is available."""
     there = "in these runs; there are:"
     for name, request, message in (
@@ -67,23 +66,13 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
         ("multipliers", PlotRequest(cases="no"), f"no case matches 'no' {there} Linear(256, 256)"),
         ("multipliers", PlotRequest(variants=("no",)), f"no variant matches 'no' {there} Base, Naive"),
         ("multipliers", PlotRequest(phase="update"), "nothing to draw with phase update: multipliers needs"),
-        (
-            "multipliers",
-            PlotRequest(metric="power_w"),
-            "the plot multipliers has no choice of metric: leave --metric out",
-        ),
         ("multipliers", PlotRequest(method="graph"), "nothing to draw with method graph: multipliers needs"),
         ("pareto", PlotRequest(phase="sample"), "the plot pareto has no choice of phase: leave --phase out"),
-        (
-            "roofline",
-            PlotRequest(metric="launches"),
-            "the plot roofline has no choice of metric: leave --metric out",
-        ),
     ):
         with pytest.raises(UserError) as raised:
             catalog.draw(name, [multiplied()], request)
         assert message in str(raised.value)
-    for name in RUNS:
+    for name in PLOTS:
         for runs in ([], [msgspec.structs.replace(multiplied(), rows=())]):
             with pytest.raises(UserError, match=f"nothing to draw: {name} needs"):
                 draw(name, runs, PlotRequest())
@@ -107,7 +96,6 @@ def test_the_page_of_a_run_has_its_standard_figures() -> None:
     ):
         rows = [time_row(v, linear(), 1, 2, phase=phase) for phase in phases for v in (DENSE, BASE)]
         assert [stem for stem, _ in standard_figures(synthetic.run(rows))] == expected
-    assert {name for name, one in PLOTS.items() if not one.is_standard} == {"history"}
 
 
 def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None:
@@ -144,15 +132,11 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
 
 
 def test_the_command_lists_all_plots(capsys: Captured) -> None:
-    """Plots are listed without a name or with --list; the help has an example."""
-    for arguments in ((), ("--list",), ("multipliers", "--list")):
-        assert plot(*arguments) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines] == list(PLOTS)
-        assert all(PLOTS[line.split()[0]].description in line for line in lines)
-    assert plot("--help") == 0
-    example = "esbench plot multipliers --operator Linear --width column --out multipliers.pdf"
-    assert example in " ".join(capsys.readouterr().out.split())
+    """Without a name all plots are listed with what they show."""
+    assert plot() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PLOTS)
+    assert all(PLOTS[line.split()[0]].description in line for line in lines)
 
 
 def test_bad_usage_of_the_command_is_one_line(
@@ -181,8 +165,8 @@ def test_bad_usage_of_the_command_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
 
-def test_the_command_draws_what_can_be_read(tmp_path: Path, capsys: Captured) -> None:
-    """A damaged line is reported, the rest is drawn."""
+def test_a_damaged_line_is_reported_and_the_rest_drawn(tmp_path: Path, capsys: Captured) -> None:
+    """Stderr has the line; the plot is written."""
     results = stored(tmp_path, [multiplied()])
     with next(results.rglob("*.jsonl")).open("a") as file:
         file.write('{"record": "measurement"\n')
