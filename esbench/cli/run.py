@@ -150,7 +150,7 @@ def run(
         here = environment(place)
         kept = _cut_off(context, out, here) if resume else None
         if kept:
-            name, request = kept.run.header.suite, kept.request
+            name, request = kept.run.header.suite, kept.run.header.request or Request()
             plan = plan_of(request, name, place, kept.run.header.seed)
         reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
         note(f"{reason}measuring suite {name} on {place} ({here.device_name})")

@@ -105,11 +105,11 @@ def test_the_report_of_one_device(tmp_path: Path) -> None:
 
 def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     """A file with several bad lines gets one line: their number, and the error of the first."""
-    bad = [Problem(Path("a"), f"no {line}", line, "x") for line in (2, 3, 7)]
+    bad = [Problem(Path("a"), f"no {line}", line) for line in (2, 3, 7)]
     half, other = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
     say([*bad, half, other, Problem(Path("c"), "is empty")])
     assert capsys.readouterr().err.splitlines() == [
-        "esbench: a: 3 lines could not be read, the first: line 2: field x: no 2",
+        "esbench: a: 3 lines could not be read, the first: line 2: no 2",
         "esbench: a:9: half a line",
         "esbench: b:4: no row",
         "esbench: c: is empty",

@@ -157,7 +157,7 @@ def _with_status(one: StoredRun, by_page: Mapping[Path, Run]) -> StoredRun:
     shown = by_page.get(one.page) if one.page else None
     lost = [problem for problem in one.problems if problem.lost]
     if one.run is None:
-        is_old = any(problem.field == "schema" for problem in lost)
+        is_old = any(problem.is_other_schema for problem in lost)
         reason = "; ".join(problem.within for problem in one.problems)
         return replace(one, status=OTHER_SCHEMA if is_old else UNREADABLE, reason=reason)
     doubts = list(flaws(one.run))
