@@ -19,7 +19,7 @@ from esbench.gate.decision import decide
 from esbench.gate.records import MORE, SAME
 from esbench.gate.report import text
 from esbench.registry import REGISTRY, load_installed
-from esbench.report.readme import Page, render
+from esbench.report.readme import Page
 from esbench.report.site import console_tables
 from esbench.report.tables import measured
 from esbench.report.tables import roofline as roofline_tables
@@ -234,37 +234,21 @@ def row(table: str, label: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[2:-1]]
 
 
-def test_the_readme_has_a_section_of_the_device(tmp_path: Path) -> None:
-    """The section has multiples of base, host times, published figures, phases, memory and ranking."""
-    run = report_cases.store(tmp_path, readme_run())
-    calls = (
-        f"page.device({run!r}, gtx, rtx)",
-        f"page.best_of_each_shape({run!r})",
-        f"page.ranking({run!r}, {SQUARE!r}, 'graph')",
-    )
-    path = report_cases.readme(tmp_path, *calls)
-    render(path, check=False)
-    device, best, ranking = path.read_text().split("cog.out(")[1:]
+def test_tables_of_a_gpu(tmp_path: Path) -> None:
+    """Host times stand beside device times, and methods, dtypes and metrics have their own tables."""
     found = readme_run()
-    roofline = "".join(one.markdown() for one in roofline_tables.sections(found, "Linear"))
-    others = "".join(one.markdown() for one in measured.other_sections(found, "Linear"))
-    assert "## On a GPU: NVIDIA H200" in device
-    for part in (
-        "Linear: times in milliseconds, and speed against naive",
-        "Linear: beside what others published for GeForce GTX 1080 Ti, GeForce RTX 2070",
-        "Linear: drawing the noise, and the update",
-        "Linear: memory",
-        "Host time / device time (ms)",
-        "Conv2d, forward",
-    ):
-        assert part in device
-    assert row(device, "Base") == ["1.00x"]
-    assert "out of memory" in device
-    assert "Linear (1024, 1024) dtype=bfloat16, graph" in best
+    run, page = report_cases.store(tmp_path, found), Page(tmp_path)
+    forward = page.phases(run, "Linear", "forward")
+    assert "Host time / device time (ms)" in forward
+    assert row(forward.partition("Time multiplier")[2], "Base") == ["1.00x"]
+    assert "out of memory" in forward
+    ranking = page.ranking(run, SQUARE, "graph")
     assert len(row(ranking, "LowRankLinear(rank=1)")) == 10
     assert "-" not in row(ranking, "LowRankLinear(rank=1)")
+    roofline = "".join(one.markdown() for one in roofline_tables.sections(found, "Linear"))
     assert "matrix product in bfloat16 790 TFLOP/s" in roofline
     assert "above 100 %" not in roofline
+    others = "".join(one.markdown() for one in measured.other_sections(found, "Linear"))
     for part in (
         "Launches of one call",
         "Share of a window with a kernel running",
@@ -286,8 +270,7 @@ def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path
         assert tables.count("### ") == 2  # one per dtype
         assert tables.count(f"method {methods[phase][0]}.") == 2
         assert row(tables.partition("Time multiplier vs. base")[2], "LowRankLinear(rank=1)")[0].endswith("x")
-    assert row(page.device(run), "LowRankLinear(rank=1)")[0].endswith("x")
-    assert row(page.best_of_each_shape(run), "Linear (1024, 1024) dtype=bfloat16")[4].endswith("x")
+    assert row(page.best_schemes(run), "Linear 1024 -\\> 1024")[3].endswith("x")
 
 
 def test_the_report_has_pages_tables_pictures_and_history(

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -27,19 +27,19 @@ from esbench.cli.options import (
 from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs, trainer
-from esbench.schema import Case, Environment, Request, Run, Variant
+from esbench.report.text import listed
+from esbench.schema import Case, Request, Run, Variant
 
 if TYPE_CHECKING:
     from esbench.measure.model_layers import Layers
     from esbench.measure.recorder import RunSummary
-    from esbench.report.tables.recommendation import Advice
+    from esbench.report.analysis.ranking import Recommendation
 
 
 _LARGEST = 2**31 - 1
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?@(\d+)x(\d+)")
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
-_PREFIXES = ("", "K", "M", "G", "T")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?")
 
 
 class Target(NamedTuple):
@@ -83,8 +83,8 @@ def recommend(
             metavar="FACTORY",
         ),
     ] = None,
-    members: Annotated[int, typer.Option(help="Number of members.")] = 1024,
-    repeats: Annotated[int, typer.Option(help="Rows per member.")] = 1,
+    members: Annotated[int, typer.Option(help="Number of members.", min=1, max=_LARGEST)] = 1024,
+    repeats: Annotated[int, typer.Option(help="Rows per member.", min=1, max=_LARGEST)] = 1,
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
     ] = None,
@@ -135,24 +135,23 @@ def recommend(
         raise UserError(message)
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     place = resolve_device(device)
-    again = ["esbench", "run", "--resume", "--out", str(results), "--device", place]
     if offline:
         chosen = {entry.variant for entry in entries} if variants else None
-        answers = _answers(target, *_stored(target, place, results), chosen, limit_bytes, again)
-        if not _print(target, answers, tables=tables):
+        found = _stored(target, place, results, chosen, limit_bytes)
+        if not _print(target, found, tables=tables):
             raise typer.Exit(FAILED)
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
     check_unchanged(torch_state)
-    path, outcome, run = _measured(target, request, place, seed, results, again)
-    answered = _print(target, _answers(target, [run], None, None, limit_bytes), run, tables=tables)
+    path, outcome, run = _measured(target, request, place, seed, results)
+    has_winner = _print(target, _recommend(target, [run], None, limit_bytes), run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
-    if not answered:
+    if not has_winner:
         raise typer.Exit(FAILED)
 
 
 def _measured(
-    target: Target, request: Request, place: str, seed: int, results: Path, again: Sequence[str]
+    target: Target, request: Request, place: str, seed: int, results: Path
 ) -> tuple[Path, "RunSummary", Run]:
     """Measure the candidates, store the run, and return it."""
     from esbench import store
@@ -162,7 +161,8 @@ def _measured(
 
     plan = plan_of(request, target.name, place, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
-    hint = f"`{shlex.join(again)}` completes it, then `{answer}` answers"
+    resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", place])
+    hint = f"`{resume}` completes it, then `{answer}` answers"
     with holding(device_uuid(place) or place, target.name, note):
         here = environment(place)
         cases = "; ".join(case.label for case in target.cases)
@@ -179,129 +179,101 @@ def _measured(
     return path, outcome, run
 
 
-def _stored(target: Target, place: str, results: Path) -> tuple[list[Run], Environment]:
-    """Return the stored runs of this device, else of another device of its kind, and this device.
+def _stored(
+    target: Target,
+    place: str,
+    results: Path,
+    variants: Collection[Variant] | None,
+    limit_bytes: float | None,
+) -> "dict[Case, Recommendation]":
+    """Recommend from the stored runs of this device, else of another CPU or GPU.
 
     Raises:
-        UserError: there is no run of any CPU, or of any GPU.
+        UserError: no run ranks a case.
 
     """
     from esbench import store
     from esbench.measure.environment import environment
+    from esbench.report.analysis.ranking import nearest
 
     here = environment(place)
-    found, problems = store.read_results(results) if results.is_dir() else ([], [])
+    stored, problems = store.read_results(results) if results.is_dir() else ([], [])
     say(problem for problem in problems if problem.path.parent.name == here.slug)
-    runs = [run for run in found if run.header.environment.slug == here.slug]
+    runs = [run for run in stored if run.header.environment.slug == here.slug]
+    measure = f"leave --offline out to measure {'; '.join(case.label for case in target.cases)}"
     if not runs:
-        shapes = "; ".join(case.label for case in target.cases)
         own = f"no stored run of this device ({here.device_name}) in {results}"
-        alike = [run for run in found if run.header.environment.device == place]
-        newest = max(alike, key=lambda run: run.header.run_id, default=None)
-        if newest is None:
-            message = f"{own}: leave --offline out to measure {shapes}"
+        alike = [run for run in stored if run.header.environment.device == place]
+        if not alike:
+            message = f"{own}: {measure}"
             raise UserError(message)
-        other = newest.header.environment
+        other = max(alike, key=lambda run: run.header.run_id).header.environment
         runs = [run for run in alike if run.header.environment.slug == other.slug]
-        note(f"{own}: this is the answer for {other.device_name}; leave --offline out to measure {shapes}")
-    return runs, here
-
-
-def _answers(
-    target: Target,
-    runs: Sequence[Run],
-    here: Environment | None,
-    variants: Collection[Variant] | None,
-    limit_bytes: float | None,
-    again: Sequence[str] = (),
-) -> "dict[Case, Advice]":
-    """Return the advice for each case that the runs rank.
-
-    Args:
-        target: what a scheme is wanted for.
-        runs: the runs to answer from.
-        here: the device if these are all its stored runs; then a case without a ranking is an error.
-        variants: the candidates; by default all.
-        limit_bytes: limit of noise and peak memory.
-        again: the command that resumes the newest interrupted run.
-
-    Raises:
-        UserError: no stored run of the device ranks a case.
-
-    """
-    from esbench.report.analysis.quality import ALONE, Part
-    from esbench.report.tables.recommendation import advise, names, nearest
-
-    found: dict[Case, Advice] = {}
+        note(f"{own}: this is the answer for {other.device_name}; {measure}")
+    found = _recommend(target, runs, variants, limit_bytes)
     for case in target.cases:
-        part = Part(*target.parts.get(case, ALONE))
-        advice, passed_over = advise(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
-        if here:
-            for words in _cut_off(runs, case, advice, again):
-                note(words)
-        if advice is None and here:
+        if case not in found:
             near = "; ".join(nearest(runs, case)) or "none"
-            of = f" for {names(variants)}" if variants else ""
+            names = listed([variant.name for variant in variants or ()])
             message = (
-                f"no stored run ranks {case.label}{of}; nearest: {near}; leave --offline out to measure it "
-                f"on {here.device_name}"
+                f"no stored run ranks {case.label}{names and f' for {names}'}; nearest: {near}; {measure}"
             )
             raise UserError(message)
-        if passed_over:
-            note(passed_over)
-        if advice:
-            found[case] = advice
     return found
 
 
-def _cut_off(runs: Sequence[Run], case: Case, advice: "Advice | None", again: Sequence[str]) -> Iterator[str]:
-    """Yield the interrupted runs of exactly this shape that are newer than the answer, with what to do."""
-    unfinished = [run for run in runs if run.end is None or run.end.status == "interrupted"]
-    newest = max(unfinished, key=lambda run: run.header.run_id, default=None)
-    answering = advice.ranking.grid.run.header.run_id if advice else ""
-    for run in unfinished:
-        asked = run.header.request.shapes if run.header.request else ()
-        if case not in asked or run.header.run_id < answering:
-            continue
-        how = (
-            f"`{shlex.join(again)}` completes it" if run is newest else "leave --offline out to measure again"
+def _recommend(
+    target: Target,
+    runs: Sequence[Run],
+    variants: Collection[Variant] | None = None,
+    limit_bytes: float | None = None,
+) -> "dict[Case, Recommendation]":
+    """Return the recommendation for each case that one of the runs ranks."""
+    from esbench.report.analysis.quality import ALONE, Part
+    from esbench.report.analysis.ranking import recommend
+
+    found = {
+        case: recommend(
+            runs,
+            case,
+            variants=variants,
+            limit_bytes=limit_bytes,
+            part=Part(*target.parts.get(case, ALONE)),
         )
-        yield f"run {run.header.run_id} of {case.label} was interrupted: {how}"
+        for case in target.cases
+    }
+    return {case: one for case, one in found.items() if one}
 
 
 def _print(
-    target: Target, found: "dict[Case, Advice]", run: Run | None = None, *, tables: bool = False
+    target: Target, found: "dict[Case, Recommendation]", run: Run | None = None, *, tables: bool = False
 ) -> bool:
     """Print the ranking of each case and the code that applies the winners; return whether there are any.
 
     ``run`` has the reasons if a case has no ranking.
     """
-    from esbench.report.tables.recommendation import applied, without_numbers
+    from esbench.report.captions import origin
+    from esbench.report.tables.recommendation import text, training_code, without_numbers
 
     for case in target.cases:
         names = [name for name, one in target.layers.items() if one == case and name]
         heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
         if case in found:
-            typer.echo(f"{found[case].origin}\n\n{found[case].text(tables=tables)}")
+            typer.echo(f"{origin(found[case].run)}\n\n{text(found[case], tables=tables)}")
         elif run:
             typer.echo(without_numbers(run, case))
     best = {name: found[case].best for name, case in target.layers.items() if case in found}
-    winners = {name: standing for name, standing in best.items() if standing}
+    winners = {name: one for name, one in best.items() if one}
     if winners:
         known = REGISTRY.entries.values()
         docs = scheme_docs(known)
-        code = applied(
-            winners,
-            {entry.variant: docs[entry.variant.scheme].module for entry in known},
-            exclude=target.excluded,
-            from_rows=[
-                entry.variant
-                for entry in known
-                if (how := trainer(entry.scheme)) and how.learns_from_rows(entry.scheme)
-            ],
-        )
-        typer.echo(code)
+        modules = {entry.variant: docs[entry.variant.scheme].module for entry in known}
+        trainers = {entry.variant: (entry.scheme, trainer(entry.scheme)) for entry in known}
+        from_rows = [
+            variant for variant, (scheme, one) in trainers.items() if one and one.learns_from_rows(scheme)
+        ]
+        typer.echo(training_code(winners, modules, exclude=target.excluded, from_rows=from_rows))
     return bool(winners)
 
 
@@ -388,7 +360,7 @@ def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -
     """Return a case without a shape.
 
     Raises:
-        UserError: the dtype is unknown, or a number is out of range.
+        UserError: the dtype is unknown, or sigma is not a positive number.
 
     """
     if dtype is not None and dtype not in DTYPES:
@@ -397,10 +369,6 @@ def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -
     if not (math.isfinite(sigma) and sigma > 0):
         message = f"--sigma {sigma:g}: expected a number above 0"
         raise UserError(message)
-    for name, value in (("members", members), ("repeats", repeats)):
-        if not 1 <= value <= _LARGEST:
-            message = f"--{name} {value}: expected a number from 1 to {_LARGEST}"
-            raise UserError(message)
     return Case(
         operator="",
         out_channels=1,
@@ -420,7 +388,7 @@ def linear_case(text: str, like: Case) -> Case:
 
     """
     out, inp = _numbers("linear", text, _LINEAR, "OUTxIN, such as 1024x1024")
-    return _with(like, operator="Linear", out_channels=out, in_channels=inp)
+    return msgspec.structs.replace(like, operator="Linear", out_channels=out, in_channels=inp)
 
 
 def conv2d_case(text: str, like: Case) -> Case:
@@ -439,7 +407,7 @@ def conv2d_case(text: str, like: Case) -> Case:
     if tall > height or wide > width:
         message = f"--conv {text}: a kernel of {tall} x {wide} is larger than an input of {height} x {width}"
         raise UserError(message)
-    return _with(
+    return msgspec.structs.replace(
         like,
         operator="Conv2d",
         out_channels=out,
@@ -450,14 +418,14 @@ def conv2d_case(text: str, like: Case) -> Case:
 
 
 def size_bytes(text: str) -> float:
-    """Parse ``2GB``, ``500 MB`` or ``1.5GiB``.
+    """Parse ``2GB``, ``500 MB`` or ``1.5G``.
 
     Raises:
         UserError: the text is malformed, or the size is 0.
 
     """
     found = _BYTES.fullmatch(text.strip())
-    size = float(found[1]) * (1024 if found[3] else 1000) ** _PREFIXES.index(found[2].upper()) if found else 0
+    size = float(found[1]) * 1000 ** " kMGT".index(found[2] or " ") if found else 0
     if not 0 < size < math.inf:
         message = f"--memory-limit {text}: expected a size above 0, such as 2GB or 500MB"
         raise UserError(message)
@@ -471,7 +439,3 @@ def _numbers(option: str, text: str, pattern: re.Pattern[str], expected: str) ->
         message = f"--{option} {text}: expected {expected}, each from 1 to {_LARGEST}"
         raise UserError(message)
     return numbers
-
-
-def _with(like: Case, **fields: object) -> Case:
-    return msgspec.structs.replace(like, **fields)

@@ -8,16 +8,16 @@ import msgspec
 from esbench.report import captions
 from esbench.report.analysis.comparison import compare
 from esbench.report.analysis.quality import Part
-from esbench.report.analysis.ranking import RankedVariant
+from esbench.report.analysis.ranking import RankedVariant, recommend
 from esbench.report.site import all_sections, console_tables
-from esbench.report.tables import comparison, roofline
+from esbench.report.tables import comparison, recommendation, roofline
 from esbench.report.tables.measured import time_sections
 from esbench.report.tables.published import beside
 from esbench.report.tables.quality import quality_sections
-from esbench.report.tables.ranking import best_of_each_shape, ranking_section, ranking_sections
-from esbench.report.tables.recommendation import advise, applied, why_time_misleads
+from esbench.report.tables.ranking import best_schemes, ranking_section, ranking_sections
+from esbench.report.tables.recommendation import training_code
 from esbench.report.tables.table import Section
-from esbench.schema import Case, Measurement, Phase, Request, Row, Run, RunEnd, Variant
+from esbench.schema import Case, Phase, Request, Row, Run, RunEnd, Variant
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, ORTHOGONAL, SQUARE, STEPS, figure
@@ -377,19 +377,12 @@ def rankings() -> Iterator[Example]:
     ):
         n_eff = figure(ORTHOGONAL, large, "effective_members", "linear fitness", *sizes)
         yield rule, ranked(*gain, n_eff, *(row for row in ranking_cases.rows(large) if row.variant == DENSE))
-    graphs = [
-        msgspec.structs.replace(row, method="graph", samples=tuple((ms / 2,) for (ms,) in row.samples))
-        for row in near()
-        if row.phase == "step" and isinstance(row, Measurement)
-    ]
-    tied = replaced(near(), case=msgspec.structs.replace(SQUARE, sigma=0.05))
     loop = Variant(scheme="Loop", baseline=True)
     fast = [time_row(loop, SQUARE, *[1.0] * 6, phase="step"), *ranking_cases.qualities(loop, SQUARE, 0.0)]
-    best = best_of_each_shape([ranking_cases.run([*rows, *graphs, *fast]), ranking_cases.run(tied)])
-    yield (
-        "The best of each shape by each method, no baseline, and the next of another scheme, marked if tied",
-        shown([best] if best else []),
-    )
+    more = [*rows, *fast, *ranking_cases.rows(linear(64, members=4096))]
+    for rule, is_largest in (("The best at each population, no baseline", False), ("At the largest", True)):
+        best = best_schemes([ranking_cases.run(more)], ["Linear"], largest_only=is_largest)
+        yield rule, shown([best] if best else [])
 
 
 def qualities() -> Iterator[Example]:
@@ -452,19 +445,9 @@ def advice() -> Iterator[Example]:
         ("Above a memory limit, or of unknown memory", no_peak, SQUARE, 1.5e6, Part()),
         ("No variant fits", rows, SQUARE, 1.0, Part()),
     ):
-        one, _ = advise([ranking_cases.run(found)], case, limit_bytes=limit_bytes, part=part)
+        one = recommend([ranking_cases.run(found)], case, limit_bytes=limit_bytes, part=part)
         assert one
-        yield rule, f"```text\n{one.text()}```\n"
-    only = [
-        *ranking_cases.orthogonal(exact),
-        *(row for row in ranking_cases.rows(exact) if row.variant == FLIPPED),
-    ]
-    for rule, found, case in (
-        ("Why time misleads, over two populations", [*rows, *ranking_cases.sweep(64)], SQUARE),
-        ("Why time misleads: a tie, and no cores", [row for row in near() if row.variant != CORES], SQUARE),
-        ("Why time misleads: exact, without dense noise", only, exact),
-    ):
-        yield rule, why_time_misleads(ranking_cases.run(found), case.label)
+        yield rule, f"```text\n{recommendation.text(one)}```\n"
 
 
 def winner(one: Variant) -> RankedVariant:
@@ -478,15 +461,15 @@ def code() -> Iterator[Example]:
     several = {"a[0]": winner(LOW_RANK), "b*": winner(HADAMARD), "c": winner(LOW_RANK)}
     modules = {permuted: "impls", LOW_RANK: "impls", HADAMARD: "plugin_of_theirs"}
     for rule, text in (
-        ("One scheme with its options", applied({"": winner(permuted)}, modules)),
+        ("One scheme with its options", training_code({"": winner(permuted)}, modules)),
         (
             "Layers with another winner have a pattern of their own; the most frequent scheme is last",
-            applied(several, modules, exclude=["table?"]),
+            training_code(several, modules, exclude=["table?"]),
         ),
-        ("A scheme that is not registered", applied({"": winner(theirs)}, modules)),
+        ("A scheme that is not registered", training_code({"": winner(theirs)}, modules)),
         (
             "An update from rows needs the layers' inputs",
-            applied({"": winner(HADAMARD)}, modules, from_rows=[HADAMARD]),
+            training_code({"": winner(HADAMARD)}, modules, from_rows=[HADAMARD]),
         ),
     ):
         compile(text, rule, "exec")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from esbench.report.readme import Page, ReadmeError, render
@@ -20,10 +19,11 @@ def test_blocks_become_their_tables(tmp_path: Path) -> None:
         "page.phases(run, 'Linear', 'forward')": ["Linear, forward", "Speed multiplier vs. naive"],
         "page.phases(run, 'Conv2d', 'forward')": ["Conv2d, forward", "(16, 16, (3, 3), (64, 64))"],
         "page.phases(gtx, 'Linear', 'forward')": ["published by others", "SparsePerturbedLinear(k=1)"],
-        "page.device(run, gtx, rtx)": [
-            "## On a CPU: Test CPU",
-            "<summary>Linear: memory",
-            "GeForce RTX 2070",
+        "page.memory(run, 'Linear')": ["Linear, forward: peak memory"],
+        "page.published(run, gtx, rtx)": [
+            "<summary>Linear: Test CPU / GeForce GTX 1080 Ti / GeForce RTX 2070</summary>",
+            "measured / GeForce RTX 2070",
+            "</details>",
         ],
     }
     path = readme(tmp_path, *calls)
@@ -33,25 +33,7 @@ def test_blocks_become_their_tables(tmp_path: Path) -> None:
     assert all(f"+{line}" in diff for line in text.splitlines() if line.startswith("|"))
     for call, parts in calls.items():
         printed = text.partition(f"cog.out({call})")[2].partition("[[[end]]]")[0]
-        assert all(
-            part in printed for part in [*parts, "| PerturbedLinear" if "Conv2d" not in call else "| "]
-        ), call
-
-
-def test_a_device_has_its_section_once_its_run_is_named(tmp_path: Path) -> None:
-    """GPU and CPU sections differ only in their heading."""
-    run = a_run("20270101", suite="readme", device_name="NVIDIA H200")
-    environment = msgspec.structs.replace(run.header.environment, device="cuda")
-    header = msgspec.structs.replace(run.header, environment=environment)
-    gpu = store(tmp_path, msgspec.structs.replace(run, header=header))
-    path = readme(tmp_path, "''.join(page.device(one, gtx) for one in (run, GPU))")
-    path.write_text(path.read_text().replace("GPU", repr(gpu)))
-    render(path, check=False)
-    cpu, own = path.read_text(encoding="utf-8").split("## On a GPU: NVIDIA H200")
-    assert "## On a CPU: Test CPU" in cpu
-    assert "Linear: drawing the noise, and the update" in cpu
-    assert "Linear: beside what others published for GeForce GTX 1080 Ti" in own
-    assert "Linear: memory" in own
+        assert all(part in printed for part in [*parts, "| Perturbed"]), call
 
 
 def ranked(folder: Path) -> str:
@@ -66,27 +48,14 @@ def ranked(folder: Path) -> str:
 BIG = linear(64, members=4096)
 
 
-def test_the_first_of_each_shape_and_what_it_costs(tmp_path: Path) -> None:
-    """Each shape and population has a row; baselines are left out, and exact estimates are named."""
-    page = Page(tmp_path)
-    shown = page.best_of_each_shape(ranked(tmp_path)).splitlines()
-    lines = [line for line in shown if line.startswith("| Linear")]
-    assert lines == [
-        "| Linear (64, 64) | 1024 | Hadamard | 205 | 40.0x | 5.00x | 5.00 | 1.00 | LowRank(rank=1) |",
-        "| Linear (64, 64) | 4096 | Orthogonal | exact | exact | - | 50.0 | - | - |",
-    ]
-    with pytest.raises(ReadmeError, match="has no such table"):
-        page.best_of_each_shape(store(tmp_path, a_run()))
-
-
-def test_the_headline_has_a_row_per_layer(tmp_path: Path) -> None:
+def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
     """A layer is shown at its largest population at which dense noise has a rate, with both multiples."""
     page, file = Page(tmp_path), ranked(tmp_path)
-    (row,) = [line for line in page.headline(file).splitlines() if line.startswith("| Linear 64")]
+    (row,) = [line for line in page.best_schemes(file).splitlines() if line.startswith("| Linear 64")]
     assert row == "| Linear 64 -\\> 64 | 1,024 | Hadamard | 40.0x | 5.00x | 5.00 | 1.00 |"
     assert [one.title for one in page.printing.shown] == ["Which scheme at which shape"]
     with pytest.raises(ReadmeError, match="no shape has a rate beside that of dense noise"):
-        page.headline(store(tmp_path, a_run()))
+        page.best_schemes(store(tmp_path, a_run()))
 
 
 def test_the_output_of_recommend_is_a_block(tmp_path: Path) -> None:
@@ -99,27 +68,14 @@ def test_the_output_of_recommend_is_a_block(tmp_path: Path) -> None:
         page.recommendation(file, "Linear(1, 1)")
 
 
-def test_links_of_a_page_in_docs_lead_to_the_repository(tmp_path: Path) -> None:
-    """Files are named from the root of the repository, links are relative to the page."""
-    file = ranked(tmp_path)
-    (tmp_path / "reports/test-cpu/quality").mkdir(parents=True)
-    (tmp_path / "reports/test-cpu/quality/tables.md").touch()
+def test_a_ranking_of_chosen_variants(tmp_path: Path) -> None:
+    """Only variants that match a glob have a row; a page in docs names files from the repository's root."""
     page = Page.of(str(tmp_path / "docs" / "schemes.md"))
     assert page.root == tmp_path
-    assert "(../reports/test-cpu/quality/tables.md)" in page.ranking(file, "Linear(64, 64)", best=2)
-
-
-def test_the_best_few_stand_with_what_they_are_compared_with(tmp_path: Path) -> None:
-    """The best few rows are followed by dense noise and base, and a link to all others."""
-    page, file = Page(tmp_path), ranked(tmp_path)
-    shown = page.ranking(file, "Linear(64, 64)", best=2)
+    shown = page.ranking(ranked(tmp_path), "Linear(64, 64)", variants=("Flipped*", "Perturbed"))
     rows = [line.split(" | ")[0] for line in shown.splitlines() if line.startswith("| ")]
-    first = ["| Loop", "| HadamardLinear"]
-    assert rows == ["| Linear", "| :-", *first, "| PerturbedLinear", "| Base"]
-    assert "`esbench report` writes all rows." in shown
-    (tmp_path / "reports/test-cpu/quality").mkdir(parents=True)
-    (tmp_path / "reports/test-cpu/quality/tables.md").touch()
-    assert "[all rows](reports/test-cpu/quality/tables.md)" in page.ranking(file, "Linear(64, 64)", best=2)
+    expected = ["FlippedLinear(cores=8)", "FlippedLinear", "PerturbedLinear"]
+    assert rows == ["| Linear", "| :-", *(f"| {name}" for name in expected)]
 
 
 def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
@@ -196,7 +152,6 @@ def test_what_cannot_be_generated_is_one_line(tmp_path: Path) -> None:
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
         (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
         ("page.phases(run, 'Conv3d')", "has no such table"),
-        ("page.why_time_misleads(run, 'Linear(9, 9)')", "holds no ranking of a case 'Linear(9, 9)'"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),
         ("page.(", "is not Python"),

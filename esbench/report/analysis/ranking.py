@@ -5,17 +5,19 @@ members that would give as good a gradient, over the time of everything that one
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
 
-from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids
+from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
+from esbench.report.analysis.run_selection import unusable
 from esbench.report.text import listed
 from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
+from esbench.units import format_value
 
 NOISE = "noise_bytes"
 _NS_PER_MS = 1e6
@@ -229,3 +231,102 @@ def rankings(run: Run, operator: str) -> list[Rankings]:
 def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
     """Dense noise, which others are compared with, if it is among these."""
     return next((one for one in ranked if one.variant.name == DENSE), None)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The ranking of a case in one run, to choose a variant from.
+
+    Attributes:
+        ranking: the rankings of the run.
+        case: the case.
+        variants: the candidates, best rate first; those above the memory limit have no rate.
+        part: the share of the case in the network that it is a layer of.
+
+    """
+
+    ranking: Rankings
+    case: Case
+    variants: tuple[RankedVariant, ...]
+    part: Part = ALONE
+
+    @property
+    def run(self) -> Run:
+        """The run that was chosen."""
+        return self.ranking.grid.run
+
+    @property
+    def ranked(self) -> list[RankedVariant]:
+        """The variants with a rate, best first."""
+        return [one for one in self.variants if one.rate is not None]
+
+    @property
+    def best(self) -> RankedVariant | None:
+        """The variant to train with, None if none has a rate."""
+        return next(iter(self.ranked), None)
+
+
+def recommend(
+    runs: Iterable[Run],
+    case: Case,
+    *,
+    variants: Collection[Variant] | None = None,
+    limit_bytes: float | None = None,
+    part: Part = ALONE,
+) -> Recommendation | None:
+    """Rank the variants of a case by the newest of the runs that rank most of them, complete runs first.
+
+    Returns None if no run ranks any of them.
+
+    Args:
+        runs: of one device.
+        case: the layer to train.
+        variants: the candidates, by default all.
+        limit_bytes: limit of the noise and of the peak memory.
+        part: the share of the case in its network, by default all.
+
+    """
+    found = []
+    for run in runs:
+        ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
+        every = ranking.of(case, part) if ranking else []
+        chosen = tuple(one for one in every if variants is None or one.variant in variants)
+        if ranking and chosen:
+            found.append(Recommendation(ranking, case, chosen, part))
+
+    def key(one: Recommendation) -> tuple[bool, bool, int, str]:
+        is_usable = not any(unusable(one.run))
+        return bool(one.ranked), is_usable, len(one.ranked), one.run.header.run_id
+
+    best = max(found, key=key, default=None)
+    if best is None or limit_bytes is None:
+        return best
+    limited = sorted((_limited(one, limit_bytes) for one in best.variants), key=lambda one: one.rate is None)
+    return replace(best, variants=tuple(limited))
+
+
+def _limited(one: RankedVariant, limit_bytes: float) -> RankedVariant:
+    """Return the variant; without its rate if it exceeds the memory limit or its memory is unknown."""
+    sizes = {"noise": one.noise_bytes, "peak": one.peak_bytes}
+    refused = [
+        f"{name} {'unknown' if size is None else format_value(NOISE, size)}"
+        for name, size in sizes.items()
+        if size is None or size > limit_bytes
+    ]
+    if one.rate is None or not refused:
+        return one
+    reason = f"memory limit {format_value(NOISE, limit_bytes)}: {' and '.join(refused)}"
+    skipped = Skipped(variant=one.variant, case=one.case, phase=None, status="unavailable", reason=reason)
+    return replace(one, skipped=skipped)
+
+
+def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[str]:
+    """Return the labels of the ranked cases nearest in size to a case, those of its operator first."""
+
+    def distance(other: Case) -> tuple[bool, float]:
+        sizes = [(one.out_channels, one.in_channels, one.members) for one in (case, other)]
+        return other.operator != case.operator, sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
+
+    found = (ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator))
+    known = {one.label: one for ranking in found for one in ranking.cases}
+    return sorted(known, key=lambda label: (distance(known[label]), label))[:count]

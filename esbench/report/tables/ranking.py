@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import Grid, Trace, headings, operators
+from esbench.report.analysis.pivot import Grid, Trace, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
 from esbench.report.tables.measured import TIME, median_number, multiple
@@ -34,8 +34,6 @@ from esbench.schema import DENSE, Case, Measurement, Run, Variant
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 BEST_TITLE = "Which scheme at which shape"
-_TIED = "≈"
-_BEST_COLUMNS = (RATE, RELATIVE_RATE, COST, "step (ms)", "peak (MB)")
 _RATE_NOTE = (
     f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
     f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
@@ -45,12 +43,6 @@ _RATE_NOTE = (
 _EXACT_NOTE = (
     f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
     "which no number of independent members equals; before all others, by time"
-)
-_BEST_NOTE = (
-    ": by n_eff per ms of a whole step (effective population per ms), what it costs, and the first of "
-    f"another scheme, with {_TIED} if the two are tied within their intervals. Multiples of the rate of "
-    f"{DENSE} (dense noise), more is better, and of the time of base (the plain layer, which learns by "
-    f"backpropagation), less is better, in the same run. {EXACT}: a linear fitness's gradient without error."
 )
 _N_EFF = (
     "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
@@ -214,99 +206,40 @@ def _template(one: RankedVariant) -> str:
     return "at least {}" if one.effective and one.effective.is_bound else "{}"
 
 
-def best_of_each_shape(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
-    """Return the best variant of each shape and population of these operators, None if no run ranks any.
+def best_schemes(runs: Sequence[Run], layers: Sequence[str], *, largest_only: bool) -> Section | None:
+    """Return the best scheme of each shape of these operators, None if no run ranks dense noise.
 
-    A shape that several runs rank is taken from the first of them. Baselines are left out.
+    A row is a shape and population at which a scheme has a multiple of dense noise's rate; with
+    ``largest_only`` the largest of each shape. What several runs rank is taken from the first of them.
     """
-    found: dict[tuple[str, Case], tuple[Rankings, list[RankedVariant]]] = {}
-    for run in runs:
-        for operator in (name for name in operators(run) if name in layers):
-            for ranking in rankings(run, operator):
-                for case in ranking.cases:
-                    found.setdefault((ranking.grid.method, case), (ranking, ranking.of(case)))
-    found = {key: value for key, value in found.items() if _candidates(value[1])}
-    if not found:
-        return None
-    shapes = [msgspec.structs.replace(case, members=1) for _, case in found]
-    names = dict(zip(dict.fromkeys(shapes), headings(dict.fromkeys(shapes)), strict=True))
-    methods = list(dict.fromkeys(method for method, _ in found))
-    notes = Footnotes()
-    table = Table(
-        corner="layer",
-        headings=("members", "first", *_BEST_COLUMNS, "then"),
-        labels=tuple(
-            f"{case.operator} {names[case]}" + (f", {method}" if len(methods) > 1 else "")
-            for case, (method, _) in zip(shapes, found, strict=True)
-        ),
-        cells=tuple(
-            tuple(_best_row(ranking, ranked, case, notes)) for (_, case), (ranking, ranked) in found.items()
-        ),
-    )
-    shown = {ranking.grid.run.header.run_id for ranking, _ in found.values()}
-    dtypes = " and ".join(dict.fromkeys(case.dtype for _, case in found))
-    timed = "" if methods == ["host"] else f", method {' and '.join(methods)}"
-    return Section(
-        title=BEST_TITLE,
-        origin=" ".join(captions.origin(run) for run in runs if run.header.run_id in shown),
-        conditions=f"{dtypes}, 1 row per member{timed}.",
-        blocks=(Block("The first of each", _BEST_NOTE, table),),
-        footnotes=tuple(notes),
-    )
-
-
-def headline(runs: Sequence[Run], layers: Sequence[str] = ("Linear", "Conv2d")) -> Section | None:
-    """Return the best scheme of each shape of these operators, at the largest population with a multiple.
-
-    None if no run ranks dense noise. A shape that several runs rank is taken from the first of them.
-    """
-    found: dict[Case, tuple[str, tuple[Cell, ...]]] = {}
+    found: dict[Case, tuple[Case, tuple[Cell, ...]]] = {}
     notes = Footnotes()
     for run in runs:
         for operator in (name for name in operators(run) if name in layers):
             for ranking in rankings(run, operator)[:1]:
                 for case in sorted(ranking.cases, key=lambda case: -case.members):
-                    shape = msgspec.structs.replace(case, members=1)
-                    if shape not in found and (row := _headline_row(ranking, case, notes)):
-                        found[shape] = captions.layer(case), row
+                    key = msgspec.structs.replace(case, members=1) if largest_only else case
+                    if key not in found and (row := _best_row(ranking, case, notes)):
+                        found[key] = case, row
     if not found:
         return None
     table = Table(
         corner="layer",
         headings=("members", "best scheme", "x dense noise", "x plain layer", "step (ms)", "memory (MB)"),
-        labels=tuple(label for label, _ in found.values()),
+        labels=tuple(captions.layer(case) for case, _ in found.values()),
         cells=tuple(row for _, row in found.values()),
     )
     names = " and ".join(dict.fromkeys(captions.device(run) for run in runs))
     origin = f"Measured on {names}: runs {', '.join(run.header.run_id for run in runs)}."
-    return Section(BEST_TITLE, origin, "", (Block("", "", table),), tuple(notes))
+    return Section(BEST_TITLE, origin, "", (Block("By n_eff per ms of a step", "", table),), tuple(notes))
 
 
-def _headline_row(ranking: Rankings, case: Case, notes: Footnotes) -> tuple[Cell, ...] | None:
+def _best_row(ranking: Rankings, case: Case, notes: Footnotes) -> tuple[Cell, ...] | None:
     ranked = ranking.of(case)
     reference = dense(ranked)
-    best = next((one for one in _candidates(ranked) if one.times(reference)), None)
+    best = next((one for one in ranked if not one.variant.baseline and one.times(reference)), None)
     if best is None or best.multiplier is None or reference == best:
         return None
     columns = _columns(ranking.grid, best, reference, notes)
     figures = [columns[name]() or notes.missing() for name in (RELATIVE_RATE, COST, "step (ms)", "peak (MB)")]
     return Cell(f"{case.members:,}"), Cell(best.variant.name), *figures
-
-
-def _best_row(
-    rankings: Rankings, ranked: Sequence[RankedVariant], case: Case, notes: Footnotes
-) -> list[Cell]:
-    """Return the population, the best variant with its figures, and the best of another scheme."""
-    first, *others = _candidates(ranked)
-    columns = _columns(rankings.grid, first, dense(ranked), notes)
-    figures = [columns[heading]() or notes.missing() for heading in _BEST_COLUMNS]
-    second = next((one for one in others if one.variant.scheme != first.variant.scheme), None)
-    if second is None:
-        then = notes.missing()
-    else:
-        then = Cell(f"{_TIED} {second.variant.name}" if first.tied_with([second]) else second.variant.name)
-    return [Cell(str(case.members)), Cell(first.variant.name), *figures, then]
-
-
-def _candidates(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
-    return [one for one in ranked if one.rate is not None and not one.variant.baseline]
