@@ -26,7 +26,6 @@ from esbench.measure.environment import (
     device_uuid,
     differences,
     environment,
-    package_version,
     resolve_device,
     source_hashes,
 )
@@ -46,33 +45,25 @@ def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def test_the_environment_of_a_cpu_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions and sizes are set, GPU fields and whatever the system does not report are None."""
+    """Versions and sizes are set, GPU fields and fields that the system does not report are None."""
     here = environment("cpu")
     assert (here.device, here.device_name) == ("cpu", here.cpu)
     assert here.cpu
     assert (here.torch, here.python) == (torch.__version__, platform.python_version())
     assert here.threads == torch.get_num_threads()
     assert here.memory_bytes > 2**20
-    assert (here.cuda, here.driver, here.device_memory_bytes) == (None, None, None)
-    assert (here.uuid, here.foreign, here.idle_w) == (None, (), None)
-    assert (here.load or 0.0) >= 0
+    assert (here.cuda, here.driver, here.uuid, here.foreign, here.idle_w) == (None, None, None, (), None)
     assert differences(here, environment("cpu")) == []
     monkeypatch.setattr(psutil, "getloadavg", Mock(side_effect=OSError))
     assert environment("cpu").load is None
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-        assert environment("cpu").matmul_precision == "high"
-    assert package_version("esbench-no-such-package") is None
-    assert package_version("torch") is not None
     rule = tmp_path / "scaling_governor"
     monkeypatch.setattr(module, "GOVERNOR", rule)
     assert environment("cpu").clocks is None
-    for content, clocks in ((b"performance\n", "governor performance"), (b"", None), (b"\xff", None)):
+    for content, clocks in ((b"performance\n", "governor performance"), (b"\xff", None)):
         rule.write_bytes(content)
         assert environment("cpu").clocks == clocks
     monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
     assert cpu_name()  # at least the architecture
-    assert device_uuid("cpu") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_uuid("cuda") is None  # the lock's key for a GPU
 
@@ -92,12 +83,10 @@ def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (here.uuid, here.driver, here.idle_w) == (UUID, "580.1", 75.0)
     assert here.clocks == "up to 1980 MHz, application clock 1980 MHz, auto boost on"
     assert here.foreign == ("python3 (pid 7)",)
-    for function in ("nvmlInit", "nvmlDeviceGetHandleByUUID"):
-        with monkeypatch.context() as patch:
-            install(patch, **{function: refusing})
-            here = environment("cuda")
-        assert (here.device_name, here.uuid) == ("Fake GPU", UUID)
-        assert (here.driver, here.clocks, here.idle_w) == (None, None, None)
+    with monkeypatch.context() as patch:
+        install(patch, nvmlInit=refusing)
+        here = environment("cuda")
+    assert (here.device_name, here.uuid, here.clocks) == ("Fake GPU", UUID, None)
     install(monkeypatch, nvmlSystemGetDriverVersion=refusing, nvmlDeviceGetPowerUsage=answering(2**32 - 1))
     here = environment("cuda")
     assert (here.driver, here.idle_w) == (None, None)

@@ -21,7 +21,7 @@ SCRIPT = str(ROOT / "tools" / "gpu_session.sh")
 FAST = "grace=0 kill_after=1\n"
 
 
-def start(tmp_path: Path, steps: str, *options: str, python: str = sys.executable) -> subprocess.Popen[str]:
+def start(tmp_path: Path, steps: str, *options: str) -> subprocess.Popen[str]:
     """Start a session of these steps on the CPU that packs its results into the folder ``out``."""
     file = tmp_path / "trial.sh"
     file.write_text(FAST + steps)
@@ -30,7 +30,7 @@ def start(tmp_path: Path, steps: str, *options: str, python: str = sys.executabl
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHON": python, "TMPDIR": str(tmp_path)},
+        env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)},
     )
 
 
@@ -123,37 +123,17 @@ def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
 
 def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
     """Pieces form one archive; over the limit, logs are cut off but not results, and the session fails."""
-    fill = 'step fill 9 bash -c "head -c 50000 /dev/urandom | base64 -w 0 {}"\n'
-    assert session(tmp_path, "file_bytes=20000\n" + fill.replace("{}", "> $results/noise"))[0] == 0
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
-    assert max(sizes.values()) == 20000
-    assert 3 <= len(sizes) <= 8
-    assert len(packed(tmp_path)["results/noise"]) == 66668
-
-    steps = 'step few 5 bash -c "echo found > $results/run"\n' + fill.replace("{}", "")
-    code, lines = session(tmp_path, "file_bytes=20000 files=3\n" + steps)
+    steps = (
+        'file_bytes=20000 files=3\nstep few 5 bash -c "echo found > $results/run"\n'
+        'step fill 9 bash -c "head -c 50000 /dev/urandom | base64 -w 0"\n'
+    )
+    code, lines = session(tmp_path, steps)
     assert code == 1
     assert [line[:2] for line in lines] == [["few", "ok"], ["fill", "ok"], ["pack", "failed"]]
     left = Path(lines[-1][3].removeprefix("more than 2 files of 20000 bytes: all is in "))
     assert len((left / "gpu-session/trial/fill.log").read_text()) == 66668
-    assert sorted(path.name[-2:] for path in (tmp_path / "out").iterdir()) == ["00", "01", "sv"]
+    assert max(path.stat().st_size for path in (tmp_path / "out").iterdir()) == 20000
     assert packed(tmp_path)["results/run"] == "found\n"
-
-
-def test_an_earlier_archive_survives_a_pack_that_fails(tmp_path: Path) -> None:
-    """New pieces are renamed when complete, and left-over pieces of a longer earlier archive removed."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "trial.tar.gz.05").write_text("of a longer archive")
-    steps = 'step stores 5 touch "$results/stored"\nfail=1\nstep last 5 true\n'
-    process = start(tmp_path, 'fail=\ncp() { [[ ! $fail ]] && command cp "$@"; }\n' + steps)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert said.count(f"cannot write to {out}: all is in ") == 1
-    files = packed(tmp_path)
-    assert "results/stored" in files
-    assert "gpu-session/trial/last.log" not in files
-    assert sorted(path.name for path in out.iterdir()) == ["trial.summary.tsv", "trial.tar.gz.00"]
 
 
 def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
@@ -169,15 +149,12 @@ def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
-    """A bad option exits with 2 and is named on stderr with its value; --help exits with 0 on stdout."""
+    """A bad option exits with 2 and is named on stderr with its value."""
     for arguments, words in (
         ("1 --limit abc", "--limit abc: expected a whole number of seconds"),
         ("1 --device gpu", "--device gpu: expected cuda or cpu"),
-        ("1 --seconds-scale 0.0", "--seconds-scale 0.0: expected a number above 0"),
-        ("1 --out", "--out needs a value"),
         ("1 2", "one PART at a time, not 1 and 2"),
         ("4", "PART 4: expected 1, 2, 3 or a file"),
-        ("", "PART is missing"),
         ("1 --nope", "no option --nope"),
     ):
         done = subprocess.run(
@@ -185,27 +162,6 @@ def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), arguments
         assert words in done.stderr
-    done = subprocess.run([BASH, SCRIPT, "--help"], capture_output=True, text=True, check=True)
-    assert "Example: tools/gpu_session.sh 1" in done.stdout
-    assert not any(line.startswith("#") for line in done.stdout.splitlines())
-    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
-
-
-def test_the_interpreter_may_have_blanks_in_its_path(tmp_path: Path) -> None:
-    """Every step quotes the path of the Python interpreter."""
-    python = tmp_path / "with blanks"
-    python.symlink_to(sys.executable)
-    with start(tmp_path, "start\n", "--limit", "60", python=str(python)) as process:
-        process.communicate(timeout=120)
-    assert {line[0]: line[1] for line in summary(tmp_path)}["versions"] == "ok"
-
-
-def test_tuning_writes_outside_the_repository() -> None:
-    """A new table in the work tree would mark all later runs as measured with uncommitted changes."""
-    text = Path(SCRIPT).read_text()
-    (line,) = [line for line in text.splitlines() if "kernels.autotune --seconds" in line]
-    assert '--out "$(tuned_table)"' in line
-    assert 'echo "$work/$tuned/$name.json"' in text
 
 
 def test_missing_packages_are_those_that_measuring_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,11 @@
 """Peak memory of calls, the memory ceiling, and errors that mean out of memory."""
 
-import gc
 import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -55,17 +53,6 @@ def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
     assert peak_bytes(lambda: held[0], "cpu") == 0
 
 
-def test_the_collector_stays_out_of_the_memory_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection during the pass would make the peak smaller."""
-    monkeypatch.undo()  # in other tests frozen objects stay frozen
-    gc.unfreeze()
-    states: list[bool] = []
-    peak_bytes(lambda: states.append(gc.isenabled()), "cpu")
-    assert states == [False, False]
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
-
-
 def test_no_variant_hoards() -> None:
     """In each phase every call holds the same bytes after it and has the same peak."""
     conv = msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, dtype="float32")
@@ -110,8 +97,6 @@ def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
     assert footprint(cycle, "cpu")[:2] == (300, 0)
     held = torch.ones(64 * MIB, dtype=torch.uint8)
     assert (footprint(lambda: held[:1], "cpu").process_bytes or 0) > held.numel()
-    for told in (12, None):
-        assert footprint(lambda: held, "cpu", Mock(return_value=told)).process_bytes == told
 
 
 PROGRAM = '''

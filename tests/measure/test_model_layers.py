@@ -36,9 +36,9 @@ class Strange(nn.Module):
         return torch.as_tensor(self.frozen(self.tokens(y) + self.table.weight[0]))
 
 
-def of(model: nn.Module, *shape: int, dtype: str | None = None) -> Layers:
+def of(model: nn.Module, *shape: int) -> Layers:
     """Return the layers of a model on an example of this shape."""
-    return layers(model, torch.zeros(*shape), LIKE, dtype=dtype)
+    return layers(model, torch.zeros(*shape), LIKE)
 
 
 def test_layers_become_cases() -> None:
@@ -61,6 +61,9 @@ def test_layers_become_cases() -> None:
     linear = found["tokens"]
     assert (linear.out_channels, linear.in_channels, linear.bias) == (6, 8, True)
     assert linear.repeats == 2 * 5 * 5  # the positions of the convolution's output
+    model, rows = nn.Linear(4, 4).double(), torch.zeros(1, 4, dtype=torch.float64)
+    assert layers(model, rows, LIKE).chosen[0].case.dtype == "float64"
+    assert layers(model, rows, LIKE, dtype="bfloat16").chosen[0].case.dtype == "bfloat16"
 
 
 def test_the_rest_of_what_is_trained_is_named() -> None:
@@ -74,14 +77,6 @@ def test_the_rest_of_what_is_trained_is_named() -> None:
     assert perturb(model, Perturbed(), members=2, sigma=0.1, exclude=excluded)
     with pytest.raises(ValueError, match="table"):
         perturb(model, Perturbed(), members=2, sigma=0.1)
-
-
-def test_a_type_is_the_layers_own_unless_one_is_asked_for() -> None:
-    """Each layer keeps its dtype unless one is requested, which then applies to all."""
-    model = nn.Linear(4, 4).double()
-    rows = torch.zeros(1, 4, dtype=torch.float64)
-    assert layers(model, rows, LIKE).chosen[0].case.dtype == "float64"
-    assert layers(model, rows, LIKE, dtype="bfloat16").chosen[0].case.dtype == "bfloat16"
 
 
 def test_a_model_that_raises_or_holds_nothing_is_one_line() -> None:
@@ -106,11 +101,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "def pair(): return nn.Conv2d(3, 3, 3), torch.zeros(2, 3, 8, 8)\n"
         "def empty(): return nn.Conv2d(3, 3, 3), torch.zeros(0, 3, 8, 8)\n"
         "def plain(): return nn.Tanh()\n"
-        "def lazy(): return nn.LazyLinear(3)\n"
         "def three(): return 1, 2, 3\n"
-        "def nothing(): return None\n"
         "def leaves(): raise SystemExit('no')\n"
-        "def fails(): raise KeyError('size')\n"
         "number = 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -131,13 +123,10 @@ def test_a_factory_that_makes_no_model_is_one_line(package: str) -> None:
     """The message says what the name or factory is, and what a factory must return."""
     for name, words in (
         (f"{package}:conv", "begins with Conv2d, so the shape of its rows is unknown: return (module, rows)"),
-        (f"{package}:lazy", "begins with LazyLinear"),
         (f"{package}:plain", "has no trainable parameter"),
         (f"{package}:empty", "the example has no rows"),
         (f"{package}:three", "the factory returned tuple: return an nn.Module"),
-        (f"{package}:nothing", "the factory returned NoneType"),
         (f"{package}:leaves", "the factory raises SystemExit: no"),
-        (f"{package}:fails", "the factory raises KeyError: 'size'"),
         (f"{package}:number", "the factory raises TypeError: 'int' object is not callable"),
         (f"{package}:unheard", "cannot import it: AttributeError"),
         ("no.such.module:make", "cannot import it"),
