@@ -1,16 +1,12 @@
 """The timer study: its figures and goals, its file and page, and its measurement."""
 
-import sys
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import msgspec
 import pytest
-import torch
-from torch.utils.benchmark import Timer as TorchTimer
 from typer.testing import CliRunner
 
 from esbench.cli import app
@@ -19,31 +15,33 @@ from esbench.measure.timers import HostClock, Visit
 from esbench.studies import timer_accuracy as study
 from esbench.studies import timer_accuracy_run
 from esbench.studies.timer_accuracy import (
-    DO_BENCH,
+    AGREEMENT,
+    ARMS,
+    LENGTH,
     SCHEMA,
-    TORCH,
-    Goal,
-    Missing,
-    Question,
+    TWINS,
     Reading,
     Study,
+    comparisons,
     goals,
 )
-from esbench.studies.timer_accuracy_run import Kernel, Plan, Timer
+from esbench.studies.timer_accuracy_run import Kernel, Plan
 from tests.study_cases import HERE
 
 ROUNDS = 10
+OURS, TORCH = ARMS[AGREEMENT]
+FIRST, SECOND = ARMS[TWINS]
 
 
 def reading(
-    question: Question, kernel: str, arm: str, rounds: Sequence[Sequence[float]], **fields: Any
+    question: str, kernel: str, arm: str, rounds: Sequence[Sequence[float]], **fields: Any
 ) -> Reading:
     """Return a reading from microseconds."""
     samples = tuple(tuple(1e3 * sample for sample in samples) for samples in rounds)
     return Reading(question=question, kernel=kernel, arm=arm, samples=samples, **fields)
 
 
-def study_of(*readings: Reading, missing: tuple[Missing, ...] = (), number: int = 0, **fields: Any) -> Study:
+def study_of(*readings: Reading, number: int = 0, **fields: Any) -> Study:
     """Return a study with these readings."""
     return Study(
         schema=SCHEMA,
@@ -52,286 +50,185 @@ def study_of(*readings: Reading, missing: tuple[Missing, ...] = (), number: int 
         seed=0,
         wall_s=100.0,
         environment=msgspec.structs.replace(HERE, **fields),
-        load_after=1.5,
         readings=readings,
-        missing=missing,
     )
 
 
-WHOLE = study_of(
-    reading("agreement", "a | b", "esbench", [[200, 202, 198]] * ROUNDS),
-    reading("agreement", "a | b", TORCH, [[200.5, 200]] * ROUNDS),
-    reading("twins", "add", "first name", [[10, 11]] * ROUNDS, places=(0, 1) * 5),
-    reading("twins", "add", "second name", [[10, 11]] * ROUNDS, places=(1, 0) * 5),
-    reading("length", "wait", "esbench", [[1000.5]] * ROUNDS, expected_ns=1e6),
-    reading("replicates", "add", "process 1", [[10]] * ROUNDS),
-    reading("replicates", "add", "process 2", [[10.01]] * ROUNDS),
-    missing=(Missing(question="agreement", arm=DO_BENCH, reason="no GPU"),),
-)
-
-
-def goal(found: Study, words: str) -> Goal:
-    """Return the one goal with these words."""
-    (one,) = [one for one in goals(found) if words in one.goal]
-    return one
-
-
-# Figures and goals
+def met(*readings: Reading, **fields: Any) -> list[bool | None]:
+    """Return the verdicts on agreement, twins and lengths, None where nothing was measured."""
+    verdicts = {"met": True, "**not met**": False, "": None}
+    return [verdicts[goal.verdict] for goal in goals(study_of(*readings, **fields))]
 
 
 def test_a_timer_that_differs_by_more_than_one_percent_misses_the_goal() -> None:
-    """The speed of a round does not matter; it is unclear if the interval includes 1 %."""
-    assert {one.met for one in goals(study_of())} == {None}
+    """The speed of a round does not matter; means are compared; kernels below 0.1 ms are not judged."""
+    assert met() == [None, None, None]
     speeds = [1 + 0.3 * (k % 3) for k in range(ROUNDS)]
-    theirs = reading("agreement", "k", TORCH, [[200 * speed] for speed in speeds])
-    for bias, met in ((1.0, True), (1.009, True), (1.02, False), (0.98, False)):
-        ours = reading("agreement", "k", "esbench", [[200 * bias * speed] * 4 for speed in speeds])
-        found = study_of(ours, theirs)
-        assert goal(found, f"of {TORCH} above").met is met
-        assert ratios(found) == [pytest.approx(bias)]
-        assert ("**no**" in study.page([found])) is not met
-    near = [reading("agreement", "near", arm, [[200.0] * 4] * ROUNDS) for arm in ("esbench", TORCH)]
-    one = goal(study_of(*near, ours, theirs), f"{TORCH} above")
-    assert (one.met, one.found) == (False, "1 of 2 kernels, 0 unclear; worst 2.00 %")
-    shares = [1.02 + 0.04 * (-1) ** k * (k > 1) for k in range(ROUNDS)]
-    noisy = reading("agreement", "k", "esbench", [[200 * share] * 4 for share in shares])
-    steady = reading("agreement", "k", TORCH, [[200.0]] * ROUNDS)
-    one = goal(study_of(noisy, steady), f"{TORCH} above")
-    assert (one.met, one.found) == (False, "0 of 1 kernels, 1 unclear; worst 2.00 %")
-    short = [reading("agreement", "k", arm, [[us] * 4] * ROUNDS) for arm, us in (("esbench", 5), (TORCH, 4))]
-    assert goal(study_of(*short), f"{TORCH} above").met is None
+    theirs = reading(AGREEMENT, "k", TORCH, [[200 * speed] * 2 for speed in speeds])
+    for bias, expected in ((1.0, True), (1.009, True), (1.02, False), (0.98, False)):
+        rounds = [[bias * speed * us for us in (50, 150, 200, 400)] for speed in speeds]
+        ours = reading(AGREEMENT, "k", OURS, rounds)
+        assert met(ours, theirs)[0] is expected
+        (row,) = comparisons(study_of(ours, theirs), AGREEMENT)
+        assert row.difference == pytest.approx(bias - 1)
+        assert row.ratio.relative == pytest.approx(0, abs=1e-9)
+        assert row.rounds == ROUNDS
+    near = [reading(AGREEMENT, "near", arm, [[200.0] * 4] * ROUNDS) for arm in (OURS, TORCH)]
+    assert goals(study_of(*near, ours, theirs))[0].result == "1 of 2; worst: 2.00 %, k"
+    short = [reading(AGREEMENT, "k", arm, [[us] * 4] * ROUNDS) for arm, us in ((OURS, 5), (TORCH, 4))]
+    assert met(*short)[0] is None
     assert "+25.0" in study.page([study_of(*short)])
 
 
-def ratios(found: Study) -> list[float]:
-    """Return the ratios of the harness to other timers."""
-    return [1 + row["in-round difference (%)"] for row in study.agreements(found)]
+def test_arms_of_the_same_sitting_and_state_of_the_cache_are_compared() -> None:
+    """The machine is faster in the second sitting, and an arm has a round fewer in the first.
 
-
-def test_means_are_compared_with_means_and_warm_with_warm() -> None:
-    """One slow call moves a block's mean; timers that do not flush the cache are compared with warm times."""
-    ours = reading("agreement", "k", "esbench", [[200.0, 200.0, 200.0, 400.0]] * ROUNDS)
-    block = reading("agreement", "k", TORCH, [[250.0, 250.0]] * ROUNDS)
-    (found,) = study.agreements(study_of(ours, block))
-    assert found["in-round difference (%)"] == pytest.approx(0)
-    assert (found["esbench (ms)"], found["timer (ms)"]) == (200e3, 250e3)
-    every = [
-        reading("agreement", "k", arm, [[value] * 4] * ROUNDS, metric=metric)
-        for arm, value, metric in (
-            ("esbench", 300.0, "latency_ns"),
-            ("esbench", 200.0, "warm_latency_ns"),
-            ("esbench", 9.0, "host_latency_ns"),
-            (TORCH, 200.0, "latency_ns"),
-            (DO_BENCH, 300.0, "latency_ns"),
-        )
-    ]
-    assert ratios(study_of(*every, device="cuda")) == [pytest.approx(1)] * 2
-
-
-def test_only_arms_of_the_same_sitting_share_rounds() -> None:
-    """The machine is faster in the second sitting, and one arm has a round fewer in the first."""
+    On a GPU the other timer, which does not flush the cache, is compared with the warm latency.
+    """
     rows = [
-        reading("agreement", "k", arm, [[us] * samples] * rounds, sitting=sitting)
+        reading(AGREEMENT, "k", arm, [[us] * samples] * rounds, sitting=sitting, metric=metric)
         for sitting, us in ((0, 300.0), (1, 200.0))
-        for arm, samples, rounds in (("esbench", 4, 6), (TORCH, 1, 5 + sitting))
-    ]
-    (found,) = study.agreements(study_of(*rows))
-    assert (found["in-round difference (%)"], found["± (%)"], found["rounds"]) == (0, 0, 11)
-    names = [
-        reading("twins", "k", arm, [[us]] * 6, sitting=sitting, places=(place,) * 6)
-        for sitting, us in ((0, 300.0), (1, 200.0))
-        for place, arm in enumerate(("first name", "second name"))
-    ]
-    (one,) = study.twins(study_of(*names[:-1]))
-    assert (one["half-range (%)"], one["rounds"]) == (0, 6)
-    (one,) = study.twins(study_of(*names))
-    assert one["rounds"] == 12
-
-
-def test_twins_show_order_effects_and_no_drift() -> None:
-    """Drift between rounds cancels in ratios; a slower first visit shows, whichever twin is first."""
-
-    def two(first: Sequence[float], second: Sequence[float]) -> Study:
-        return study_of(
-            reading("twins", "k", "first name", [[value] for value in first], places=(0, 1) * 5),
-            reading("twins", "k", "second name", [[value] for value in second], places=(1, 0) * 5),
+        for arm, samples, rounds, metric in (
+            (OURS, 4, 6, "warm_latency_ns"),
+            (TORCH, 1, 5 + sitting, "latency_ns"),
         )
+    ]
+    cold = [reading(AGREEMENT, "k", OURS, [[900.0]] * 6, sitting=sitting) for sitting in (0, 1)]
+    (row,) = comparisons(study_of(*cold, *rows, device="cuda"), AGREEMENT)
+    assert (row.difference, row.ratio.relative, row.rounds) == (0, 0, 11)
+
+
+def test_twins_differ_by_the_noise_of_rounds() -> None:
+    """Drift between rounds cancels in ratios; the half-range is that of the middle 60 % of them."""
+
+    def two(first: Sequence[float], second: Sequence[float]) -> tuple[Reading, Reading]:
+        rounds = ((FIRST, first), (SECOND, second))
+        return tuple(reading(TWINS, "k", arm, [[us] for us in times]) for arm, times in rounds)  # type: ignore[return-value]  # two
 
     drift = [10.0 + k for k in range(ROUNDS)]
-    (one,) = study.twins(two(drift, drift))
-    assert (one["half-range (%)"], one["first visited (%)"], one["± (%)"]) == (0, 0, 0)
-    biased = two([10.1, 10.0] * 5, [10.0, 10.1] * 5)
-    (one,) = study.twins(biased)
-    assert one["first visited (%)"] == pytest.approx(0.01)
-    assert one["half-range (%)"] == pytest.approx(0.01, rel=0.02)
-    assert goal(biased, "first visit").met is False
-    assert goal(biased, "under two names").met is False
+    (row,) = comparisons(study_of(*two(drift, drift)), TWINS)
+    assert (row.half_range, row.difference) == (0, 0)
+    noisy = two([10.1, 10.0] * 5, [10.0, 10.1] * 5)
+    (row,) = comparisons(study_of(*noisy), TWINS)
+    assert row.half_range == pytest.approx(0.01, rel=0.02)
+    assert met(*noisy) == [None, False, None]
 
 
-def test_lengths_and_fresh_processes_are_held_to_their_goals() -> None:
-    """An error of 0.3 us is 3 % of 10 us; on a GPU the longest spin defines the scale.
-
-    The variation of fresh processes is standard deviation (n - 1) / mean of their medians.
-    """
-    waits = [
-        reading("length", f"{us}", "esbench", [[us + 0.3] * 3], expected_ns=us * 1e3) for us in (10.0, 1000.0)
-    ]
-    found = study_of(*waits)
-    assert [row["error (%)"] for row in study.lengths(found)] == [pytest.approx(0.03), pytest.approx(0.0003)]
-    one = goal(found, "known length")
-    assert (one.met, one.found) == (False, "1 of 2 lengths; worst: 10.0, 3.00 %")
-    spins = [
-        reading("length", f"{us}", "esbench", [[us * 1.05] * 3], expected_ns=us * 1e3) for us in (10, 1000)
-    ]
-    assert goal(study_of(*spins, device="cuda"), "known length").met is True
-    rows = [reading("replicates", "k", f"process {us}", [[us, us, 100.0]]) for us in (9.0, 10.0, 11.0)]
-    (row,) = study.replicates(study_of(*rows))
-    assert row["variation (%)"] == pytest.approx(0.1)
-    assert goal(study_of(*rows), "fresh processes").met is False
-
-
-# The file and the page
+def test_waits_are_compared_with_their_length() -> None:
+    """An error of 0.3 us is 3 % of 10 us; on a GPU the longest spin defines the scale."""
+    waits = [reading(LENGTH, f"{us}", OURS, [[us + 0.3] * 3], expected_ns=us * 1e3) for us in (10.0, 1000.0)]
+    assert [one.difference for one in study.waits(study_of(*waits))] == pytest.approx([0.03, 0.0003])
+    assert goals(study_of(*waits))[2].result == "1 of 2; worst: 3.00 %, 10.0"
+    spins = [reading(LENGTH, f"{us}", OURS, [[us * 1.05] * 3], expected_ns=us * 1e3) for us in (10, 1000)]
+    assert met(*spins, device="cuda")[2] is True
+    assert met(*spins)[2] is False
 
 
 def test_a_study_is_read_back_and_shown(tmp_path: Path) -> None:
-    """The newest study of each device is shown; any other file is an error line with file and field."""
+    """The newest study of each device is shown; an invalid file is an error line with file and field."""
     assert study.render(tmp_path, tmp_path / "out") == []
     for number in (2, 1):
         study.write_study(study_of(number=number), tmp_path)
     study.write_study(study_of(number=0, device_name="[a](b)"), tmp_path)
-    assert [found.study_id for found in study.newest_studies(tmp_path)] == ["study-0", "study-2"]
+    assert [one.study_id for one in study.newest_studies(tmp_path)] == ["study-0", "study-2"]
     assert "## \\[a\\](b)\n" in study.page(study.newest_studies(tmp_path))
-    path = study.write_study(WHOLE, tmp_path / "whole")
-    assert study.newest_studies(tmp_path / "whole") == [WHOLE]
+    whole = study_of(
+        *(reading(AGREEMENT, "a | b", arm, [[200, 202, 198]] * ROUNDS) for arm in (OURS, TORCH)),
+        *(reading(TWINS, "add", arm, [[10, 11]] * ROUNDS) for arm in (FIRST, SECOND)),
+        reading(LENGTH, "wait", OURS, [[1000.5]] * ROUNDS, expected_ns=1e6),
+        reading("replicates", "add", "process 1", [[10]] * ROUNDS),  # of an earlier study
+    )
+    path = study.write_study(whole, tmp_path / "whole")
+    assert study.newest_studies(tmp_path / "whole") == [whole]
     text = study.render(tmp_path / "whole", tmp_path / "out")[0].read_text()
-    for words in (
-        "## Some CPU",
-        "load average 0.500 before and 1.50 after",
-        "a \\| b",
-        "no GPU",
-        "2 threads",
-    ):
-        assert words in text
-    assert text.count("### ") == 4
-    assert goal(WHOLE, DO_BENCH).found == "no GPU"
-    whole = path.read_bytes()
+    assert all(
+        words in text for words in ("## Some CPU", "load average 0.500 before", "a \\| b", "2 threads")
+    )
+    assert text.count("### ") == 3
+    stored = path.read_bytes()
     for old, new, words in (
-        (b'"seed"', b'"sead"', "sead"),
+        (b'"seed"', b'"sead"', "seed"),
         (b"10000.0", b"0.0", "readings"),
         (b'"schema":2', b'"schema":9', "schema 9"),
     ):
-        path.write_bytes(whole.replace(old, new))
+        path.write_bytes(stored.replace(old, new))
         with pytest.raises(UserError, match=words) as error:
             study.newest_studies(tmp_path / "whole")
         assert path.name in str(error.value)
-        assert "\n" not in str(error.value)
 
 
-# Measuring
+class FakeClock(HostClock):
+    """A clock whose time is advanced by the kernels, with a bias of its readings."""
 
-
-class FakeClock:
-    """A clock whose time is advanced by the kernels."""
-
-    method = "fake"
     warm_up_s = (0.0, 0.0)
 
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.now_s = 0.0
+    def __init__(self, bias: float = 1.0) -> None:
+        """Read this multiple of the true times."""
+        self.bias = bias
 
     def seconds(self) -> float:
         """Return the time."""
-        return self.now_s
-
-    def prepare(self, call: Callable[[], object], turns: int) -> Callable[[], object]:  # noqa: ARG002  # a clock's signature
-        """Return the call unchanged."""
-        return call
+        return NOW_S[0]
 
     def visit(self, call: Callable[[], object], calls: int) -> Visit:
         """Return the time of each call."""
-        return Visit({"latency_ns": tuple(self.read(call, calls))})
-
-    def read(self, call: Callable[[], object], calls: int, share: float = 1.0) -> Iterator[float]:
-        """Yield the time of each call, multiplied by a number."""
+        samples = []
         for _ in range(calls):
-            start_s = self.now_s
+            start_s = NOW_S[0]
             call()
-            yield (self.now_s - start_s) * 1e9 * share
-
-    def kernel(self, name: str, cost_s: float, expected_ns: float | None = None) -> Kernel:
-        """Return a call that takes this time."""
-
-        def call() -> None:
-            self.now_s += cost_s
-
-        return Kernel(name, call, expected_ns)
+            samples.append((NOW_S[0] - start_s) * 1e9 * self.bias)
+        return Visit({"latency_ns": tuple(samples)})
 
 
-def fake_plan() -> Plan:
-    """Return a plan for two kernels on a fake clock with a biased, a broken and a dead timer."""
-    clock = FakeClock()
-    return Plan(
-        clock=clock,
-        kernels=[clock.kernel("short", 1e-4), clock.kernel("long", 1e-3)],
-        waits=[clock.kernel("wait", 1e-3, 1e6)],
-        timers=[
-            Timer(TORCH, lambda call, calls: tuple(clock.read(call, calls, 1.05))),
-            Timer("broken", Mock(side_effect=RuntimeError("no driver"))),
-            Timer("dead", Mock(return_value=[0.0])),
-        ],
-        reasons={DO_BENCH: "not installed"},
-        sittings=1,
-        rounds=12,
-        processes=0,
-    )
+NOW_S = [0.0]
 
 
-def test_a_biased_timer_is_found_and_broken_ones_are_missing() -> None:
-    """A bias of 5 % is measured, all arms have all rounds, and each missing timer has a reason."""
+def kernel(name: str, cost_s: float, expected_ns: float | None = None) -> Kernel:
+    """Return a call that takes this time of the fake clocks."""
+
+    def call() -> None:
+        NOW_S[0] += cost_s
+
+    return Kernel(name, call, expected_ns)
+
+
+def fake_plan(bias: float = 1.05) -> Plan:
+    """Return a plan for two kernels on a fake clock, with another timer of this bias."""
+    kernels = [kernel("short", 1e-4), kernel("long", 1e-3)]
+    waits = [kernel("wait", 1e-3, 1e6)]
+    return Plan(FakeClock(), FakeClock(bias), kernels, waits, sittings=1, rounds=12)
+
+
+def test_a_biased_timer_is_measured_and_a_dead_one_missing() -> None:
+    """A bias of 5 % is measured, both arms have all rounds, and an arm without samples has a reason."""
     progress = Mock()
     found = timer_accuracy_run.study(fake_plan(), HERE, progress)
-    assert {one.question for one in found.readings} == {"agreement", "twins", "length"}
-    assert {len(one.samples) for one in found.readings if one.question == "agreement"} == {12}
-    assert ratios(found) == [pytest.approx(1 / 1.05)] * 2
-    reasons = {(one.arm, one.kernel): one.reason for one in found.missing}
-    assert "no driver" in reasons["broken", "long"]
-    assert reasons["dead", "long"].startswith("ClockError: the clock read 0 ns: ")
-    assert reasons[DO_BENCH, ""] == "not installed"
-    assert [row["error (%)"] for row in study.lengths(found)] == [pytest.approx(0)]
+    assert {one.question for one in found.readings} == {AGREEMENT, TWINS, LENGTH}
+    assert {len(one.samples) for one in found.readings if one.question == AGREEMENT} == {12}
+    assert [one.difference for one in comparisons(found, AGREEMENT)] == [pytest.approx(1 / 1.05 - 1)] * 2
+    assert [one.difference for one in study.waits(found)] == [pytest.approx(0)]
     steps = [call.args for call in progress.call_args_list]
     assert [done for done, _, _ in steps] == list(range(len(steps)))
     assert ({total for _, total, _ in steps}, steps[0][2]) == ({len(steps)}, "agreement: short")
+    dead = timer_accuracy_run.study(fake_plan(0.0), HERE, progress)
+    assert {(one.arm, one.kernel) for one in dead.missing} == {(TORCH, "short"), (TORCH, "long")}
+    assert "torch.utils.benchmark long: ClockError: the clock read 0 ns" in study.page([dead])
 
 
 def test_a_real_study_is_measured(tmp_path: Path) -> None:
-    """A study with two kernels and two rounds runs with every CPU timer and one fresh process."""
-    others, reasons = timer_accuracy_run.timers("cpu")
-    plan = Plan(
-        clock=HostClock(),
-        kernels=timer_accuracy_run.kernels("cpu", 0)[:2],
-        waits=timer_accuracy_run.waits("cpu")[:2],
-        timers=others,
-        reasons=reasons,
-        sittings=2,
-        rounds=2,
-        agreement_s=0.1,
-        twins_s=0.02,
-        processes=1,
-    )
+    """A study of two kernels with two rounds runs with the timers of a CPU."""
+    kernels, waits = timer_accuracy_run.kernels("cpu", 0)[:2], timer_accuracy_run.waits("cpu")[:2]
+    plan = timer_accuracy_run.plan_for("cpu", 0)
+    assert plan.other.method == TORCH
+    plan = Plan(plan.clock, plan.other, kernels, waits, sittings=2, rounds=2, agreement_s=0.1, twins_s=0.02)
     found = timer_accuracy_run.study(plan, HERE, Mock())
-    assert len([one for one in found.readings if one.question == "agreement"]) == 2 * 2 * 2
-    assert {one.sitting for one in found.readings if one.question == "twins"} == {0, 1}
-    assert {*found.by_kernel("replicates")} == {*timer_accuracy_run.REPLICATED["cpu"]}
+    assert not found.missing
+    assert len([one for one in found.readings if one.question == AGREEMENT]) == 2 * 2 * 2
+    assert {one.sitting for one in found.readings if one.question == TWINS} == {0, 1}
+    assert all(0.1 < one.ratio.median < 10 for one in comparisons(found, AGREEMENT))
     study.write_study(found, tmp_path)
     (page,) = study.render(tmp_path, tmp_path)
     assert all(kernel.name in page.read_text() for kernel in plan.kernels)
-    assert isinstance(plan.kernels[0].call(), torch.Tensor)
-    (missing,) = timer_accuracy_run.fresh(plan, "nonsense", "process 3")
-    assert isinstance(missing, Missing)
-    assert missing.arm == "process 3"
-    assert "exit code 1" in missing.reason
-    assert sys.executable not in missing.reason
 
 
 def test_the_command_stores_the_study_and_writes_the_page(
@@ -350,21 +247,3 @@ def test_the_command_stores_the_study_and_writes_the_page(
     assert result.exit_code != 0
     assert "nothing is stored" in result.stderr
     assert not list((tmp_path / "none").iterdir())
-
-
-def test_other_timers_are_called_as_they_are_meant_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other timers use the harness's threads, and return all their samples in nanoseconds."""
-    made = Mock(wraps=TorchTimer)
-    monkeypatch.setattr(timer_accuracy_run, "TorchTimer", made)
-    (mean,) = timer_accuracy_run.by_torch(Mock(), 5)
-    assert mean > 0
-    assert made.call_args.kwargs["num_threads"] == torch.get_num_threads()
-    testing = types.ModuleType("triton.testing")
-    testing.do_bench = Mock(return_value=[1.0, 2.0])  # type: ignore[attr-defined]  # a stand-in for a module
-    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
-    monkeypatch.setitem(sys.modules, "triton.testing", testing)
-    monkeypatch.setattr(torch.cuda, "synchronize", Mock())
-    assert timer_accuracy_run.by_do_bench(Mock(), 2) == [1e6, 2e6]
-    assert testing.do_bench.call_args.kwargs["return_mode"] == "all"
-    found, reasons = timer_accuracy_run.timers("cpu")
-    assert ([timer.method for timer in found], [*reasons]) == ([TORCH], [DO_BENCH])

@@ -41,7 +41,7 @@ def accuracy(
         raise
     path = write_study(found, out)
     for goal in goals(found):
-        typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.found}")
+        typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.result}")
     note(f"stored in {path}")
     for page in render(out, reports):
         note(f"written to {page}")
