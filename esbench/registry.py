@@ -1,8 +1,8 @@
 """Variants and suites: how packages register them, how they are loaded, and how they are chosen by name.
 
-A package of variants registers with :func:`variant` and :func:`suite`; :func:`build` and :func:`trainer` are
-extended with how its schemes are set up on a case and trained with. The harness never imports such a package
-itself: :func:`load` finds it by module name, file or entry point.
+A package of variants registers with :func:`variant` and :func:`suite`, and extends :func:`build` and
+:func:`trainer` for its schemes. The harness never imports such a package itself: :func:`load` finds it by
+module name, file or entry point.
 """
 
 import dataclasses
@@ -63,9 +63,12 @@ class WrongResultError(Exception):
     """A variant differs from the reference implementation; the message has the place and the difference."""
 
 
+# Interfaces of a package of variants
+
+
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A quality figure of a variant: one number for each replicate, or the reason for none."""
+    """A quality figure of a variant: one number for each replicate, or the reason for having none."""
 
     metric: str
     method: str
@@ -76,33 +79,30 @@ class Figure:
 class Workload(Protocol):
     """A variant set up on a case and a device, as the measuring loop uses it.
 
-    ``phases`` maps each phase the variant has to a call that does it once, on inputs that
-    ``enter`` made ready; ``unavailable`` maps each phase it lacks to the reason. A call returns
-    the tensor (or nested tensors) it computed.
-
-    Calls in a row read different inputs, so that no result can serve twice: ``inputs`` are the tensors that
-    they read in turn, the first of them after ``enter``, or nothing where a phase reads none. The harness may
-    write other numbers into them.
+    Consecutive calls of a phase read different inputs, so that a result cannot be reused.
     """
 
     def enter(self, phase: Phase) -> None:
-        """Prepare the inputs of a phase's call and free those of other phases; called before measuring it.
+        """Prepare the inputs of a phase and free those of other phases; called before the phase is measured.
 
         It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
-        begin at the first turn and step, and what the graph reads stays where it is.
+        begin at the first input and step, and the tensors that the graph reads keep their place.
         """
 
     @property
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        """The calls to be measured."""
+        """The call of each phase that the variant has; it returns the computed tensor or nested tensors."""
 
     @property
     def unavailable(self) -> Mapping[Phase, str]:
-        """Phases this variant does not have, with the reason."""
+        """Phases that the variant does not have, with the reason."""
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The tensors that the calls of the entered phase read in turn."""
+        """The tensors that the calls of the entered phase read in turn; empty if it reads none.
+
+        The first call after ``enter`` reads the first. The harness may write other numbers into them.
+        """
 
     def work(self, phase: Phase) -> Work | None:
         """Return the minimum work of a call of this phase, or None if it is unknown."""
@@ -125,14 +125,14 @@ class Workload(Protocol):
         The inputs are written into the tensors that were read while the call was timed.
 
         Raises:
-            WrongResultError: it gives something else.
+            WrongResultError: it computes something else.
 
         """
 
     def quality(self) -> Iterable[Figure]:
         """Compute the variant's effect on the gradient, repeatably; it is not timed.
 
-        Called after ``enter("quality")``. A workload without this method has a row that says so.
+        Called after ``enter("quality")``. A workload may lack this method.
 
         Raises:
             UnavailableError: the variant has no quality, and why.
@@ -141,9 +141,62 @@ class Workload(Protocol):
         ...
 
 
+@singledispatch
+def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
+    """Set a registered scheme up on a case; packages extend this with ``@build.register``.
+
+    Raises:
+        UnavailableError: the scheme cannot serve the case here, and why.
+
+    """
+    message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
+    raise UnavailableError(message)
+
+
+class Trainer(Protocol):
+    """The interface for training with a kind of scheme; measuring does not need it.
+
+    A scheme has the package's own type, a model is an ``nn.Module``.
+    """
+
+    def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # see the class
+        """Return whether the scheme's update needs the rows that its layers saw."""
+
+    def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # see the class
+        """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
+
+    def prepare(self, recipe: Recipe) -> None:
+        """Check that a training of the digits study can begin.
+
+        Raises:
+            UserError: there is no such network, or its data is missing.
+
+        """
+
+    def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # see the class
+        """Train a network of the digits study.
+
+        Raises:
+            UnavailableError: the scheme cannot serve the network.
+
+        """
+
+
+@singledispatch
+def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on
+    """Return the trainer of a scheme, None if unknown; packages extend this with ``@trainer.register``."""
+    return None
+
+
+# Registration
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A registered variant: its record, the scheme itself, and where it comes from."""
+    """A registered variant: its record, the scheme itself, and where it comes from.
+
+    ``on_request``: its set-up takes long, so that it is measured only if a suite or an option names it.
+    """
 
     variant: Variant
     scheme: object
@@ -151,27 +204,35 @@ class Entry:
     package: str
     operators: tuple[str, ...] | None = None
     on_request: bool = False
-    """Whether it is measured only if a suite or an option names it, because its set-up takes long."""
     reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
         """Return whether the variant supports the case's operator; by default all unreserved ones."""
-        named = self.operators
-        return case.operator not in self.reserved if named is None else case.operator in named
+        if self.operators is None:
+            return case.operator not in self.reserved
+        return case.operator in self.operators
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
     """A set of variants and cases that are measured together.
 
-    ``variants`` are globs, see :meth:`Registry.select`; packages given as plugins are measured in any suite.
-    ``cell_s`` bounds the seconds spent on one (case, variant, phase).
-    A suite with a ``sweep`` goes from small cases to large ones by that field of a case; a variant that took
-    longer than ``stop_s`` on one of them, or found no memory, is not tried on the larger ones.
-    ``active`` are globs over case labels, ``active_variants`` over names of variants: on these a GPU's
-    utilisation, power and energy are read, each for some seconds.
-    On a GPU, ``methods`` are those by which a phase is timed, by default all, and ``traced`` the phases whose
-    launches are counted and whose streams are checked: a step contains the others.
+    Attributes:
+        name: as ``--suite`` takes it.
+        description: one line.
+        cases: the cases.
+        variants: globs, see :meth:`Registry.select`; packages given as plug-ins are measured in any suite.
+        phases: the phases to measure.
+        cell_s: limit for the seconds spent on one (case, variant, phase).
+        sweep: a field of a case, by which the suite goes from small cases to large ones.
+        stop_s: in a sweep, a variant that took longer than this on a case, or was out of memory, is not tried
+            on larger ones.
+        active: globs over case labels: on these, utilisation, power and energy of a GPU are read, each for
+            some seconds.
+        active_variants: globs over names of variants, for the same.
+        methods: phase -> the methods by which it is timed on a GPU; by default all.
+        traced: the phases whose launches are counted and whose streams are checked on a GPU.
+
     """
 
     name: str
@@ -189,7 +250,7 @@ class Suite:
 
 
 class Registry:
-    """Variants and suites by name. Refuses duplicates; an unknown name lists the known ones."""
+    """Variants and suites by name."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -214,7 +275,7 @@ class Registry:
     ) -> Callable[[Scheme], Scheme]:
         """Register a scheme class once for every combination of the options in ``grid``.
 
-        Returns the class untouched, so decorators can be stacked.
+        Returns the class unchanged, so that decorators can be stacked.
 
         Raises:
             ValueError: a variant of that name is registered already.
@@ -222,20 +283,14 @@ class Registry:
         """
 
         def register(scheme: Scheme) -> Scheme:
-            values = [v if isinstance(v, tuple) else (v,) for v in grid.values()]
+            values = [value if isinstance(value, tuple) else (value,) for value in grid.values()]
             for combination in itertools.product(*values):
                 instance = scheme(**dict(zip(grid, combination, strict=True)))
-                record = Variant(
-                    scheme=scheme.__name__,
-                    options=changed_options(instance),
-                    mode=mode,
-                    baseline=baseline,
-                )
-                if record.name in self.entries:
-                    message = (
-                        f"variant {record.name} is registered twice: by "
-                        f"{self.entries[record.name].package} and by {scheme.__module__}"
-                    )
+                options = changed_options(instance)
+                record = Variant(scheme=scheme.__name__, options=options, mode=mode, baseline=baseline)
+                if other := self.entries.get(record.name):
+                    packages = f"by {other.package} and by {scheme.__module__}"
+                    message = f"variant {record.name} is registered twice: {packages}"
                     raise ValueError(message)
                 self.entries[record.name] = Entry(
                     variant=record,
@@ -278,28 +333,37 @@ class Registry:
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
         """Return the entries whose name, or label on some operator, matches one of the globs.
 
-        A glob after ``!`` leaves out what the ones before it chose: ``("*", "!Fused*")``. Order is that of
-        registration, baselines last.
+        A glob after ``!`` leaves out entries that the ones before it chose: ``("*", "!Fused*")``. The order
+        is that of registration, baselines last.
 
         Raises:
             UnknownNameError: a glob matches nothing.
 
         """
+        operators = {case.operator for suite in self.suites.values() for case in suite.cases}
+        labels = {
+            name: {name, *(entry.variant.label(operator) for operator in operators)}
+            for name, entry in self.entries.items()
+        }
         chosen: set[str] = set()
         for glob in globs:
-            wanted = glob.removeprefix("!")
-            matching = {name for name, entry in self.entries.items() if self._matches(entry, wanted)}
+            pattern = glob.removeprefix("!")
+            matching = {
+                name
+                for name, of_name in labels.items()
+                if any(fnmatch.fnmatchcase(label, pattern) for label in of_name)
+            }
             if not matching:
-                message = f"no variant matches {wanted!r}; there are: {', '.join(self.entries)}"
+                message = f"no variant matches {pattern!r}; there are: {', '.join(self.entries)}"
                 raise UnknownNameError(message)
             chosen = chosen - matching if glob.startswith("!") else chosen | matching
         entries = [entry for name, entry in self.entries.items() if name in chosen]
         return sorted(entries, key=lambda entry: entry.variant.baseline)
 
-    def _matches(self, entry: Entry, glob: str) -> bool:
-        operators = {case.operator for suite in self.suites.values() for case in suite.cases}
-        labels = [entry.variant.name, *(entry.variant.label(name) for name in operators)]
-        return any(fnmatch.fnmatchcase(label, glob) for label in labels)
+
+REGISTRY = Registry()
+variant = REGISTRY.variant
+suite = REGISTRY.suite
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
@@ -318,131 +382,69 @@ def scheme_docs(entries: Iterable[Entry]) -> dict[str, SchemeDoc]:
     docs = {}
     for entry in entries:
         kind = type(entry.scheme)
-        exported = getattr(sys.modules.get(entry.package), kind.__name__, None) is kind
-        module = entry.package if exported else kind.__module__
+        is_exported = getattr(sys.modules.get(entry.package), kind.__name__, None) is kind
+        module = entry.package if is_exported else kind.__module__
         docs[entry.variant.scheme] = SchemeDoc(module=module, text=inspect.cleandoc(kind.__doc__ or ""))
     return docs
 
 
-REGISTRY = Registry()
-variant = REGISTRY.variant
-suite = REGISTRY.suite
-
-
-@singledispatch
-def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
-    """Set a registered scheme up on a case; packages extend this with ``@build.register``.
-
-    Raises:
-        UnavailableError: the scheme cannot serve the case here, and why.
-
-    """
-    message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
-    raise UnavailableError(message)
-
-
-class Trainer(Protocol):
-    """The interface for training with a kind of scheme; measuring does not need it."""
-
-    def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # the package's own kind of scheme
-        """Return whether the scheme's update needs the rows that its layers saw."""
-
-    def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # the same, and an nn.Module
-        """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
-
-    def prepare(self, recipe: Recipe) -> None:
-        """Check that a training of the digits study can begin.
-
-        Raises:
-            UserError: there is no such network, or what it learns from is missing.
-
-        """
-
-    def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # the same
-        """Train a network of the digits study.
-
-        Raises:
-            UnavailableError: the scheme cannot serve the network.
-
-        """
-
-
-@singledispatch
-def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on
-    """Return the trainer of a scheme, None if unknown; packages extend this with ``@trainer.register``."""
-    return None
+# Loading
 
 
 def load(name: str) -> str:
-    """Import a package of variants by module name or by file; return the package's name.
-
-    Loading the same one twice does nothing.
+    """Import a package of variants by module name or by file, unless it was; return the package's name.
 
     Raises:
         PluginError: it cannot be found or raises when imported.
 
     """
-    if name in LOADED:
-        return LOADED[name]
-    try:
-        package = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:  # foreign code may raise anything: one line says it
-        message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
-        raise PluginError(message) from error
-    LOADED[name] = package
-    return package
+    if name not in LOADED:
+        try:
+            LOADED[name] = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+        except (Exception, SystemExit) as error:  # foreign code may raise anything
+            message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
+            raise PluginError(message) from error
+    return LOADED[name]
 
 
-def installed(default: str = DEFAULT) -> list[str]:
-    """Return the names of the default package and of all that declare the entry point; nothing is loaded."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return list(dict.fromkeys([default, *(point.module for point in points)]))
-
-
-def load_installed(default: str = DEFAULT) -> None:
+def load_installed() -> None:
     """Load the default package and every package that declares the entry point."""
-    for name in installed(default):
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    for name in dict.fromkeys([DEFAULT, *(point.module for point in points)]):
         load(name)
 
 
 def _import_module(name: str) -> str:
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        message = f"cannot load variants from {name}: no such module (a file's name ends in .py)"
-        raise PluginError(message)
     return importlib.import_module(name).__name__.partition(".")[0]
 
 
 def _import_file(path: Path) -> str:
     if not path.is_file():
-        message = f"cannot load variants from {path}: no such file"
-        raise PluginError(message)
+        message = "no such file"
+        raise FileNotFoundError(message)
     if path.stem in sys.modules:
-        message = f"cannot load variants from {path}: a module {path.stem} is loaded already; rename the file"
-        raise PluginError(message)
+        message = f"a module {path.stem} is loaded already; rename the file"
+        raise ImportError(message)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        message = f"cannot load variants from {path}: not a Python file"
-        raise PluginError(message)
+    assert spec is not None  # noqa: S101  # its name ends in .py
+    assert spec.loader is not None  # noqa: S101  # the same
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # whatever ends it, half a module is no module; raised again
+    except BaseException:  # raised again: no module may stay half imported
         del sys.modules[path.stem]
         raise
     return path.stem
 
 
+# Choosing what to measure
+
+
 def with_references(entries: Sequence[Entry]) -> list[Entry]:
     """Add base, naive and dense noise, the references of every multiplier."""
     chosen = {entry.variant for entry in entries}
-    return [e for e in REGISTRY.select() if e.variant in chosen or is_reference(e.variant)]
+    return [entry for entry in REGISTRY.select() if entry.variant in chosen or is_reference(entry.variant)]
 
 
 def is_reference(variant: Variant) -> bool:
@@ -453,17 +455,18 @@ def is_reference(variant: Variant) -> bool:
 def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
     """Return the variants that can be recommended for a layer, and base for comparison.
 
-    Baselines are there to be compared with, and count only where they were named.
+    Baselines count only if they were ``named``.
     """
-    chosen = {entry.variant for entry in entries if entry.variant.mode == "batched"}
+    chosen = {
+        entry.variant
+        for entry in entries
+        if entry.variant.mode == "batched" and (named or not entry.variant.baseline)
+    }
     return [
         entry
         for entry in REGISTRY.select()
-        if not REGISTRY.reserved.issuperset(entry.operators or ("",))
-        and (
-            entry.variant.mode == "base"
-            or (entry.variant in chosen and (named or not entry.variant.baseline))
-        )
+        if (entry.variant in chosen or entry.variant.mode == "base")
+        and not REGISTRY.reserved.issuperset(entry.operators or ("",))
     ]
 
 
@@ -480,7 +483,7 @@ def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
 
 
 def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> list[Entry]:
-    """Return the suite's variants, and all that plugin packages registered."""
+    """Return the suite's variants, and all that plug-in packages registered."""
     chosen = {entry.variant for entry in REGISTRY.select(suite.variants)}
     return [entry for entry in entries if entry.variant in chosen or entry.package in plugins]
 
@@ -495,22 +498,20 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
     if dtype is not None and dtype not in DTYPES:
         message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
         raise UnknownNameError(message)
-    chosen = select_cases(suite.cases, glob)
-    return tuple(msgspec.structs.replace(case, dtype=dtype) for case in chosen) if dtype else chosen
+    cases = select_cases(suite.cases, glob)
+    return tuple(msgspec.structs.replace(case, dtype=dtype) for case in cases) if dtype else cases
 
 
-def select_cases(cases: Iterable[Case], glob: str) -> tuple[Case, ...]:
+def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
     """Return the cases whose label matches the glob.
 
     Raises:
         UnknownNameError: none does.
 
     """
-    known = tuple(cases)
-    chosen = tuple(case for case in known if fnmatch.fnmatchcase(case.label, glob))
+    chosen = tuple(case for case in cases if fnmatch.fnmatchcase(case.label, glob))
     if not chosen:
-        labels = "; ".join(case.label for case in known)
-        message = f"no case matches {glob!r}; there are: {labels}"
+        message = f"no case matches {glob!r}; there are: {'; '.join(case.label for case in cases)}"
         raise UnknownNameError(message)
     return chosen
 
@@ -522,23 +523,23 @@ def phases_named(names: str) -> tuple[Phase, ...]:
         UnknownNameError: there is no such phase.
 
     """
-    wanted, known = named(names), (*PHASES, QUALITY)
-    for name in wanted:
+    chosen, known = named(names), (*PHASES, QUALITY)
+    for name in chosen:
         if name not in known:
             message = f"no phase {name!r}; there are: {', '.join(known)}"
             raise UnknownNameError(message)
-    return tuple(phase for phase in known if phase in wanted)
+    return tuple(phase for phase in known if phase in chosen)
 
 
 def named(names: str) -> tuple[str, ...]:
     """Return the names in a comma-separated list, which may be empty.
 
     Raises:
-        UnknownNameError: there is something in it, but no name.
+        UserError: it is not empty but contains no name.
 
     """
     found = tuple(name.strip() for name in names.split(",") if name.strip())
     if names and not found:
         message = f"{names!r} contains no name: give comma-separated names, or leave the option out"
-        raise UnknownNameError(message)
+        raise UserError(message)
     return found

@@ -6,16 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.registry import (
-    PluginError,
-    Registry,
-    Suite,
-    UnknownNameError,
-    build,
-    changed_options,
-    load,
-    select_cases,
-)
+from esbench.registry import PluginError, Registry, Suite, UnknownNameError, build, load, select_cases
 from esbench.schema import Case, Variant
 
 
@@ -40,20 +31,20 @@ def registered() -> Registry:
 
 
 def test_options_that_differ_from_their_default_make_the_label() -> None:
-    """A label has scheme, operator and changed options; that of a baseline is its name."""
-    entries = registered().select()
-    assert [entry.variant.label("Linear") for entry in entries] == [
-        "ThingLinear",
-        "ThingLinear(side=out)",
-        "Base",
+    """A label has scheme, operator and changed options; that of a baseline is its name.
+
+    Options 1 and 1.0 differ, because 1 may be a number of channels and 1.0 a share of them.
+    """
+    registry = registered()
+    registry.variant(share=1)(Thing)
+    *entries, baseline = registry.select()
+    assert [entry.variant for entry in entries] == [
+        Variant(scheme="Thing"),
+        Variant(scheme="Thing", options=(("side", "out"),)),
+        Variant(scheme="Thing", options=(("share", 1),)),
     ]
-    assert entries[1].variant == Variant(scheme="Thing", options=(("side", "out"),))
-
-
-def test_a_number_and_a_share_are_different_options() -> None:
-    """Options 1 and 1.0 differ, because 1 may be a number of channels and 1.0 a share of them."""
-    assert changed_options(Thing(share=1)) == (("share", 1),)
-    assert changed_options(Thing(share=1.0)) == ()
+    assert entries[1].variant.label("Linear") == "ThingLinear(side=out)"
+    assert baseline.variant.label("Linear") == "Base"
 
 
 def test_globs_match_names_and_labels() -> None:
@@ -105,7 +96,7 @@ def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("missing.py", None, "no such file"),
+        ("missing.py", None, "FileNotFoundError: no such file"),
         ("syntax_error_here.py", "def", "SyntaxError"),
         ("raises_here.py", "raise RuntimeError('no luck')", "RuntimeError: no luck"),
         ("exits_here.py", "raise SystemExit(3)", "SystemExit: 3"),
@@ -124,7 +115,7 @@ def test_a_plugin_that_cannot_be_loaded_says_why(
             load(str(path))
 
 
-def test_a_module_that_is_not_there_says_how_to_name_a_file() -> None:
+def test_a_module_that_is_not_there_is_named() -> None:
     """A plug-in given without .py is taken for a module name."""
-    with pytest.raises(PluginError, match=r"no such module \(a file's name ends in .py\)"):
+    with pytest.raises(PluginError, match="No module named 'no_such_module_anywhere'"):
         load("no_such_module_anywhere.inside")
