@@ -149,9 +149,7 @@ def hadamard_product(
 @variant(source="ours")
 @dataclass(frozen=True)
 class FusedHadamard(AbstractFused[HadamardNoise]):
-    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel, with one core.
-
-    Several cores would permute the channels of a row in several orders.
+    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel.
 
     Memory    that of the plain scheme, without transformed rows.
     Work      a tile of 128 columns sums its rows' channels with signs in the loop of the shared product and

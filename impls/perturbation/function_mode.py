@@ -5,6 +5,7 @@ replaced by calls of its :class:`~impls.perturbation.layer.PerturbedLayer`. Any 
 a parameter raises an error, so no layer is silently left unperturbed.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,12 +26,12 @@ class Call(NamedTuple):
     bias: Tensor | None = None
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
-    return Call(Linear(), x, bias)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: A002  torch's name
+    return Call(Linear(), input, bias)
 
 
 def _conv2d(
-    x: Tensor,
+    input: Tensor,  # noqa: A002  torch's name
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | tuple[int, ...] = 1,
@@ -38,80 +39,41 @@ def _conv2d(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Call:
-    return Call(Conv2d(stride, padding, dilation, groups), x, bias)
+    return Call(Conv2d(stride, padding, dilation, groups), input, bias)
 
 
-def _layer_norm(
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Call:
-    y = functional.layer_norm(x, list(normalized_shape), None, None, eps)
-    return Call(ChannelAffine(leading=x.dim() - 1 - len(normalized_shape), trailing=0), y, bias)
+def _normalisation(function: Callable[..., Tensor]) -> tuple[int, Callable[..., Call]]:
+    """Return the handler of a normalisation: torch normalises, and scale and shift are the member's."""
+    parameters = inspect.signature(function)
+    position = list(parameters.parameters).index("weight")
 
+    def read(*args: object, **kwargs: object) -> Call:
+        named = parameters.bind(*args, **kwargs).arguments
+        bias = named.pop("bias", None)
+        y = function(**{**named, "weight": None})
+        if "normalized_shape" in named:
+            return Call(ChannelAffine(y.dim() - 1 - len(named["normalized_shape"]), 0), y, bias)
+        return Call(ChannelAffine(0, y.dim() - 2), y, bias)
 
-def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Call:
-    y = functional.rms_norm(x, list(normalized_shape), None, eps)
-    return Call(ChannelAffine(leading=x.dim() - 1 - len(normalized_shape), trailing=0), y)
-
-
-def _group_norm(
-    x: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
-) -> Call:
-    return _channels(functional.group_norm(x, num_groups, None, None, eps), bias)
-
-
-def _batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Call:
-    y = functional.batch_norm(x, running_mean, running_var, None, None, False, momentum, eps)
-    return _channels(y, bias)
-
-
-def _instance_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Call:
-    y = functional.instance_norm(x, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    return _channels(y, bias)
-
-
-def _channels(y: Tensor, bias: Tensor | None) -> Call:
-    return Call(ChannelAffine(leading=0, trailing=y.dim() - 2), y, bias)
+    return position, read
 
 
 HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
     functional.linear: (1, _linear),
     functional.conv2d: (1, _conv2d),
-    functional.layer_norm: (2, _layer_norm),
-    functional.rms_norm: (2, _rms_norm),
-    functional.group_norm: (2, _group_norm),
-    functional.batch_norm: (3, _batch_norm),
-    functional.instance_norm: (3, _instance_norm),
+    functional.layer_norm: _normalisation(functional.layer_norm),
+    functional.rms_norm: _normalisation(functional.rms_norm),
+    functional.group_norm: _normalisation(functional.group_norm),
+    functional.batch_norm: _normalisation(functional.batch_norm),
+    functional.instance_norm: _normalisation(functional.instance_norm),
 }
-"""For each layer function, the position of its weight and a function that reads a call of it.
+"""For each layer function, the position of its weight and a function that reads the arguments of a call.
 
-Packages with layer functions of their own, such as :mod:`impls.binary`, add them here.
+Other packages, such as :mod:`impls.binary`, add their layer functions here.
 """
 
 
-BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-"""The parameters of torch's batch_norm, in order."""
+BATCH_NORM = inspect.signature(functional.batch_norm)
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -158,7 +120,7 @@ class MemberFunctionMode(TorchFunctionMode):
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
             if layer is not None:
-                return self._answer(layer, read(*args, **_renamed(kwargs)))
+                return self._answer(layer, read(*args, **kwargs))
         if _changes_its_argument(func):
             self._refuse_use(func, args[:1])
         result = func(*args, **kwargs)
@@ -216,7 +178,7 @@ class MemberFunctionMode(TorchFunctionMode):
 
 def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise an error for a BatchNorm, perturbed or not, that uses batch statistics."""
-    named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
+    named = BATCH_NORM.bind(*args, **kwargs).arguments
     if named.get("training") or named.get("running_mean") is None:
         message = (
             "BatchNorm with batch statistics normalises across the population, so members would "
@@ -233,8 +195,3 @@ def _changes_its_argument(func: Callable[..., object]) -> bool:
             name.startswith("__i") and name not in {"__init__", "__invert__", "__index__", "__int__"}
         )
     return name.endswith("_")
-
-
-def _renamed(kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Rename torch's first argument ``input``, which would shadow a builtin here, to ``x``."""
-    return {"x" if name == "input" else name: value for name, value in kwargs.items()}

@@ -382,13 +382,12 @@ def check_probability(name: str, value: object) -> None:
 
 
 def check_share(name: str, value: object) -> None:
-    """Check that an option is a share of channels, a float in (0, 1], or a number of channels, an int.
+    """Check that an option is a share of channels, above 0 and at most 1.
 
     Raises:
-        ValueError: it is neither; the message has the option's name and value.
+        ValueError: it is not; the message has the option's name and value.
 
     """
-    is_share = isinstance(value, float) and 0 < value <= 1
-    if isinstance(value, bool) or not (is_share or (isinstance(value, int) and value >= 1)):
-        message = f"{name} must be in (0, 1], or an int of at least 1 for a number of channels, got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        message = f"{name} must be in (0, 1], got {value!r}"
         raise ValueError(message)

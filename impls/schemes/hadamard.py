@@ -17,18 +17,10 @@ from torch.nn import functional
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import (
-    add_flipped_signs,
-    draw_signs,
-    flip_signs,
-    member_cores,
-    members_of_core,
-    sum_outer_products,
-    take_channels,
-)
+from impls.perturbation.member_ops import add_flipped_signs, draw_signs, flip_signs, sum_outer_products
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractScheme, Flops, check_count
+from impls.perturbation.scheme import AbstractScheme, Flops
 
 PIECE_BYTES = 2**21
 """Bytes of rows that go through signs and transform at a time on a CPU, so that they stay in its cache.
@@ -44,23 +36,18 @@ class HadamardNoise(Noise):
 
     Attributes:
         seed: the largest factor of the Hadamard matrix, [f, f], shared.
-        order: [cores, g, i], shared: the input that each column of the matrix multiplies; None: input j for
-            column j.
         inputs: [m, g, i].
         outputs: [m, g, o].
         taps: [m, *taps]; None: the weight has no taps.
-        members: the members of the signs.
 
     """
 
-    SHARED = frozenset({"seed", "order"})
+    SHARED = frozenset({"seed"})
 
     seed: Tensor
-    order: Tensor | None
     inputs: Tensor
     outputs: Tensor
     taps: Tensor | None
-    members: range
 
 
 @variant(source="ours; Ailon and Chazelle 2009, doi:10.1137/060673096, have the transform between signs")
@@ -68,9 +55,7 @@ class HadamardNoise(Noise):
 class Hadamard(AbstractScheme[HadamardNoise]):
     """E_m is a Hadamard matrix with its columns, rows and taps flipped: r_o s_i u_t H[o, i], signs only.
 
-    H is the leading part of the smallest Sylvester matrix with enough rows and columns. With several cores,
-    each has its columns in another random order: kappa is 0 for one core already, and with several, higher
-    moments of the members' inner products come closer to those of independent entries.
+    H is the leading part of the smallest Sylvester matrix with enough rows and columns.
 
     Memory    n * (g * (i + o) + taps) signs of one byte.
     Work      two sign passes and a transform of (i + o) * 32 multiplications per row at a width of 1024; no
@@ -80,27 +65,15 @@ class Hadamard(AbstractScheme[HadamardNoise]):
               would have kappa = taps - 1, which the taps' signs remove.
     """
 
-    cores: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        check_count("cores", self.cores)
-
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> HadamardNoise:
         groups, outputs, inputs, *taps = weight.shape
         largest = max(hadamard_factors(hadamard_width(outputs, inputs)))
-        order = None
-        if self.cores > 1:
-            order = stream.shared().permutations("order", self.cores * groups, inputs)[0]
-            order = order.unflatten(0, (self.cores, groups))
         return HadamardNoise(
             seed=sylvester(largest, device=weight.device, dtype=weight.dtype),
-            order=order,
             inputs=draw_signs(stream, "inputs", groups, inputs),
             outputs=draw_signs(stream, "outputs", groups, outputs),
             taps=draw_signs(stream, "taps", *taps) if taps else None,
-            members=stream.members,
         )
 
     @override
@@ -117,23 +90,15 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
     @override
     def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
-        inputs, groups = noise.inputs, noise.inputs.shape[1]
+        inputs, taps = noise.inputs, () if noise.taps is None else noise.taps.shape[1:]
         if noise.taps is not None:
             inputs = (inputs.unsqueeze(3) * noise.taps.view(len(inputs), 1, 1, -1)).flatten(2)
-        total = None
-        for core in range(self.cores):
-            mine = members_of_core(core, self.cores, noise.members)
-            signs = sum_outer_products(utilities[mine], noise.outputs[mine], inputs[mine])
-            signs = signs.unflatten(2, (noise.inputs.shape[2], -1))
-            part = signs.mul_(self._columns(noise, core).unsqueeze(-1))
-            total = part if total is None else total.add_(part)
-        assert total is not None  # noqa: S101  there is a core
-        return total.view(groups, *total.shape[1:3], *(() if noise.taps is None else noise.taps.shape[1:]))
+        total = sum_outer_products(utilities, noise.outputs, inputs).unflatten(2, (noise.inputs.shape[2], -1))
+        return total.mul_(_matrix(noise).unsqueeze(-1)).view(*total.shape[:3], *taps)
 
     @override
     def dense_noise(self, noise: HadamardNoise) -> Tensor:
-        cores = torch.stack([self._columns(noise, core) for core in range(self.cores)])
-        dense = member_cores(cores, noise.members) * noise.outputs.unsqueeze(3) * noise.inputs.unsqueeze(2)
+        dense = _matrix(noise) * noise.outputs.unsqueeze(3) * noise.inputs.unsqueeze(2)
         if noise.taps is None:
             return dense
         taps = noise.taps.view(-1, 1, 1, 1, *noise.taps.shape[1:])
@@ -150,16 +115,13 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         # Flipping signs counts as 0; the taps' additions and those of the smallest transform count.
         rounds = (min(outputs, inputs) - 1).bit_length()
         added = groups * (inputs * (positions - 1) + max(outputs, inputs) * rounds)
-        summed = 2 * weight.numel() * members + weight.numel() * (2 * min(self.cores, members) - 1)
-        return Flops(forward=2 * weight.numel() + added, update=summed)
+        return Flops(forward=2 * weight.numel() + added, update=weight.numel() * (2 * members + 1))
 
     def _add(
         self, op: AbstractOperator, noise: HadamardNoise, x: Tensor, y: Tensor, sigma: float | Tensor
     ) -> None:
         """Add the members' corrections to their outputs."""
         x = flip_signs(x, noise.inputs) if noise.taps is None else self._filtered(op, noise, x)
-        if noise.order is not None:
-            x = take_channels(x, member_cores(noise.order, noise.members))
         channels = x.reshape(-1, x.shape[3], x.shape[4:].numel())
         values = walsh_hadamard_transform(channels, y.shape[3], noise.seed)
         add_flipped_signs(y, values.reshape(y.shape), noise.outputs, sigma)
@@ -176,14 +138,10 @@ class Hadamard(AbstractScheme[HadamardNoise]):
             .unflatten(2, (groups, inputs))
         )
 
-    def _columns(self, noise: HadamardNoise, core: int) -> Tensor:
-        """Return a core as a dense tensor, [g, o, i]."""
-        groups, outputs, inputs = noise.outputs.shape[1], noise.outputs.shape[2], noise.inputs.shape[2]
-        written = hadamard_matrix(outputs, inputs, noise.seed).expand(groups, outputs, inputs)
-        if noise.order is None:
-            return written
-        places = noise.order[core].unsqueeze(1).expand_as(written)
-        return torch.empty_like(written, memory_format=torch.contiguous_format).scatter_(2, places, written)
+
+def _matrix(noise: HadamardNoise) -> Tensor:
+    """Return H, [o, i]."""
+    return hadamard_matrix(noise.outputs.shape[2], noise.inputs.shape[2], noise.seed)
 
 
 FACTOR = 64

@@ -58,9 +58,9 @@ class PermutedNoise(Noise):
 class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     """E_m is a shared Gaussian core with its columns, rows or both permuted by each member.
 
-    A sparsity is the share of selected channels, or, as an int, their number; the rest of E_m is zero, and
-    the core is scaled so that entries have unit variance. Permuting inputs leaves a component common to all
-    members, the mean of the core's columns: centre the utilities.
+    A sparsity is the share of selected channels; the rest of E_m is zero, and the core is scaled so that
+    entries have unit variance. Permuting inputs leaves a component common to all members, the mean of the
+    core's columns: centre the utilities.
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side
@@ -86,7 +86,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             ("out_sparsity", self.out_sparsity, "in"),
         ):
             check_share(name, value)
-            if (isinstance(value, int) or value != 1) and self.side == unused:
+            if value != 1 and self.side == unused:
                 message = f"{name}={value} has no effect with side={self.side!r}: that side is not permuted"
                 raise ValueError(message)
 
@@ -170,9 +170,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     def _selected(self, weight: torch.Size) -> tuple[int, int]:
         """Return the numbers of columns and rows of a core."""
-        return _count("in_sparsity", self.in_sparsity, weight[2]), _count(
-            "out_sparsity", self.out_sparsity, weight[1]
-        )
+        return max(1, round(self.in_sparsity * weight[2])), max(1, round(self.out_sparsity * weight[1]))
 
 
 def _picks(stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
@@ -222,16 +220,6 @@ def permuted_kappa(axes: Sequence[tuple[int, int]], together: int, groups: int, 
     means = (1 - same) ** 2 + (together * groups + 1) * same * (1 - same)
     total = forms - 1 + (together + 1) * same * (squares - 1) + means
     return forms * total / (forms - same) ** 2 - 1
-
-
-def _count(name: str, sparsity: float, width: int) -> int:
-    """Return the number of ``width`` channels that a sparsity selects."""
-    if not isinstance(sparsity, int):
-        return max(1, round(sparsity * width))
-    if sparsity > width:
-        message = f"{name} = {sparsity} is above the width: the weight has {width} channels there"
-        raise ValueError(message)
-    return sparsity
 
 
 def _counted(noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, width: int) -> Tensor:

@@ -1,12 +1,7 @@
 """Small layers for tests of schemes: noise written out, kappa fitted to it, checks against the reference."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from typing_extensions import override
 
 from impls.perturbation.noise import BlockStream
 from impls.perturbation.population import perturb
@@ -102,31 +97,3 @@ def check_sums(scheme: AnyScheme, members: int = 7) -> None:
             x = setting.rows(members * 2)
             check_forward(population, x, range(members))
             check_update(population, x, range(members))
-
-
-class Largest(TorchDispatchMode):
-    """Records the numbers of the largest tensor that any operation makes; repeats of a view do not count."""
-
-    def __init__(self) -> None:
-        """Begin with no tensor."""
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without hints
-        self.numel = 0
-
-    @override
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                stored = tensor.untyped_storage().nbytes() // tensor.itemsize
-                self.numel = max(self.numel, min(tensor.numel(), stored))
-        return result
-
-
-def largest(scheme: AnyScheme, members: int, width: int) -> int:
-    """Return the size of the largest tensor in a draw, a forward and an update of a square layer."""
-    population = perturb(nn.Linear(width, width), scheme, members=members, sigma=0.1)
-    with Largest() as seen:
-        noise = population.sample(0)
-        population(torch.ones(members, width), noise)
-        population.update(noise, torch.ones(members))
-    return seen.numel
