@@ -1,5 +1,6 @@
 """Checks that name no scheme: every registered variant against the reference implementation."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
@@ -37,7 +38,7 @@ def scheme_of(entry: Entry) -> AnyScheme:
 
 
 def each(cases: Any, check: Callable[..., None]) -> None:
-    """Run a check on every case; the error of one that fails names it."""
+    """Run a check on every case, and add the case to the traceback of an error."""
     for case in cases:
         try:
             check(*case)
@@ -48,7 +49,7 @@ def each(cases: Any, check: Callable[..., None]) -> None:
 
 @every_variant
 def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
-    """Forward, update, moments, purity, splits, antithetic halves and bias noise hold in float64."""
+    """Every variant passes every check of :mod:`impls.verify.checks` in float64."""
     each(
         ((case,) for case in CHECKS if suits(entry, case)),
         lambda case: build(entry.scheme, case, "cpu", 0).verify(),
@@ -57,7 +58,7 @@ def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
 
 @every_variant
 def test_errs_at_most_twice_the_reference_in_narrow_types(entry: Entry) -> None:
-    """The budget is twice the error of written-out weights in the same type; TF32 has a wider one."""
+    """Errors are at most twice those of dense weights in the same type; TF32 may err more."""
     is_binary = not suits(entry, NARROW)
     base = msgspec.structs.replace(BITS, repeats=2, bias=True) if is_binary else NARROW
     sides = (False,) if is_binary else (False, True)
@@ -73,17 +74,13 @@ def test_errs_at_most_twice_the_reference_in_narrow_types(entry: Entry) -> None:
 
 @every_scheme
 def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
-    """Widths of one and no power of two, one channel, one member: right, or an error with the numbers."""
+    """Odd widths, one channel and one member give the right result, or an error with the numbers."""
 
     def check(model: nn.Module, features: tuple[int, ...], members: int) -> None:
         try:
             population = perturb(filled(model), scheme_of(entry), members=members, sigma=0.1)
         except ValueError as error:
-            refusal = str(error)
-        else:
-            refusal = ""
-        if refusal:
-            assert any(character.isdigit() for character in refusal), refusal
+            assert re.search(r"\d", str(error))  # noqa: PT017  the error is one of two valid outcomes
             return
         x = seeded(members, *features)
         check_forward(population, x, range(members))
@@ -96,7 +93,7 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
 
 @every_scheme
 def test_agrees_with_the_reference_with_philox(entry: Entry) -> None:
-    """With the counter-based stream too, and there the population may be split at any member."""
+    """Every scheme agrees with the counter-based stream, whose populations may be split at any member."""
 
     def setting(case: Case) -> Setting:
         layer = inputs.layer(case, "cpu", 0)
@@ -124,7 +121,7 @@ ONE_OF_A_CLASS = {type(entry.scheme): entry for entry in ENTRIES}.values()
 
 @pytest.mark.parametrize("entry", ONE_OF_A_CLASS, ids=lambda entry: entry.variant.name)
 def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
-    """The trace of a grouped convolution, antithetic, computes the same; so does that of a Linear layer."""
+    """A trace computes the same as the eager forward, on a grouped convolution and on a Linear layer."""
     convolution = nn.Conv2d(6, 8, 3, groups=2, bias=False)
     signed = torch.tensor([0.1, -0.1]).view(2, 1, 1, 1, 1, 1)
     cases: list[tuple[AbstractOperator, nn.Module, tuple[int, ...], float | Tensor]] = [
@@ -154,7 +151,7 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
 
 
 def test_utilities_of_any_size_are_scaled_before_they_meet_a_narrow_type() -> None:
-    """A gradient that float16 cannot hold is an error, and no infinity."""
+    """Utilities of any size give the scaled gradient, or an error if float16 cannot represent it."""
     utilities = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
 
     def gradient(population: Population, scale: float) -> Tensor:
@@ -176,18 +173,5 @@ def test_utilities_of_any_size_are_scaled_before_they_meet_a_narrow_type() -> No
                     gradient(population, scale)
             else:
                 torch.testing.assert_close(gradient(population, scale), scale * plain, rtol=2e-3, atol=1e-7)
-
-    each(((entry,) for entry in ENTRIES), check)
-
-
-def test_an_empty_batch_and_a_layer_that_no_scheme_serves_are_refused() -> None:
-    """An error names the rows, or the kind of layer."""
-
-    def check(entry: Entry) -> None:
-        population = perturb(nn.Linear(6, 4), scheme_of(entry), members=5, sigma=0.1)
-        with pytest.raises(ValueError, match="0 rows"):
-            population(torch.empty(0, 6), population.sample(0))
-        with pytest.raises(ValueError, match="Embedding"):
-            perturb(nn.Embedding(6, 4), scheme_of(entry), members=5, sigma=0.1)
 
     each(((entry,) for entry in ENTRIES), check)
