@@ -78,24 +78,19 @@ def test_members_have_the_same_noise_however_the_population_is_split(
             assert torch.equal(draw(name, part.narrow(1, 2), width), bits[start + 1 : start + 2])
 
 
-@settings(max_examples=20)
-@given(members=st.integers(1, 40), cuts=st.lists(st.integers(0, 40), max_size=4), width=st.integers(1, 9))
-def test_philox_has_the_same_noise_wherever_the_population_is_split(
-    members: int, cuts: list[int], width: int
-) -> None:
+def test_philox_has_the_same_noise_wherever_the_population_is_split() -> None:
     """Drawing any parts separately, not only blocks, gives the same bits as drawing all at once."""
     stream = maker("philox")
-    ends = [0, *sorted(min(cut, members) for cut in cuts), members]
+    whole, ends = stream(range(40)), (0, 0, 1, 7, 33, 40)
     parts = [stream(range(*pair)) for pair in pairwise(ends)]
-    whole = stream(range(members))
     for name in DRAWS:
-        assert torch.equal(draw(name, whole, width), torch.cat([draw(name, part, width) for part in parts]))
-    permuted = [part.permutations("draw", 2, width) for part in parts]
-    assert torch.equal(whole.permutations("draw", 2, width), torch.cat(permuted))
+        assert torch.equal(draw(name, whole, 5), torch.cat([draw(name, part, 5) for part in parts]))
+    permutations = [part.permutations("draw", 2, 5) for part in parts]
+    assert torch.equal(whole.permutations("draw", 2, 5), torch.cat(permutations))
 
 
 def test_every_part_of_the_key_matters(stream: Maker) -> None:
-    """Each part of the key changes the noise, the same key repeats it, and shared noise has its own key."""
+    """Each part of the key changes the noise, the same key repeats it; shared noise has a separate key."""
     here = stream(range(BLOCK))
     reference = here.normal("draw", 3)
     others = [
@@ -129,30 +124,17 @@ def test_pieces_cover_the_members() -> None:
     assert list(stream.pieces(8, 1)) == list(stream.pieces(0, 1)) == [(at, at + 1) for at in range(7)]
 
 
-@settings(max_examples=10)
-@given(groups=st.integers(1, 3), width=st.integers(1, 70), data=st.data())
-def test_permutations_and_subsets(stream: Maker, groups: int, width: int, data: st.DataObject) -> None:
+def test_permutations_and_subsets(stream: Maker) -> None:
     """Permutations have each channel once per member and group; subsets have distinct channels in range."""
-    permuted = stream(range(3)).permutations("p", groups, width)
-    assert permuted.shape == (3, groups, width)
-    assert bool((permuted.sort(-1).values == torch.arange(width)).all())
-    size = data.draw(st.integers(1, width))
-    subsets = stream(range(3)).subsets("s", groups, width, size)
-    assert subsets.shape == (3, groups, size)
-    for subset in subsets.flatten(0, 1).tolist():
-        assert len(set(subset)) == size
-        assert set(subset) <= set(range(width))
-
-
-def test_permutations_are_right_above_the_range_of_int16(stream: Maker) -> None:
-    """Permutations of 40,000 channels have each one once, and a layer of that width is permuted correctly."""
-    width = 40_000
-    drawn = stream(range(2)).permutations("p", 1, width)
-    assert bool((drawn.sort(-1).values == torch.arange(width)).all())
-    noise = Permuted().sample(torch.zeros(1, 2, width), stream(range(2)))
-    assert noise.inputs is not None
-    dense = Permuted().dense_noise(noise)
-    assert torch.equal(dense[1, 0, :, noise.inputs[1, 0]], noise.core[0, 0])
+    for groups, width in ((1, 1), (3, 70), (1, 40_000)):  # above the range of int16
+        permutations = stream(range(3)).permutations("p", groups, width)
+        assert permutations.shape == (3, groups, width)
+        assert bool((permutations.sort(-1).values == torch.arange(width)).all())
+        for size in {1, (width + 1) // 2, width}:
+            subsets = stream(range(3)).subsets("s", groups, width, size)
+            assert subsets.shape == (3, groups, size)
+            assert 0 <= int(subsets.min()) <= int(subsets.max()) < width
+            assert bool((subsets.sort(-1).values.diff(dim=-1) > 0).all())
 
 
 def test_choices_are_fair_and_sides_independent(stream: Maker) -> None:
@@ -177,12 +159,9 @@ def test_signs(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words.dtype == torch.int64
     bits = (words.unsqueeze(2) >> torch.arange(64) & 1).flatten(1)[:, :150]
     assert torch.equal(stream(range(9)).signs("s", 10, 15).flatten(1), 2.0 * bits - 1)
-    assert bool((stream(range(9)).words("s", 3, 1) == words.unsqueeze(2)).all())
 
     members = stream(range(BLOCK))
     signs = members.signs("s", 100)
-    assert set(signs.unique().tolist()) == {-1.0, 1.0}
-    assert abs(signs.mean().item()) < 0.05
     # None of the 100 means and 99 correlations of 256 signs is beyond 5 standard errors.
     assert float(signs.mean(0).abs().max()) < 5 / BLOCK**0.5
     assert float((signs[:, 1:] * signs[:, :-1]).mean(0).abs().max()) < 5 / BLOCK**0.5
@@ -209,17 +188,13 @@ def test_a_dtype_rounds_philox_normals() -> None:
         assert torch.equal(maker("philox")(range(3), dtype=dtype).normal("draw", 50), single.to(dtype))
 
 
-def test_philox_counts_members_and_elements_to_the_end() -> None:
-    """The last member with its own counter is drawn; more members or elements are refused, not wrapped."""
+def test_philox_has_noise_for_every_member_up_to_the_limit_of_its_counter() -> None:
+    """The last member is drawn and differs from shared noise; one member more is refused, not wrapped."""
     last, stream = 2**32 - 2, maker("philox")
     drawn = stream(range(last, last + 1)).normal("draw", 8)
     assert not torch.equal(drawn, stream(range(1)).shared().normal("draw", 8))
     with pytest.raises(ValueError, match="too many: the stream philox counts"):
         stream(range(last, last + 2)).normal("draw", 8)
-    meta = stream(range(1), device=torch.device("meta"))
-    assert meta.normal("draw", 2**17, 2**17).shape == (1, 2**17, 2**17)
-    with pytest.raises(ValueError, match="is outside the counter range"):
-        meta.normal("draw", 2**17, 2**17, 2)
 
 
 def test_layers_with_the_same_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +209,7 @@ def test_layers_with_the_same_hash_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loop_has_the_noise_of_the_whole_population() -> None:
-    """With the stream philox, a loop that draws each member alone has the noise stored for all members."""
+    """With the stream philox, a loop that draws one member at a time has the noise stored for all members."""
     populations = [
         perturb(nn.Linear(3, 2), scheme, members=5, sigma=0.1, stream="philox")
         for scheme in (Loop(), Perturbed())
@@ -247,50 +222,44 @@ def test_a_scheme_that_draws_in_kernels_refuses_another_stream() -> None:
     """A scheme that draws in kernels uses philox by default and refuses another stream before drawing."""
     pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
     model = nn.Sequential(nn.Linear(8, 8, device="meta"))
-    drawn = {"0": FusedRegenerated()}
-    assert perturb(model, drawn, members=4, sigma=0.1).members == 4
+    schemes = {"0": FusedRegenerated()}
+    assert perturb(model, schemes, members=4, sigma=0.1).members == 4
     with pytest.raises(ValueError, match=r"FusedRegenerated.* philox: leave stream out.*'block'"):
-        perturb(model, drawn, members=4, sigma=0.1, stream="block")
+        perturb(model, schemes, members=4, sigma=0.1, stream="block")
 
-
-# In models of a narrow dtype, random choices are drawn in a wide one.
 
 WIDTH, MEMBERS = 64, 20000
-
-
-def drawn_in_bfloat16(scheme: AnyScheme, field: str, stream: str, members: int = MEMBERS) -> Tensor:
-    """Return a field of the noise of a bfloat16 layer."""
-    model = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
-    population = perturb(model, scheme, members=members, sigma=0.1, stream=stream)
-    (noise,) = population.sample(0).layers.values()
-    part: Tensor = getattr(noise.weight, field)
-    return part
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_choices_in_narrow_models_have_no_ties(name: str) -> None:
     """In a bfloat16 model permutations swap half of all channel pairs, and dropout of 10 % drops a tenth."""
-    places = drawn_in_bfloat16(Permuted(), "inputs", name).flatten(0, -2)
+
+    def sampled(scheme: AnyScheme, field: str, members: int) -> Tensor:
+        model = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+        population = perturb(model, scheme, members=members, sigma=0.1, stream=name)
+        (noise,) = population.sample(0).layers.values()
+        values: Tensor = getattr(noise.weight, field)
+        return values
+
+    places = sampled(Permuted(), "inputs", MEMBERS).flatten(0, -2)
     first, second = torch.triu_indices(WIDTH, WIDTH, 1)
-    turned = sum((part[:, first] > part[:, second]).sum().item() for part in places.split(1000))
+    swapped = sum((part[:, first] > part[:, second]).sum().item() for part in places.split(1000))
     # Inversions of a random permutation have the variance w (w - 1) (2 w + 5) / 72.
     error = (WIDTH * (WIDTH - 1) * (2 * WIDTH + 5) / 72 / len(places)) ** 0.5 / len(first)
-    assert abs(turned / len(places) / len(first) - 0.5) < 4 * error
+    assert abs(swapped / len(places) / len(first) - 0.5) < 4 * error
     for scheme, members in ((DropoutMask(p=0.1), MEMBERS), (DropConnect(p=0.1), 500)):
-        kept = drawn_in_bfloat16(scheme, "kept", name, members)
+        kept = sampled(scheme, "kept", members)
         dropped = 1 - kept.double().mean().item()
         assert abs(dropped - 0.1) < 4 * (0.1 * 0.9 / kept.numel()) ** 0.5
 
 
-# Bugs that are planted in the counters of philox, and must be found.
-
-
 @pytest.mark.parametrize(
-    "words", ["between layers", "between weight and bias", "between steps", "between seeds"]
+    "words", ["between layers", "between weight and bias", "between steps", "between seeds", "two members"]
 )
-def test_a_counter_that_is_left_out_is_found(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check finds noise that repeats because a counter is left out, and passes without the bug."""
-    original = Place.of
+def test_a_missing_counter_is_found(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of independence finds noise that repeats because a counter of philox is left out."""
+    place_of, fill = Place.of, philox.fill
 
     def of(seed: int, step: int, layer: str, draw: str) -> Place:
         if words == "between layers":
@@ -298,24 +267,16 @@ def test_a_counter_that_is_left_out_is_found(words: str, monkeypatch: pytest.Mon
         elif words == "between weight and bias":
             layer = layer.rpartition(".")[0]
         step, seed = 0 if words == "between steps" else step, 0 if words == "between seeds" else seed
-        return original(seed, step, layer, draw)
-
-    dense = Setting(Perturbed(), nn.Linear(6, 5).double(), (6,), stream="philox")
-    monkeypatch.setattr(Place, "of", of)
-    with pytest.raises(WrongResultError, match=words):
-        check_independence(dense)
-    monkeypatch.undo()
-    check_independence(dense)
-
-
-def test_members_that_share_a_counter_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check finds that members have the same noise when the member's counter is left out."""
-    fill = philox.fill
+        return place_of(seed, step, layer, draw)
 
     def without_member(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
         one = values.new_empty(1, values.shape[1])
         return values.copy_(fill(one, kind, place, range(members.start, members.start + 1), elements))
 
-    monkeypatch.setattr(philox, "fill", without_member)
-    with pytest.raises(WrongResultError, match="two members have the same noise"):
-        check_independence(Setting(Perturbed(), nn.Linear(6, 5).double(), (6,), stream="philox"))
+    dense = Setting(Perturbed(), nn.Linear(6, 5).double(), (6,), stream="philox")
+    check_independence(dense)
+    monkeypatch.setattr(Place, "of", of)
+    if words == "two members":
+        monkeypatch.setattr(philox, "fill", without_member)
+    with pytest.raises(WrongResultError, match=words):
+        check_independence(dense)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import impls
 from impls.perturbation.operators import ChannelAffine, Conv2d, Linear
 
 
@@ -54,23 +53,6 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
         torch.testing.assert_close(op.apply_per_member(parts, weight.expand(3, *shape)), shared)
         view = weight.view(4, 1, 1) if shape == (4,) else weight
         torch.testing.assert_close(op.join(shared, x), x * view)
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-def test_every_padding_mode_sees_the_members_weights() -> None:
-    """With each padding mode a row's output is nn.Conv2d's with the member's weight."""
-    modes: tuple[Any, ...] = ("zeros", "reflect", "replicate", "circular")
-    paddings: tuple[Any, ...] = (1, (2, 0), "same")
-    for mode, padding, antithetic in itertools.product(modes, paddings, (False, True)):
-        model = nn.Conv2d(4, 4, (3, 2), padding=padding, padding_mode=mode, groups=2).double()
-        scheme = impls.Permuted("both")
-        population = impls.perturb(model, scheme, members=2, sigma=0.2, antithetic=antithetic)
-        noise, x = population.sample(0), torch.randn(4, 4, 5, 6).double()
-        y = population(x, noise)
-        for row in range(4):
-            seen = population.member(noise, row % 2, negated=antithetic and row >= 2)
-            expected = torch.func.functional_call(model, seen, (x[row : row + 1],))[0]
-            torch.testing.assert_close(y[row], expected)
 
 
 SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())

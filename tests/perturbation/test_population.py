@@ -1,4 +1,4 @@
-"""A population of a whole model: its forward and update, and a model that stays as it was."""
+"""A population of a whole model: its forward and update; the model is left unchanged."""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from impls.verify.reference import check_forward, updated
 
 
 class Block(nn.Module):
-    """A residual block that calls layers the way models do: by module and by function."""
+    """A residual block that calls layers by module and by function."""
 
     def __init__(self) -> None:
         """Make its layers."""
@@ -89,19 +89,16 @@ SCHEMES: list[Any] = [
     impls.Perturbed(),
     impls.Perturbed(stored="weights"),
     impls.SparsePerturbed(2),
-    impls.Permuted(),
-    impls.Permuted("out", out_sparsity=2),
     impls.Permuted("both", in_sparsity=0.5),
     impls.Flipped("both"),
     impls.Loop(),
-    impls.Vmap(),
 ]
 ROW_SCHEMES: list[AnyScheme] = [impls.DropoutMask(side="out"), impls.DropoutBlocks(side="both", groups=8)]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
-    """A row's output is that of the plain network with its member's weights; noise_bytes is exact."""
+    """A row's output is that of the plain network with its member's weights."""
     model = network()
     for antithetic in (False, True):
         population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
@@ -112,12 +109,10 @@ def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
             weights = population.member(noise, row % 3, negated=antithetic and row >= 3)
             assert not own.load_state_dict(weights, strict=False).unexpected_keys
             torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
-        if not isinstance(scheme, impls.Vmap) and getattr(scheme, "stored", "noise") == "noise":
-            assert population.noise_bytes == noise.nbytes
 
 
 def test_noise_of_normalisations_passes_every_check() -> None:
-    """Scale and shift of a normalisation have independent noise of variance 1, whatever the scheme."""
+    """Scale and shift of a normalisation have independent noise of variance 1 with any scheme."""
     check(Setting(impls.Flipped(), filled(nn.LayerNorm(6).double()), (6,)))
     check(Setting(impls.Flipped(), filled(nn.GroupNorm(2, 6).double()), (6, 3, 2)))
 
@@ -157,29 +152,6 @@ def test_schemes_can_differ_by_layer_and_frozen_layers_stay() -> None:
     torch.testing.assert_close(signs.abs(), torch.ones_like(signs))
 
 
-def test_a_population_learns() -> None:
-    """Training with update() and an optimizer reduces the loss to less than a third."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
-    x = torch.randn(16, 4, generator=generator)
-    target = x[:, :1] * x[:, 1:2]
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    population = impls.perturb(model, impls.Flipped("both"), members=64, sigma=0.05, antithetic=True)
-    first = functional.mse_loss(model(x), target).item()
-    batch = x.repeat_interleave(64, 0).repeat(2, 1)
-    for step in range(120):
-        noise = population.sample(step)
-        errors = (population(batch, noise).view(2, 16, 64) - target.view(1, 16, 1)).square()
-        rewards = -errors.mean(1).flatten()
-        optimizer.zero_grad()
-        population.update(noise, (rewards - rewards.mean()) / rewards.std())
-        optimizer.step()
-    assert functional.mse_loss(model(x), target).item() < first / 3
-
-
 def test_update_accumulates_like_backward() -> None:
     """Updates add up in .grad, parts of a population add up to the whole, and zero utilities give 0."""
     model = nn.Linear(3, 2).double()
@@ -189,6 +161,12 @@ def test_update_accumulates_like_backward() -> None:
     population.update(population.sample(0), torch.zeros(members))
     assert model.weight.grad is not None
     assert not bool(model.weight.grad.any())
+    for step in (np.int64(0), torch.tensor(0)):  # a step of any type of integer
+        again = population.sample(step)
+        assert torch.equal(
+            population.perturbation(again, 5)["weight"],
+            population.perturbation(population.sample(0), 5)["weight"],
+        )
     population.update(population.sample(0), utilities)
     whole = model.weight.grad.clone()
     population.update(population.sample(0), utilities)
@@ -248,14 +226,6 @@ def test_rows_may_have_axes_before_the_features() -> None:
         torch.testing.assert_close(y[row], torch.func.functional_call(model, seen, (x[row],)))
 
 
-@pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
-def test_a_step_is_a_number_of_any_type(step: Any) -> None:
-    """A step from numpy or torch gives the same noise as a Python int."""
-    population = impls.perturb(nn.Linear(6, 5), impls.Perturbed(), members=4, sigma=0.1)
-    one, other = population.sample(3), population.sample(step)
-    assert torch.equal(population.perturbation(one, 0)["weight"], population.perturbation(other, 0)["weight"])
-
-
 def test_autocast_reaches_the_members() -> None:
     """Under autocast outputs have the narrow dtype and are close to the outputs in float32."""
     for scheme in SCHEMES:
@@ -269,7 +239,7 @@ def test_autocast_reaches_the_members() -> None:
 
 
 @pytest.mark.parametrize("scheme", [*ROW_SCHEMES, impls.LowRank(1), impls.DropoutMask()], ids=str)
-def test_what_antithetic_utilities_have_in_common_changes_nothing(scheme: AnyScheme) -> None:
+def test_a_constant_in_antithetic_utilities_changes_nothing(scheme: AnyScheme) -> None:
     """Adding a million to every utility does not change an antithetic update in bfloat16."""
     population = impls.perturb(layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
     noise, utilities = population.sample(0), rows(128)
@@ -330,7 +300,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
-def test_a_record_is_of_its_noise_and_its_rows(scheme: AnyScheme) -> None:
+def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
     """An update refuses a record of another step's noise, a missing record, and rows changed in place."""
     functions: list[Callable[[Tensor, Tensor], Tensor]] = [torch.add, Tensor.add_]
     for add in functions:
@@ -350,7 +320,7 @@ def test_a_record_is_of_its_noise_and_its_rows(scheme: AnyScheme) -> None:
 
 @dataclass(frozen=True)
 class DriftingLoop(impls.Loop):
-    """Adds each member's noise to the weight and subtracts it again, which leaves rounding errors behind."""
+    """Adds each member's noise to the weight and subtracts it again, which accumulates rounding errors."""
 
     @override
     def forward(
