@@ -112,8 +112,8 @@ def test_any_part_has_the_bits_of_the_whole(kind: Kind, monkeypatch: pytest.Monk
             part = fill(kind, members, elements)
             assert torch.equal(part, whole[members.start : members.stop, elements.start : elements.stop])
     columns = torch.tensor([29, 3, 4, 17])
-    elements = torch.arange(outputs).unsqueeze(1) * inputs + columns
-    shard = philox.drawn_at(kind, PLACE, torch.tensor([2, 0]).view(2, 1, 1), elements)
+    places = torch.arange(outputs).unsqueeze(1) * inputs + columns
+    shard = philox.drawn_at(kind, PLACE, torch.tensor([2, 0]).view(2, 1, 1), places)
     assert torch.equal(shard.to(whole.dtype), whole.view(9, outputs, inputs)[[2, 0]][:, :, columns])
 
 

@@ -161,7 +161,8 @@ def test_update_accumulates_like_backward() -> None:
     population.update(population.sample(0), torch.zeros(members))
     assert model.weight.grad is not None
     assert not bool(model.weight.grad.any())
-    for step in (np.int64(0), torch.tensor(0)):  # a step of any type of integer
+    steps: list[Any] = [np.int64(0), torch.tensor(0)]  # a step of any type of integer
+    for step in steps:
         again = population.sample(step)
         assert torch.equal(
             population.perturbation(again, 5)["weight"],
