@@ -292,7 +292,6 @@ def test_the_report_has_pages_tables_pictures_and_history(
     assert len(set(headings)) == len(headings)
     page = (out / "index.html").read_text()
     assert "NVIDIA H200" in page
-    assert "readme-synthetic" in (out / "runs.md").read_text()
     assert (out / SLUG / "history.md").exists()
 
 

@@ -41,10 +41,10 @@ def report(
 ) -> None:
     """Render tables and plots from stored runs; the same runs give the same bytes.
 
-    Each page shows the newest run that is complete, valid, of a whole suite and of committed code; the page
-    `runs` and stderr list these runs, and why others are left out. --format latex writes tables for booktabs
-    and references.bib. Plots, index.html and the pages of a device's history are written with markdown only;
-    `esbench plot` and `esbench history --json` write them by themselves.
+    Each page shows the newest run that is complete, valid, of a whole suite and of committed code; stderr
+    lists the others, with the reason. --format latex writes tables for booktabs and references.bib. Plots,
+    index.html and the pages of a device's history are written with markdown only; `esbench plot` and `esbench
+    history` write them alone.
 
     New runs and build/ are ignored by git. To publish a run: `git add --force results/<device>/<run>.jsonl`,
     then `esbench report --publish` and, if the README names the run, `esbench readme`.
@@ -70,10 +70,10 @@ def report(
         raise UserError(no_such_device(device, found.devices, results))
     written, problems = render(found, results, out, style)
     say(problems)
-    for line in found.summary():
+    for line in found.left_out:
         note(line)
     if not written:
-        nothing = "no run with rows" if found.stored else "no runs"
+        nothing = "no run with rows" if found.devices else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
         raise UserError(message)
     typer.echo(_wrote(written, out))

@@ -18,7 +18,6 @@ import cogapp
 from esbench.errors import UserError
 from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, grids, operators
-from esbench.report.analysis.published import read_published
 from esbench.report.analysis.ranking import NOISE, rankings, recommend
 from esbench.report.formats.markdown import image
 from esbench.report.tables import measured, quality, recommendation
@@ -200,10 +199,7 @@ class Page:
         return f"\n{tables[0]}\n"
 
     def _run(self, file: str) -> Run:
-        path = self.root / file
-        if path.suffix == ".csv":
-            return read_published(path)
-        run, problems = read_run(path)
+        run, problems = read_run(self.root / file)
         if run is None or problems:
             raise ReadmeError("; ".join(map(str, problems)))
         return run

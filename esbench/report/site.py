@@ -9,20 +9,18 @@ from esbench.errors import UserError
 from esbench.report import captions
 from esbench.report.analysis.history import devices, history
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
-from esbench.report.analysis.published import read_all_published
 from esbench.report.analysis.run_selection import RunSelection, select_runs
 from esbench.report.formats import LATEX, Page, Style, latex, markdown, write, write_page
 from esbench.report.formats.markdown import image
 from esbench.report.tables import history as history_tables
 from esbench.report.tables import measured, roofline
-from esbench.report.tables import runs as runs_table
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.table import Section
 from esbench.report.text import cut, escape, file_name, one_line
 from esbench.report.web.render import render_page
 from esbench.schema import Run
-from esbench.store import PUBLISHED, Problem
+from esbench.store import PUBLISHED, Problem, read_run
 from esbench.studies import digits, gate_power, kernels_page, timer_accuracy
 
 if TYPE_CHECKING:
@@ -82,8 +80,8 @@ def render(
 ) -> tuple[list[Path], list[Problem]]:
     """Write the pages of a report; the same results give the same bytes.
 
-    In every format: ``<device>/<suite>/tables``, one per run, ``runs``, which lists the runs that are shown
-    and why others are not, and ``published``; with LaTeX also ``references.bib``. In Markdown also plots,
+    In every format: ``<device>/<suite>/tables``, one per run, and ``published``; with LaTeX also
+    ``references.bib``. In Markdown also plots,
     ``<device>/history.md`` for devices with enough runs, the studies (``accuracy.md``, ``digits.md``,
     ``gate.md``, ``kernels.md``) and the web page ``index.html``. A run with ``--dtype`` has the page
     ``<suite>-<dtype>``.
@@ -95,12 +93,9 @@ def render(
     written: list[Path] = []
     for folder, run in selected.pages.items():
         written += _render_run(run, folder, style)
-    if selected.pages:
-        name = runs_table.NAME
-        list_of_runs = Page(out / name, name, runs_table.TITLE, [], runs_table.sections(selected))
-        written.append(write_page(list_of_runs, style))
-    published, unread = read_all_published(results / PUBLISHED)
-    problems = [*selected.problems, *unread]
+    read = [read_run(path) for path in sorted((results / PUBLISHED).glob("*.jsonl"))]
+    published = [run for run, _ in read if run]
+    problems = [*selected.problems, *(problem for _, found in read for problem in found)]
     if published:
         sections = [section for run in published for section in all_sections(run)]
         page = Page(out / PUBLISHED, PUBLISHED, "Published by others", published, sections)

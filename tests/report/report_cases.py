@@ -11,8 +11,8 @@ from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_
 ROOT = Path(__file__).parents[2]
 
 
-GTX = "results/published/nesgpu_gtx1080ti.csv"
-RTX = "results/published/nesgpu_rtx2070.csv"
+GTX = "results/published/nesgpu_gtx1080ti.jsonl"
+RTX = "results/published/nesgpu_rtx2070.jsonl"
 
 
 def a_run(

@@ -48,7 +48,7 @@ def test_pages_cite_the_works_of_their_variants(tmp_path: Path) -> None:
     )
     written, problems = render_reports(tmp_path / "results", tmp_path / "out", Style("latex"))
     assert problems == []
-    assert {path.name for path in written} == {"tables.tex", "runs.tex", "references.bib"}
+    assert {path.name for path in written} == {"tables.tex", "references.bib"}
     (cite,) = re.findall(r"\\cite\{(.*?)\}", (tmp_path / "out/test-cpu/quick/tables.tex").read_text())
     keys = re.findall(r"^@\w+\{(.*),$", (tmp_path / "out/references.bib").read_text(), re.MULTILINE)
     assert set(cite.split(",")) <= set(keys)

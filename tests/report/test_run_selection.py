@@ -1,5 +1,6 @@
 """The runs that a report shows, and the reasons why others are left out."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -8,12 +9,9 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.cli.options import say
-from esbench.report.analysis.run_selection import StoredRun
 from esbench.report.site import selection
-from esbench.report.tables import runs as runs_page
 from esbench.schema import Request, Run, RunEnd
-from esbench.store import Problem, encode
-from tests import synthetic
+from esbench.store import Problem
 from tests.report.report_cases import a_run, store
 
 WHOLE = "20260105T000000Z-quick-0005"
@@ -30,77 +28,72 @@ def changed(run_id: str, **fields: object) -> Run:
     return msgspec.structs.replace(run, header=header, **fields)
 
 
-def statuses(folder: Path, device: str | None = None) -> dict[str, StoredRun]:
-    """Return the status of each file in a folder by name."""
-    found = selection(folder / "results", folder / "reports", device)
-    return {one.path.stem: one for one in found.stored}
+def pages(folder: Path) -> dict[str, str]:
+    """Return the id of the run of each page."""
+    found = selection(folder / "results", folder / "reports").pages
+    return {page.relative_to(folder / "reports").as_posix(): run.header.run_id for page, run in found.items()}
 
 
-def test_every_run_has_a_status(tmp_path: Path) -> None:
-    """Each page shows one run; other runs have reasons; the page `runs` lists every file."""
-    runs: dict[str, tuple[str, dict[str, object]]] = {
-        "20260101T000000Z-quick-0001": ("superseded by a newer run", {}),
-        WHOLE: ("shown", {}),
-        "20260106": ("passed over", {"dirty": True}),
-        "20260107": ("passed over", {"request": Request(cases="Linear*")}),
-        "20260108": ("passed over", {"end": msgspec.structs.replace(COMPLETE, invalid=("hot",))}),
-        "20260109": ("passed over", {"end": None}),
-        "20260109b": ("passed over", {"end": RunEnd(status="interrupted", wall_s=1.0)}),
-        "20260110": ("without a row", {"rows": ()}),
-        "20260111": ("shown", {"device_name": "Test GPU", "dirty": True}),
+def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> None:
+    """Shown is the newest run that is whole; runs of one reason share a line with the newest of them."""
+    runs: dict[str, dict[str, object]] = {
+        "20260101T000000Z-quick-0001": {},
+        "20260102T000000Z-quick-0002": {},
+        WHOLE: {},
+        "20260106": {"dirty": True},
+        "20260107": {"request": Request(cases="Linear*")},
+        "20260108": {"end": msgspec.structs.replace(COMPLETE, invalid=("hot",))},
+        "20260109": {"end": None},
+        "20260109b": {"end": RunEnd(status="interrupted", wall_s=1.0)},
+        "20260110": {"rows": ()},
+        "20260111": {"device_name": "Test GPU", "dirty": True},
     }
-    for name, (_, fields) in runs.items():
+    for name, fields in runs.items():
         store(tmp_path, changed(name, **fields))
-    folder = tmp_path / "results" / "test-cpu"
-    header = encode(synthetic.header())
-    (folder / "old.jsonl").write_bytes(header.replace(b'"schema":', b'"schema":9') + b"\n")
-    (folder / "bad.jsonl").write_text("{}\n")
-    found = statuses(tmp_path)
-    expected = {name: status for name, (status, _) in runs.items()}
-    expected |= {"old": "of another schema version", "bad": "unreadable"}
-    assert {name: one.status for name, one in found.items()} == expected
-    assert found["20260111"].reason == "although it was measured with uncommitted changes"
-    assert found["20260107"].reason == "it holds part of its suite (cases Linear*)"
-    assert found["20260101T000000Z-quick-0001"].reason == WHOLE
-    (section,) = runs_page.sections(selection(tmp_path / "results", tmp_path / "reports"))
-    page = section.markdown()
-    for words in (
-        "2 of 11 runs are shown",
-        f"superseded by a newer run: {WHOLE}",
-        "passed over: it is invalid (hot)",
-        "this esbench reads",
-        "test-cpu/bad.jsonl",
-        "test-gpu/quick, although it was measured with uncommitted changes",
-    ):
-        assert words in page
+    assert pages(tmp_path) == {"test-cpu/quick": WHOLE, "test-gpu/quick": "20260111"}
+    found = selection(tmp_path / "results", tmp_path / "reports")
+    assert found.left_out == [
+        "left out, it has no end: 20260109",
+        "left out, it has uncommitted changes: 20260106",
+        "left out, it holds part of its suite (cases Linear*): 20260107",
+        "left out, it is invalid (hot): 20260108",
+        "left out, it was interrupted: 20260109b",
+        "left out, superseded by a newer run: 20260102T000000Z-quick-0002 and 1 more",
+        "left out, without a row: 20260110",
+    ]
 
 
 def test_a_run_of_uncommitted_code_is_shown_if_there_is_no_other(tmp_path: Path) -> None:
     """It is preferred to an invalid run, but not to an older run of committed code."""
     store(tmp_path, changed("20260107", end=None))
     store(tmp_path, changed("20260106", dirty=True))
-    assert statuses(tmp_path)["20260106"].status == "shown"
+    assert pages(tmp_path) == {"test-cpu/quick": "20260106"}
     store(tmp_path, a_run("20250101"))
-    assert statuses(tmp_path)["20260106"].status == "passed over"
+    assert pages(tmp_path) == {"test-cpu/quick": "20250101"}
 
 
 def test_the_report_of_one_device(tmp_path: Path) -> None:
-    """Each reason is a line on stderr; unreadable files belong to no device; names are those in the runs."""
-    for number in range(1, 4):
-        store(tmp_path, a_run(f"2026010{number}"))
+    """Runs of other devices are left out; the name of a device is that in its runs, not of their folder."""
+    store(tmp_path, a_run("20260101"))
     store(tmp_path, changed("20260201", device_name="Test GPU"))
     results = tmp_path / "results"
     (results / "test-cpu").rename(results / "copied")
     (results / "copied" / "bad.jsonl").write_text("{}\n")
-    assert statuses(tmp_path, "test-gpu")["bad"].status == "unreadable"
     arguments = ["report", "--results", str(results), "--out", str(tmp_path / "reports"), "--format", "csv"]
     result = CliRunner().invoke(app, [*arguments, "--device", "test-cpu"])
-    assert "left out, superseded by a newer run: 20260102 and 1 more\n" in result.stderr
     assert "left out, of another device: 20260201\n" in result.stderr
     assert "without its header the file holds no run" in result.stderr
     assert "test-gpu" not in result.stdout
     result = CliRunner().invoke(app, [*arguments, "--device", "copied"])
     assert str(result.exception).endswith("there are: test-cpu, test-gpu")
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    """A pipe, whose reading would never end, and a folder are passed over."""
+    store(tmp_path, a_run("20260101"))
+    os.mkfifo(tmp_path / "results/test-cpu/pipe.jsonl")
+    (tmp_path / "results/test-cpu/folder.jsonl").mkdir()
+    assert pages(tmp_path) == {"test-cpu/quick": "20260101"}
 
 
 def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
         ("csv", ".csv", b"latency_ns"),
     ):
         names = {name for name in contents[0] if name.startswith(f"{form}/")}
-        pages = {f"{form}/{name}{suffix}" for name in ("test-cpu/quick/tables", "runs", "published")}
+        pages = {f"{form}/{name}{suffix}" for name in ("test-cpu/quick/tables", "published")}
         assert names == pages | ({"latex/references.bib"} if form == "latex" else set())
         assert words in contents[0][f"{form}/test-cpu/quick/tables{suffix}"]
 
@@ -156,11 +156,11 @@ def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) 
     assert usual not in text
     file.write_text(text, encoding="utf-8")
     shutil.copytree(ROOT / "results/published", tmp_path / "results/published")
-    (tmp_path / "results/published/bad.csv").write_text("a\n", encoding="utf-8")
+    (tmp_path / "results/published/bad.jsonl").write_text("a\n", encoding="utf-8")
     result = CliRunner().invoke(app, report(tmp_path))
     assert result.exit_code == 1
     assert f"{len(NO_TIMES)} lines could not be read" in result.stderr
-    assert "bad.csv" in result.stderr
+    assert "bad.jsonl" in result.stderr
     assert " plots in " in result.stdout
     assert result.stdout.count("\n") == 1
     tables = (tmp_path / "reports/test-cpu/quick/tables.md").read_text(encoding="utf-8")

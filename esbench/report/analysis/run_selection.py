@@ -1,81 +1,33 @@
-"""Which stored runs a report shows, and why the others are left out."""
+"""The stored run that each page of a report shows, and why the others are left out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from esbench.schema import OUT_OF_TIME, Request, Run
-from esbench.store import Problem, read_run, run_files, run_name
-
-SHOWN = "shown"
-SUPERSEDED = "superseded by a newer run"
-FLAWED = "passed over"
-OTHER_DEVICE = "of another device"
-EMPTY = "without a row"
-OTHER_SCHEMA = "of another schema version"
-UNREADABLE = "unreadable"
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """The file of a run, and whether a report shows it.
-
-    Attributes:
-        path: the file.
-        run: what could be read of it, None if nothing.
-        problems: what could not be read.
-        status: :data:`SHOWN`, or why it is left out in a few words.
-        reason: details of the status, empty if there are none.
-        page: the page that the run belongs on.
-
-    """
-
-    path: Path
-    run: Run | None
-    problems: tuple[Problem, ...] = ()
-    status: str = ""
-    reason: str = ""
-    page: Path | None = None
+from esbench.store import Problem, read_results
 
 
 @dataclass(frozen=True)
 class RunSelection:
-    """All stored runs, sorted by path, with the run that each page shows."""
+    """The runs of a report.
 
-    stored: tuple[StoredRun, ...]
+    Attributes:
+        pages: the run that each page shows.
+        runs: all runs with rows, of the devices of the report.
+        devices: the short names of all devices with runs, as ``--device`` takes them.
+        left_out: a line for each reason why runs have no page.
+        problems: files and lines that could not be read.
 
-    @property
-    def runs(self) -> list[Run]:
-        """The runs with rows, of the device that was asked for."""
-        return [one.run for one in self.stored if one.run and one.status not in {EMPTY, OTHER_DEVICE}]
+    """
 
-    @property
-    def devices(self) -> list[str]:
-        """The short names of all devices with runs, as ``--device`` takes them."""
-        return sorted({one.run.header.environment.slug for one in self.stored if one.run})
-
-    @property
-    def pages(self) -> dict[Path, Run]:
-        """The run of each page."""
-        found = {one.page: one.run for one in self.stored if one.status == SHOWN and one.page and one.run}
-        return dict(sorted(found.items()))
-
-    @property
-    def problems(self) -> list[Problem]:
-        """What could not be read of the runs of the device that was asked for."""
-        return [problem for one in self.stored if one.status != OTHER_DEVICE for problem in one.problems]
-
-    def summary(self) -> list[str]:
-        """Return one line for each status but :data:`SHOWN`: the newest run and how many more there are."""
-        lines = []
-        for status in sorted({one.status for one in self.stored} - {SHOWN}):
-            newest, *others = (one for one in reversed(self.stored) if one.status == status)
-            more = f" and {len(others)} more" if others else ""
-            why = f", {newest.reason}" if status == FLAWED else ""
-            lines.append(f"left out, {status}: {run_name(newest.path)}{why}{more}")
-        return lines
+    pages: dict[Path, Run]
+    runs: list[Run]
+    devices: list[str]
+    left_out: list[str]
+    problems: list[Problem]
 
 
 def select_runs(results: Path, page: Callable[[Run], Path], device: str | None = None) -> RunSelection:
@@ -87,18 +39,32 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
         device: the short name of the only device to show, None for all.
 
     """
-    stored = []
+    every, problems = read_results(results)
+    runs = [run for run in every if run.rows and device in {None, run.header.environment.slug}]
     by_page: dict[Path, list[Run]] = {}
-    for path in sorted(run_files(results)):
-        run, problems = read_run(path)
-        one = StoredRun(path, run, tuple(problems), page=page(run) if run else None)
-        if run and device not in {None, run.header.environment.slug}:
-            one = replace(one, status=OTHER_DEVICE, reason="the report was asked for another device")
-        elif run and run.rows and one.page:
-            by_page.setdefault(one.page, []).append(run)
-        stored.append(one)
-    shown = {page: newest_whole(runs) for page, runs in by_page.items()}
-    return RunSelection(tuple(one if one.status else _with_status(one, shown) for one in stored))
+    for run in runs:
+        by_page.setdefault(page(run), []).append(run)
+    pages = {path: newest_whole(found) for path, found in sorted(by_page.items())}
+    by_reason: dict[str, list[str]] = {}
+    for run in every:
+        shown = pages.get(page(run))
+        if run is not shown:
+            by_reason.setdefault(_reason(run, is_shown_device=run in runs), []).append(run.header.run_id)
+    left_out = []
+    for reason, ids in sorted(by_reason.items()):
+        more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+        left_out.append(f"left out, {reason}: {max(ids)}{more}")
+    devices = sorted({run.header.environment.slug for run in every})
+    return RunSelection(pages, runs, devices, left_out, problems)
+
+
+def _reason(run: Run, *, is_shown_device: bool) -> str:
+    if not run.rows:
+        return "without a row"
+    if not is_shown_device:
+        return "of another device"
+    doubts = [*flaws(run), *(["has uncommitted changes"] if run.header.environment.dirty else [])]
+    return f"it {' and '.join(doubts)}" if doubts else "superseded by a newer run"
 
 
 def newest_whole(runs: Iterable[Run]) -> Run:
@@ -133,7 +99,7 @@ def unusable(run: Run) -> Iterator[str]:
 
 
 def partial_request(run: Run) -> str:
-    """Which part of its suite a run was asked for; empty if all of it.
+    """Return which part of its suite was requested of a run; empty if all of it.
 
     Another dtype is the whole suite in that dtype, and a plug-in adds to it.
     """
@@ -150,24 +116,3 @@ def partial_request(run: Run) -> str:
         for name, value in values.items()
         if getattr(request, name) not in {getattr(default, name), ("*",)}
     )
-
-
-def _with_status(one: StoredRun, by_page: Mapping[Path, Run]) -> StoredRun:
-    """Add the status of a file, given the run that each page shows."""
-    shown = by_page.get(one.page) if one.page else None
-    lost = [problem for problem in one.problems if problem.lost]
-    if one.run is None:
-        is_old = any(problem.is_other_schema for problem in lost)
-        reason = "; ".join(problem.within for problem in one.problems)
-        return replace(one, status=OTHER_SCHEMA if is_old else UNREADABLE, reason=reason)
-    doubts = list(flaws(one.run))
-    doubts += ["was measured with uncommitted changes"] if one.run.header.environment.dirty else []
-    doubts += [f"lacks {len(lost)} of its lines, the first: {lost[0].within}"] if lost else []
-    reason = f"it {' and '.join(doubts)}" if doubts else ""
-    if one.run is shown:
-        return replace(one, status=SHOWN, reason=f"although {reason}" if reason else "")
-    if not one.run.rows or shown is None:
-        return replace(one, status=EMPTY, reason=reason)
-    if doubts:
-        return replace(one, status=FLAWED, reason=reason)
-    return replace(one, status=SUPERSEDED, reason=shown.header.run_id)

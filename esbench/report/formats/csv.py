@@ -75,17 +75,6 @@ def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     return comma_separated([*_KEY, *columns, "status", "reason"], lines.values()) if lines else ""
 
 
-def shown_tables(sections: Iterable[Section]) -> str:
-    """Return tables as they are shown, one line per row."""
-    lines = [
-        dict(zip((table.corner, *table.headings), (label, *texts), strict=True))
-        for section in sections
-        for table in (block.table for block in section.blocks)
-        for label, texts in zip(table.labels, table.texts(), strict=True)
-    ]
-    return comma_separated(list(dict.fromkeys(name for line in lines for name in line)), lines)
-
-
 def _key(run_id: str, device: str, row: Row) -> dict[str, object]:
     case = row.case
     values = (
