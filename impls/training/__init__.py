@@ -2,7 +2,7 @@
 
 from impls.training.evolution import centred_ranks, evolve
 from impls.training.implicit_optimizer import AutoOptimizer, ImplicitOptimizer
-from impls.training.memory_reclaim import ReclaimingIterator, reclaim
+from impls.training.memory_reclaim import Reclaim, ReclaimingIterator
 from impls.training.optimizer_in_backward import OptimizerInBackward
 from impls.training.rigl import RigLInBackward, RigLScheduler
 from impls.training.shared_compile import SharedLayers
@@ -11,11 +11,11 @@ __all__ = [
     "AutoOptimizer",
     "ImplicitOptimizer",
     "OptimizerInBackward",
+    "Reclaim",
     "ReclaimingIterator",
     "RigLInBackward",
     "RigLScheduler",
     "SharedLayers",
     "centred_ranks",
     "evolve",
-    "reclaim",
 ]

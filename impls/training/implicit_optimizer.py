@@ -10,7 +10,6 @@ and ImplicitOpt do in DrChainsaw's NaiveGAflux:
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from typing_extensions import override
 
@@ -21,7 +20,6 @@ from impls.training.optimizer_in_backward import (
     Rule,
     State,
     aligned_state,
-    parameters_of,
 )
 
 
@@ -32,54 +30,32 @@ class AutoOptimizer(nn.Module):
 
     Args:
         layer: the wrapped layer.
-        rule: builds its optimizer; leave it out until :meth:`initialize`.
+        rule: builds its optimizer.
         skip_nonfinite: see :class:`OptimizerInBackward`.
 
     """
 
-    def __init__(self, layer: nn.Module, rule: Rule | None = None, *, skip_nonfinite: bool = True) -> None:
+    def __init__(self, layer: nn.Module, rule: Rule, *, skip_nonfinite: bool = True) -> None:
         """Wrap the layer."""
         super().__init__()
-        self.layer = layer
-        self.rule: Rule | None = None
-        self.optimizer: OptimizerInBackward | None = None
-        self._skip_nonfinite = skip_nonfinite
-        if rule is not None:
-            self.initialize(rule)
-
-    def initialize(self, rule: Rule) -> None:
-        """Create the layer's optimizer."""
-        if self.optimizer is not None:
-            message = "the layer already has a rule"
-            raise BackwardError(message)
-        self.optimizer = OptimizerInBackward(self.layer, rule, "module", skip_nonfinite=self._skip_nonfinite)
-        self.rule = rule
+        self.layer, self.rule, self._skip_nonfinite = layer, rule, skip_nonfinite
+        self.optimizer = OptimizerInBackward(layer, rule, "module", skip_nonfinite=skip_nonfinite)
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.optimizer is None and torch.is_grad_enabled():
-            message = "the layer has no rule yet: call initialize(rule), or run it under torch.no_grad()"
-            raise BackwardError(message)
         return self.layer(*args, **kwargs)
 
     def __getstate__(self) -> State:
-        """Replace the optimizer by the arguments that create it again."""
-        one = self.optimizer
-        return {**vars(self), "optimizer": one and (one.state_dict(), one.skipped, one.is_closed)}
+        """Replace the optimizer, which cannot be copied, by its state."""
+        return {**vars(self), "optimizer": self.optimizer.state_dict()}
 
     @override
     def __setstate__(self, state: State) -> None:
-        super().__setstate__({**state, "optimizer": None})  # type: ignore[no-untyped-call]  # torch's own
-        if state["optimizer"] is None:
-            return
-        saved, skipped, is_closed = state["optimizer"]
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own
         self.optimizer = OptimizerInBackward(
-            self.layer, state["rule"], "module", skip_nonfinite=self._skip_nonfinite
+            self.layer, self.rule, "module", skip_nonfinite=self._skip_nonfinite
         )
-        self.optimizer.load_state_dict(saved)
-        self.optimizer.skipped.update(skipped)
-        if is_closed:
-            self.optimizer.close()
+        self.optimizer.load_state_dict(state["optimizer"])
 
 
 class ImplicitOptimizer(AbstractBackwardOptimizer):
@@ -91,33 +67,28 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
         model: every trainable parameter is inside an :class:`AutoOptimizer`.
 
     Raises:
-        ValueError: a trainable parameter is outside, or a layer has no rule.
+        ValueError: a trainable parameter is outside.
 
     """
 
     def __init__(self, model: nn.Module) -> None:
         """Collect the layers' optimizers."""
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, AutoOptimizer)}
-        if missing := [name for name, layer in layers.items() if layer.optimizer is None]:
-            message = f"{', '.join(missing)}: no rule yet, call initialize(rule)"
-            raise ValueError(message)
-        found = {name: layer.optimizer for name, layer in layers.items() if layer.optimizer is not None}
-        covered = {one for optimizer in found.values() for one in parameters_of(optimizer)}
-        outside = [name for name, one in model.named_parameters() if one.requires_grad and one not in covered]
-        if outside or not found:
+        self._optimizers = [one.optimizer for one in model.modules() if isinstance(one, AutoOptimizer)]
+        names = {one: name for name, one in model.named_parameters() if one.requires_grad}
+        covered = {parameter for optimizer in self._optimizers for parameter in optimizer.names}
+        if outside := [name for one, name in names.items() if one not in covered]:
             message = (
-                f"{', '.join(outside) or 'the model'}: not updated inside the backward pass; wrap all layers "
-                "in AutoOptimizer, or none"
+                f"{', '.join(outside)}: not updated inside the backward pass; wrap all layers in "
+                "AutoOptimizer, or none"
             )
             raise ValueError(message)
-        super().__init__([parameters_of(one) for one in found.values()])
-        self._optimizers = {f"{name}.layer." if name else "layer.": one for name, one in found.items()}
-        self.param_groups = [group for optimizer in found.values() for group in optimizer.param_groups]
+        super().__init__(names)
+        self.param_groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     @override
     def end_step(self) -> bool:
         had_gradient, errors = False, []
-        for optimizer in self._optimizers.values():  # the step must end in all of them
+        for optimizer in self._optimizers:  # the step must end in all of them
             try:
                 had_gradient |= optimizer.end_step()
             except BackwardError as error:
@@ -128,28 +99,21 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self._optimizers.values():
+        for optimizer in self._optimizers:
             optimizer.zero_grad()
 
     def close(self) -> None:
         """Close the optimizers of all layers."""
-        for optimizer in self._optimizers.values():
+        for optimizer in self._optimizers:
             optimizer.close()
 
     @override
     def state_dict(self) -> State:
         """Return the states of all layers as one, with the parameters' names in the model."""
-        found: State = {"state": {}, "param_groups": []}
-        first = 0
-        for prefix, optimizer in self._optimizers.items():
-            state = optimizer.state_dict()
-            for group in state["param_groups"]:
-                group["params"] = [first + key for key in group["params"]]
-                group["param_names"] = [prefix + name for name in group["param_names"]]
-            found["state"] |= {first + key: slots for key, slots in state["state"].items()}
-            found["param_groups"] += state["param_groups"]
-            first += sum(len(group["params"]) for group in state["param_groups"])
-        return found
+        self.state.clear()
+        for optimizer in self._optimizers:
+            self.state.update(optimizer.state)
+        return super().state_dict()
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -159,11 +123,8 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
             ValueError: it is the state of another model; nothing is changed then.
 
         """
-        names = [group["param_names"] for group in self.state_dict()["param_groups"]]
-        whole = aligned_state(state_dict, names)
+        whole = aligned_state(state_dict, self._group_names())
         groups = iter(whole["param_groups"])
-        for prefix, optimizer in self._optimizers.items():
+        for optimizer in self._optimizers:
             part = [next(groups) for _ in optimizer.param_groups]
-            for group in part:
-                group["param_names"] = [name.removeprefix(prefix) for name in group["param_names"]]
             optimizer.load_state_dict({"state": whole["state"], "param_groups": part})

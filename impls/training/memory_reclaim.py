@@ -3,7 +3,7 @@
     for batch in ReclaimingIterator(batches):  # collects before every sixth batch and during long ones
         ...
 
-    plan = reclaim("collect")
+    plan = Reclaim("collect")
     for architecture in population:
         with plan.candidate():
             train(architecture, plan.batches(batches))  # a function: its model is freed when it returns
@@ -18,14 +18,13 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import torch
+from typing_extensions import override
 
 T = TypeVar("T")
 
@@ -58,58 +57,45 @@ _NEEDS_CUDA: Mapping[Mode, str] = {
     "pool": "memory pools belong to torch's CUDA allocator: this needs CUDA",
 }
 
-
-class Reclaimer:
-    """Reclaims memory: Python's garbage and torch's cache of device memory."""
-
-    def collect_young(self) -> None:
-        """Collect the youngest generation."""
-        gc.collect(0)
-
-    def collect_all(self) -> None:
-        """Collect all generations and release the cache."""
-        gc.collect()
-        self.release_cache()
-
-    def release_cache(self) -> None:
-        """Return cached memory to the device; does nothing before CUDA is used."""
-        torch.cuda.empty_cache()
+ReleaseCache = Callable[[], object]
+"""Returns cached memory to the device; ``torch.cuda.empty_cache`` does nothing before CUDA is used."""
 
 
-class _Watchdog:
-    """A thread that collects garbage while an item is in use, after NaiveGAflux ("Performance Tips").
+class _Watchdog(threading.Thread):
+    """Collects garbage while an item is in use, after NaiveGAflux ("Performance Tips").
 
     Every tick collects the youngest generation; from tick 6 on also everything else. Tick 41 is the last.
     """
 
-    def __init__(self, reclaimer: Reclaimer, tick_s: float) -> None:
-        self._reclaimer, self._tick_s = reclaimer, tick_s
+    def __init__(self, release_cache: ReleaseCache, tick_s: float) -> None:
+        super().__init__(name="reclaiming watchdog", daemon=True)
+        self._release_cache, self._tick_s = release_cache, tick_s
         # True: an item is in use from now on. False: it no longer is. None: end. Unlike an Event's set(),
         # put() may be called by a finalizer that a collection runs on this very thread.
-        self._messages: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
-        self.tell = self._messages.put
-        self._thread = threading.Thread(target=self._run, name="reclaiming watchdog", daemon=True)
-        self._thread.start()
+        self.messages: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self.start()
+
+    @override
+    def run(self) -> None:
+        is_in_use = self.messages.get()
+        while is_in_use is not None:
+            is_in_use = self._next_message_after_ticks() if is_in_use else self.messages.get()
 
     def stop(self) -> None:
         """End the thread and wait for it."""
-        self.tell(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self.messages.put(None)
+        if self is not threading.current_thread():
+            self.join()
 
-    def _run(self) -> None:
-        is_in_use = self._messages.get()
-        while is_in_use is not None:
-            is_in_use = self._tick_until_told() if is_in_use else self._messages.get()
-
-    def _tick_until_told(self) -> bool | None:
+    def _next_message_after_ticks(self) -> bool | None:
         for tick in range(1, LAST_TICK + 1):
             with contextlib.suppress(queue.Empty):
-                return self._messages.get(timeout=self._tick_s)
-            self._reclaimer.collect_young()
+                return self.messages.get(timeout=self._tick_s)
+            gc.collect(0)
             if tick >= FULL_FROM:
-                self._reclaimer.collect_all()
-        return self._messages.get()
+                gc.collect()
+                self._release_cache()
+        return self.messages.get()
 
 
 class ReclaimingIterator(Generic[T]):
@@ -120,87 +106,90 @@ class ReclaimingIterator(Generic[T]):
     breaks out or raises.
 
     Args:
-        items: what is iterated over, as often as it allows.
-        reclaimer: what collects.
+        items: the items; they can be iterated over as often as this iterable allows.
+        release_cache: called by the thread from tick 6 on.
         tick_s: seconds between two ticks.
 
     """
 
     def __init__(
-        self, items: Iterable[T], reclaimer: Reclaimer | None = None, *, tick_s: float = TICK_S
+        self,
+        items: Iterable[T],
+        *,
+        release_cache: ReleaseCache = torch.cuda.empty_cache,
+        tick_s: float = TICK_S,
     ) -> None:
         """Wrap the items."""
-        self._items, self._reclaimer, self._tick_s = items, reclaimer or Reclaimer(), tick_s
+        self._items, self._release_cache, self._tick_s = items, release_cache, tick_s
 
     def __len__(self) -> int:
-        """Return the number of items, if they have a length."""
-        if not isinstance(self._items, Sized):
-            message = f"{type(self._items).__name__} has no length"
-            raise TypeError(message)
-        return len(self._items)
+        """Return the number of items; raise TypeError if they have no length."""
+        return len(self._items)  # type: ignore[arg-type]  # which raises it
 
     def __iter__(self) -> Iterator[T]:
         """Yield the items."""
-        watchdog = _Watchdog(self._reclaimer, self._tick_s)
+        watchdog = _Watchdog(self._release_cache, self._tick_s)
         try:
             for number, item in enumerate(self._items, 1):
                 if number % EVERY == 0:
-                    self._reclaimer.collect_young()
-                watchdog.tell(True)  # noqa: FBT003  a message
+                    gc.collect(0)
+                watchdog.messages.put(True)  # noqa: FBT003  a message
                 yield item
-                watchdog.tell(False)  # noqa: FBT003  a message
+                watchdog.messages.put(False)  # noqa: FBT003  a message
         finally:  # also when a loop breaks out and drops the generator
             watchdog.stop()
 
 
-@dataclass(frozen=True)
 class Reclaim:
-    """How memory is reclaimed: a context manager around each candidate, and a wrapper of its batches."""
-
-    candidate: Callable[[], AbstractContextManager[object]]
-    batches: Callable[[Iterable[Any]], Iterable[Any]]
-
-
-def reclaim(mode: Mode, reclaimer: Reclaimer | None = None) -> Reclaim:
-    """Return the context manager of a mode, used around candidates and between batches.
+    """A way to reclaim memory around candidates and between their batches.
 
     Modes: ``nothing``; ``collect`` garbage after each candidate, and only then; ``collect_batch`` after each
     batch; ``empty_cache`` and ``empty_cache_batch`` release torch's cache then; ``iterator`` is
     :class:`ReclaimingIterator`; ``pool`` gives each candidate a CUDA memory pool. ``expandable`` needs the
     variables of :func:`environment`, ``subprocess`` is :func:`isolated`: here they do nothing.
+
+    Args:
+        mode: one of these.
+        release_cache: releases torch's cache.
+
     """
-    if mode not in MODES:
-        message = f"no mode {mode!r}; there are: {', '.join(MODES)}"
-        raise ValueError(message)
-    reclaimer = reclaimer or Reclaimer()
+
+    def __init__(self, mode: Mode, release_cache: ReleaseCache = torch.cuda.empty_cache) -> None:
+        """Check the mode."""
+        if mode not in MODES:
+            message = f"no mode {mode!r}; there are: {', '.join(MODES)}"
+            raise ValueError(message)
+        self._mode, self._release_cache = mode, release_cache
 
     @contextlib.contextmanager
-    def candidate() -> Iterator[None]:
+    def candidate(self) -> Iterator[None]:
+        """Reclaim memory at the end of a block; the garbage collector's settings are restored."""
         was_enabled = gc.isenabled()
-        if mode == "collect":
+        if self._mode == "collect":
             gc.disable()
         # Only this thread's allocations come from the pool, not those of autograd's threads.
-        pool = torch.cuda.MemPool() if mode == "pool" else None
+        pool = torch.cuda.MemPool() if self._mode == "pool" else None
         try:
             with torch.cuda.use_mem_pool(pool) if pool is not None else contextlib.nullcontext():
                 yield
         finally:
             del pool
-            if mode == "collect":
+            if self._mode == "collect":
                 (gc.enable if was_enabled else gc.disable)()
                 gc.collect()
-            elif mode in {"empty_cache", "pool"}:
-                reclaimer.release_cache()
+            elif self._mode in {"empty_cache", "pool"}:
+                self._release_cache()
 
-    def batches(items: Iterable[Any]) -> Iterator[Any]:
-        for item in ReclaimingIterator(items, reclaimer) if mode == "iterator" else items:
+    def batches(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the batches of a candidate, and reclaim memory after each."""
+        if self._mode == "iterator":
+            items = ReclaimingIterator(items, release_cache=self._release_cache)
+        for item in items:
             yield item
-            if mode == "collect_batch":
+            if self._mode == "collect_batch":
                 gc.collect()
-            elif mode == "empty_cache_batch":
-                reclaimer.release_cache()
-
-    return Reclaim(candidate, batches)
+            elif self._mode == "empty_cache_batch":
+                self._release_cache()
 
 
 def environment(mode: Mode) -> Mapping[str, str]:
@@ -221,7 +210,7 @@ def isolated(
     """Call a function in a fresh process, whose memory is freed when it ends.
 
     Args:
-        function: a function of a module; what it raises is raised here.
+        function: a function of a module; an exception in it is raised here.
         args: picklable; tensors arrive as copies.
         environment: additional environment variables of the process.
 

@@ -110,21 +110,12 @@ def trained(name: str, seed: int = 0, steps: int = STEPS) -> nn.Module:
     return copy.deepcopy(_trained(name, seed, steps))
 
 
-def accuracy(model: nn.Module, x: Tensor | None = None, y: Tensor | None = None) -> float:
-    """Return the share of rows that a network classifies correctly; by default of the test images.
-
-    Args:
-        model: a network of this module, on any device.
-        x: [rows, 64] or as the network reads them.
-        y: [rows], the digits.
-
-    """
-    if x is None or y is None:
-        _, _, x, y = digits()
-    weight = next(model.parameters())
+def accuracy(model: nn.Module) -> float:
+    """Return the share of test images that a network of this module classifies correctly, on any device."""
+    data, weight = digits(), next(model.parameters())
     with torch.no_grad():
-        named = model(rows_for(model, x.to(weight))).argmax(-1)
-    return float((named == y.to(named.device)).double().mean())
+        predicted = model(rows_for(model, data.test_x.to(weight))).argmax(-1).cpu()
+    return float((predicted == data.test_y).double().mean())
 
 
 def rows_for(model: nn.Module, x: Tensor) -> Tensor:

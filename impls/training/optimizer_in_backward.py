@@ -12,26 +12,22 @@ Layers with their own optimizers are in :mod:`impls.training.implicit_optimizer`
 
 import cmath
 import copy
-import inspect
+import itertools
 import weakref
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 Rule = Callable[[list[nn.Parameter]], Optimizer]
 """Builds an ordinary optimizer of some parameters, such as ``functools.partial(torch.optim.SGD, lr=0.1)``."""
@@ -48,48 +44,52 @@ class BackwardError(RuntimeError):
     """An optimizer in backward was used in a way that would give wrong weights."""
 
 
+class Owner(Protocol):
+    """An object that updates parameters until it is closed."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+
+
 _OWNERS = WeakIdKeyDictionary()
-"""Parameter or optimizer -> weak reference to the OptimizerInBackward or RigLScheduler that manages it."""
+"""Parameter or optimizer -> weak reference to the object that updates it."""
 
 
-def owner_of(target: object) -> object | None:
-    """Return the OptimizerInBackward or RigLScheduler that manages a parameter or an optimizer, if any."""
+def owner_of(target: object) -> Owner | None:
+    """Return the open object that manages a parameter or an optimizer, if any."""
     reference = _OWNERS.get(target)
-    return reference() if reference else None
+    owner: Owner | None = reference and reference()
+    return None if owner is None or owner.is_closed else owner
 
 
-def claim(targets: Mapping[str, object], owner: object) -> None:
+def claim(targets: Mapping[str, object], owner: Owner) -> None:
     """Record an object as the owner of named parameters or optimizers; no reference keeps either alive.
 
     Raises:
         ValueError: one of them has an owner; nothing is recorded then.
 
     """
-    owners = {name: one for name, target in targets.items() if (one := owner_of(target)) is not None}
-    if owners:
-        kind = type(next(iter(owners.values()))).__name__
-        message = f"{', '.join(owners)}: already managed by another {kind}: close() that one first"
+    if taken := {name: other for name, target in targets.items() if (other := owner_of(target)) is not None}:
+        kind = type(next(iter(taken.values()))).__name__
+        message = f"{', '.join(taken)}: already managed by another {kind}: close() that one first"
         raise ValueError(message)
     for target in targets.values():
         _OWNERS[target] = weakref.ref(owner)
 
 
-def release(targets: Iterable[object], owner: object) -> None:
-    """Remove an object as the owner of targets that it owns."""
-    for target in targets:
-        if owner_of(target) is owner:
-            del _OWNERS[target]
-
-
 class AbstractBackwardOptimizer(Optimizer):
-    """Takes an optimizer's place in a training loop and refuses calls that cannot work in backward."""
+    """Takes an optimizer's place in a training loop and refuses calls that cannot work in backward.
 
-    _is_built = False
+    Args:
+        names: the parameters that it updates, with their names in the model.
 
-    def __init__(self, groups: list[list[nn.Parameter]]) -> None:
-        """Take the parameters of each group."""
-        super().__init__([{"params": group} for group in groups], {})
-        self._is_built = True
+    """
+
+    def __init__(self, names: Mapping[nn.Parameter, str]) -> None:
+        """Take the parameters; a subclass replaces the parameter groups."""
+        super().__init__(list(names), {})
+        self.names = names
 
     @abstractmethod
     def end_step(self) -> bool:
@@ -119,16 +119,15 @@ class AbstractBackwardOptimizer(Optimizer):
             raise BackwardError(message)
 
     @override
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if self._is_built:
-            message = "groups cannot be added: close() this optimizer and create one for the whole model"
-            raise BackwardError(message)
-        super().add_param_group(param_group)
+    def state_dict(self) -> State:
+        """Return the ordinary optimizer's state, with the names of the parameters in its groups."""
+        state = super().state_dict()
+        for group, names in zip(state["param_groups"], self._group_names(), strict=True):
+            group["param_names"] = names
+        return state
 
-    @override
-    def __getstate__(self) -> NoReturn:
-        message = "an optimizer in backward cannot be copied: create another and load its state_dict()"
-        raise BackwardError(message)
+    def _group_names(self) -> list[list[str]]:
+        return [[self.names[one] for one in group["params"]] for group in self.param_groups]
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
@@ -163,7 +162,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     Gradients cannot be accumulated over several passes, and none are left to be clipped after the pass: clip
     each in a hook (``Tensor.register_hook``). A backward pass that raises has updated the parameters whose
     gradients came first; ``step()`` then raises and drops the other gradients, ``zero_grad()`` drops them
-    silently.
+    silently. The end of a reentrant checkpoint updates everything that waits.
 
     The model holds no reference to the optimizer: keep one, and ``close()`` it to train differently.
 
@@ -190,54 +189,47 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         bucket_bytes: int = BUCKET_BYTES,
         skip_nonfinite: bool = True,
     ) -> None:
-        """Register hooks with every trainable parameter."""
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
-        learning = [parameter for parameter in self.names if parameter.requires_grad]
+        """Register a hook with every trainable parameter."""
         if granularity not in get_args(Granularity):
             message = f"no granularity {granularity!r}; there are: {', '.join(get_args(Granularity))}"
             raise ValueError(message)
-        _check_model(model, {self.names[one]: one for one in learning})
-        self._ordinary = _build_ordinary(rule, learning, self.names)
-        super().__init__([learning])
+        names = {one: name for name, one in model.named_parameters() if one.requires_grad}
+        self._frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
+        _check_model(model, names)
+        self._trainable = list(names)
+        self._ordinary = _build_ordinary(rule, names)
+        super().__init__(names)
         self.defaults = self._ordinary.defaults
         self.param_groups = self._ordinary.param_groups
         self.state = self._ordinary.state
         self.skipped: Counter[str] = Counter()
-        self._learning = learning
-        self._frozen = [parameter for parameter in self.names if not parameter.requires_grad]
         groups = {one: number for number, group in enumerate(self.param_groups) for one in group["params"]}
-        self._group_of = [groups[one] for one in learning]
+        self._group_of = [groups[one] for one in self._trainable]
         self._is_rule_checked = False
         self._skip_nonfinite = skip_nonfinite
-        self._layer_of = _layers(model, learning)
+        self._layer_of = _layers(model, self._trainable)
         waits_for_layer = skip_nonfinite or granularity == "module"
         self._pending = _Pending(
-            self._layer_of if waits_for_layer else range(len(learning)),
-            [one.nbytes for one in learning],
+            self._layer_of if waits_for_layer else range(len(names)),
+            [one.nbytes for one in names],
             bucket_bytes if granularity == "bucket" else 0,
         )
-        self._step_number = 1
-        self._last_step = [0] * len(learning)  # in which each parameter last had a gradient
+        self._arrived: set[int] = set()  # indices of the parameters that had a gradient in this step
         self._is_in_pass = False
-        self._first_of_pass = 0
-        self._came_first: set[int] = set()  # in any pass
         self._lock = Lock()  # autograd calls hooks from one thread per device
-        claim({self.names[one]: one for one in learning}, self)
-        me = weakref.ref(self)  # parameters hold their hooks where the garbage collector cannot see them
-        self._watches: dict[int, RemovableHandle] = {}
-        for place in range(len(learning)):
-            self._watch(place)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(_on_gradient, me, place))
-            for place, parameter in enumerate(learning)
-        ]
+        self._handles: list[Any] = []
+        # Parameters hold their hooks where the garbage collector cannot see them: use a weak reference.
+        hook = partial(_on_gradient, weakref.ref(self))
+        claim({name: one for one, name in names.items()}, self)
+        for index, one in enumerate(names):
+            self._handles.append(one.register_post_accumulate_grad_hook(partial(hook, index)))
 
     @override
     def end_step(self) -> bool:
         if self.is_closed:
             message = "this optimizer was closed: it no longer updates the model"
             raise BackwardError(message)
-        if thawed := [self.names[one] for one in self._frozen if one.requires_grad]:
+        if thawed := [name for name, one in self._frozen.items() if one.requires_grad]:
             message = f"{', '.join(thawed)}: frozen when this optimizer was created; close it, create another"
             raise BackwardError(message)
         if self._is_in_pass:
@@ -245,13 +237,10 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
                 "the last backward pass ended in an error: only some parameters were updated, and the other "
                 "gradients are dropped. Load earlier weights, or continue with a new step"
             )
-        if left := [self.names[one] for one in self._learning if one.grad is not None]:
-            self._fail(
-                f"{', '.join(left)}: unused gradient, set by hand or left by a backward pass that failed; it "
-                "is dropped. Continue with a new step"
-            )
-        had_gradient = self._step_number in self._last_step
-        self._step_number += 1
+        if unused := [name for one, name in self.names.items() if one.grad is not None]:
+            self._fail(f"{', '.join(unused)}: unused gradient, which is dropped. Continue with a new step")
+        had_gradient = bool(self._arrived)
+        self._arrived.clear()
         return had_gradient
 
     @override
@@ -265,25 +254,14 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     def close(self) -> None:
         """Stop updating the model. Gradients stay from now on, and the state can still be saved."""
         self.zero_grad()
-        for place in [*self._watches]:
-            self._unwatch(place)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        release(self._learning, self)
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close()`` was called."""
         return not self._handles
-
-    @override
-    def state_dict(self) -> State:
-        """Return the ordinary optimizer's state, with the names of the parameters in its groups."""
-        state = self._ordinary.state_dict()
-        for group, names in zip(state["param_groups"], self._group_names(), strict=True):
-            group["param_names"] = names
-        return state
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -294,94 +272,40 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
         """
         self._ordinary.load_state_dict(aligned_state(state_dict, self._group_names()))
-        # Schedulers hold the group objects: update them in place.
+        # An ImplicitOptimizer holds the group objects: update them in place.
         for group, loaded in zip(self.param_groups, self._ordinary.param_groups, strict=True):
-            loaded.pop("param_names", None)
             group.update(loaded)
         self._ordinary.param_groups = self.param_groups
         self.state = self._ordinary.state
 
-    def before_gradient(self, place: int) -> None:
-        """Check that the parameter has no older gradient to which the new one would be added.
-
-        Raises:
-            BackwardError: the parameter already has a gradient.
-
-        """
-        is_known = self._last_step[place] == self._step_number  # then on_gradient() refuses the second one
-        if self._learning[place].grad is not None and not is_known:
-            self._fail(
-                f"{self.names[self._learning[place]]} already had a gradient before this backward pass, set "
-                "by hand or left by a pass that failed; it is dropped. This pass may have updated other "
-                "parameters: load earlier weights, or continue with a new step"
-            )
-
-    def on_gradient(self, place: int) -> None:
+    def on_gradient(self, index: int) -> None:
         """Take note of a parameter's gradient and update what it completes.
 
         Raises:
-            BackwardError: the parameter already had a gradient in this step, or its gradient has a graph.
+            BackwardError: the parameter already had a gradient in this step.
 
         """
-        parameter = self._learning[place]
-        gradient = parameter.grad
-        if self._last_step[place] == self._step_number:
+        if index in self._arrived:
             self._fail(
-                f"{self.names[parameter]} has a second gradient in one step: the first one has changed the"
-                " weights, so gradients cannot be accumulated over passes or over reentrant checkpoints "
-                "of a shared layer. Call step() after each backward pass, checkpoint with "
+                f"{self.names[self._trainable[index]]} has a second gradient in one step: the first one has "
+                "changed the weights, so gradients cannot be accumulated over passes or over reentrant "
+                "checkpoints of a shared layer. Call step() after each backward pass, checkpoint with "
                 "use_reentrant=False, or use an ordinary optimizer"
             )
-        if gradient is not None and gradient.requires_grad:
-            name = self.names[parameter]
-            self._fail(f"{name} has a gradient with a graph (create_graph) of weights that change")
-        self._last_step[place] = self._step_number
-        if not self._is_in_pass:
-            self._begin_pass(place)
         with self._lock:
-            if places := self._pending.add(place):
-                self._update(places)
-
-    def _begin_pass(self, first: int) -> None:
-        if len(self._watches) < len(self._learning):
-            for place in range(len(self._learning)):
-                if place != first:
-                    self.before_gradient(place)
-        self._first_of_pass = first
-        _call_at_end_of_pass(self._end_pass)
-        self._is_in_pass = True
+            self._arrived.add(index)
+            if not self._is_in_pass:
+                self._is_in_pass = True
+                # as torch.distributed does; there is no public name
+                Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001  see above
+            if complete := self._pending.add(index):
+                self._update(complete)
 
     def _end_pass(self) -> None:
         with self._lock:
-            if places := self._pending.flush():
-                self._update(places)
+            if rest := self._pending.flush():
+                self._update(rest)
         self._is_in_pass = False
-        self._watch_what_comes_first()
-
-    def _watch_what_comes_first(self) -> None:
-        """Keep only the hooks before gradients that are needed, as each costs a tenth of a small update.
-
-        When the first gradient of a pass arrives, all other parameters can be checked at once. The first one
-        itself needs a hook before its gradient is added to an earlier one; until a pass has shown which
-        parameter that is, all have one. With several devices the others' gradients may already have come.
-        """
-        self._came_first.add(self._first_of_pass)
-        self._watch(self._first_of_pass)
-        if len({parameter.device for parameter in self._learning}) == 1:
-            for place in self._watches.keys() - self._came_first:
-                self._unwatch(place)
-
-    def _watch(self, place: int) -> None:
-        """Check a parameter before its gradient comes."""
-        if place not in self._watches:
-            hook = partial(_before_gradient, weakref.ref(self), place)
-            self._watches[place] = self._learning[place].register_hook(hook)
-
-    def _unwatch(self, place: int) -> None:
-        self._watches.pop(place).remove()
-        parameter = self._learning[place]
-        if not parameter._backward_hooks:  # noqa: SLF001  there is no public way to ask
-            parameter._backward_hooks = None  # noqa: SLF001  an empty dict costs as much as a hook
 
     def _fail(self, message: str) -> NoReturn:
         self._discard_step()
@@ -392,19 +316,19 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._pending.flush()
         self._drop_gradients()
         self._is_in_pass = False
-        self._step_number += 1
+        self._arrived.clear()
 
     def _drop_gradients(self) -> None:
-        for parameter in self._learning:
+        for parameter in self._trainable:
             parameter.grad = None
 
-    def _update(self, places: Sequence[int]) -> None:
+    def _update(self, indices: Sequence[int]) -> None:
         """Step the ordinary optimizer with only these parameters in its groups."""
         if self._skip_nonfinite:
-            self._drop_nonfinite(places)
+            self._drop_nonfinite(indices)
         parts: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
-        for place in places:
-            parts[self._group_of[place]].append(self._learning[place])
+        for index in indices:
+            parts[self._group_of[index]].append(self._trainable[index])
         wholes = [group["params"] for group in self.param_groups]
         options = None if self._is_rule_checked else self._options()
         try:
@@ -416,11 +340,9 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             self._ordinary.param_groups = self.param_groups
             for group, whole in zip(self.param_groups, wholes, strict=True):
                 group["params"] = whole
-            for place in places:
-                self._learning[place].grad = None
-        if not self._is_rule_checked and options != [
-            {**group, "params": None} for group in self.param_groups
-        ]:
+            for index in indices:
+                self._trainable[index].grad = None
+        if options is not None and options != self._options():
             message = (
                 f"{type(self._ordinary).__name__} changes options of its groups in every step, such as a "
                 "counter, and a backward pass has several steps: use it as an ordinary optimizer"
@@ -431,58 +353,28 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     def _options(self) -> list[State]:
         return [{**group, "params": None} for group in self.param_groups]
 
-    def _drop_nonfinite(self, places: Sequence[int]) -> None:
+    def _drop_nonfinite(self, indices: Sequence[int]) -> None:
         """Remove the gradients of layers with a non-finite gradient, so that no rule changes anything."""
         gradients = {
-            place: gradient for place in places if (gradient := self._learning[place].grad) is not None
+            index: gradient for index in indices if (gradient := self._trainable[index].grad) is not None
         }
         if _are_surely_finite(list(gradients.values())):
             return
         bad = {
-            self._layer_of[place]
-            for place, gradient in gradients.items()
+            self._layer_of[index]
+            for index, gradient in gradients.items()
             if not bool(_values(gradient).isfinite().all())
         }
-        for place in places:
-            if self._layer_of[place] in bad:
-                self._learning[place].grad = None
-                self.skipped[self.names[self._learning[place]]] += 1
-
-    def _group_names(self) -> list[list[str]]:
-        return [[self.names[one] for one in group["params"]] for group in self.param_groups]
+        for index in indices:
+            if self._layer_of[index] in bad:
+                parameter = self._trainable[index]
+                parameter.grad = None
+                self.skipped[self.names[parameter]] += 1
 
 
-def _call_at_end_of_pass(callback: Callable[[], None]) -> None:
-    """Call a function when the backward pass that is running has ended without an error.
-
-    A reentrant checkpoint runs a backward pass inside another one, and torch reports the end of the inner
-    pass. The function is then registered again in the outer pass, by the first node after the checkpoint.
-    """
-
-    def on_end() -> None:
-        checkpoint = torch._C._current_autograd_node()  # noqa: SLF001  torch has no public name for it
-        following = [node for node, _ in checkpoint.next_functions if node] if checkpoint else []
-        if not following:
-            callback()
-            return
-
-        def before_next_node(_: object) -> None:
-            handle.remove()
-            _call_at_end_of_pass(callback)
-
-        handle = following[0].register_prehook(before_next_node)
-
-    Variable._execution_engine.queue_callback(on_end)  # noqa: SLF001  as torch.distributed does; no public name
-
-
-def _before_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, _: Tensor) -> None:
-    if (found := optimizer()) is not None:
-        found.before_gradient(place)
-
-
-def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, parameter: nn.Parameter) -> None:
-    if (found := optimizer()) is not None:
-        found.on_gradient(place)
+def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", index: int, parameter: nn.Parameter) -> None:
+    if (owner := optimizer()) is not None:
+        owner.on_gradient(index)
     elif owner_of(parameter) is None:  # otherwise the hook of a newer optimizer follows
         parameter.grad = None
         message = "the optimizer in backward was deleted: keep a reference to it, or close() it first"
@@ -490,99 +382,83 @@ def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", place: int, para
 
 
 class _Pending:
-    """Parameters, by place, whose gradients are ready and that are not yet updated.
+    """Indices of parameters whose gradients are ready and that are not yet updated.
 
     Args:
-        layers: number of each parameter's layer; a layer's parameters are released together.
+        layers: number of each parameter's layer; a layer's parameters are updated together.
         sizes_bytes: size of each parameter's gradient.
         bucket_bytes: complete layers wait until their gradients have this size.
 
     """
 
     def __init__(self, layers: Sequence[int], sizes_bytes: Sequence[int], bucket_bytes: int) -> None:
-        self._layers, self._bucket_bytes = layers, bucket_bytes
-        self._count = Counter(layers)
-        self._layer_bytes = Counter[int]()
-        for layer, size_bytes in zip(layers, sizes_bytes, strict=True):
-            self._layer_bytes[layer] += size_bytes
-        self._incomplete: dict[int, list[int]] = {layer: [] for layer in layers}
+        self._layers, self._sizes_bytes, self._bucket_bytes = layers, sizes_bytes, bucket_bytes
+        self._layer_size = Counter(layers)
+        self._incomplete: defaultdict[int, list[int]] = defaultdict(list)
         self._complete: list[int] = []
         self._complete_bytes = 0
 
-    def add(self, place: int) -> list[int]:
+    def add(self, index: int) -> list[int]:
         """Add a parameter; return the ones to update now."""
-        layer = self._layers[place]
+        layer = self._layers[index]
         waiting = self._incomplete[layer]
-        waiting.append(place)
-        if len(waiting) < self._count[layer]:
+        waiting.append(index)
+        if len(waiting) < self._layer_size[layer]:
             return []
-        self._complete += waiting
-        self._complete_bytes += self._layer_bytes[layer]
-        waiting.clear()
-        return self._take_complete() if self._complete_bytes >= self._bucket_bytes else []
+        self._complete += self._incomplete.pop(layer)
+        self._complete_bytes += sum(self._sizes_bytes[one] for one in waiting)
+        if self._complete_bytes < self._bucket_bytes:
+            return []
+        ready, self._complete, self._complete_bytes = self._complete, [], 0
+        return ready
 
     def flush(self) -> list[int]:
-        """Return all that are left."""
-        incomplete = [place for waiting in self._incomplete.values() for place in waiting]
-        for waiting in self._incomplete.values():
-            waiting.clear()
-        return [*self._take_complete(), *incomplete]
-
-    def _take_complete(self) -> list[int]:
-        taken, self._complete, self._complete_bytes = self._complete, [], 0
-        return taken
+        """Return and forget all parameters."""
+        rest = [*self._complete, *itertools.chain(*self._incomplete.values())]
+        self._incomplete.clear()
+        self._complete, self._complete_bytes = [], 0
+        return rest
 
 
-def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return the parameters of all groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _check_model(model: nn.Module, learning: Mapping[str, nn.Parameter]) -> None:
+def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
     message = ""
-    if not learning:
+    if not names:
         message = "the model has no trainable parameter"
     elif any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         message = "DistributedDataParallel averages gradients only after they would have been used"
-    elif shapeless := [name for name, one in learning.items() if isinstance(one, UninitializedParameter)]:
-        message = f"{', '.join(shapeless)}: no shape yet: run a batch through the model first"
-    elif used := [name for name, one in learning.items() if one.grad is not None]:
+    elif lazy := [name for one, name in names.items() if nn.parameter.is_lazy(one)]:
+        message = f"{', '.join(lazy)}: no shape yet: run a batch through the model first"
+    elif used := [name for one, name in names.items() if one.grad is not None]:
         message = f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
     if message:
         raise ValueError(message)
 
 
-def _build_ordinary(rule: Rule, learning: list[nn.Parameter], names: Mapping[nn.Parameter, str]) -> Optimizer:
+def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
     """Build a rule's optimizer and check that it can step with some of its parameters at a time."""
-    if isinstance(rule, Optimizer) or not callable(rule):
-        message = (
-            f"the rule is a {type(rule).__name__}: pass a function that builds an optimizer, such as "
-            "functools.partial(torch.optim.SGD, lr=0.1)"
-        )
-        raise ValueError(message)  # noqa: TRY004  as for every other unsuitable rule
-    ordinary = rule(learning)
-    if differing := {*learning} ^ {*parameters_of(ordinary)}:
+    ordinary = rule(list(names))
+    parameters = {one for group in ordinary.param_groups for one in group["params"]}
+    if differing := names.keys() ^ parameters:
         named = ", ".join(names.get(one, "a parameter of another model") for one in differing)
-        message = f"the rule's optimizer must hold exactly the parameters it is given; it differs in {named}"
+        message = f"the rule's optimizer must have exactly the parameters it is given; it differs in {named}"
         raise ValueError(message)
-    closure = inspect.signature(type(ordinary).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        message = f"{type(ordinary).__name__} evaluates the model itself and needs all gradients at once"
-        raise ValueError(message)
+    if isinstance(ordinary, torch.optim.LBFGS):
+        message = "LBFGS evaluates the model itself and needs all gradients at once"
+        raise ValueError(message)  # noqa: TRY004  as for every other unsuitable rule
     return ordinary
 
 
-def _layers(model: nn.Module, learning: Sequence[nn.Parameter]) -> list[int]:
+def _layers(model: nn.Module, trainable: Sequence[nn.Parameter]) -> list[int]:
     """Number each parameter's layer, see :class:`OptimizerInBackward`."""
-    found: dict[nn.Parameter, int] = {}
+    layers: dict[nn.Parameter, int] = {}
     for number, module in enumerate(model.modules()):
         own = list(module.parameters(recurse=False))
         if parametrize.is_parametrized(module):
             own += module.get_submodule("parametrizations").parameters()
-        shared = {found[one] for one in own if one in found}
-        own += [one for one, layer in found.items() if layer in shared]
-        found.update(dict.fromkeys(own, number))
-    return [found[parameter] for parameter in learning]
+        shared = {layers[one] for one in own if one in layers}
+        own += [one for one, layer in layers.items() if layer in shared]
+        layers.update(dict.fromkeys(own, number))
+    return [layers[parameter] for parameter in trainable]
 
 
 def _values(gradient: Tensor) -> Tensor:
@@ -609,29 +485,29 @@ def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> S
     """
     groups = state["param_groups"]
     if not all("param_names" in group for group in groups):
-        if [len(group["params"]) for group in groups] != [len(those) for those in names]:
+        if [len(group["params"]) for group in groups] != [len(group) for group in names]:
             message = "the state has no parameter names and another number of parameters"
             raise ValueError(message)
         groups = [{**group, "param_names": those} for group, those in zip(groups, names, strict=True)]
-    source = {
-        name: (group, key)
-        for group in groups
-        for name, key in zip(group["param_names"], group["params"], strict=True)
-    }
-    if differing := {name for those in names for name in those} ^ source.keys():
+    keys, options = dict[str, int](), dict[str, State]()
+    for group in groups:
+        for name, key in zip(group["param_names"], group["params"], strict=True):
+            keys[name] = key
+            options[name] = {
+                option: value for option, value in group.items() if option not in {"params", "param_names"}
+            }
+    if differing := set(itertools.chain(*names)) ^ keys.keys():
         message = f"the state of another model: it differs in {', '.join(sorted(differing))}"
         raise ValueError(message)
     aligned: State = {"state": {}, "param_groups": []}
-    count = 0
+    numbers = itertools.count()
     for those in names:
-        options, *others = [{**source[name][0], "params": None, "param_names": None} for name in those]
-        if any(other != options for other in others):
+        if any(options[name] != options[those[0]] for name in those):
             message = f"{', '.join(those)}: one group here, several in the state"
             raise ValueError(message)
-        places = range(count, count + len(those))
-        aligned["param_groups"].append({**options, "params": list(places), "param_names": list(those)})
-        for place, name in zip(places, those, strict=True):
-            if entries := state["state"].get(source[name][1]):
-                aligned["state"][place] = entries
-        count += len(those)
+        params = [next(numbers) for _ in those]
+        aligned["param_groups"].append({**options[those[0]], "params": params})
+        for number, name in zip(params, those, strict=True):
+            if slots := state["state"].get(keys[name]):
+                aligned["state"][number] = slots
     return copy.deepcopy(aligned)

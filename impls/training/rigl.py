@@ -19,29 +19,24 @@ Evci et al. 2020, Rigging the Lottery: Making All Tickets Winners. Argument name
 
 import math
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Generator, nn
-from torch.amp import GradScaler
+from torch import Generator, Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from impls.training.active_weights import (
-    ActiveWeights,
-    WeakHook,
-    has_other_ranks,
-    sum_over_ranks,
+from impls.training.optimizer_in_backward import OptimizerInBackward, Rule, claim
+from impls.training.sparse_masks import (
+    Distribution,
+    drop_and_grow,
+    random_masks,
+    sparsifiable,
+    zero_changed,
 )
-from impls.training.optimizer_in_backward import (
-    OptimizerInBackward,
-    Rule,
-    claim,
-    release,
-)
-from impls.training.sparse_masks import Distribution, allocate, random_mask, sparsifiable
 
 Growth = Literal["gradient", "random"]
 
@@ -50,10 +45,8 @@ Growth = Literal["gradient", "random"]
 class Schedule:
     """The schedule of mask updates: RigL's settings, under the names of rigl-torch.
 
-    Every ``delta`` steps until ``T_end`` a share alpha / 2 (1 + cos(pi t / T_end)) of the active entries
-    moves. With a later ``begin`` the cosine starts there too: t and ``T_end`` are counted from it. (The
-    paper's code, sparse_optimizers_base.py of google-research/rigl, counts only ``T_end`` from ``begin``, so
-    that the share starts below alpha.)
+    Every ``delta`` steps until ``T_end`` a share alpha / 2 (1 + cos(pi step / T_end)) of the active entries
+    moves.
 
     Args:
         dense_allocation: share of the weights that is active, in (0, 1].
@@ -63,7 +56,6 @@ class Schedule:
         grad_accumulation_n: average the dense gradients of this many steps up to and including the update.
         sparsity_distribution: ``uniform``, which leaves the first of several layers dense, or ``erk``.
         static_topo: never move entries.
-        begin: the first update; the next ones are at ``begin + delta``, ...
         growth: where the ``gradient`` is largest, or at ``random`` as in SET (Mocanu et al. 2018).
 
     Raises:
@@ -78,23 +70,18 @@ class Schedule:
     grad_accumulation_n: int = 1
     sparsity_distribution: Distribution = "uniform"
     static_topo: bool = False
-    begin: int = 0
     growth: Growth = "gradient"
 
     def __post_init__(self) -> None:
         """Check the settings."""
         last = max(self.delta - 1, 1)
-        is_static = self.T_end is None and self.static_topo
+        has_end = self.static_topo if self.T_end is None else self.T_end >= 1
         requirements = {
             "dense_allocation": (0 < self.dense_allocation <= 1, "a share of the weights in (0, 1]"),
-            "T_end": (
-                is_static or (self.T_end is not None and self.T_end >= 1),
-                "the step from which entries stay; three quarters of all steps work well",
-            ),
+            "T_end": (has_end, "the step from which entries stay; three quarters of all steps work well"),
             "delta": (self.delta >= 1, "a number of steps, at least 1"),
             "alpha": (0 <= self.alpha <= 1, "a share of the active entries in [0, 1]"),
             "grad_accumulation_n": (1 <= self.grad_accumulation_n <= last, f"1 to {last}, less than delta"),
-            "begin": (self.begin >= 0, "a step, at least 0"),
             "sparsity_distribution": (self.sparsity_distribution in get_args(Distribution), "uniform or erk"),
             "growth": (self.growth in get_args(Growth), "gradient or random"),
         }
@@ -105,10 +92,10 @@ class Schedule:
 
     def warn_if_nothing_moves(self) -> None:
         """Warn, at the line that calls the caller, if no update comes before ``T_end``."""
-        first, is_static = self.begin or self.delta, self.static_topo or self.dense_allocation == 1
-        if self.T_end is not None and first >= self.T_end and not is_static:
+        is_static = self.static_topo or self.dense_allocation == 1
+        if self.T_end is not None and self.delta >= self.T_end and not is_static:
             message = (
-                f"entries will never move: the first update would be at step {first}, not before T_end "
+                f"entries will never move: the first update would be at step {self.delta}, not before T_end "
                 f"{self.T_end}; if that is intended, pass static_topo=True"
             )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -117,7 +104,7 @@ class Schedule:
         """Return whether entries move at a step; the first step is 1."""
         if self.static_topo or self.T_end is None:
             return False
-        return max(self.begin, 1) <= step < self.T_end and (step - self.begin) % self.delta == 0
+        return 0 < step < self.T_end and step % self.delta == 0
 
     def gathers_after(self, step: int) -> bool:
         """Return whether the dense gradients of the backward pass after a step count for an update."""
@@ -128,8 +115,104 @@ class Schedule:
         """Return the share of active entries that moves at a step."""
         if self.T_end is None or step >= self.T_end:
             return 0.0
-        elapsed = max(step - self.begin, 0) / (self.T_end - self.begin)
-        return self.alpha / 2 * (1 + math.cos(math.pi * elapsed))
+        return self.alpha / 2 * (1 + math.cos(math.pi * step / self.T_end))
+
+
+class WeakHook:
+    """A bound method as a torch hook that does not keep its object alive.
+
+    A parameter's hooks are invisible to the garbage collector: a hook that held an object that holds the
+    parameter would leak both.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        """Take a bound method."""
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401  the types that torch passes and expects
+        """Call the method, or return None once its object is gone."""
+        method = self._method()
+        return None if method is None else method(*args)
+
+
+class ActiveWeights:
+    """The mask of one weight in training, and the dense gradients that determine which entries grow.
+
+    Args:
+        name: the weight's name in the model.
+        weight: inactive entries become zero with :meth:`apply_mask`.
+        mask: bool, same shape; under torch.distributed the first rank's mask is used.
+
+    Attributes:
+        inactive: the inverted mask.
+        nonzero: number of active entries.
+        gathers: whether the gradients of the next backward pass decide which entries the next update grows.
+        gathered: sum of the dense gradients of several passes, None before the first pass.
+        arriving: dense gradient of the current pass, before it is added to ``gathered``.
+
+    """
+
+    def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
+        """Take a copy of the mask; the weight is not changed yet."""
+        self.name, self.weight = name, weight
+        self.mask = first_ranks_mask(mask.to(weight.device, copy=True))
+        self.inactive = ~self.mask
+        self.nonzero = int(self.mask.sum())
+        self.gathers = False
+        self.gathered: Tensor | None = None
+        self.arriving: Tensor | None = None
+
+    def watch(self) -> list[Any]:
+        """Mask ``.grad`` in every backward pass, and add up dense gradients while ``gathers`` is set.
+
+        Gradients that are not added to ``.grad``, such as those of torch.autograd.grad, are ignored.
+        Returns the handles of the hooks.
+        """
+        return [
+            self.weight.register_hook(WeakHook(self._on_gradient)),
+            self.weight.register_post_accumulate_grad_hook(WeakHook(self._on_accumulated)),
+        ]
+
+    def take_gradient(self) -> Tensor:
+        """Return and forget the sum of the gathered dense gradients over all ranks; NaN if there is none."""
+        gradient = torch.full_like(self.weight, torch.nan) if self.gathered is None else self.gathered
+        self.gathered = self.arriving = None
+        if has_other_ranks():
+            distributed.all_reduce(gradient)
+        return gradient
+
+    def move(self, gradient: Tensor, count: int, optimizer: Optimizer) -> Tensor:
+        """Drop and grow ``count`` entries; zero the weight and the optimizer's state of new ones.
+
+        Returns whether the dense gradient was finite, a bool tensor; otherwise nothing changes.
+        """
+        after, is_finite = drop_and_grow(self.weight, gradient, self.mask, count)
+        after = first_ranks_mask(after)  # ranks may break ties differently
+        zero_changed([self.weight, *entry_state(optimizer, self.weight)], self.mask, after)
+        self.mask.copy_(after)
+        torch.logical_not(after, out=self.inactive)
+        if self.weight.grad is not None:
+            self.weight.grad.masked_fill_(self.inactive, 0)
+        return is_finite
+
+    @torch.no_grad()
+    def apply_mask(self, optimizer: Optimizer | None = None) -> None:
+        """Zero the inactive entries of the weight, and of the optimizer's state if one is given."""
+        for tensor in (self.weight, *(entry_state(optimizer, self.weight) if optimizer else ())):
+            tensor.masked_fill_(self.inactive, 0)
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        self.arriving = gradient.detach() if self.gathers else None
+
+    def _on_accumulated(self, weight: nn.Parameter) -> None:
+        if self.arriving is not None:
+            if self.gathered is None:
+                self.gathered = self.arriving.to(weight.dtype, copy=True)
+            else:
+                self.gathered += self.arriving
+            self.arriving = None
+        if weight.grad is not None:
+            weight.grad.masked_fill_(self.inactive, 0)  # a product with the mask would keep NaN
 
 
 class RigLScheduler:
@@ -143,17 +226,16 @@ class RigLScheduler:
             scaler.step(optimizer)
         scaler.update()
 
-    Without ``unscale_``, call ``update`` only in steps that are taken. Every backward pass counts for what
-    grows, also those of a closure. Learning-rate schedulers may be created before or after. Under
-    torch.distributed every rank creates a scheduler, and all use the first rank's masks.
+    Without ``unscale_``, call ``update`` only in steps that are taken. Every backward pass counts for the
+    choice of new entries, also those of a closure. Learning-rate schedulers may be created before or after.
+    Under torch.distributed every rank creates a scheduler, and all use the first rank's masks.
 
     Args:
         model: changed in place: entries beyond each layer's density become zero.
         optimizer: any of torch's but LBFGS that has all of the sparse weights.
         ignore_linear_layers: leave linear layers dense.
-        ignore: names of modules or parameters that stay dense, with everything below them.
+        ignore: names of modules that stay dense, with everything below them.
         seed: for the first masks and for random growth.
-        scaler: what scales the loss, needed if ``grad_accumulation_n`` passes may have different scales.
         state_dict: of an earlier scheduler, whose settings and masks continue; then give no settings.
         settings: those of :class:`Schedule`.
 
@@ -169,25 +251,16 @@ class RigLScheduler:
         optimizer: Optimizer,
         *,
         ignore_linear_layers: bool = False,
-        ignore: str | Collection[str] = (),
+        ignore: Collection[str] = (),
         seed: int = 0,
-        scaler: GradScaler | None = None,
         state_dict: Mapping[str, Any] | None = None,
         **settings: Any,  # noqa: ANN401  the fields of Schedule
     ) -> None:
         """Make the model sparse."""
         self._model, self._optimizer = _unwrapped(model), optimizer
         self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
-        if state_dict is None:
-            schedule = Schedule(**settings)
-            schedule.warn_if_nothing_moves()
-            state = _initial_state(schedule, self._weights, seed)
-        elif settings:
-            message = f"the state has its own settings: leave out {', '.join(settings)}"
-            raise ValueError(message)
-        else:
-            _check_state(state_dict, self._weights)
-            state = dict(state_dict)
+        self._hooks: list[Any] = []
+        self._generator = Generator().manual_seed(seed)
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         if missing := [name for name, weight in self._weights.items() if id(weight) not in held]:
             message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
@@ -195,25 +268,37 @@ class RigLScheduler:
         if isinstance(optimizer, torch.optim.LBFGS):
             message = "LBFGS would step along directions of earlier masks: use a first-order optimizer"
             raise ValueError(message)  # noqa: TRY004  as for every other unsuitable argument
-        claim({"the optimizer": optimizer, **self._weights}, self)
-        self._generator, self._scaler, self._is_closed = Generator(), scaler, False
-        self._hooks: list[Any] = []
-        self._load(state)
-        self._step_hook = optimizer.register_step_post_hook(WeakHook(self._after_step))
+        claimed = {"the optimizer": optimizer, **self._weights}
+        if state_dict is not None:
+            self._check_state(state_dict)
+            claim(claimed, self)
+            self.load_state_dict(state_dict)
+            return
+        self.schedule, self.step, self.updates = Schedule(**settings), 0, 0
+        self.schedule.warn_if_nothing_moves()
+        masks = first_masks(self.schedule, self._weights, self._generator)
+        claim(claimed, self)
+        self._start(masks, {})
 
     def __call__(self) -> bool:
         """Count a step after its backward pass; return whether the optimizer should step.
 
-        If not, entries have moved instead, and the gradients are to be dropped. A layer without a finite
-        gradient keeps its entries, with a warning.
+        If not, entries have moved instead, and the gradients are to be dropped. A layer keeps its entries,
+        with a warning, if a gathered gradient is not finite or missing on some rank.
         """
-        self._check_open()
         self.step += 1
         for layer in self.layers:
             layer.gathers = self.schedule.gathers_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
             return True
-        self._update(self.schedule.fraction(self.step))
+        fraction, moved = self.schedule.fraction(self.step), []
+        for layer in self.layers:
+            if self.schedule.growth == "random":
+                gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
+            else:
+                gradient = layer.take_gradient()
+            moved.append(layer.move(gradient, int(fraction * layer.nonzero), self._optimizer))
+        _warn_if_stuck(self.step, [one.name for one, did in zip(self.layers, moved, strict=True) if not did])
         self.updates += 1
         return False
 
@@ -222,24 +307,24 @@ class RigLScheduler:
 
         The state can still be saved.
         """
-        self._is_closed = True
-        for handle in (*self._hooks, self._step_hook):
+        for handle in self._hooks:
             handle.remove()
-        release((self._optimizer, *self._weights.values()), self)
+        self._hooks.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return not self._hooks
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that another scheduler needs to continue."""
         return {
             "schedule": asdict(self.schedule),
-            "shapes": _shapes(self._weights),
+            "shapes": self._shapes,
             "step": self.step,
             "updates": self.updates,
             "masks": {one.name: one.mask.clone() for one in self.layers},
-            "gathered": {
-                one.name: (one.gathered.clone(), int(one.passes))
-                for one in self.layers
-                if one.gathered is not None
-            },
+            "gathered": {one.name: one.gathered.clone() for one in self.layers if one.gathered is not None},
             "generator": self._generator.get_state(),
         }
 
@@ -249,26 +334,26 @@ class RigLScheduler:
         Load the model and the optimizer first: the state contains neither.
 
         Raises:
-            ValueError: it is not the state of a RigLScheduler for such a model; nothing is changed then.
+            ValueError: it is the state of a scheduler of another model; nothing is changed then.
 
         """
-        self._check_open()
-        _check_state(state, self._weights)
-        self._load(state)
+        self._check_state(state)
+        self.schedule = Schedule(**state["schedule"])
+        self.step, self.updates = state["step"], state["updates"]
+        self._generator.set_state(state["generator"].cpu())
+        self._start(state["masks"], state["gathered"])
 
     def __str__(self) -> str:
         """Return the number of non-zero entries of each layer and of the model, and the schedule."""
-        counts = {name: (int(one.count_nonzero()), one.numel()) for name, one in self._weights.items()}
-        for whole, parts in (
-            ("these weights", self._weights.values()),
-            ("the model", self._model.parameters()),
-        ):
-            sizes = [(int(one.count_nonzero()), one.numel()) for one in parts]
-            counts[whole] = sum(nonzero for nonzero, _ in sizes), sum(size for _, size in sizes)
-        lines = [
-            f"{name}: {nonzero}/{size} nonzero, a sparsity of {1 - nonzero / size:.2%}"
-            for name, (nonzero, size) in counts.items()
-        ]
+        parts = {
+            **{name: [weight] for name, weight in self._weights.items()},
+            "these weights": list(self._weights.values()),
+            "the model": list(self._model.parameters()),
+        }
+        lines = []
+        for name, tensors in parts.items():
+            nonzero, size = sum(int(one.count_nonzero()) for one in tensors), sum(map(torch.numel, tensors))
+            lines.append(f"{name}: {nonzero}/{size} nonzero, a sparsity of {1 - nonzero / size:.2%}")
         rule = self.schedule
         moves = "never" if rule.static_topo else f"every {rule.delta} steps before {rule.T_end}"
         lines.append(f"step {self.step}, {self.updates} topology updates; entries move {moves}")
@@ -276,55 +361,32 @@ class RigLScheduler:
 
     def apply_masks(self) -> None:
         """Set the inactive entries of all weights to zero."""
-        self._check_open()
         for layer in self.layers:
             layer.apply_mask()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            message = "this scheduler was closed: create another, from its state_dict() to continue"
-            raise RuntimeError(message)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        """Take over a checked state and watch the gradients of its weights."""
-        self.schedule = Schedule(**state["schedule"])
-        self.step, self.updates = state["step"], state["updates"]
-        self._generator.set_state(state["generator"].cpu())
-        while self._hooks:
-            self._hooks.pop().remove()
-        self.layers = []
-        for name, mask in state["masks"].items():
-            weight = self._weights[name]
-            layer = ActiveWeights(name, weight, mask.to(weight.device, copy=True), self._scaler)
-            layer.gathers = self.schedule.gathers_after(self.step)
-            layer.apply_mask(self._optimizer)
-            self._hooks += layer.watch()
-            if name in state["gathered"]:
-                gathered, passes = state["gathered"][name]
-                layer.gathered = gathered.to(weight, copy=True)
-                layer.passes += passes
-            self.layers.append(layer)
 
     def _after_step(self, *_: object) -> None:
         self.apply_masks()
 
-    def _update(self, fraction: float) -> None:
-        moved = []
+    def _start(self, masks: Mapping[str, Tensor], gathered: Mapping[str, Tensor]) -> None:
+        """Apply masks and register hooks with the optimizer and the sparse weights."""
+        self.close()
+        self._hooks.append(self._optimizer.register_step_post_hook(WeakHook(self._after_step)))
+        self.layers = [ActiveWeights(name, self._weights[name], mask) for name, mask in masks.items()]
         for layer in self.layers:
-            gathered, passes = layer.take_gradient()
-            if self.schedule.growth == "random":
-                gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
-            else:
-                # The sum over passes and ranks ranks entries as their mean does.
-                gradient = sum_over_ranks(torch.zeros_like(layer.weight) if gathered is None else gathered)
-                gradient.masked_fill_(sum_over_ranks(passes) == 0, torch.nan)
-            moved.append(layer.move(gradient, int(fraction * layer.nonzero), self._optimizer))
-        if stuck := [one.name for one, did_move in zip(self.layers, moved, strict=True) if not did_move]:
-            message = (
-                f"topology update at step {self.step}: nothing moved in {', '.join(stuck)}: there was no "
-                "backward pass with a finite gradient"
-            )
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            layer.gathers = self.schedule.gathers_after(self.step)
+            layer.apply_mask(self._optimizer)
+            self._hooks += layer.watch()
+            if layer.name in gathered:
+                layer.gathered = gathered[layer.name].to(layer.weight, copy=True)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(weight.shape) for name, weight in self._weights.items()}
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if state["shapes"] != self._shapes:
+            message = f"the state of another model: its weights are {state['shapes']}, here {self._shapes}"
+            raise ValueError(message)
 
 
 class RigLInBackward:
@@ -363,8 +425,8 @@ class RigLInBackward:
         if self.schedule.grad_accumulation_n > 1:
             message = "grad_accumulation_n has to be 1: no gradient outlives its backward pass"
             raise ValueError(message)
-        weights = sparsifiable(model)
-        masks = _initial_state(self.schedule, weights, seed)["masks"]
+        weights, generator = sparsifiable(model), Generator().manual_seed(seed)
+        masks = first_masks(self.schedule, weights, generator)
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
         self._layer_of = {layer.weight: layer for layer in self.layers}
         self.step = 0
@@ -393,9 +455,8 @@ class RigLInBackward:
         is_update = self._is_update
         self.step += 1
         skipped, self._skipped = self.optimizer.skipped - self._skipped, self.optimizer.skipped.copy()
-        if is_update and (stuck := [layer.name for layer in self.layers if layer.name in skipped]):
-            message = f"step {self.step}: nothing moved in {', '.join(stuck)}: a gradient is not finite"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        if is_update:
+            _warn_if_stuck(self.step, [layer.name for layer in self.layers if layer.name in skipped])
         return not is_update
 
     def close(self) -> None:
@@ -410,23 +471,47 @@ class RigLInBackward:
     def _before_step(self, ordinary: Optimizer, *_: object) -> None:
         """Mask the gradients that the rule is about to use, or move entries and drop the gradients."""
         is_update = self._is_update
-        for group in ordinary.param_groups:
-            for parameter in group["params"]:
-                layer = self._layer_of.get(parameter)
-                if layer is not None and parameter.grad is not None:
-                    if is_update:
-                        count = int(self.schedule.fraction(self.step + 1) * layer.nonzero)
-                        layer.move(parameter.grad, count, ordinary)
-                    else:
-                        parameter.grad.masked_fill_(layer.inactive, 0)
+        for parameter in _parameters_of(ordinary):
+            layer = self._layer_of.get(parameter)
+            if layer is not None and parameter.grad is not None:
                 if is_update:
-                    parameter.grad = None
+                    count = int(self.schedule.fraction(self.step + 1) * layer.nonzero)
+                    layer.move(parameter.grad, count, ordinary)
+                else:
+                    parameter.grad.masked_fill_(layer.inactive, 0)
+            if is_update:
+                parameter.grad = None
 
     def _after_step(self, ordinary: Optimizer, *_: object) -> None:
-        for group in ordinary.param_groups:
-            for parameter in group["params"]:
-                if parameter in self._layer_of:
-                    self._layer_of[parameter].apply_mask()
+        for parameter in _parameters_of(ordinary):
+            if parameter in self._layer_of:
+                self._layer_of[parameter].apply_mask()
+
+
+def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:
+    """Return the state that an optimizer keeps per entry of a weight, such as momentum."""
+    slots = optimizer.state.get(weight, {}).values()
+    return [one for one in slots if isinstance(one, Tensor) and one.shape == weight.shape and one.dim()]
+
+
+def has_other_ranks() -> bool:
+    """Return whether torch.distributed runs with more than one rank."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size() > 1
+
+
+def first_ranks_mask(mask: Tensor) -> Tensor:
+    """Return the first rank's mask."""
+    if not has_other_ranks():
+        return mask
+    numbers = mask.to(torch.uint8)
+    distributed.broadcast(numbers, 0)
+    return numbers.bool()
+
+
+def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -436,47 +521,15 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return plain if isinstance(plain, nn.Module) else inner
 
 
-def _shapes(weights: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in weights.items()}
+def first_masks(
+    schedule: Schedule, weights: Mapping[str, nn.Parameter], generator: Generator
+) -> dict[str, Tensor]:
+    """Return random masks with a schedule's density and distribution."""
+    return random_masks(weights, schedule.dense_allocation, schedule.sparsity_distribution, generator)
 
 
-def _initial_state(schedule: Schedule, weights: Mapping[str, nn.Parameter], seed: int) -> dict[str, Any]:
-    """Return the state of a scheduler with random masks."""
-    generator = Generator().manual_seed(seed)
-    parts = allocate(weights, schedule.dense_allocation, schedule.sparsity_distribution)
-    masks = {one.name: random_mask(one.weight, one.nonzero, generator) for one in parts if one.zeros}
-    return {
-        "schedule": asdict(schedule),
-        "shapes": _shapes(weights),
-        "step": 0,
-        "updates": 0,
-        "masks": masks,
-        "gathered": {},
-        "generator": generator.get_state(),
-    }
-
-
-def _check_state(state: Mapping[str, Any], weights: Mapping[str, nn.Parameter]) -> None:
-    """Check that a state was made by a RigLScheduler for such weights, before anything is changed.
-
-    Raises:
-        ValueError: it was not.
-
-    """
-    try:
-        settings, shapes, masks, *_ = (
-            state[key] for key in ("schedule", "shapes", "masks", "step", "updates", "gathered", "generator")
-        )
-        schedule = Schedule(**settings)
-        found = {name: (mask.shape, int(mask.count_nonzero())) for name, mask in masks.items()}
-    except (KeyError, TypeError) as error:
-        message = f"not the state of a RigLScheduler: {error!r}"
-        raise ValueError(message) from error
-    if shapes != _shapes(weights):
-        message = f"the state of another model: its weights are {shapes}, here {_shapes(weights)}"
-        raise ValueError(message)
-    parts = allocate(weights, schedule.dense_allocation, schedule.sparsity_distribution)
-    expected = {one.name: (one.weight.shape, one.nonzero) for one in parts if one.zeros}
-    if found != expected:
-        message = f"the state is damaged: its masks (shape, active entries) are {found}, expected {expected}"
-        raise ValueError(message)
+def _warn_if_stuck(step: int, names: Collection[str]) -> None:
+    """Warn, at the line that calls the caller, about layers without a finite gradient at an update."""
+    if names:
+        message = f"topology update at step {step}: nothing moved in {', '.join(names)}: no finite gradient"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from typing_extensions import override
 
@@ -34,7 +33,6 @@ _ALL_SHAPES: Settings = (
     # Otherwise sizes that are equal when a graph is compiled, e.g. rows and channels, must always be equal.
     ("torch.fx.experimental._config", "use_duck_shape", False),
 )
-_STRICT: Settings = ((_DYNAMO, "fail_on_recompile_limit_hit", True),)
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -68,6 +66,27 @@ class Graphs:
 
         return counted
 
+    def check(self, model: nn.Module, inputs: Sequence[Tensor], expected: int) -> None:
+        """Run a model twice; the second run must go through at least ``expected`` graphs and compile none.
+
+        Raises:
+            SilentlyEagerError: it runs eagerly, at least in part, or compiles in every run.
+
+        """
+        model(*inputs)
+        compiled, ran = self.compiled, self.ran
+        model(*inputs)
+        if self.ran - ran < expected:
+            message = (
+                f"only {self.ran - ran} of {expected} graphs ran, the rest is eager. {compiled} graphs are "
+                "compiled; beyond the recompile limit, which all models share, torch silently runs eagerly, "
+                "and nn.Linear.compile() compiles nothing"
+            )
+            raise SilentlyEagerError(message)
+        if self.compiled > compiled:
+            message = f"the same call compiled {self.compiled - compiled} graphs again"
+            raise SilentlyEagerError(message)
+
 
 class SharedLayers:
     """One compiled linear layer for all models.
@@ -95,7 +114,7 @@ class SharedLayers:
     ) -> None:
         """Compile nothing yet."""
         self.graphs = Graphs(backend)
-        self._settings = (*_ALL_SHAPES, *_limits(recompile_limit))
+        self._settings = (*_ALL_SHAPES, *limits(recompile_limit))
         # Graphs are cached and limited per code object, so each instance needs its own.
         code = _linear.__code__.replace(co_name="shared_linear")
         linear: Linear = FunctionType(code, globals(), "shared_linear")
@@ -105,20 +124,13 @@ class SharedLayers:
         """Make every ``nn.Linear`` of a model, but no subclass, call the shared function.
 
         The layers stay the same objects under the same names, with their parameters and hooks. The model is
-        changed in place and returned.
-
-        Raises:
-            ValueError: a layer cannot be shared; nothing is changed then.
-
+        changed in place and returned. Parametrize layers afterwards.
         """
-        layers = {name: one for name, one in model.named_modules() if _class(one) in {*_PLAIN, SharedLinear}}
-        reasons = {name or "the layer": _obstacle(layer) for name, layer in layers.items()}
-        if message := "; ".join(f"{name} {reason}" for name, reason in reasons.items() if reason):
-            raise ValueError(message)
-        for layer in layers.values():
+        for layer in model.modules():
             if type(layer) is nn.Linear:
                 layer.__class__ = SharedLinear
-            vars(layer)["shared_layers"] = self
+            if isinstance(layer, SharedLinear):
+                layer.shared_layers = self
         return model
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,7 +141,7 @@ class SharedLayers:
 
         """
         ran = self.graphs.ran
-        with _applied(self._settings):
+        with applied(self._settings):
             y = self._compiled(x, weight, bias)
         if self.graphs.ran == ran:
             message = (
@@ -147,11 +159,15 @@ class SharedLayers:
             SilentlyEagerError: they do not, or some are plain.
 
         """
-        if plain := [name or "the layer" for name, one in model.named_modules() if _class(one) in _PLAIN]:
-            message = f"{', '.join(plain)}: a plain nn.Linear, which runs eagerly: replace() it"
+        plain = [name or "the layer" for name, module in model.named_modules() if _is_plain(module)]
+        if plain:
+            message = (
+                f"{', '.join(plain)}: a plain nn.Linear, which runs eagerly: replace() it before it is "
+                "parametrized, and after it has a shape"
+            )
             raise SilentlyEagerError(message)
         layers = sum(isinstance(module, SharedLinear) for module in model.modules())
-        check_compiled(model, inputs, self.graphs, max(1, layers))
+        self.graphs.check(model, inputs, max(1, layers))
 
     def __deepcopy__(self, _: dict[int, object]) -> "SharedLayers":
         """Return the object itself, so that copies of a model share its compiled layers."""
@@ -168,108 +184,20 @@ class SharedLinear(nn.Linear):
         return self.shared_layers.linear(input, self.weight, self.bias)
 
 
-class WholeModels:
-    """Compiles each architecture as a whole with ``torch.compile(model)``.
-
-    A call that would exceed the recompile limit raises :class:`SilentlyEagerError`.
-
-    Args:
-        backend: that of ``torch.compile``.
-        recompile_limit: for all models of the process; None for torch's own setting.
-
-    """
-
-    def __init__(self, backend: str = "inductor", *, recompile_limit: int | None = None) -> None:
-        """Compile nothing yet."""
-        self.graphs = Graphs(backend)
-        self._settings = (*_limits(recompile_limit), *_STRICT)
-
-    def compile(self, model: nn.Module) -> nn.Module:
-        """Return the model compiled, with the same parameters."""
-        return _WholeModel(torch.compile(model, backend=self.graphs), self._settings)
-
-    def check(self, model: nn.Module, *inputs: Tensor) -> None:
-        """Run a model twice and check that it runs compiled, the second time without compiling."""
-        check_compiled(model, inputs, self.graphs, 1)
-
-
-class _WholeModel(nn.Module):
-    """Calls a compiled model with torch's settings changed."""
-
-    def __init__(self, model: Callable[..., object], settings: Settings) -> None:
-        super().__init__()
-        self.model = model
-        self._settings = settings
-
-    @override
-    def forward(self, *inputs: Tensor) -> object:
-        with _applied(self._settings):
-            try:
-                return self.model(*inputs)
-            except torch._dynamo.exc.FailOnRecompileLimitHit as error:  # noqa: SLF001  torch exports it nowhere else
-                message = (
-                    "a model, or the part after a graph break in it, would run eagerly: the recompile limit, "
-                    "which all models share, is reached; raise recompile_limit"
-                )
-                raise SilentlyEagerError(message) from error
-
-
-def check_compiled(model: nn.Module, inputs: Sequence[Tensor], graphs: Graphs, least: int) -> None:
-    """Run a model twice; the second run must go through at least ``least`` graphs and compile none.
-
-    Raises:
-        SilentlyEagerError: it runs eagerly, at least in part, or compiles in every run.
-
-    """
-    model(*inputs)
-    compiled, ran = graphs.compiled, graphs.ran
-    model(*inputs)
-    if graphs.ran - ran < least:
-        message = (
-            f"only {graphs.ran - ran} of {least} graphs ran, the rest is eager. {compiled} graphs are "
-            "compiled; beyond the recompile limit, which all models share, torch silently runs eagerly, and "
-            "nn.Linear.compile() compiles nothing"
-        )
-        raise SilentlyEagerError(message)
-    if graphs.compiled > compiled:
-        message = f"the same call compiled {graphs.compiled - compiled} graphs again"
-        raise SilentlyEagerError(message)
-
-
 def refusal(device: str) -> str:
     """Return the reason why a device cannot be compiled for, or an empty string."""
     if device.startswith("cuda"):
-        return "" if _has_triton() else "torch.compile needs triton on CUDA, which is not installed"
+        from torch.utils._triton import has_triton  # noqa: PLC0415  imports torch._dynamo
+
+        return "" if has_triton() else "torch.compile needs triton on CUDA, which is not installed"
     compilers = ("cl",) if os.name == "nt" else ("g++", "clang++", "c++")
     if any(shutil.which(name) for name in (*os.environ.get("CXX", "").split()[:1], *compilers)):
         return ""
     return "torch.compile needs a C++ compiler on a CPU, and none is on the path"
 
 
-_PLAIN = (nn.Linear, nn.LazyLinear)
-"""Classes of layers that can be shared and are not yet."""
-
-
-def _class(module: nn.Module) -> type[nn.Module]:
-    return parametrize.type_before_parametrizations(module)
-
-
-def _obstacle(layer: nn.Module) -> str:
-    """Return why a layer cannot be shared, or an empty string."""
-    if parametrize.is_parametrized(layer) and not isinstance(layer, SharedLinear):
-        return "has parametrizations: call replace() first, then parametrize it"
-    if isinstance(layer.weight, UninitializedParameter):
-        return "has no shape yet: run a batch through the model first"
-    if "forward" in vars(layer) or vars(layer).get("_compiled_call_impl") is not None:
-        return "has its own forward or was compiled in place"
-    return ""
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return nn.functional.linear(x, weight, bias)
-
-
-def _limits(recompile_limit: int | None) -> Settings:
+def limits(recompile_limit: int | None) -> Settings:
+    """Return the settings that allow this many graphs, or none for None."""
     if recompile_limit is None:
         return ()
     return (
@@ -279,7 +207,7 @@ def _limits(recompile_limit: int | None) -> Settings:
 
 
 @contextlib.contextmanager
-def _applied(settings: Settings) -> Iterator[None]:
+def applied(settings: Settings) -> Iterator[None]:
     """Change torch's settings inside a block, faster than ``config.patch``."""
     before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
     try:
@@ -291,7 +219,9 @@ def _applied(settings: Settings) -> Iterator[None]:
             setattr(import_module(module), name, value)
 
 
-def _has_triton() -> bool:
-    from torch.utils._triton import has_triton  # noqa: PLC0415  imports torch._dynamo
+def _is_plain(module: nn.Module) -> bool:
+    return parametrize.type_before_parametrizations(module) in {nn.Linear, nn.LazyLinear}
 
-    return bool(has_triton())
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(x, weight, bias)

@@ -8,7 +8,6 @@ grown again at once; it then keeps its value.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -28,22 +27,8 @@ MAX_DENOMINATOR = 10**9
 """Densities are rounded to fractions with at most this denominator, so that 0.1 and 1 - 0.9 are 1/10."""
 
 
-@dataclass(frozen=True)
-class SparseWeight:
-    """A weight and how many of its entries are zero."""
-
-    name: str
-    weight: nn.Parameter
-    zeros: int
-
-    @property
-    def nonzero(self) -> int:
-        """Number of active entries."""
-        return self.weight.numel() - self.zeros
-
-
 def sparsifiable(
-    model: nn.Module, *, ignore_linear_layers: bool = False, ignore: str | Collection[str] = ()
+    model: nn.Module, *, ignore_linear_layers: bool = False, ignore: Collection[str] = ()
 ) -> dict[str, nn.Parameter]:
     """Return the trainable weights of linear and convolutional layers by name, each once, in model order.
 
@@ -53,50 +38,43 @@ def sparsifiable(
     Args:
         model: the model.
         ignore_linear_layers: leave out linear layers.
-        ignore: names of modules or parameters to leave out, with everything below them.
+        ignore: names of modules to leave out, with everything below them.
 
     Raises:
-        ValueError: the model has no module or parameter of a name in ``ignore``, or a layer has no shape yet.
+        ValueError: the model has no module of a name in ``ignore``, or a layer has no shape yet.
 
     """
-    ignored = {ignore} if isinstance(ignore, str) else {*ignore}
     modules = dict(model.named_modules())
-    known = {*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
-    if unknown := sorted(ignored - known):
-        message = f"ignore: the model has no {', '.join(unknown)}; it has {', '.join(sorted(known - {''}))}"
+    if unknown := sorted(set(ignore) - modules.keys()):
+        message = f"ignore: the model has no {', '.join(unknown)}; it has {', '.join(sorted(modules))}"
         raise ValueError(message)
-    taken = {
+    excluded = {
         id(parameter)
         for module in modules.values()
         if not isinstance(module, nn.Linear | _ConvNd)
         for parameter in module.parameters(recurse=False)
     }
-    found: dict[str, nn.Parameter] = {}
+    excluded |= {id(parameter) for name in ignore for parameter in modules[name].parameters()}
+    weights: dict[str, nn.Parameter] = {}
     for path, module in modules.items():
         name = f"{path}.weight".lstrip(".")
         weight = dict(module.named_parameters(recurse=False)).get("weight")
-        if (
-            not isinstance(module, nn.Linear | _ConvNd)
-            or weight is None
-            or not weight.requires_grad
-            or id(weight) in taken
-            or (ignore_linear_layers and isinstance(module, nn.Linear))
-            or any(not one or f"{name}.".startswith(f"{one}.") for one in ignored)
-        ):
+        is_kind = isinstance(module, _ConvNd) or (isinstance(module, nn.Linear) and not ignore_linear_layers)
+        if not is_kind or weight is None or not weight.requires_grad or id(weight) in excluded:
             continue
-        if isinstance(weight, nn.parameter.UninitializedParameter):
+        if nn.parameter.is_lazy(weight):
             message = f"{name} has no shape yet: run a batch through the model first"
-            raise ValueError(message)  # noqa: TRY004  the model is wrong, not a type
+            raise ValueError(message)
         if weight.numel():
-            found[name] = weight
-            taken.add(id(weight))
-    return found
+            weights[name] = weight
+            excluded.add(id(weight))
+    return weights
 
 
 def allocate(
-    weights: Mapping[str, nn.Parameter], density: float, distribution: Distribution = "uniform"
-) -> list[SparseWeight]:
-    """Distribute the non-zero entries over layers: floor((1 - density of the layer) * size) are zero.
+    weights: Mapping[str, Tensor], density: float, distribution: Distribution = "uniform"
+) -> dict[str, int]:
+    """Return the number of active entries of each weight: all but floor((1 - density of the layer) * size).
 
     Args:
         weights: by name, in model order.
@@ -117,10 +95,22 @@ def allocate(
         densities = [_fraction(density)] * len(weights)
         if len(weights) > 1:
             densities[0] = Fraction(1)
-    return [
-        SparseWeight(name, weight, math.floor((1 - each) * weight.numel()))
-        for (name, weight), each in zip(weights.items(), densities, strict=True)
-    ]
+    return {
+        name: weight.numel() - math.floor((1 - layer_density) * weight.numel())
+        for (name, weight), layer_density in zip(weights.items(), densities, strict=True)
+    }
+
+
+def random_masks(
+    weights: Mapping[str, Tensor], density: float, distribution: Distribution, generator: Generator
+) -> dict[str, Tensor]:
+    """Return random masks of the weights that are not dense, see :func:`allocate`."""
+    counts = allocate(weights, density, distribution)
+    return {
+        name: random_mask(weight, counts[name], generator)
+        for name, weight in weights.items()
+        if counts[name] < weight.numel()
+    }
 
 
 def erk(shapes: Sequence[Sequence[int]], density: float) -> list[Fraction]:
@@ -155,24 +145,8 @@ def random_mask(weight: Tensor, nonzero: int, generator: Generator) -> Tensor:
 
 
 @torch.no_grad()
-def drop_and_grow_by_sorting(weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Return the next mask as rigl-torch computes it: two full sorts whose ranks are scattered back.
-
-    Args:
-        weight: any shape.
-        gradient: the dense gradient, same shape.
-        mask: bool, same shape.
-        count: number of entries to drop and to grow.
-
-    """
-    stays = _rank_mask(torch.where(mask, weight.abs(), -1.0), int(mask.sum()) - count)  # waits for the device
-    scores = torch.where(stays.bool(), gradient.abs().min() - 1, gradient.abs())
-    return (stays + _rank_mask(scores, count)).bool()
-
-
-@torch.no_grad()
 def drop_and_grow(
-    weight: Tensor, gradient: Tensor, mask: Tensor, count: int, *, narrowed: bool
+    weight: Tensor, gradient: Tensor, mask: Tensor, count: int, *, narrowed: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the next mask, from two partial selections of ``count`` entries.
 
@@ -185,25 +159,26 @@ def drop_and_grow(
         mask: bool, same shape.
         count: number of entries to drop and to grow, at most the number of active ones.
         narrowed: bound the threshold by a sample first and select only among the entries between the bounds.
-            Ten times faster on a CPU, where ``topk`` sorts 16-byte pairs of all values and indices. On other
-            devices it would make the host wait, which nothing does without it.
+            Ten times faster on a CPU, where ``topk`` sorts 16-byte pairs of all values and indices, and the
+            default there. On other devices it would make the host wait, which nothing does without it.
 
     Returns:
         The mask, unchanged if the gradient is not finite, and whether it is finite: a bool tensor without
         dimensions on the weight's device.
 
     """
-    found = mask.flatten().clone()
-    scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite, because -inf marks inactive entries
-    scores.masked_fill_(~found, -math.inf)
-    found ^= _largest(scores, count, narrowed=narrowed)
+    narrowed = weight.is_cpu if narrowed is None else narrowed
+    active = mask.flatten().clone()
+    scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite, as -inf marks inactive entries
+    scores.masked_fill_(~active, -math.inf)
+    active ^= _largest(scores, count, narrowed=narrowed)
     torch.abs(gradient.flatten(), out=scores)
     is_finite = scores.amax().isfinite()
     if narrowed and not is_finite:
         return mask.clone(), is_finite
-    scores.masked_fill_(found, -math.inf)
-    found ^= _largest(scores, count, narrowed=narrowed)
-    return torch.where(is_finite, found.view(mask.shape), mask), is_finite
+    scores.masked_fill_(active, -math.inf)
+    active ^= _largest(scores, count, narrowed=narrowed)
+    return torch.where(is_finite, active.view(mask.shape), mask), is_finite
 
 
 @torch.no_grad()
@@ -217,8 +192,8 @@ def zero_changed(tensors: Sequence[Tensor], before: Tensor, after: Tensor) -> No
 
     """
     changed = ~(before & after)
-    for one in tensors:
-        one.masked_fill_(changed, 0)
+    for tensor in tensors:
+        tensor.masked_fill_(changed, 0)
 
 
 def _largest(scores: Tensor, count: int, *, narrowed: bool) -> Tensor:
@@ -266,14 +241,6 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
         chosen |= part
         left -= min(size, left)
     return chosen if left == 0 else None
-
-
-def _rank_mask(scores: Tensor, count: int) -> Tensor:
-    """Return 1 for the ``count`` largest scores and 0 for the others, int64, by sorting all of them."""
-    order = scores.flatten().sort(descending=True).indices
-    is_first = torch.arange(len(order), device=order.device) < count
-    ones = torch.where(is_first, torch.ones_like(order), torch.zeros_like(order))
-    return torch.empty_like(order).scatter(0, order, ones).view(scores.shape)
 
 
 def _fraction(density: float) -> Fraction:

@@ -25,11 +25,11 @@ class AbstractSparseLinear(nn.Module, ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return the weight with its zeros."""
+        """Return the weight with its zeros, a copy or detached."""
 
-    @abstractmethod
     def mask(self) -> Tensor:
-        """Return the mask of active entries."""
+        """Return the mask of entries that are not zero."""
+        return self.dense() != 0
 
 
 class Pattern(NamedTuple):
@@ -103,10 +103,6 @@ class AbstractPatternLinear(AbstractSparseLinear):
     def dense(self) -> Tensor:
         return self.pattern.matrix(self.values.detach().flatten()).to_dense()
 
-    @override
-    def mask(self) -> Tensor:
-        return self.pattern.matrix(torch.ones_like(self.values).flatten()).to_dense().bool()
-
 
 class CsrLinear(AbstractPatternLinear):
     """Multiplies by a CSR matrix, and computes the gradient of its values by ``sampled_addmm``."""
@@ -171,16 +167,9 @@ class BlockLinear(AbstractSparseLinear):
 
     @override
     def dense(self) -> Tensor:
-        return self._scattered(self.values.detach())
-
-    @override
-    def mask(self) -> Tensor:
-        return self._scattered(torch.ones_like(self.values)).bool()
-
-    def _scattered(self, values: Tensor) -> Tensor:
-        found = values.new_zeros(*self._outer, self.side, self.side)
-        found[self._rows, self._columns] = values
-        return found.transpose(1, 2).flatten(2).flatten(0, 1)
+        weight = self.values.new_zeros(*self._outer, self.side, self.side)
+        weight[self._rows, self._columns] = self.values.detach()
+        return weight.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class SemiStructuredLinear(AbstractSparseLinear):
@@ -204,28 +193,26 @@ class SemiStructuredLinear(AbstractSparseLinear):
     def dense(self) -> Tensor:
         return self.weight.detach()
 
-    @override
-    def mask(self) -> Tensor:
-        return self._mask
+
+def constant_fan_in_mask(weight: Tensor, density: float, generator: Generator) -> Tensor:
+    """Return a random mask of a weight [out, in] with equally many inputs, at least one, for every output."""
+    nonzero = max(1, round(density * weight.shape[1]))
+    order = torch.rand(weight.shape, generator=generator).argsort(1)
+    mask = torch.zeros(weight.shape, dtype=torch.bool).scatter(1, order[:, :nonzero], value=True)
+    return mask.to(weight.device)
 
 
-def constant_fan_in_mask(shape: tuple[int, int], density: float, generator: Generator) -> Tensor:
-    """Return a random mask [out, in] with the same number of inputs, at least one, for every output."""
-    nonzero = max(1, round(density * shape[1]))
-    order = torch.rand(shape, generator=generator).argsort(1)
-    return torch.zeros(shape, dtype=torch.bool).scatter(1, order[:, :nonzero], value=True)
-
-
-def block_mask(shape: tuple[int, int], density: float, side: int, generator: Generator) -> Tensor:
-    """Return a random mask [out, in] of square blocks, at least one."""
-    coarse = torch.empty(shape[0] // side, shape[1] // side)
+def block_mask(weight: Tensor, density: float, side: int, generator: Generator) -> Tensor:
+    """Return a random mask of a weight [out, in] of square blocks, at least one."""
+    coarse = weight[::side, ::side]
     mask = random_mask(coarse, max(1, round(density * coarse.numel())), generator)
     return mask.repeat_interleave(side, 0).repeat_interleave(side, 1)
 
 
-def two_of_four_mask(shape: tuple[int, int], generator: Generator) -> Tensor:
-    """Return a random mask [out, in] with two of every four inputs."""
-    return torch.rand(shape[0], shape[1] // 4, 4, generator=generator).argsort(-1).lt(2).flatten(1)
+def two_of_four_mask(weight: Tensor, generator: Generator) -> Tensor:
+    """Return a random mask of a weight [out, in] with two of every four inputs."""
+    order = torch.rand(weight.shape, generator=generator).unflatten(1, (-1, 4)).argsort(-1)
+    return order.lt(2).flatten(1).to(weight.device)
 
 
 class _SparseProduct(torch.autograd.Function):

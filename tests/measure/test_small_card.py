@@ -61,7 +61,7 @@ def test_what_the_card_cannot_run_is_refused_with_what_is_missing(monkeypatch: p
         return {scheme.supports(one) for scheme in FUSED for one in LAYERS.values()}
 
     with pytest.raises(UnavailableError, match=r"no sparse tensor cores: capability 7\.5 < 8\.0$"):
-        SemiStructured().layer(LAYERS[torch.float16], (8, 8), torch.Generator())
+        SemiStructured().layer(LAYERS[torch.float16], torch.Generator())
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     assert reasons() == {f"its kernel {TOO_OLD}"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

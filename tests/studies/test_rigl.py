@@ -9,7 +9,8 @@ import torch
 from torch import Generator
 
 from impls.benchmark.training.sparse_digits import SEEDS, DenseDigits, Trained, outcome
-from impls.training.sparse_masks import drop_and_grow, drop_and_grow_by_sorting, random_mask
+from impls.benchmark.training.topology_update import drop_and_grow_by_sorting
+from impls.training.sparse_masks import drop_and_grow, random_mask
 
 
 def test_accuracy_of_sparse_networks_on_digits() -> None:

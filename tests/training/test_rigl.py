@@ -1,6 +1,5 @@
 """Training with RigL: masks, weights and optimizer state step by step, states, faults, and other ranks."""
 
-import copy
 import gc
 import itertools
 import math
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from impls.training.active_weights import entry_state
 from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward, Rule
-from impls.training.rigl import RigLInBackward, RigLScheduler, Schedule
+from impls.training.rigl import RigLInBackward, RigLScheduler, Schedule, entry_state
 from tests.training.models import (
     SETTINGS,
     SGD,
@@ -36,26 +34,20 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.Adam, {"_eps": 0.0}),
     (torch.optim.RMSprop, {"_centered": True, "_momentum": 0.9}),
     (torch.optim.Adagrad, {}),
-    (torch.optim.Adadelta, {}),
     (torch.optim.NAdam, {}),
-    (torch.optim.ASGD, {}),
     (torch.optim.Rprop, {}),
 ]
 
 
 def test_when_and_how_many_entries_move() -> None:
-    """Every delta steps from begin until before T_end: alpha / 2 (1 + cos(pi t / T)), counted from begin."""
+    """Every delta steps until before T_end: alpha / 2 (1 + cos(pi t / T_end)) of the active ones."""
     cases = {
-        (0, 75, 5): list(range(5, 75, 5)),
-        (0, 76, 5): list(range(5, 80, 5)),
-        (10, 40, 10): [10, 20, 30],
-        (10, 41, 10): [10, 20, 30, 40],
-        (3, 20, 4): [3, 7, 11, 15, 19],
-        (7, 8, 100): [7],
-        (1, 4, 1): [1, 2, 3],
+        (75, 5): list(range(5, 75, 5)),
+        (76, 5): list(range(5, 80, 5)),
+        (4, 1): [1, 2, 3],
     }
-    for (begin, end, delta), expected in cases.items():
-        schedule = Schedule(0.1, end, delta, begin=begin)
+    for (end, delta), expected in cases.items():
+        schedule = Schedule(0.1, end, delta)
         assert [step for step in range(100) if schedule.updates_at(step)] == expected
     for static in (Schedule(0.1, 75, 5, static_topo=True), Schedule(0.1, static_topo=True)):
         assert not any(map(static.updates_at, range(1000)))
@@ -64,57 +56,42 @@ def test_when_and_how_many_entries_move() -> None:
         assert [step for step in range(20) if schedule.gathers_after(step)] == expected
         drawn = Schedule(0.1, 11, 5, grad_accumulation_n=n, growth="random")
         assert not any(map(drawn.gathers_after, range(20)))
-    shares: dict[int, dict[Any, float]] = {
-        # The cosine of a third of pi is 1/2.
-        0: {0: 0.3, 25: 0.225, 37.5: 0.15, 50: 0.075, 75: 0.0, 80: 0.0},
-        # 15 to 75 are 60 steps; the cosine of a sixth of pi is the root of 3/4.
-        15: {10: 0.3, 15: 0.3, 25: 0.279903811, 35: 0.225, 45: 0.15, 55: 0.075, 75: 0.0},
-        74: {74: 0.3},
-        75: {75: 0.0},
-        80: {80: 0.0},
-    }
-    for alpha, begin in itertools.product((0.3, 0.6), shares):
-        schedule = Schedule(0.1, 75, 5, alpha=alpha, begin=begin)
-        for step, share in shares[begin].items():
-            assert schedule.fraction(step) == pytest.approx(alpha / 0.3 * share, abs=1e-9)
+    # The cosine of a third of pi is 1/2.
+    for step, share in {0: 0.3, 25: 0.225, 37.5: 0.15, 50: 0.075, 75: 0.0, 80: 0.0}.items():
+        assert Schedule(0.1, 75, 5, alpha=0.6).fraction(step) == pytest.approx(2 * share)  # type: ignore[arg-type]  # half a step
 
 
 def test_settings_that_never_move_an_entry_give_a_warning() -> None:
     """The warning points at the line that creates the scheduler; static masks or dense weights give none."""
-    for begin, end, delta in ((0, 5, 5), (0, 5, 100), (7, 7, 1), (9, 7, 1)):
-        model = text_model()
-        make = partial(RigLScheduler, model, delta=delta, begin=begin)
-        with pytest.warns(
-            RuntimeWarning, match=rf"at step {begin or delta}, not before T_end {end}"
-        ) as caught:
-            make(SGD(list(model.parameters())), dense_allocation=0.1, T_end=end).close()
-        assert caught[0].filename == __file__
-        make(SGD(list(model.parameters())), dense_allocation=0.1, T_end=end, static_topo=True).close()
-        make(SGD(list(model.parameters())), dense_allocation=1.0, T_end=end).close()
+    model = text_model()
+    make = partial(RigLScheduler, model, T_end=5)
+    with pytest.warns(RuntimeWarning, match="at step 100, not before T_end 5") as caught:
+        make(SGD(list(model.parameters())), dense_allocation=0.1).close()
+    assert caught[0].filename == __file__
+    make(SGD(list(model.parameters())), dense_allocation=0.1, static_topo=True).close()
+    make(SGD(list(model.parameters())), dense_allocation=1.0).close()
 
 
 def test_the_optimizer_takes_the_steps_in_which_nothing_moves() -> None:
     """Static masks lose no step, nor does a dense model, whose training is bitwise plain training."""
     training = SparseTraining(T_end=75)
-    taken: list[int] = []
-    training.optimizer.register_step_post_hook(lambda *_: taken.append(training.scheduler.step))
+    steps: list[int] = []
+    training.optimizer.register_step_post_hook(lambda *_: steps.append(training.scheduler.step))
     assert training.run(last=80) == list(range(5, 75, 5))
-    assert taken == [step for step in range(1, 81) if step % 5 or step >= 75]
+    assert steps == [step for step in range(1, 81) if step % 5 or step >= 75]
     static = SparseTraining(static_topo=True, T_end=None)
     old = static.masks
     assert static.run() == []
     assert equal(static.masks, old)
     assert static.is_masked
-    for distribution in ("uniform", "erk"):
-        dense = SparseTraining(dense_allocation=1.0, sparsity_distribution=distribution, _momentum=0.9)
-        plain = text_model()
-        optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
-        assert dense.run() == []
-        for step in range(30):
-            optimizer.zero_grad()
-            plain(words(step)).square().mean().backward()
-            optimizer.step()
-        assert equal(dense.weights, weights(plain))
+    dense, plain = SparseTraining(dense_allocation=1.0, _momentum=0.9), text_model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    assert dense.run() == []
+    for step in range(30):
+        optimizer.zero_grad()
+        plain(words(step)).square().mean().backward()
+        optimizer.step()
+    assert equal(dense.weights, weights(plain))
 
 
 def layer_tensors(training: SparseTraining) -> list[list[Tensor]]:
@@ -157,18 +134,18 @@ def test_updates_zero_new_entries_and_keep_the_others() -> None:
 def test_resumed_training_equals_straight_training(tmp_path: Path) -> None:
     """Cut between updates, right after one, and between the backward pass and the call of an update.
 
-    States are copies in plain types, which torch.load reads by default.
+    States are copies in plain types, which torch.load reads by default; states of other models are refused.
     """
-    for optimizer, settings in (OPTIMIZERS[0], OPTIMIZERS[1], OPTIMIZERS[4]):
+    for optimizer, settings in (OPTIMIZERS[0], OPTIMIZERS[1]):
         for cut, growth, creates in ((7, "gradient", True), (9, "gradient", False), (10, "random", True)):
             options = settings | {"grad_accumulation_n": 3, "growth": growth}
             straight, first = SparseTraining(optimizer, **options), SparseTraining(optimizer, **options)
             straight.run(last=16)
             first.run(last=cut)
             if cut == 9:
-                first.backward(cut)  # the next call updates from what this gathers
+                first.backward(cut)  # the next call updates from this gradient and earlier ones
             state = first.scheduler.state_dict()
-            kept = str(state)
+            before = str(state)
             torch.save([first.model.state_dict(), first.optimizer.state_dict(), state], tmp_path / "it")
             model, slots, loaded = torch.load(tmp_path / "it", weights_only=True)
             second = SparseTraining(optimizer, seed=1, mask_seed=5, **options | {"delta": 6, "T_end": 7})
@@ -185,7 +162,13 @@ def test_resumed_training_equals_straight_training(tmp_path: Path) -> None:
                 one.run(first=10 if cut == 9 else cut, last=16)
                 assert equal(one.weights, straight.weights)
                 assert equal(one.masks, straight.masks)
-            assert str(state) == str(loaded) == kept
+            assert str(state) == str(loaded) == before
+    other = nn.Sequential(nn.Linear(20, 24), nn.Linear(24, 16))
+    others = RigLScheduler(other, SGD(list(other.parameters())), dense_allocation=0.5, T_end=9, delta=3)
+    held = weights(other)
+    with pytest.raises(ValueError, match="the state of another model"):
+        others.load_state_dict(state)
+    assert equal(weights(other), held)
 
 
 def test_a_new_mask_zeroes_what_a_dense_training_left() -> None:
@@ -210,34 +193,6 @@ def test_a_new_mask_zeroes_what_a_dense_training_left() -> None:
             assert all(torch.equal(one, 0.5 * mask) for one in tensors)
 
 
-def test_damaged_and_other_models_states_are_refused() -> None:
-    """Nothing is changed, in a scheduler that exists or is created."""
-    other = nn.Sequential(nn.Linear(20, 24), nn.Linear(24, 16))
-    others = RigLScheduler(other, SGD(list(other.parameters())), dense_allocation=0.5, T_end=9, delta=3)
-    damages: list[tuple[Any, str]] = [
-        (lambda state: state["masks"].pop("5.weight"), "the state is damaged"),
-        (lambda state: state["masks"]["5.weight"].logical_not_(), "the state is damaged"),
-        (lambda state: state["schedule"].update(delta=0), "delta 0: expected a number of steps"),
-        (lambda state: state.pop("generator"), "not the state of a RigLScheduler: .*generator"),
-        (lambda state: state.update(others.state_dict()), "the state of another model"),
-    ]
-    for damage, message in damages:
-        state = SparseTraining(mask_seed=3, delta=4, grad_accumulation_n=2).scheduler.state_dict()
-        damage(state)
-        training = SparseTraining(_momentum=0.9, grad_accumulation_n=2)
-        training.run(last=9)
-        before = copy.deepcopy(training.scheduler.state_dict())
-        held = training.weights
-        with pytest.raises(ValueError, match=message):
-            training.scheduler.load_state_dict(state)
-        assert str(training.scheduler.state_dict()) == str(before)
-        training.scheduler.close()
-        with pytest.raises(ValueError, match=message):
-            RigLScheduler(training.model, training.optimizer, state_dict=state)
-        assert equal(training.weights, held)
-        RigLScheduler(training.model, training.optimizer, state_dict=before)
-
-
 def test_learning_rate_schedulers_may_be_created_before_or_after() -> None:
     """Steps that the optimizer takes use their rate; entries move at any rate."""
     for is_first in (True, False):
@@ -258,32 +213,27 @@ def test_learning_rate_schedulers_may_be_created_before_or_after() -> None:
         assert changes == [step < 12 or step == 14 for step in range(20)]
 
 
-def check_gathered(training: SparseTraining, passes: int, totals: list[Tensor]) -> None:
+def check_gathered(training: SparseTraining, totals: list[Tensor]) -> None:
     """Compare the gathered dense gradients with their expected sums."""
     for layer, expected in zip(training.scheduler.layers, totals, strict=True):
-        assert int(layer.passes) == passes
         torch.testing.assert_close(layer.gathered, expected)
 
 
-def summed(some: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-    """Add lists of tensors."""
-    return [one + other for one, other in zip(some, others, strict=True)] if some else others
-
-
 def test_dense_gradients_of_the_last_passes_decide_what_grows() -> None:
-    """Their mean; neither torch.autograd.grad nor a closure that raises counts."""
+    """Their sum; neither torch.autograd.grad nor a closure that raises counts."""
     training = SparseTraining(grad_accumulation_n=3)
-    totals: list[Tensor] = []
+    steps: list[list[Tensor]] = []
     for step in range(5):
         if step >= 2:
-            totals = summed(totals, training.dense_gradients(step))
+            steps.append(training.dense_gradients(step))
         training.backward(step)
         training.dense_gradients(7)
         if step < 4 and training.scheduler():
             training.optimizer.step()
             with pytest.raises(ZeroDivisionError):
                 training.optimizer.step(lambda: 1 / 0)
-    check_gathered(training, 3, totals)
+    totals = [a + b + c for a, b, c in zip(*steps, strict=True)]
+    check_gathered(training, totals)
     layer = training.scheduler.layers[0]
     before = layer.mask.clone()
     training.scheduler()
@@ -313,7 +263,7 @@ def test_closures_work() -> None:
             moved.append(step + 1)
         assert training.is_masked
         if step == 3:
-            check_gathered(training, 1, expected)
+            check_gathered(training, expected)
     assert moved == [5, 10, 15, 20]
     assert not any(same_entries(training.masks, old))
 
@@ -325,30 +275,26 @@ def test_settings_out_of_range_are_refused() -> None:
     defaults = {"dense_allocation": 0.1, "T_end": 75, "delta": 5}
     bad: list[tuple[dict[str, Any], str]] = [
         ({"dense_allocation": 0}, "dense_allocation 0: expected a share of the weights in (0, 1]"),
-        ({"dense_allocation": 1.01}, "dense_allocation 1.01"),
         ({"dense_allocation": math.nan}, "dense_allocation nan"),
         ({"T_end": None}, "T_end None: expected the step"),
         ({"T_end": 0}, "T_end 0"),
         ({"delta": 0}, "delta 0"),
-        ({"grad_accumulation_n": 0}, "grad_accumulation_n 0: expected 1 to 4, less than delta"),
-        ({"grad_accumulation_n": 5}, "grad_accumulation_n 5"),
+        ({"grad_accumulation_n": 5}, "grad_accumulation_n 5: expected 1 to 4, less than delta"),
         ({"alpha": 1.5}, "alpha 1.5: expected a share of the active entries"),
-        ({"alpha": -math.inf}, "alpha -inf"),
-        ({"begin": -1}, "begin -1"),
         ({"sparsity_distribution": "er"}, "sparsity_distribution 'er': expected uniform or erk"),
         ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
-        ({"ignore": "head"}, "the model has no head"),
+        ({"ignore": ["head"]}, "the model has no head"),
         ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
     ]
     for settings, message in bad:
         with pytest.raises(ValueError, match=re.escape(message)):
             RigLScheduler(model, optimizer, **defaults | settings)
-        assert equal(weights(model), weights(text_model()))
     with pytest.raises(ValueError, match="LBFGS would step along directions of earlier masks"):
         RigLScheduler(model, torch.optim.LBFGS(model.parameters()), **SETTINGS)
     partly = SGD(list(model.get_submodule("2").parameters()))
     with pytest.raises(ValueError, match=r"does not have 5\.weight, 7\.weight: ignore them"):
         RigLScheduler(model, partly, **SETTINGS)
+    assert equal(weights(model), weights(text_model()))
     RigLScheduler(model, partly, ignore=["5", "7"], **SETTINGS)
 
 
@@ -361,42 +307,30 @@ def test_a_model_has_one_scheduler() -> None:
         RigLScheduler(first.model, first.optimizer, **SETTINGS)
     with pytest.raises(ValueError, match=r"2\.weight, .*already managed by another RigLScheduler"):
         RigLScheduler(first.model, other, **SETTINGS)
-    for model in (first.model, first.model.get_submodule("5")):
-        for make in makers:
-            with pytest.raises(ValueError, match=r"weight.*already managed by another RigLScheduler"):
-                make(model, SGD)
+    for make in makers:
+        with pytest.raises(ValueError, match=r"weight.*already managed by another RigLScheduler"):
+            make(first.model.get_submodule("5"), SGD)
     first.scheduler.close()
     second = RigLScheduler(first.model, first.optimizer, **SETTINGS)
     first.scheduler.close()
     with pytest.raises(ValueError, match="already managed"):
         RigLScheduler(first.model, first.optimizer, **SETTINGS)
     del second
-    RigLScheduler(first.model, other, **SETTINGS).close()
     inside = RigLInBackward(first.model, SGD, **SETTINGS)
-    for make in makers:
-        with pytest.raises(ValueError, match="already managed by another OptimizerInBackward"):
-            make(first.model, SGD)
     with pytest.raises(ValueError, match="already managed by another OptimizerInBackward"):
-        RigLScheduler(first.model, inside.optimizer, **SETTINGS)
+        RigLScheduler(first.model, other, **SETTINGS)
     inside.close()
     RigLScheduler(first.model, other, **SETTINGS)
 
 
 def test_a_closed_scheduler_does_nothing() -> None:
-    """Inactive entries learn again; calls are refused, but its state can be saved."""
+    """Inactive entries learn again, and its state can still be saved."""
     training = SparseTraining()
     training.run(last=4)
     training.backward(4)
     state = training.scheduler.state_dict()
     training.scheduler.close()
     training.scheduler.close()
-    for call in (
-        training.scheduler,
-        training.scheduler.apply_masks,
-        partial(training.scheduler.load_state_dict, state),
-    ):
-        with pytest.raises(RuntimeError, match="this scheduler was closed: create another"):
-            call()
     assert str(training.scheduler.state_dict()) == str(state)
     training.backward(4)
     training.optimizer.step()
@@ -406,19 +340,24 @@ def test_a_closed_scheduler_does_nothing() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_updates_without_a_finite_gradient_move_nothing(bad: float) -> None:
-    """With a warning; the next update works as usual."""
-    training = SparseTraining()
-    training.run(last=4)
-    before, old = training.weights, training.masks
-    training.backward(4, scale=bad)
-    with pytest.warns(RuntimeWarning, match=r"update at step 5: nothing moved in 2\.weight, 5\.weight"):
-        assert not training.scheduler()
-    assert equal(training.weights, before)
-    assert equal(training.masks, old)
-    assert training.run(first=5) == [10, 15, 20]
-    assert not equal(training.masks, old)
+    """With a warning, whichever gathered pass is bad, also from a saved state; the next update works."""
+    for bad_step in (3, 4):
+        training = SparseTraining(grad_accumulation_n=2)
+        training.run(last=3)
+        before, old = training.weights, training.masks
+        for step in (3, 4):
+            training.backward(step, scale=bad if step == bad_step else 1.0)
+            training.scheduler.load_state_dict(training.scheduler.state_dict())
+            if step == 3:
+                training.scheduler()
+        with pytest.warns(RuntimeWarning, match=r"update at step 5: nothing moved in 2\.weight, 5\.weight"):
+            assert not training.scheduler()
+        assert equal(training.weights, before)
+        assert equal(training.masks, old)
+        assert training.run(first=5) == [10, 15, 20]
+        assert not equal(training.masks, old)
     unused = SparseTraining(delta=1)
-    with pytest.warns(RuntimeWarning, match="no backward pass with a finite gradient"):
+    with pytest.warns(RuntimeWarning, match="no finite gradient"):
         assert not unused.scheduler()
 
 
@@ -456,11 +395,10 @@ def test_inactive_entries_are_zero_whatever_their_gradient_is(bad: float) -> Non
         parameter.data.nan_to_num_(nan=0.5)
     spoilt.scheduler.apply_masks()
     old = spoilt.masks
-    taken = True
     for step in range(1, 5):
         spoilt.backward(step)
-        taken = spoilt.scheduler()
-    assert not taken
+        takes_step = spoilt.scheduler()
+    assert not takes_step
     for one, was in zip(spoilt.scheduler.layers, old, strict=True):
         grown = one.mask & ~was
         assert grown.any()
@@ -482,70 +420,23 @@ def test_training_with_grad_scaler_is_bitwise_training_without(unscales: bool) -
                 nn.utils.clip_grad_norm_(one.model.parameters(), 0.05)
         if plain.scheduler():
             plain.optimizer.step()
-        if taken := training.scheduler():
+        if takes_step := training.scheduler():
             scaler.step(training.optimizer)
-        if unscales or taken:
+        if unscales or takes_step:
             scaler.update()
     assert training.scheduler.updates == 4
     assert equal(training.masks, plain.masks)
     assert equal(training.weights, plain.weights)
 
 
-def test_scales_and_overflows_do_not_weigh_gradients() -> None:
-    """A known scaler's changing scale is divided out, and a pass that overflows is left out of the mean."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1, growth_factor=16.0)
-    plain = SparseTraining(grad_accumulation_n=4, alpha=1.0)
-    training = SparseTraining(grad_accumulation_n=4, alpha=1.0, scaler=scaler)
-    for step in range(9):
-        plain.step(step)
-        training.optimizer.zero_grad()
-        scaler.scale(training.model(words(step)).square().mean()).backward()
-        if training.scheduler():
-            scaler.step(training.optimizer)
-            scaler.update()
-    for one, other in zip(training.scheduler.layers, plain.scheduler.layers, strict=True):
-        assert one.gathered is not None
-        assert other.gathered is not None
-        assert torch.equal(one.gathered, other.gathered)
-    assert equal(training.weights, plain.weights)
-    for overflow in (1, 3, 4):
-        training, totals = SparseTraining(grad_accumulation_n=4), list[Tensor]()
-        for step in range(5):
-            if step and step != overflow:
-                totals = summed(totals, training.dense_gradients(step))
-            training.backward(step, scale=math.inf if step == overflow else 1.0)
-            if step < 4:
-                training.scheduler()
-        check_gathered(training, 3, totals)
-        training.scheduler.load_state_dict(training.scheduler.state_dict())
-        old = training.masks
-        assert not training.scheduler()
-        assert not any(same_entries(training.masks, old))
-    # An overflow of all passes moves nothing, also if they were stored.
-    training = SparseTraining(grad_accumulation_n=2)
-    training.run(last=3)
-    for step in (3, 4):
-        training.backward(step, scale=math.nan)
-        training.scheduler.load_state_dict(training.scheduler.state_dict())
-        if step == 3:
-            training.scheduler()
-    with pytest.warns(RuntimeWarning, match=r"nothing moved in 2\.weight, 5\."):
-        assert not training.scheduler()
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_the_summary_reports_what_is_really_zero() -> None:
-    """Uniform at 90 % leaves the first layer dense: 61 % of this MLP; layers without entries are left out."""
+    """Uniform at 90 % leaves the first layer dense: 61 % of this MLP."""
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     text = str(RigLScheduler(model, SGD(list(model.parameters())), dense_allocation=0.1, T_end=75, delta=5))
     assert "8192/8192" in text
     assert "1639/16384" in text
     assert "these weights: 9959/25856 nonzero, a sparsity of 61.48%" in text
     assert "every 5 steps before 75" in text
-    model = nn.Sequential(nn.Linear(8, 0), nn.Linear(8, 8), nn.Linear(8, 4))
-    text = str(RigLScheduler(model, SGD(list(model.parameters())), dense_allocation=0.1, T_end=75, delta=5))
-    assert "1.weight" in text
-    assert "0.weight" not in text
 
 
 def test_nothing_leaks() -> None:
@@ -575,7 +466,6 @@ def test_training_inside_the_backward_pass_is_that_of_the_scheduler() -> None:
     """Bitwise: the same entries move in the same steps; learning-rate schedules work, and dense models."""
     rules: list[Rule] = [
         partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-        partial(torch.optim.AdamW, lr=0.01),
         partial(torch.optim.Adam, lr=0.01, eps=0.0),
     ]
     for rule in rules:
@@ -588,9 +478,9 @@ def test_training_inside_the_backward_pass_is_that_of_the_scheduler() -> None:
             inside(words(step)).square().mean().backward()
             optimizer.zero_grad()
             outside(words(step)).square().mean().backward()
-            if taken := scheduler():
+            if takes_step := scheduler():
                 optimizer.step()
-            assert training() is taken
+            assert training() is takes_step
             for one in rates:
                 one.step()
             assert all(one.grad is None for one in inside.parameters())
@@ -600,10 +490,9 @@ def test_training_inside_the_backward_pass_is_that_of_the_scheduler() -> None:
     assert not dense.layers
 
 
-@pytest.mark.parametrize("step", [2, 4])
-def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged(step: int) -> None:
+def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged() -> None:
     """Weight, momentum and mask, in a step that trains and in one that moves entries; others continue."""
-    for bad in (torch.nan, torch.inf):
+    for step, bad in itertools.product((2, 4), (torch.nan, torch.inf)):
         model = text_model()
         training = RigLInBackward(model, partial(torch.optim.SGD, lr=0.05, momentum=0.9), **SETTINGS)
         for earlier in range(step):
@@ -639,7 +528,6 @@ def test_what_does_not_work_inside_the_backward_pass_is_refused() -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (SGD, {"grad_accumulation_n": 2}, "grad_accumulation_n has to be 1"),
         (torch.optim.LBFGS, {}, "LBFGS evaluates the model itself"),
-        (lambda own: torch.optim.SGD(own[1:], lr=0.1), {}, r"it differs in 0\.weight"),
     ]
     for rule, settings, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -656,8 +544,6 @@ def test_what_does_not_work_inside_the_backward_pass_is_refused() -> None:
     training.close()
     model(words(1)).square().mean().backward()
     assert all(one.grad is not None for one in model.parameters())
-    with pytest.raises(BackwardError, match="was closed"):
-        training()
 
 
 RUNS = (("gradient", 100), ("gradient", 200), ("random", 100))
@@ -667,25 +553,24 @@ RUNS = (("gradient", 100), ("gradient", 200), ("random", 100))
 def train_rank(rank: int, folder: str) -> list[list[Tensor]]:
     """Train one of two ranks in each of the runs; write and return its first and last masks."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = []
+    masks = []
     for growth, rows_from in RUNS:
         # Weights and mask seeds differ: only the first rank's masks may count.
         training = SparseTraining(seed=rank, mask_seed=rank, growth=growth, _momentum=0.9)
-        found.append(training.masks)
+        masks.append(training.masks)
         for step in range(21):
             training.optimizer.zero_grad()
-            if not (rank == 1 and step == 4):  # this rank has no gradient at the first update
-                training.model(words(rows_from * rank + step)).square().mean().backward()
+            training.model(words(rows_from * rank + step)).square().mean().backward()
             if training.scheduler():
                 training.optimizer.step()
-        found.append(training.masks)
-    torch.save(found, Path(folder) / f"{rank}.pt")
+        masks.append(training.masks)
+    torch.save(masks, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
-    return found
+    return masks
 
 
 def test_all_ranks_have_the_same_masks(tmp_path: Path) -> None:
-    """Whatever their weights, rows and seeds are, and even if one has no gradient; and masks change."""
+    """Whatever their weights, rows and seeds are; and masks change."""
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=train_rank, args=(1, str(tmp_path)))
     other.start()
@@ -707,7 +592,6 @@ def test_a_wrapped_model_has_the_names_of_the_plain_one(tmp_path: Path) -> None:
         for wrapped in (nn.parallel.DistributedDataParallel(model), compiled):
             scheduler = RigLScheduler(wrapped, SGD(list(model.parameters())), dense_allocation=0.2, T_end=250)
             assert [one.name for one in scheduler.layers] == ["5.weight", "7.weight"]
-            scheduler.load_state_dict(scheduler.state_dict())
             scheduler.close()
     finally:
         distributed.destroy_process_group()

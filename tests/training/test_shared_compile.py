@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, prune
-from typing_extensions import override
 
 from impls.benchmark.training.architecture_search import (
     COMPILED,
@@ -19,20 +18,11 @@ from impls.benchmark.training.architecture_search import (
     untrained,
 )
 from impls.benchmark.training.shared_compile import Plan, Trial, Way, figures, run_trial
-from impls.training import shared_compile
-from impls.training.shared_compile import (
-    Graphs,
-    SharedLayers,
-    SilentlyEagerError,
-    WholeModels,
-    check_compiled,
-    refusal,
-)
+from impls.training.shared_compile import Graphs, SharedLayers, SilentlyEagerError, refusal
 
 pytestmark = [
     # torch ignores this warning itself, which does not work if warnings are errors.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
 ]
 
@@ -65,14 +55,16 @@ def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
 
 def test_how_many_graphs_a_population_needs() -> None:
     """Two for shared dynamic layers, with and without gradients; one per shape or model otherwise."""
-    found = trial("dynamic", 12)
-    assert (found.graphs, found.eager, found.wrong) == (2, "", "")
-    found = trial("whole", 9, limit=100)  # torch's own limit is 8
-    assert (found.graphs, found.eager, found.wrong) == (9, "", "")
     shapes = {(a, b, place > 0) for one in WIDTHS[:6] for place, (a, b) in enumerate(itertools.pairwise(one))}
-    assert len(shapes) > 8
-    found = trial("static", 6, limit=100)
-    assert (found.graphs, found.eager, found.wrong) == (len(shapes), "", "")
+    assert len(shapes) > 8  # torch's own limit
+    cases: list[tuple[Way, int, int | None, int]] = [
+        ("dynamic", 12, None, 2),
+        ("whole", 9, 100, 9),
+        ("static", 6, 100, len(shapes)),
+    ]
+    for way, candidates, limit, graphs in cases:
+        found = trial(way, candidates, limit)
+        assert (found.graphs, found.eager, found.wrong) == (graphs, "", "")
     layers = SharedLayers(CAPTURE)
     # Sizes that happen to be equal in the first call are not assumed to be equal later.
     for rows, inp, out in ((4, 4, 4), (4, 3, 5), (6, 3, 6), (2, 7, 7)):
@@ -84,7 +76,7 @@ def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
     """Torch runs further models eagerly, and all figures say so."""
     found = trial("whole", 4, limit=2)
     assert (found.graphs, found.wrong) == (2, "")
-    assert found.eager.startswith("candidate 2 of 4: a model, or the part after a graph break in it")
+    assert found.eager.startswith("candidate 2 of 4: only 0 of 1 graphs ran")
     reported = list(figures(found, "whole"))
     assert {figure.metric for figure in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
     assert all(figure.reason == found.eager and not figure.samples for figure in reported)
@@ -109,22 +101,24 @@ def test_each_object_has_its_own_limit() -> None:
     with pytest.raises(SilentlyEagerError, match=r"8 graphs are compiled, .* raise recompile_limit"):
         ninth(torch.ones(2, 3, 4, 6))
     ninth(torch.ones(4, 6))
+    with pytest.raises(SilentlyEagerError, match=r"torch\.func \(vmap, grad"):
+        torch.vmap(ninth)(torch.ones(5, 3, 6))
 
 
 def test_what_does_not_run_compiled_is_found() -> None:
-    """Layers compiled in place, calls that compile every time, plain and foreign layers."""
+    """Layers compiled in place, calls that compile every time, plain, foreign and parametrized layers."""
     graphs = Graphs(CAPTURE)
     in_place = nn.Linear(5, 3)
     in_place.compile(backend=graphs)
     in_place(X)
     assert (graphs.compiled, graphs.ran) == (0, 0)
     with pytest.raises(SilentlyEagerError, match=r"nn.Linear.compile\(\) compiles nothing"):
-        check_compiled(in_place, [X], graphs, 1)
+        graphs.check(in_place, [X], 1)
     fresh = [nn.Linear(5, size) for size in range(2, 6)]
     changing = nn.Module()
     changing.forward = lambda rows: torch.compile(fresh.pop(), backend=graphs)(rows)  # noqa: PLW0108  another layer in each call
     with pytest.raises(SilentlyEagerError, match="the same call compiled 1 graphs again"):
-        check_compiled(changing, [X], graphs, 1)
+        graphs.check(changing, [X], 1)
     layers, theirs = SharedLayers(CAPTURE), SharedLayers(CAPTURE)
     mixed = layers.replace(nn.Sequential(nn.Linear(5, 5)))
     layers.check(mixed, X)
@@ -134,38 +128,11 @@ def test_what_does_not_run_compiled_is_found() -> None:
     theirs.check(theirs.replace(mixed), X)
     with pytest.raises(SilentlyEagerError, match="0 of 2 graphs ran"):
         layers.check(mixed, X)
-
-
-class WithBreak(nn.Module):
-    """Two graphs, of which only the second differs between architectures."""
-
-    def __init__(self, width: int) -> None:
-        """Create both parts."""
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, width)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        torch._dynamo.graph_break()  # noqa: SLF001  no public name
-        return self.head(y)
-
-
-def test_partly_eager_calls_are_found() -> None:
-    """After a graph break, and under torch.func."""
-    whole, x = WholeModels(CAPTURE, recompile_limit=3), torch.ones(3, 4)
-    models = [whole.compile(WithBreak(width)) for width in range(2, 7)]
-    for one in models[:3]:
-        whole.check(one, x)
-    for _ in range(2):
-        with pytest.raises(SilentlyEagerError, match="after a graph break in it, would run eagerly"):
-            models[4](x)
-    whole.check(models[0], x)
-    layers = SharedLayers(CAPTURE)
-    layer = layers.replace(nn.Linear(4, 4))
-    layer(x)
-    with pytest.raises(SilentlyEagerError, match=r"torch\.func \(vmap, grad"):
-        torch.vmap(layer)(torch.ones(5, 3, 4))
+    early = layers.replace(nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 5))))
+    with pytest.raises(SilentlyEagerError, match=r"^0: a plain nn\.Linear, which runs eagerly"):
+        layers.check(early, X)
+    late = nn.Sequential(parametrizations.weight_norm(layers.replace(nn.Linear(5, 5))))
+    theirs.check(theirs.replace(late), X)
 
 
 def spectral(layer: nn.Linear) -> nn.Module:
@@ -174,23 +141,17 @@ def spectral(layer: nn.Linear) -> nn.Module:
     return nn.utils.spectral_norm(layer)
 
 
-def unchanged(layer: nn.Linear) -> nn.Module:
-    """Leave the weight as it is."""
-    return layer
-
-
 def pruned(layer: nn.Linear) -> nn.Module:
     """Compute the weight by a hook with a mask."""
-    found: nn.Module = prune.l1_unstructured(layer, "weight", 0.5)
-    return found
+    result: nn.Module = prune.l1_unstructured(layer, "weight", 0.5)
+    return result
 
 
 def test_a_shared_model_is_the_same_model() -> None:
-    """Outputs and gradients bitwise, names, parameter objects, ties, hooks and classes."""
+    """Outputs and gradients bitwise, names, parameter objects, hooks and classes; copies share graphs."""
     ways: list[tuple[Callable[[nn.Linear], nn.Module], bool]] = [
-        (unchanged, False),
-        (unchanged, True),
-        (nn.utils.weight_norm, True),
+        (lambda layer: layer, False),
+        (lambda layer: layer, True),
         (spectral, True),
         (pruned, False),
     ]
@@ -212,59 +173,18 @@ def test_a_shared_model_is_the_same_model() -> None:
                 assert one.grad is not None
                 assert torch.equal(one.grad, other.grad), name  # type: ignore[arg-type]  # it has one
     layers, calls = SharedLayers(CAPTURE), list[str]()
-    layer, second = nn.Linear(5, 5, bias=False), nn.Linear(5, 5)
-    second.weight = layer.weight
+    layer = nn.Linear(5, 5)
     layer.register_forward_pre_hook(lambda *_: calls.append("before"))
-    layer.register_forward_hook(lambda *_: calls.append("after"))
     layer.register_full_backward_hook(lambda *_: calls.append("backward"))
-    derived = type("Derived", (nn.Linear,), {})(5, 5)
-    tied = nn.ModuleDict({"one": layer.eval(), "two": layer, "deep": nn.Sequential(layer, second, derived)})
-    layers.replace(tied)
-    deep = tied["deep"]
-    assert isinstance(deep, nn.Sequential)
-    assert tied["one"] is tied["two"] is deep[0]
-    assert deep[1].weight is deep[0].weight
-    assert [type(one).__name__ for one in deep] == ["SharedLinear", "SharedLinear", "Derived"]
+    both = layers.replace(nn.Sequential(layer.eval(), type("Derived", (nn.Linear,), {})(5, 5)))
+    assert [type(one).__name__ for one in both.children()] == ["SharedLinear", "Derived"]
     assert not layer.training
-    deep(X.clone().requires_grad_()).sum().backward()
-    assert calls == ["before", "after", "backward"]
-    assert layers.graphs.ran == 2
-
-
-def test_layers_that_cannot_be_shared_are_refused() -> None:
-    """Parametrized ones, which may be parametrized later, lazy ones, and ones that are called otherwise."""
-    layers = SharedLayers(CAPTURE)
-    early = nn.Sequential(nn.Linear(5, 5), parametrizations.weight_norm(nn.Linear(5, 5)))
-    with pytest.raises(ValueError, match=r"^1 has parametrizations: call replace\(\) first"):
-        layers.replace(early)
-    assert type(early[0]) is nn.Linear
-    with pytest.raises(SilentlyEagerError, match=r"^0, 1: a plain nn\.Linear, which runs eagerly"):
-        layers.check(early, X)
-    late = nn.Sequential(parametrizations.weight_norm(layers.replace(nn.Linear(5, 5))))
-    layers.check(layers.replace(late), X)
-    called, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
-    called.forward = torch.relu  # type: ignore[method-assign]  # as users do
-    compiled.compile(backend=CAPTURE)
-    for layer, message in (
-        (nn.LazyLinear(3), "the layer has no shape yet"),
-        (called, "has its own forward"),
-        (compiled, "or was compiled in place"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            layers.replace(layer)
-
-
-def test_copies_share() -> None:
-    """A copy has its own parameters and calls the graphs of the original; a state fits a plain model."""
-    layers = SharedLayers(CAPTURE)
-    shared = layers.replace(model(0))
-    layers.check(shared, X)
-    compiled, other = layers.graphs.compiled, copy.deepcopy(shared)
-    assert torch.equal(other(X), shared(X))
-    assert next(other.parameters()) is not next(shared.parameters())
-    layers.check(other, X)
+    both(X.clone().requires_grad_()).sum().backward()
+    assert calls == ["before", "backward"]
+    compiled, copied = layers.graphs.compiled, copy.deepcopy(both)
+    copied(X.clone().requires_grad_())
+    assert next(copied.parameters()) is not next(both.parameters())
     assert layers.graphs.compiled == compiled
-    model(0).load_state_dict(shared.state_dict())
 
 
 def test_torchs_settings_are_restored() -> None:
@@ -277,16 +197,12 @@ def test_torchs_settings_are_restored() -> None:
 
     before = settings()
     for limit in (None, 3):
-        torch.compiler.reset()
         layers = SharedLayers(CAPTURE, recompile_limit=limit)
-        whole = WholeModels(CAPTURE, recompile_limit=limit)
         layers.replace(model(0))(X)
-        whole.compile(model(0))(X)
         assert settings() == before
-        for broken in (layers.replace(nn.Linear(5, 3)), whole.compile(nn.Linear(5, 3))):
-            with pytest.raises(RuntimeError):
-                broken(X[:, :4])
-            assert settings() == before
+        with pytest.raises(RuntimeError):
+            layers.replace(nn.Linear(5, 3))(X[:, :4])
+        assert settings() == before
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +213,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "mine -std=c++20")
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "mine" else None)
     assert refusal("cpu") == ""
-    monkeypatch.setattr(shared_compile, "_has_triton", lambda: False)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     assert "triton" in refusal("cuda")
 
 

@@ -38,7 +38,8 @@ from impls.benchmark.training.architecture_search import COMPILED, Search, archi
 from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep, Updater
 from impls.benchmark.training.memory_reclaim import Trial
 from impls.benchmark.training.rigl import cnn, mlp, update
-from impls.training import active_weights, sparse_masks, sparse_products
+from impls.training import rigl as rigl_training
+from impls.training import sparse_masks, sparse_products
 from impls.training.memory_reclaim import refusal
 from impls.training.optimizer_in_backward import Rule
 
@@ -265,7 +266,7 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
     zero_changed = sparse_masks.zero_changed
     with monkeypatch.context() as patch:
         patch.setattr(
-            active_weights,
+            rigl_training,
             "zero_changed",
             lambda tensors, before, after: zero_changed(tensors, before, after.view(-1)[:1].fill_(1) | after),
         )
@@ -301,9 +302,9 @@ def test_sparse_products_are_those_of_the_dense_weight() -> None:
     layers = (
         sparse_products.CsrLinear(linear, sparse_masks.random_mask(linear.weight, 11, generator)),
         sparse_products.CondensedLinear(
-            linear, sparse_products.constant_fan_in_mask((8, 12), 0.1, generator)
+            linear, sparse_products.constant_fan_in_mask(linear.weight, 0.1, generator)
         ),
-        sparse_products.BlockLinear(linear, sparse_products.block_mask((8, 12), 0.2, 4, generator), 4),
+        sparse_products.BlockLinear(linear, sparse_products.block_mask(linear.weight, 0.2, 4, generator), 4),
     )
     for layer in layers:
         mask, weight = layer.mask(), layer.dense().requires_grad_()
@@ -324,11 +325,13 @@ def test_sparse_products_are_those_of_the_dense_weight() -> None:
 def test_masks_have_their_structure() -> None:
     """Equally many inputs per output, whole blocks, and two of every four."""
     generator = Generator().manual_seed(0)
-    assert sparse_products.constant_fan_in_mask((6, 50), 0.1, generator).sum(1).tolist() == [5] * 6
-    mask = sparse_products.block_mask((16, 32), 0.25, 8, generator)
+    assert sparse_products.constant_fan_in_mask(torch.empty(6, 50), 0.1, generator).sum(1).tolist() == [5] * 6
+    mask = sparse_products.block_mask(torch.empty(16, 32), 0.25, 8, generator)
     counts = mask.unflatten(1, (-1, 8)).unflatten(0, (-1, 8)).sum((1, 3))
     assert sorted(counts.flatten().tolist()) == [0] * 6 + [64] * 2
-    assert (sparse_products.two_of_four_mask((6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2).all()
+    assert (
+        sparse_products.two_of_four_mask(torch.empty(6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2
+    ).all()
 
 
 def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,14 +352,14 @@ def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch of the candidates is not trained on; compiled ones train with another learning rate."""
     with monkeypatch.context() as patch:
-        loss_of, batches = architecture_search.loss_of, itertools.count()
+        loss_of, calls = architecture_search.loss_of, itertools.count()
 
-        def loss_without_last_gradient(*given: Any) -> Tensor:
+        def loss_without_a_gradient(*given: Any) -> Tensor:
             loss = loss_of(*given)
-            return loss.detach() + 0 * loss if next(batches) == architecture_search.STEPS - 1 else loss
+            return loss.detach() + 0 * loss if next(calls) == architecture_search.STEPS - 2 else loss
 
-        patch.setattr(architecture_search, "loss_of", loss_without_last_gradient)
-        with pytest.raises(WrongResultError, match=r"candidate 0: 0\.weight is off"):
+        patch.setattr(architecture_search, "loss_of", loss_without_a_gradient)
+        with pytest.raises(WrongResultError, match=r"candidate 0: losses is off"):
             built("CleanSearch", memory_reclaim.CHECKS[0]).verify()
     monkeypatch.setattr(shared_compile, "LEARNING_RATE", 0.051)
     case = population(2, 5, 4, operator=COMPILED)
@@ -368,7 +371,8 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_calls_of_a_search_are_reproducible_and_free_what_leaks() -> None:
     """Two buffers are read in turn, from the same initial weights."""
-    work = built("CleanSearch", population(3, 5, 4))
+    case = population(3, 5, 4)
+    work = built("CleanSearch", case)
     work.enter("step")
     first, second, third = (work.phases["step"]() for _ in range(3))
     assert isinstance(first, Tensor)
@@ -389,7 +393,7 @@ def test_calls_of_a_search_are_reproducible_and_free_what_leaks() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(architecture_search, "run", recorded)
             for name in ("LeakySearch", "CleanSearch(linked=True)"):
-                built(name, population(3, 5, 4)).phases["step"]()
+                built(name, case).phases["step"]()
         assert [outcome.alive for outcome in outcomes] == [0, 0]
     finally:
         gc.enable()
@@ -398,9 +402,9 @@ def test_calls_of_a_search_are_reproducible_and_free_what_leaks() -> None:
 def test_figures_of_a_search_come_from_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaks relative to the largest candidate alone; what the device does not report has its reason."""
     whole = Trial(
-        5.0, 2.0, 7, 6, ("a",), resident_bytes=300, reserved_bytes=90, allocated_bytes=60, retries=4
+        5.0, 2.0, 7, 6, (0.5,), resident_bytes=300, reserved_bytes=90, allocated_bytes=60, retries=4
     )
-    alone = Trial(1.0, 0.0, 0, 0, ("a",), resident_bytes=100, reserved_bytes=40, allocated_bytes=30)
+    alone = Trial(1.0, 0.0, 0, 0, (0.5,), resident_bytes=100, reserved_bytes=40, allocated_bytes=30)
     expected = {
         ("wall_ns", "fresh process"): 5,
         ("pause_ns", "fresh process"): 2,
@@ -436,5 +440,5 @@ def test_a_trial_measures_pauses_and_leaks() -> None:
     assert 0 < collected.pause_ns < collected.wall_ns
     assert (collected.alive, collected.alive_collected) == (0, 0)
     leaky = memory_reclaim.run_trial(Search(case, "cpu", 0, leaky=True), widths, 1)
-    assert leaky.digests == collected.digests
+    assert leaky.losses == collected.losses
     assert leaky.alive == leaky.alive_collected == sum(2 * (len(one) - 1) for one in widths)

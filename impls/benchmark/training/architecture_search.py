@@ -1,12 +1,11 @@
 """A population of random MLPs that are trained one after another, as in an architecture search."""
 
 import gc
-import hashlib
 import itertools
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +18,7 @@ from esbench.registry import REGISTRY, WrongResultError
 from esbench.schema import Case
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import check, gradients
-from impls.training.memory_reclaim import Mode, Reclaimer, isolated, reclaim
+from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, isolated
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
 
 ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
@@ -90,7 +89,7 @@ def batches(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def loss_of(y: Tensor, x: Tensor) -> Tensor:
-    """Return the mean cross-entropy; a row's class is which of its first channels is the largest."""
+    """Return the mean cross-entropy; a row's class is the index of the largest of its first channels."""
     return nn.functional.cross_entropy(y, x[:, : y.shape[1]].argmax(1))
 
 
@@ -123,14 +122,12 @@ class Outcome:
 
     Attributes:
         losses: [candidates, steps].
-        digests: of each candidate's trained weights.
         parameters: weak references to all parameters.
         handles: of hooks that leak.
 
     """
 
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
-    digests: tuple[str, ...] = ()
     parameters: list["weakref.ref[Tensor]"] = field(default_factory=list)
     handles: list[RemovableHandle] = field(default_factory=list)
 
@@ -150,50 +147,32 @@ class Outcome:
 
 def run(
     search: Search,
-    widths: Sequence[Widths],
+    widths: Iterable[Widths],
     x: Tensor,
-    inspect: Callable[[int, dict[str, Tensor]], object] = lambda _, __: None,
-    reclaimer: Reclaimer | None = None,
+    release_cache: ReleaseCache = torch.cuda.empty_cache,
 ) -> Outcome:
-    """Train each architecture on batches [steps, rows, channels], one after another.
-
-    Args:
-        search: how.
-        widths: the architectures.
-        x: the batches.
-        inspect: called with the number of a candidate, its losses and its trained weights.
-        reclaimer: what collects garbage.
-
-    """
-    plan, outcome = reclaim(search.mode, reclaimer), Outcome()
+    """Train each architecture on batches [steps, rows, channels], one after another."""
+    plan, outcome = Reclaim(search.mode, release_cache), Outcome()
     losses: list[Tensor] = []
     for number, one in enumerate(widths):
         candidate = replace(search, seed=search.seed + number)
         with plan.candidate():
             if search.mode == "subprocess":
-                found, digest = isolated(_train_alone, candidate, one, x.cpu(), torch.get_num_threads())
-                losses.append(found)
-                outcome.digests += digest
+                losses.append(isolated(_train_alone, candidate, one, x.cpu(), torch.get_num_threads()))
             else:
-                trained = _train(candidate, one, plan.batches(x), outcome)
-                losses.append(trained["losses"])
-                inspect(number, trained)
-                del trained  # before the plan reclaims memory
+                losses.append(_train(candidate, one, plan.batches(x), outcome))
     outcome.losses = torch.stack(losses)
     return outcome
 
 
-def _train_alone(
-    candidate: Search, widths: Widths, x: Tensor, threads: int
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Train one candidate in this process; return its losses [steps] and the digest of its weights."""
+def _train_alone(candidate: Search, widths: Widths, x: Tensor, threads: int) -> Tensor:
+    """Train one candidate in this process; return its losses [steps]."""
     torch.set_num_threads(threads)  # the order of sums depends on it
-    outcome = run(replace(candidate, mode="nothing"), [widths], x.to(candidate.device))
-    return outcome.losses[0].cpu(), outcome.digests
+    return run(replace(candidate, mode="nothing"), [widths], x.to(candidate.device)).losses[0].cpu()
 
 
-def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: Outcome) -> dict[str, Tensor]:
-    """Train a candidate; return its losses [steps] and weights, the last references to it unless it leaks."""
+def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: Outcome) -> Tensor:
+    """Train a candidate; return its losses [steps]."""
     model = untrained(widths, candidate.case, candidate.device, candidate.seed)
     outcome.parameters += [weakref.ref(parameter) for parameter in model.parameters()]
     optimizer = None
@@ -211,8 +190,7 @@ def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: O
         if optimizer is not None:
             optimizer.step()
         losses.append(loss.detach())
-    outcome.digests += (_digest(model),)
-    return {"losses": torch.stack(losses), **dict(model.named_parameters())}
+    return torch.stack(losses)
 
 
 def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
@@ -226,36 +204,28 @@ def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
     return [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
 
 
-def _digest(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def reference_training(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Return losses [steps] and weights of a training without optimizers and without hooks."""
+def reference_losses(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the losses [steps] of a training without optimizers and without hooks."""
     weights: dict[str, Tensor] = {name: one.detach() for name, one in model.named_parameters()}
     losses = []
     for batch in x:
         loss, slopes = gradients(model, weights, batch, loss_of)
         losses.append(loss)
         weights = {name: one - LEARNING_RATE * slopes[name] for name, one in weights.items()}
-    return {"losses": torch.stack(losses), **weights}
+    return {"losses": torch.stack(losses)}
 
 
-def check_trained(
-    search: Search, number: int, widths: Widths, trained: Mapping[str, Tensor], x: Tensor
-) -> None:
-    """Compare losses and trained weights of a candidate with the reference.
+def check_losses(search: Search, widths: Iterable[Widths], losses: Iterable[Tensor], x: Tensor) -> None:
+    """Compare the losses of candidates with the reference: a wrong update shows in the next loss.
 
     Raises:
         WrongResultError: they differ.
 
     """
-    model = untrained(widths, search.case, search.device, search.seed + number)
-    try:
-        check({name: one.detach() for name, one in trained.items()}, reference_training, model, x)
-    except WrongResultError as error:
-        message = f"candidate {number}: {error}"
-        raise WrongResultError(message) from error
+    for number, (one, candidate_losses) in enumerate(zip(widths, losses, strict=True)):
+        model = untrained(one, search.case, search.device, search.seed + number)
+        try:
+            check({"losses": candidate_losses}, reference_losses, model, x)
+        except WrongResultError as error:
+            message = f"candidate {number}: {error}"
+            raise WrongResultError(message) from error

@@ -3,12 +3,11 @@
 Allocators keep memory and read their settings once, so figures of memory come from fresh processes.
 """
 
-import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,17 +27,16 @@ from esbench.schema import QUALITY, Case
 from impls.benchmark.training import architecture_search
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,
-    Outcome,
     Search,
     Widths,
     architectures,
     batches,
-    check_trained,
+    check_losses,
     largest,
     population,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
-from impls.training.memory_reclaim import Mode, Reclaimer, environment, isolated, refusal
+from impls.training.memory_reclaim import Mode, environment, isolated, refusal
 
 OPERATORS = (ARCHITECTURES,)
 
@@ -98,43 +96,28 @@ class SearchWorkload(AbstractTrainingWorkload):
 
     @override
     def call(self) -> Tensor:
-        return self._trained(self._buffers.take()).losses
-
-    def _trained(
-        self, x: Tensor, inspect: Callable[[int, dict[str, Tensor]], object] = lambda _, __: None
-    ) -> Outcome:
-        outcome = architecture_search.run(self._search, self._widths, x, inspect)
+        outcome = architecture_search.run(self._search, self._widths, self._buffers.take())
         outcome.release()  # so that leaks do not add up over calls
-        return outcome
+        return outcome.losses
 
     @override
     def verify(self) -> None:
-        search, x = self._search, self.inputs[0]
-
-        def check(number: int, trained: dict[str, Tensor]) -> None:
-            check_trained(search, number, self._widths[number], trained, x)
-
-        if search.mode != "subprocess":
-            self._trained(x, check)
-            return
-        # Its weights are not here: compare their digest with a candidate that can be checked.
-        here = architecture_search.run(replace(search, mode="nothing"), self._widths[:1], x, check)
-        if architecture_search.run(search, self._widths[:1], x).digests != here.digests:
-            message = "training in a separate process gives different weights"
-            raise WrongResultError(message)
+        widths = self._widths[:1] if self._search.mode == "subprocess" else self._widths  # processes are slow
+        outcome = architecture_search.run(self._search, widths, self.inputs[0])
+        outcome.release()
+        check_losses(self._search, widths, outcome.losses, self.inputs[0])
 
     @override
     def quality(self) -> Iterator[Figure]:
         search = self._search
         trials = [_fresh(search, self._widths, environment(search.mode)) for _ in range(REPLICATES)]
-        if len({trial.digests for trial in trials}) > 1:
-            message = "fresh processes end with different weights"
+        if len({trial.losses for trial in trials}) > 1:
+            message = "fresh processes have different losses"
             raise WrongResultError(message)
         alone = largest_alone(Search(search.case, search.device, search.seed))
         reasons = {}
         if search.mode == "subprocess":
-            elsewhere = "other processes hold the memory, of one candidate at a time"
-            reasons = {"resident set": elsewhere, "allocator": elsewhere}
+            reasons = dict.fromkeys(("resident set", "allocator"), "other processes hold the memory")
         else:
             if None in {trial.resident_bytes for trial in (alone, *trials)}:
                 reasons["resident set"] = "this system does not report the peak of a part of a process"
@@ -155,7 +138,7 @@ class Trial:
         pause_ns: time spent on garbage collections and on releasing torch's cache.
         alive: number of parameters that are left, without a garbage collection.
         alive_collected: and after one.
-        digests: of each candidate's trained weights.
+        losses: of all candidates and steps.
         resident_bytes: peak memory of the process above that before the search; None if not reported.
         reserved_bytes: peak of torch's CUDA allocator, as are the following.
         allocated_bytes: above that before the search.
@@ -167,7 +150,7 @@ class Trial:
     pause_ns: float
     alive: int
     alive_collected: int
-    digests: tuple[str, ...]
+    losses: tuple[float, ...]
     resident_bytes: int | None = None
     reserved_bytes: int = 0
     allocated_bytes: int = 0
@@ -189,37 +172,23 @@ class Trial:
         }
 
 
-class TimedReclaimer(Reclaimer):
-    """Measures the nanoseconds of cache releases and, inside ``measuring()``, of all garbage collections."""
+class PauseTimer:
+    """Measures the nanoseconds of garbage collections, as a callback of ``gc``, and of cache releases."""
 
     def __init__(self) -> None:
         """Start from 0."""
         self.pause_ns = 0
 
-    @override
+    def __call__(self, phase: str, _: Mapping[str, int]) -> None:
+        """Count the time from the start to the end of a collection."""
+        now_ns = time.perf_counter_ns()
+        self.pause_ns += -now_ns if phase == "start" else now_ns
+
     def release_cache(self) -> None:
-        self._pause()
-        super().release_cache()
-        self._resume()
-
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Measure the garbage collections inside a block."""
-
-        def on_collection(phase: str, _: Mapping[str, int]) -> None:
-            (self._pause if phase == "start" else self._resume)()
-
-        gc.callbacks.append(on_collection)
-        try:
-            yield
-        finally:
-            gc.callbacks.remove(on_collection)
-
-    def _pause(self) -> None:
-        self.pause_ns -= time.perf_counter_ns()
-
-    def _resume(self) -> None:
-        self.pause_ns += time.perf_counter_ns()
+        """Release torch's cache."""
+        self("start", {})
+        torch.cuda.empty_cache()
+        self("stop", {})
 
 
 def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
@@ -234,13 +203,14 @@ def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
     torch.cuda.empty_cache()
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    before_bytes, reclaimer = reset_peak(), TimedReclaimer()
+    before_bytes, timer = reset_peak(), PauseTimer()
     held_bytes = torch.cuda.memory_allocated()
     start_ns = time.perf_counter_ns()
-    with reclaimer.measuring():
-        outcome = architecture_search.run(search, widths, x, reclaimer=reclaimer)
-        if is_cuda:
-            torch.cuda.synchronize()
+    gc.callbacks.append(timer)
+    outcome = architecture_search.run(search, widths, x, timer.release_cache)
+    if is_cuda:
+        torch.cuda.synchronize()
+    gc.callbacks.remove(timer)
     wall_ns = time.perf_counter_ns() - start_ns
     resident_bytes = None if before_bytes is None else status_bytes("VmHWM") - before_bytes
     alive = outcome.alive
@@ -248,10 +218,10 @@ def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
     # Without CUDA, torch reports 0.
     return Trial(
         wall_ns=wall_ns,
-        pause_ns=reclaimer.pause_ns,
+        pause_ns=timer.pause_ns,
         alive=alive,
         alive_collected=outcome.alive,
-        digests=outcome.digests,
+        losses=tuple(outcome.losses.flatten().tolist()),
         resident_bytes=resident_bytes,
         reserved_bytes=int(torch.cuda.max_memory_reserved()),
         allocated_bytes=int(torch.cuda.max_memory_allocated() - held_bytes),

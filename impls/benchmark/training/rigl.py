@@ -1,8 +1,7 @@
 """Suite ``rigl``: steps of sparse training, topology updates, and accuracy on digits."""
 
-import itertools
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,8 +26,7 @@ from impls.benchmark.training.sparse_training import (
 )
 from impls.benchmark.training.workload import square
 from impls.training import sparse_masks, sparse_products
-from impls.training.active_weights import entry_state
-from impls.training.rigl import RigLInBackward, RigLScheduler
+from impls.training.rigl import RigLInBackward, RigLScheduler, entry_state
 from impls.training.sparse_products import AbstractSparseLinear
 
 SPARSE_TENSOR_CORES = (8, 0)
@@ -54,6 +52,34 @@ def _plain_trainer(model: nn.Sequential, rate: float) -> Trainer:
     return Trainer(model, finish, masks)
 
 
+def _scheduled_trainer(
+    model: nn.Sequential, rate: float, density: float, delta: int | None, seed: int
+) -> Trainer:
+    """Return a trainer with RigLScheduler, whose masks are static without ``delta``."""
+    optimizer = sgd(model.parameters(), rate)
+    scheduler = RigLScheduler(
+        model,
+        optimizer,
+        dense_allocation=density,
+        T_end=2 * NEVER,
+        delta=delta or NEVER,
+        static_topo=delta is None,
+        sparsity_distribution="erk",
+        seed=seed,
+    )
+
+    def finish() -> None:
+        if scheduler():
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def gathered() -> list[Tensor]:
+        pairs = ((layer.gathered, layer.arriving) for layer in scheduler.layers)
+        return [gradient for pair in pairs for gradient in pair if gradient is not None]
+
+    return Trainer(model, finish, lambda: {layer.name: layer.mask for layer in scheduler.layers}, gathered)
+
+
 @variant(mode="base", baseline=True, operators=OPERATORS)
 @dataclass(frozen=True)
 class DenseTraining(AbstractTraining):
@@ -72,29 +98,24 @@ class MaskedWeights:
     def __init__(self, model: nn.Sequential, rate: float, density: float, delta: int) -> None:
         """Draw the masks and apply them."""
         self.optimizer, self._delta, self._steps = sgd(model.parameters(), rate), delta, 0
+        self.weights = sparse_masks.sparsifiable(model)
         generator = Generator().manual_seed(0)
-        parts = sparse_masks.allocate(sparse_masks.sparsifiable(model), density, "erk")
-        self.parts = [one for one in parts if one.zeros]
-        self.masks = {
-            one.name: sparse_masks.random_mask(one.weight, one.nonzero, generator) for one in self.parts
-        }
+        self.masks = sparse_masks.random_masks(self.weights, density, "erk", generator)
+        self._moved = {name: int(ALPHA * int(mask.sum())) for name, mask in self.masks.items()}
         with torch.no_grad():
-            for one in self.parts:
-                one.weight.mul_(self.masks[one.name])
+            for name, mask in self.masks.items():
+                self.weights[name].mul_(mask)
 
     def next_is_update(self) -> bool:
         """Count a step; return whether it updates the masks."""
         self._steps += 1
         return self._steps % self._delta == 0
 
-    def momentum(self, weight: nn.Parameter) -> list[Tensor]:
-        """Return the momentum of a weight, if there is one yet."""
-        return entry_state(self.optimizer, weight)
-
-    def move(self, one: sparse_masks.SparseWeight, after: Tensor) -> None:
-        """Replace a mask."""
-        mask = self.masks[one.name]
-        sparse_masks.zero_changed([one.weight, *self.momentum(one.weight)], mask, after)
+    def move(self, name: str, gradient: Tensor, choose: Callable[..., Tensor]) -> None:
+        """Replace a mask by the choice of one of the functions for topology updates."""
+        weight, mask = self.weights[name], self.masks[name]
+        after = choose(weight, gradient, mask, self._moved[name])
+        sparse_masks.zero_changed([weight, *entry_state(self.optimizer, weight)], mask, after)
         mask.copy_(after)
 
 
@@ -109,25 +130,24 @@ class RigLTorch(AbstractTraining):
     def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> Trainer:
         state, gradients = MaskedWeights(model, rate, self.density, delta), dict[str, Tensor]()
 
-        def keep(name: str, gradient: Tensor) -> Tensor:
+        def copy_and_mask(name: str, gradient: Tensor) -> Tensor:
             gradients[name] = gradient.clone()
             return gradient * state.masks[name]
 
-        for one in state.parts:
-            one.weight.register_hook(partial(keep, one.name))
+        for name in state.masks:
+            state.weights[name].register_hook(partial(copy_and_mask, name))
 
         @torch.no_grad()
         def finish() -> None:
             if state.next_is_update():
-                for one in state.parts:
-                    gradient, mask = gradients[one.name], state.masks[one.name]
-                    count = int(ALPHA * one.nonzero)
-                    state.move(one, sparse_masks.drop_and_grow_by_sorting(one.weight, gradient, mask, count))
+                for name, gradient in gradients.items():
+                    state.move(name, gradient, topology_update.drop_and_grow_by_sorting)
             else:
                 state.optimizer.step()
-                for one in state.parts:
-                    for tensor in (*state.momentum(one.weight), one.weight):
-                        tensor.mul_(state.masks[one.name])
+                for name, mask in state.masks.items():
+                    weight = state.weights[name]
+                    for tensor in (*entry_state(state.optimizer, weight), weight):
+                        tensor.mul_(mask)
             state.optimizer.zero_grad()
 
         return Trainer(model, finish, lambda: state.masks, lambda: list(gradients.values()))
@@ -162,22 +182,16 @@ class RigL(AbstractTraining):
 
     def _foreach(self, model: nn.Sequential, rate: float, delta: int) -> Trainer:
         state = MaskedWeights(model, rate, self.density, delta)
+        weights = [state.weights[name] for name in state.masks]
         # As numbers: _foreach_mul_ would multiply bools one tensor at a time.
-        factors = [state.masks[one.name].to(one.weight.dtype) for one in state.parts]
+        factors = [state.masks[name].to(state.weights[name].dtype) for name in state.masks]
 
         def finish() -> None:
-            gradients = [one.weight.grad for one in state.parts if one.weight.grad is not None]
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
             if state.next_is_update():
-                for one, gradient, factor in zip(state.parts, gradients, factors, strict=True):
-                    after, _ = sparse_masks.drop_and_grow(
-                        one.weight,
-                        gradient,
-                        state.masks[one.name],
-                        int(ALPHA * one.nonzero),
-                        narrowed=one.weight.device.type == "cpu",
-                    )
-                    state.move(one, after)
-                    factor.copy_(after)
+                for name, gradient, factor in zip(state.masks, gradients, factors, strict=True):
+                    state.move(name, gradient, lambda *given: sparse_masks.drop_and_grow(*given)[0])
+                    factor.copy_(state.masks[name])
             else:
                 torch._foreach_mul_(gradients, factors)  # as torch's own optimizers call it
                 state.optimizer.step()
@@ -199,41 +213,14 @@ class Static(AbstractTraining):
         return _scheduled_trainer(model, rate, self.density, None, seed)
 
 
-def _scheduled_trainer(
-    model: nn.Sequential, rate: float, density: float, delta: int | None, seed: int
-) -> Trainer:
-    optimizer = sgd(model.parameters(), rate)
-    scheduler = RigLScheduler(
-        model,
-        optimizer,
-        dense_allocation=density,
-        T_end=2 * NEVER,
-        delta=delta or NEVER,
-        static_topo=delta is None,
-        sparsity_distribution="erk",
-        seed=seed,
-    )
-
-    def finish() -> None:
-        if scheduler():
-            optimizer.step()
-        optimizer.zero_grad()
-
-    def kept() -> list[Tensor]:
-        pairs = ((layer.gathered, layer.arriving) for layer in scheduler.layers)
-        return [one for one in itertools.chain(*pairs) if one is not None]
-
-    return Trainer(model, finish, lambda: {layer.name: layer.mask for layer in scheduler.layers}, kept)
-
-
 class AbstractProducts(AbstractTraining):
     """Sparse layers with static masks, for linear layers only."""
 
     moves = False
 
     @abstractmethod
-    def layer(self, linear: nn.Linear, shape: tuple[int, int], generator: Generator) -> AbstractSparseLinear:
-        """Return a sparse layer for a dense one of shape (out, in).
+    def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
+        """Return a sparse layer for a dense one.
 
         Raises:
             UnavailableError: the layer's shape, dtype or device is not supported.
@@ -246,12 +233,7 @@ class AbstractProducts(AbstractTraining):
         if any(isinstance(one, nn.Conv2d) for one in model):
             message = "torch has sparse products of matrices, but not of convolutions"
             raise UnavailableError(message)
-        layers = (
-            self.layer(one, (one.out_features, one.in_features), generator)
-            if isinstance(one, nn.Linear)
-            else one
-            for one in model
-        )
+        layers = (self.layer(one, generator) if isinstance(one, nn.Linear) else one for one in model)
         return _plain_trainer(nn.Sequential(*layers), rate)
 
 
@@ -270,7 +252,7 @@ class Csr(AbstractProducts):
     density: float = 0.1
 
     @override
-    def layer(self, linear: nn.Linear, shape: tuple[int, int], generator: Generator) -> AbstractSparseLinear:
+    def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
         _check_dtype(linear.weight, torch.float32, torch.float64)
         nonzero = max(1, round(self.density * linear.weight.numel()))
         return sparse_products.CsrLinear(linear, sparse_masks.random_mask(linear.weight, nonzero, generator))
@@ -284,10 +266,10 @@ class Condensed(AbstractProducts):
     density: float = 0.1
 
     @override
-    def layer(self, linear: nn.Linear, shape: tuple[int, int], generator: Generator) -> AbstractSparseLinear:
+    def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
         _check_dtype(linear.weight, torch.float32, torch.float64)
-        mask = sparse_products.constant_fan_in_mask(shape, self.density, generator)
-        return sparse_products.CondensedLinear(linear, mask.to(linear.weight.device))
+        mask = sparse_products.constant_fan_in_mask(linear.weight, self.density, generator)
+        return sparse_products.CondensedLinear(linear, mask)
 
 
 @variant(operators=OPERATORS, source="ours")
@@ -299,14 +281,13 @@ class Blocks(AbstractProducts):
     side: int = 32
 
     @override
-    def layer(self, linear: nn.Linear, shape: tuple[int, int], generator: Generator) -> AbstractSparseLinear:
-        if any(size % self.side for size in shape):
-            message = (
-                f"{shape[0]} x {shape[1]} channels are not divisible into {self.side} x {self.side} blocks"
-            )
+    def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
+        out, inp = linear.weight.shape
+        if out % self.side or inp % self.side:
+            message = f"{out} x {inp} channels are not divisible into {self.side} x {self.side} blocks"
             raise UnavailableError(message)
-        mask = sparse_products.block_mask(shape, self.density, self.side, generator)
-        return sparse_products.BlockLinear(linear, mask.to(linear.weight.device), self.side)
+        mask = sparse_products.block_mask(linear.weight, self.density, self.side, generator)
+        return sparse_products.BlockLinear(linear, mask, self.side)
 
 
 @variant(operators=OPERATORS, source="torch.sparse.to_sparse_semi_structured; Mishra et al. 2021")
@@ -315,19 +296,18 @@ class SemiStructured(AbstractProducts):
     """Two of every four inputs: sparse tensor cores of a GPU in the forward pass."""
 
     @override
-    def layer(self, linear: nn.Linear, shape: tuple[int, int], generator: Generator) -> AbstractSparseLinear:
+    def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
         weight = linear.weight
-        if weight.device.type != "cuda":
+        if not weight.is_cuda:
             message = "2:4 products need a CUDA GPU with sparse tensor cores"
             raise UnavailableError(message)
-        capability = torch.cuda.get_device_capability(weight.device)
-        if capability < SPARSE_TENSOR_CORES:
+        if (capability := torch.cuda.get_device_capability(weight.device)) < SPARSE_TENSOR_CORES:
             found, needed = (".".join(map(str, one)) for one in (capability, SPARSE_TENSOR_CORES))
             message = f"this GPU has no sparse tensor cores: capability {found} < {needed}"
             raise UnavailableError(message)
         _check_dtype(weight, torch.float16, torch.bfloat16)
-        mask = sparse_products.two_of_four_mask(shape, generator)
-        return sparse_products.SemiStructuredLinear(linear, mask.to(weight.device))
+        mask = sparse_products.two_of_four_mask(weight, generator)
+        return sparse_products.SemiStructuredLinear(linear, mask)
 
 
 def update(out: int, inp: int, kernel_size: tuple[int, ...] = (), dtype: str = "float32") -> Case:

@@ -6,9 +6,9 @@ Caches and the recompile limit belong to a process, so each variant runs in a fr
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,14 @@ from impls.benchmark.training.architecture_search import (
     Widths,
     architectures,
     batches,
-    check_trained,
+    check_losses,
     loss_of,
     population,
     untrained,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
 from impls.training.memory_reclaim import isolated
-from impls.training.shared_compile import SharedLayers, SilentlyEagerError, WholeModels, refusal
+from impls.training.shared_compile import SharedLayers, SilentlyEagerError, applied, limits, refusal
 
 OPERATORS = (COMPILED,)
 
@@ -183,52 +183,42 @@ def run_trial(plan: Plan) -> Trial:
     """Train a population in this process, which should be fresh, and measure it."""
     torch.set_num_threads(plan.threads)
     search, case, device = plan.search, plan.search.case, plan.search.device
-    compile_model, check, graphs = _compiler(plan)
+    shared = SharedLayers(plan.backend, dynamic=plan.way == "dynamic", recompile_limit=plan.limit)
+    graphs = shared.graphs
     x = batches(case, device, search.seed)[0]
     measured: list[tuple[float, float, float, float]] = []
-    eager: list[str] = []
+    losses: list[Tensor] = []
     for number, widths in enumerate(plan.widths):
         start_ns = time.perf_counter_ns()
         plain = untrained(widths, case, device, search.seed + number)
-        model = compile_model(plain)
-        step = _TrainingStep(plain, model, device)
+        model: nn.Module = plain
         try:
-            taken = [step.timed(rows) for rows in x]
+            with applied(limits(plan.limit)):
+                if plan.way == "whole":
+                    model = cast("nn.Module", torch.compile(plain, backend=graphs))
+                elif plan.way != "eager":
+                    shared.replace(model)
+                step = _TrainingStep(plain, model, device)
+                taken = [step.timed(rows) for rows in x]
+                candidate_ns = float(time.perf_counter_ns() - start_ns)
+                losses.append(torch.stack(step.losses))
+                if plan.way != "eager":
+                    graphs.check(model, [x[0]], 1 if plan.way == "whole" else len(widths) - 1)
+                warm_ns = eager_ns = 0.0
+                if plan.timed:
+                    other = untrained(widths, case, device, search.seed)
+                    eager_step = _TrainingStep(other, other, device)
+                    pairs = [(step.timed(x[0]), eager_step.timed(x[0])) for _ in range(WARM_UP + TIMED)]
+                    warm_ns, eager_ns = map(statistics.median, zip(*pairs[WARM_UP:], strict=True))
         except SilentlyEagerError as error:
-            return Trial(graphs(), eager=f"candidate {number} of {len(plan.widths)}: {error}")
-        candidate_ns = float(time.perf_counter_ns() - start_ns)
-        trained = {"losses": torch.stack(step.losses), **dict(plain.named_parameters())}
-        try:
-            check_trained(search, number, widths, trained, x)
-        except WrongResultError as error:
-            return Trial(graphs(), wrong=str(error))
-        try:
-            check(model, x[0])
-        except SilentlyEagerError as error:
-            eager.append(str(error))
-        warm_ns = eager_ns = 0.0
-        if plan.timed:
-            other = untrained(widths, case, device, search.seed)
-            eager_step = _TrainingStep(other, other, device)
-            pairs = [(step.timed(x[0]), eager_step.timed(x[0])) for _ in range(WARM_UP + TIMED)]
-            warm_ns, eager_ns = (statistics.median(one) for one in zip(*pairs[WARM_UP:], strict=True))
+            return Trial(graphs.compiled, eager=f"candidate {number} of {len(plan.widths)}: {error}")
         measured.append((candidate_ns, max(0.0, sum(taken) - len(taken) * warm_ns), warm_ns, eager_ns))
-    reason = f"{len(eager)} of {len(plan.widths)} models did not run compiled: {eager[0]}" if eager else ""
-    candidates, compiling, warm, plain_warm = zip(*measured, strict=True)
-    return Trial(graphs(), candidates, compiling, warm, plain_warm, reason)
-
-
-def _compiler(
-    plan: Plan,
-) -> tuple[Callable[[nn.Module], nn.Module], Callable[[nn.Module, Tensor], None], Callable[[], int]]:
-    """Return functions that compile a model, check that it runs compiled, and count graphs."""
-    if plan.way == "eager":
-        return lambda model: model, lambda _, __: None, lambda: 0
-    if plan.way == "whole":
-        whole = WholeModels(plan.backend, recompile_limit=plan.limit)
-        return whole.compile, whole.check, lambda: whole.graphs.compiled
-    shared = SharedLayers(plan.backend, dynamic=plan.way == "dynamic", recompile_limit=plan.limit)
-    return shared.replace, shared.check, lambda: shared.graphs.compiled
+    try:
+        check_losses(search, plan.widths, losses, x)
+    except WrongResultError as error:
+        return Trial(graphs.compiled, wrong=str(error))
+    candidate, compiling, warm, plain_warm = zip(*measured, strict=True)
+    return Trial(graphs.compiled, candidate, compiling, warm, plain_warm)
 
 
 class _TrainingStep:

@@ -50,7 +50,7 @@ class FullSort(AbstractTopology):
 
     @override
     def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
-        return sparse_masks.drop_and_grow_by_sorting(weight, gradient, mask, count)
+        return drop_and_grow_by_sorting(weight, gradient, mask, count)
 
 
 @variant(operators=OPERATORS, source="Evci et al. 2020; the selection is ours")
@@ -140,6 +140,30 @@ class TopologyWorkload(MultiplyWorkload):
         self.enter("update")
         after = self.call()
         check_update(self._weight, self.inputs[0], self._mask, after, self._count)
+
+
+@torch.no_grad()
+def drop_and_grow_by_sorting(weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
+    """Return the next mask as rigl-torch computes it: two full sorts whose ranks are scattered back.
+
+    Args:
+        weight: any shape.
+        gradient: the dense gradient, same shape.
+        mask: bool, same shape.
+        count: number of entries to drop and to grow.
+
+    """
+    stays = _rank_mask(torch.where(mask, weight.abs(), -1.0), int(mask.sum()) - count)  # waits for the device
+    scores = torch.where(stays.bool(), gradient.abs().min() - 1, gradient.abs())
+    return (stays + _rank_mask(scores, count)).bool()
+
+
+def _rank_mask(scores: Tensor, count: int) -> Tensor:
+    """Return 1 for the ``count`` largest scores and 0 for the others, int64, by sorting all of them."""
+    order = scores.flatten().sort(descending=True).indices
+    is_first = torch.arange(len(order), device=order.device) < count
+    ones = torch.where(is_first, torch.ones_like(order), torch.zeros_like(order))
+    return torch.empty_like(order).scatter(0, order, ones).view(scores.shape)
 
 
 def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor, count: int) -> None:
