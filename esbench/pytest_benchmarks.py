@@ -1,10 +1,12 @@
 """Every chosen variant, case and phase as one benchmark, checked before it is timed."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import pytest
 
+from esbench.measure.device_lock import holding
+from esbench.measure.environment import device_uuid
 from esbench.measure.failure import Failure, classify
 from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
 from esbench.schema import Phase
@@ -13,7 +15,7 @@ UNLOADED = "load its options: pytest -p esbench.pytest_plugin --pyargs esbench.p
 
 
 class Benchmark(Protocol):
-    """The part of pytest-benchmark's fixture that is used: it has no type hints."""
+    """The part of pytest-benchmark's fixture that is used, which has no type hints."""
 
     group: str | None
     has_error: bool
@@ -43,17 +45,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def chosen(request: pytest.FixtureRequest) -> Iterator[ChosenBenchmarks]:
-    """The chosen cells; at the end none of them stays set up."""
-    found = request.config.stash[CHOSEN]
-    yield found
-    found.close()
+    """The chosen cells; at the end no workload stays set up."""
+    benchmarks = request.config.stash[CHOSEN]
+    yield benchmarks
+    benchmarks.close()
 
 
 @pytest.fixture(scope="session")
 def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Iterator[None]:
     """Lock the device until the end; while another run holds it, the terminal names that run."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    with chosen.hold(reporter.write_line if reporter else lambda _: None):
+    note = reporter.write_line if reporter else lambda _: None
+    with holding(device_uuid(chosen.device) or chosen.device, "pytest benchmarks", note):
         yield
 
 
@@ -71,15 +74,18 @@ def test_variant(
         request.getfixturevalue("held_device")
     benchmark.group = f"{cell.case}, {cell.phase}"
     benchmark.extra_info |= {"device": chosen.device, "suite": chosen.suite}
-    failure = _benchmarked(benchmark, chosen, cell)
-    if failure:
-        benchmark.has_error = True  # so it is not stored
-        if benchmark.stats is not None:  # nor shown: no time without correctness
-            benchmark.stats.stats.data.clear()
-        _end(failure)
+    failure = _time(benchmark, chosen, cell)
+    if failure is None:
+        return
+    benchmark.has_error = True  # so it is not stored
+    if benchmark.stats is not None:  # nor shown: no time without correctness
+        benchmark.stats.stats.data.clear()
+    if failure.status == "unavailable":
+        pytest.skip(failure.reason)
+    pytest.fail(failure.reason, pytrace=False)
 
 
-def _benchmarked(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure | None:
+def _time(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure | None:
     """Time a cell and store its other figures; return the failure, if any."""
     try:
         with chosen.conditions(cell):
@@ -89,14 +95,7 @@ def _benchmarked(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> 
             benchmark(chosen.call(member, cell.phase))
             benchmark.extra_info |= chosen.confirm(member, cell.phase)
             if benchmark.enabled:
-                benchmark.extra_info |= chosen.rating(cell, member)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is the reason of its test
+                benchmark.extra_info |= chosen.quality(member)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
         return classify(error)
     return None
-
-
-def _end(failure: Failure) -> NoReturn:
-    """Skip a test of an unavailable variant, fail that of a wrong one."""
-    if failure.status == "unavailable":
-        pytest.skip(failure.reason)
-    pytest.fail(failure.reason, pytrace=False)

@@ -7,9 +7,9 @@ The tests are in :mod:`esbench.pytest_benchmarks`:
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import pytest
@@ -18,8 +18,7 @@ import torch
 from esbench.errors import UserError
 from esbench.measure import memory, validation
 from esbench.measure.case_runner import CoResidentGroup, Member, quality_rows
-from esbench.measure.device_lock import holding
-from esbench.measure.environment import device_uuid, environment, resolve_device
+from esbench.measure.environment import environment, resolve_device
 from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import no_wait
@@ -45,7 +44,6 @@ from esbench.schema import (
     Run,
     RunHeader,
     Skipped,
-    Variant,
 )
 
 NEEDS = "esbench.pytest_plugin needs pytest-benchmark: pip install 'pytest-benchmark[histogram]'"
@@ -82,7 +80,7 @@ class Subject(NamedTuple):
 
 @dataclass
 class ChosenBenchmarks:
-    """The benchmarks that were chosen. The variant that was set up last stays so for its next phase."""
+    """The benchmarks that were chosen. The variant that was set up last stays set up for its next phase."""
 
     device: str
     suite: str
@@ -91,18 +89,19 @@ class ChosenBenchmarks:
     checks: ExactChecks
     rates: bool
     torch_state: TorchState
-    _set_up: tuple[Subject, CoResidentGroup, Failure | None] | None = None
-    _rated: dict[tuple[Variant, Case], dict[str, object]] = field(default_factory=dict)
+    _subject: Subject | None = None
+    _group: CoResidentGroup | None = None
+    _quality: dict[str, object] | None = None
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
         """Choose by name.
 
         Raises:
-            UserError: a name is unknown, or nothing is left to time.
+            UserError: a name is unknown, or there is nothing to time.
 
         """
-        torch_state = TorchState()  # as they are before a plugin is loaded
+        torch_state = TorchState()  # before a plug-in is loaded
         device = resolve_device(choice.device)
         load_installed()
         packages = {load(name) for name in choice.plugins}
@@ -120,9 +119,7 @@ class ChosenBenchmarks:
             if phase != QUALITY
         }
         if not cells:
-            message = (
-                "nothing to benchmark: no chosen variant supports these cases, or only quality was chosen"
-            )
+            message = "nothing to benchmark: no chosen variant supports the cases, or only quality was chosen"
             raise UserError(message)
         try:
             torch_state.check()
@@ -139,23 +136,13 @@ class ChosenBenchmarks:
         return environment(self.device)
 
     @property
-    def machine(self) -> dict[str, Any]:
-        """The same, as plain values."""
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.environment))
-        return found
-
-    @property
     def synchronize(self) -> Call:
         """The function that waits for the device; on a CPU it does nothing."""
         return torch.cuda.synchronize if self.device == "cuda" else no_wait
 
-    def hold(self, say: Callable[[str], object]) -> contextlib.AbstractContextManager[None]:
-        """Lock the device: only one run at a time measures on it, those of `esbench run` included."""
-        return holding(device_uuid(self.device) or self.device, "pytest benchmarks", say)
-
     @contextlib.contextmanager
     def conditions(self, cell: Cell) -> Iterator[None]:
-        """Give a cell its precision, and on a CPU a ceiling that turns a full machine into an error."""
+        """Set the precision of a cell, and on a CPU a memory limit: a full machine becomes an error."""
         with (
             precision(self.cells[cell].case.dtype),
             memory.ceiling() if self.device == "cpu" else contextlib.nullcontext(),
@@ -167,21 +154,27 @@ class ChosenBenchmarks:
         subject, phase = self.cells[cell], cell.phase
         if reason := missing_type(subject.case.dtype, self.device):
             return Failure("unavailable", reason)
-        group, failure = self._group(subject)
-        if failure is None and phase not in group.members[0].workload.phases:
-            reason = group.members[0].workload.unavailable.get(phase, f"it has no phase {phase}")
-            return Failure("unavailable", reason)
-        if failure is None:
-            group.precheck(phase, lambda _: contextlib.nullcontext())
-            failure = self._remember(subject, group)
-        if failure is not None:
-            return failure
+        if self._group is None or self._subject != subject:
+            self.close()
+            self._subject = subject
+            self._group = CoResidentGroup(
+                subject.case, self.device, self.seed, self.synchronize, self.torch_state
+            )
+            self._group.admit(subject.entry, self.checks)
+        group = self._group
+        for member in group.members:
+            if phase not in member.workload.phases:
+                reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
+                return Failure("unavailable", reason)
+        group.precheck(phase)
+        if group.failures:
+            return group.failures[0][1]
         (member,) = group.members
         member.workload.enter(phase)
         return member
 
     def call(self, member: Member, phase: Phase) -> Call:
-        """Return the timed function: a phase's call that waits for its work."""
+        """Return the timed function: a phase's call, then waiting for its work."""
         call, synchronize = member.workload.phases[phase], self.synchronize
         if synchronize is no_wait:
             return call
@@ -206,44 +199,24 @@ class ChosenBenchmarks:
         self.torch_state.check()
         return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
 
-    def rating(self, cell: Cell, member: Member) -> dict[str, object]:
-        """Return kappa and n_eff of a variant on a case, or the reason for having none; computed once."""
-        entry, case = self.cells[cell]
-        key = (entry.variant, case)
-        if self.rates and key not in self._rated:
+    def quality(self, member: Member) -> dict[str, object]:
+        """Return kappa and n_eff of the variant that is set up, or the reason for having none."""
+        if self._quality is None:
             try:
-                self._rated[key] = self._rate(member, case)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises becomes the reason
-                self._rated[key] = {"quality": classify(error).reason}
-        return self._rated.get(key, {})
+                self._quality = self._compute_quality(member) if self.rates else {}
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
+                self._quality = {"quality": classify(error).reason}
+        return self._quality
 
     def close(self) -> None:
-        """Free all workloads that are set up."""
-        if self._set_up:
-            self._set_up[1].disband()
-        self._set_up = None
+        """Free the workload that is set up."""
+        if self._group is not None:
+            self._group.disband()
+        self._group = self._quality = None
 
-    def _group(self, subject: Subject) -> tuple[CoResidentGroup, Failure | None]:
-        """Set a variant up alone, unless it is set up already."""
-        if self._set_up is None or self._set_up[0] != subject:
-            self.close()
-            group = CoResidentGroup(subject.case, self.device, self.seed, self.synchronize, self.torch_state)
-            group.admit(subject.entry, self.checks)
-            self._remember(subject, group)
-        found = self._set_up
-        if found is None:
-            message = "nothing is set up"
-            raise RuntimeError(message)
-        return found[1], found[2]
-
-    def _remember(self, subject: Subject, group: CoResidentGroup) -> Failure | None:
-        """Remember the failure of a variant, if any, for this phase and all further ones."""
-        failure = next((failure for _, failure in group.failures), None)
-        self._set_up = subject, group, failure
-        return failure
-
-    def _rate(self, member: Member, case: Case) -> dict[str, object]:
-        variant = member.entry.variant
+    def _compute_quality(self, member: Member) -> dict[str, object]:
+        assert self._subject is not None  # noqa: S101  # the member is set up
+        variant, case = member.entry.variant, self._subject.case
         rows = quality_rows(member.workload, partial(Measurement, variant=variant, case=case, phase=QUALITY))
         header = RunHeader(
             schema=SCHEMA_VERSION,
@@ -254,14 +227,13 @@ class ChosenBenchmarks:
             environment=self.environment,
         )
         kappa, effective = Qualities(Run(header=header, rows=tuple(rows))).law(variant, case)
-        found: dict[str, object] = {"kappa": kappa.mean} if kappa else {}
+        figures: dict[str, object] = {"kappa": kappa.mean} if kappa else {}
         if isinstance(effective, Skipped):
-            return found | {"quality": effective.reason}
-        if effective is None:
-            return found
-        if effective.is_exact:
-            return found | {"n_eff": "exact"}
-        return found | {"n_eff_at_least" if effective.is_bound else "n_eff": effective.value}
+            figures["quality"] = effective.reason
+        elif effective is not None:
+            name = "n_eff_at_least" if effective.is_bound else "n_eff"
+            figures[name] = "exact" if effective.is_exact else effective.value
+        return figures
 
 
 def _named(cases: tuple[Case, ...]) -> dict[str, Case]:
@@ -282,36 +254,18 @@ CHOSEN: pytest.StashKey[ChosenBenchmarks] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of `esbench run`, each with the prefix ``--esbench``."""
     group = parser.getgroup("esbench", "variants of esbench, as benchmarks")
-    group.addoption(
-        "--esbench-suite", metavar="NAME", help="Suite; by default readme on a GPU and quick on a CPU."
-    )
-    group.addoption("--esbench-device", metavar="NAME", default="auto", help="auto, cpu or cuda.")
-    group.addoption(
-        "--esbench-variants",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="Glob over names (Permuted*) or labels (PermutedLinear*); repeatable.",
-    )
-    group.addoption(
-        "--esbench-cases", metavar="GLOB", default="*", help="Glob over case labels, such as 'Linear*'."
-    )
-    group.addoption(
-        "--esbench-phases",
-        metavar="NAMES",
-        default="",
-        help="Comma-separated: sample, forward, update, step; quality adds kappa and n_eff.",
-    )
-    group.addoption(
-        "--esbench-plugin",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="Module, or file ending in .py, that registers variants; repeatable.",
-    )
-    group.addoption(
-        "--esbench-seed", metavar="NUMBER", type=int, default=0, help="Seed of weights, inputs and noise."
-    )
+    add, add_list = group.addoption, partial(group.addoption, action="append", default=[])
+    add("--esbench-suite", metavar="NAME", help="Suite; by default readme on a GPU and quick on a CPU.")
+    add("--esbench-device", metavar="NAME", default="auto", help="auto, cpu or cuda.")
+    text = "Glob over names (Permuted*) or labels (PermutedLinear*); repeatable."
+    add_list("--esbench-variants", metavar="GLOB", help=text)
+    add("--esbench-cases", metavar="GLOB", default="*", help="Glob over case labels, such as 'Linear*'.")
+    text = "Comma-separated: sample, forward, update, step; quality adds kappa and n_eff."
+    add("--esbench-phases", metavar="NAMES", default="", help=text)
+    text = "Module, or file ending in .py, that registers variants; repeatable."
+    add_list("--esbench-plugin", metavar="NAME", help=text)
+    text = "Seed of weights, inputs and noise."
+    add("--esbench-seed", metavar="NUMBER", type=int, default=0, help=text)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -343,7 +297,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, object]) -> None:
     """Add the environment of a run, with the GPU, to the JSON of pytest-benchmark.
 
-    It is apart from pytest-benchmark's own description of the machine, which is compared between runs.
+    It is not part of ``machine_info``, which pytest-benchmark compares between runs.
     """
     if CHOSEN in config.stash:
-        output_json["esbench"] = config.stash[CHOSEN].machine
+        output_json["esbench"] = msgspec.to_builtins(config.stash[CHOSEN].environment)
