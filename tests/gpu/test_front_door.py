@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.front_cases import through_the_door
+from tests.pytest_cases import run_pytest
 
 pytestmark = pytest.mark.alone
 
@@ -20,7 +20,7 @@ def test_a_variant_is_benchmarked_on_the_gpu(tmp_path: Path) -> None:
     )
     named = ("--esbench-plugin", "wide.py", "--esbench-suite", "wide", "--esbench-variants", "Perturbed")
     timing = ("--esbench-phases", "sample", "--benchmark-max-time", "0.1", "--benchmark-json", "stored.json")
-    ended = through_the_door(tmp_path, *named, *timing, "--esbench-device", "cuda")
+    ended = run_pytest(tmp_path, *named, *timing, "--esbench-device", "cuda")
     assert ended.code == 0, ended.printed
     (found,) = ended.stored["benchmarks"]
     assert found["extra_info"]["device"] == "cuda"

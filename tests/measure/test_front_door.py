@@ -18,19 +18,19 @@ from esbench.measure.validation import ExactChecks, TorchState
 from esbench.pytest_plugin import Call, Cell, Choice, ChosenBenchmarks, Subject
 from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
-from tests.front_cases import DOOR, PLUGIN, ROOT, Ended, through_the_door
+from tests.pytest_cases import LOADED, PLUGIN, ROOT, PytestResult, run_pytest
 
 QUICKLY = ("--benchmark-max-time", "0.01", "--benchmark-json", "stored.json")
 TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-device", "cpu", *QUICKLY)
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> PytestResult:
     """Run pytest on the whole suite of a third-party plug-in."""
-    return through_the_door(tmp_path_factory.mktemp("theirs"), *TINY)
+    return run_pytest(tmp_path_factory.mktemp("theirs"), *TINY)
 
 
-def test_a_suite_is_benchmarked(ended: Ended) -> None:
+def test_a_suite_is_benchmarked(ended: PytestResult) -> None:
     """The suite's and the plugin's variants are timed on every case, in every phase that they have.
 
     A group is a case and a phase, so that it compares variants of the same computation.
@@ -51,7 +51,7 @@ def test_a_suite_is_benchmarked(ended: Ended) -> None:
     assert "esbench" not in ended.stored["machine_info"]  # pytest-benchmark compares machine_info
 
 
-def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
+def test_memory_and_quality_stand_beside_the_times(ended: PytestResult) -> None:
     """Times come with peak and noise in bytes, kappa and n_eff; a plain layer has no noise and no kappa."""
     extra = {
         (one["params"]["variant"], one["params"]["phase"]): one["extra_info"]
@@ -70,7 +70,7 @@ def test_memory_and_quality_stand_beside_the_times(ended: Ended) -> None:
     assert base["quality"]
 
 
-def test_a_wrong_variant_fails_without_a_time(ended: Ended) -> None:
+def test_a_wrong_variant_fails_without_a_time(ended: PytestResult) -> None:
     """Tests of a wrong variant fail with the reason and store no time, even if found wrong after timing."""
     failed = ended.outcomes("FAILED")
     for variant, words in (
@@ -97,7 +97,7 @@ def test_without_times_variants_are_checked(
     Path("my_rows.py").write_text(PLUGIN)
     named = ("--esbench-variants", "Good", "--esbench-variants", "Wrong", "--esbench-cases", "Linear(4*")
     # Runs in this process: a new one would take seconds to import what pytest has imported already.
-    options = (*DOOR, *TINY, *named, "--benchmark-disable", "-rA", "-p", "no:cacheprovider")
+    options = (*LOADED, *TINY, *named, "--benchmark-disable", "-rA", "-p", "no:cacheprovider")
     assert pytest.main(["-c", os.devnull, "--rootdir", str(tmp_path), *options]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("FAILED") and "WrongLinear" in line for line in lines) == 3

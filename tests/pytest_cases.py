@@ -1,4 +1,4 @@
-"""Third-party variants for pytest-benchmark: right, wrong, cheating, raising, and unavailable."""
+"""Runs of pytest on third-party variants: right, wrong, cheating, raising, and unavailable."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-DOOR = ("-p", "esbench.pytest_plugin", "--pyargs", "esbench.pytest_benchmarks")
+LOADED = ("-p", "esbench.pytest_plugin", "--pyargs", "esbench.pytest_benchmarks")
 
 PLUGIN = '''
-"""Noise with one value for each output, and what can be wrong with it."""
+"""Noise with one value for each output, right and wrong."""
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,7 @@ class RowScheme(AbstractAdditiveScheme):
 @variant()
 @dataclass(frozen=True)
 class Good(RowScheme):
-    """It holds."""
+    """A correct scheme."""
 
 
 @variant()
@@ -67,19 +67,19 @@ class Wrong(RowScheme):
 @variant()
 @dataclass(frozen=True)
 class Lying(RowScheme):
-    """It is found wrong once it was timed."""
+    """It is found wrong after it was timed."""
 
 
 @variant()
 @dataclass(frozen=True)
 class Raising(RowScheme):
-    """Its step raises what even pytest would heed."""
+    """Its step raises SystemExit, which would end pytest."""
 
 
 @variant()
 @dataclass(frozen=True)
 class Elsewhere(RowScheme):
-    """It is for another device."""
+    """It is unavailable here."""
 
 
 class Late(PopulationWorkload):
@@ -113,7 +113,7 @@ def _(scheme, case, device, seed):
 
 
 @dataclass(frozen=True)
-class Ended:
+class PytestResult:
     """The result of pytest: its exit code, its output, and the stored benchmarks."""
 
     code: int
@@ -122,18 +122,19 @@ class Ended:
 
     @property
     def timed(self) -> list[tuple[str, str]]:
-        """Return the variant and phase of each stored benchmark."""
-        return [(one["params"]["variant"], one["params"]["phase"]) for one in self.stored["benchmarks"]]
+        """The variant and phase of each stored benchmark."""
+        every = [benchmark["params"] for benchmark in self.stored["benchmarks"]]
+        return [(params["variant"], params["phase"]) for params in every]
 
     def outcomes(self, outcome: str) -> str:
         """Return the lines of the summary with this outcome."""
         return "\n".join(line for line in self.printed.splitlines() if line.startswith(outcome))
 
 
-def through_the_door(folder: Path, *options: str) -> Ended:
+def run_pytest(folder: Path, *options: str) -> PytestResult:
     """Run pytest from the folder of a third-party plug-in."""
     (folder / "my_rows.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "pytest", "-rA", *DOOR, *options]
+    command = [sys.executable, "-m", "pytest", "-rA", *LOADED, *options]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -147,4 +148,4 @@ def through_the_door(folder: Path, *options: str) -> Ended:
     )
     file = folder / "stored.json"
     stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return Ended(done.returncode, done.stdout + done.stderr, stored)
+    return PytestResult(done.returncode, done.stdout + done.stderr, stored)
