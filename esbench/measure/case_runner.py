@@ -245,14 +245,14 @@ class CaseRunner:
             with context.recorder.stopwatch.on("rounds"):
                 interleave(list(calls.values()), rng)
             rounds_s += seconds() - rounds_start_s
-            for member in [*calls]:  # popped, so that no graph is left when memory is measured
+            for member in [*calls]:  # popped, so that all graphs are freed before memory is measured
                 rows[member] += self._times(member, phase, clock, calls.pop(member))
         found = [row for member in members for row in self._with_figures(member, phase, rows[member])]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
         self._store(phase, [*self._missing_phase(phase), *found])
 
     def rate(self) -> None:
-        """Store each member's quality figures, or why it has none; once, in its first group."""
+        """Store each member's quality figures, or the reason if it has none, in its first group."""
         rows: list[Row] = []
         for member in self._new_members:
             self._announce(member.entry, QUALITY)
@@ -275,7 +275,7 @@ class CaseRunner:
         return self._group.members if self._number == 0 else self._group.candidates
 
     def _set_up(self, entries: Sequence[Entry]) -> None:
-        """Admit the variants that are correct, fit and have time; write a row for every other one."""
+        """Set up and check the variants; write a row for each that is wrong, does not fit or has no time."""
         for entry in entries:
             self._announce(entry, "set-up")
             around = partial(self._charged, activity="set-up", share=SET_UP_SHARE)
@@ -290,7 +290,7 @@ class CaseRunner:
         return self._charged(entry, "audit", CHECKED_SHARE)
 
     def _write_failures(self) -> None:
-        """Write a row for every variant that was turned away since the last time."""
+        """Write a row for each failure of the group since the last call."""
         while self._group.failures:
             entry, failure = self._group.failures.pop(0)
             self.context.recorder.enter([self.context.skipped(self.case, entry, None, failure)])
@@ -349,7 +349,7 @@ class CaseRunner:
         return self.context.instruments.conditions()
 
     def _times(self, member: Member, phase: Phase, clock: Clock, call: TimedCall) -> Iterator[Row]:
-        """Yield the rows of a call that was timed, or why it failed."""
+        """Yield the rows of a call that was timed, or the reason if it failed."""
         if call.failure:
             yield self.context.skipped(self.case, member.entry, phase, call.failure, clock.method)
             return
@@ -363,7 +363,7 @@ class CaseRunner:
                 warm_up=call.warm_up_state,
                 labels=call.labels,
                 positions=tuple(call.positions),
-                # The other times are of the same visits: stored once, see `esbench.store`.
+                # Conditions are stored once for all times of a visit: see `esbench.store`.
                 conditions=tuple(call.conditions) if metric == LATENCY else (),
                 work=work,
             )
@@ -384,7 +384,12 @@ class CaseRunner:
         return [*labelled, *figures]
 
     def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
-        """Return labels and the other readings of a phase; raise if the times are invalid."""
+        """Return labels and the other readings of a phase.
+
+        Raises:
+            WrongResultError: the times are invalid.
+
+        """
         context, workload = self.context, member.workload
         call, measurement = workload.phases[phase], self._measurement(member, phase)
         footprint = context.instruments.footprint(call)
@@ -481,7 +486,7 @@ class CaseRunner:
 
 
 def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:
-    """Return a row for each quality figure of a workload: its samples, or the reason for none.
+    """Return a row for each quality figure of a workload: its samples, or the reason if it has no samples.
 
     Raises:
         UnavailableError: the variant has no quality figures.
@@ -513,7 +518,7 @@ def _quality_row(figure: Figure, measurement: Callable[..., Measurement]) -> Row
 
 
 def launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
-    """Return how much a call launches, and labels for its times; there is no count if the profiler fails.
+    """Return the launches of a call, None if the profiler fails, and labels for its times.
 
     Raises:
         WrongResultError: the call works on a stream where it is not timed.
@@ -528,12 +533,11 @@ def launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[int | 
 
 
 def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
-    """Yield what each variant launches in each phase of a case that was timed, or why it has failed.
+    """Yield the launches of each variant in each timed phase of a case, or the reason for a failure.
 
-    The first trace on a GPU attaches CUPTI, which slows every later launch down. So a run first times all of
-    its cases, and then sets each variant up once more, alone, for its traces. A trace may show that a call
-    works where it is not timed: the reader of a run drops the times of a phase that has failed. The labels of
-    the times are stored with the launches; the reader of a run copies them to the times.
+    The first trace on a GPU attaches CUPTI, which slows later launches down. So a run first times all its
+    cases, and then sets each variant up once more, alone, for its traces. The reader of a run drops the times
+    of a phase whose trace shows work on another stream, and copies the labels of a trace to the times.
     """
     for entry in context.plan.entries_for(case):
         timed = context.recorder.timed_phases(entry.variant, case)
@@ -558,7 +562,7 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
             workload.enter(phase)
             count, labels = launches(context.instruments, workload.phases[phase], phase)
             torch_state.check()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             row = context.skipped(case, entry, phase, classify(error))
             if row.status == "failed":
                 yield row
@@ -576,11 +580,11 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
 
 
 def _not_traced(error: BaseException) -> str:
-    return f"launches and streams were not looked at: {classify(error).reason}"
+    return f"launches and streams were not checked: {classify(error).reason}"
 
 
 def release() -> None:
-    """Return to the device all memory that nothing refers to any more."""
+    """Collect garbage and return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         with contextlib.suppress(RuntimeError):  # of a device that is lost; the next call reports it

@@ -1,7 +1,6 @@
 """The CUDA operations that the clocks use: streams, events, graphs and flushing the cache.
 
-torch's functions are bound when this module is imported, so that nothing loaded later can put
-another timer under a measurement.
+torch's functions are bound at import: a variant cannot replace them later.
 """
 
 import contextlib
@@ -38,18 +37,18 @@ PAUSE_S = 0.1
 """After a longer pause the device counts as idle."""
 
 _ROW_BYTES = 4096
-"""Rows this short and many are summed in one pass: the kernel needs no memory beyond its output."""
+"""Many short rows are summed in one pass, by a kernel that needs no memory besides its output."""
 
 
 class Streak:
-    """The time for which a device has been busy without a pause: its clocks need some to settle."""
+    """The time for which a device has been busy without a pause, in which its clocks settle."""
 
     def __init__(self) -> None:
         """Start with a device at rest."""
         self._since_s = self._until_s = -math.inf
 
     def extend(self, start_s: float, end_s: float) -> None:
-        """Note that it was busy from one moment to another."""
+        """Add a period in which the device was busy."""
         if start_s - self._until_s > PAUSE_S:
             self._since_s = start_s
         self._until_s = end_s
@@ -68,7 +67,7 @@ class CacheBuffer:
 
     Args:
         least_bytes: the size of the buffer; it is rounded up.
-        device: where the buffer lies.
+        device: the device of the buffer.
 
     """
 
@@ -100,10 +99,10 @@ class Cuda:
         """Allocate the buffer that flushes the cache and the stream for captures."""
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
-        # In kHz, the highest: never shorter than asked for. Not every build of torch reports it.
+        # The highest clock, in kHz, so that a block is never too short. Not every build of torch reports it.
         self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
         self.cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
-        # One stream for all captures: cuBLAS holds a workspace for each stream that it has seen.
+        # One stream for all captures, because cuBLAS allocates a workspace for each stream.
         self._side = torch.cuda.Stream()
         self._broken: list[CUDAGraph] = []
 
@@ -112,11 +111,11 @@ class Cuda:
         return _now_ns()
 
     def event(self) -> Event:
-        """Make an event, which may be recorded again and again."""
+        """Return a new event, which may be recorded repeatedly."""
         return _event()
 
     def record(self, event: Event) -> None:
-        """Queue the event: it records the device's time when all work queued before is done."""
+        """Queue the event, which records the device's time when all earlier work is done."""
         _record(event)
 
     def done(self, event: Event) -> bool:
@@ -124,19 +123,19 @@ class Cuda:
         return _done(event)
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Return the device's time between two events that are done, rounded: its clock is coarser."""
+        """Return the device's time between two completed events, in whole nanoseconds."""
         return round(_elapsed_ms(start, end) * 1e6)
 
     def synchronize(self) -> None:
-        """Wait until all streams of the device are done."""
+        """Wait for all streams of the device."""
         _synchronize()
 
     def spin(self, ns: float) -> None:
-        """Queue a kernel that keeps the stream busy for at least this long: one thread that counts cycles."""
+        """Queue a kernel that keeps the stream busy for at least this time: one thread that counts cycles."""
         _spin(math.ceil(ns * self._cycles_per_ns))
 
     def flush(self) -> None:
-        """Queue kernels that leave nothing in the L2 cache but clean lines of a buffer."""
+        """Queue kernels that fill the L2 cache with clean lines of a buffer."""
         self.cache.write()
         self.cache.read()
 
@@ -147,16 +146,14 @@ class Cuda:
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
         """Capture ``turns`` calls in a row, each in its own graph; return their replays.
 
-        A replay returns what its call did, in the same memory each time: it holds until the next replay
-        of any of them, for they share a memory pool. The pool goes with the last of them. The calls run as
-        many times before they are captured.
+        A replay returns the result of its call, which is valid until the next replay of any of them, because
+        they share a memory pool. Before the captures, the call is made ``turns`` times.
 
-        The current stream is captured, or a side stream if that is the default stream, which cannot be.
-        Only this thread is captured: what other threads do at the time (NVML, a progress display) can
-        neither break the capture nor become part of it.
+        The current stream is captured, or a side stream if that is the default stream, which cannot be
+        captured. Work of other threads (NVML, a progress display) is not captured and cannot break a capture.
 
         Raises:
-            Exception: whatever the call or CUDA raises. The device works as it did before.
+            Exception: any error of the call or of CUDA. The device is usable afterwards.
 
         """
         current = torch.cuda.current_stream()
@@ -174,18 +171,18 @@ class Cuda:
                 _synchronize()
         return replays
 
-    def _capture_once(self, call: Call, pool: Any) -> Call:  # noqa: ANN401  # torch hands the pool out as something opaque
+    def _capture_once(self, call: Call, pool: Any) -> Call:  # noqa: ANN401  # torch has no type for a pool
         graph = CUDAGraph()
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = call()
-            except BaseException:  # a capture has to be ended whatever ends the call; raised again
+            except BaseException:  # a capture has to be ended after any error, which is raised again
                 with contextlib.suppress(RuntimeError):  # the call's own error says more
                     graph.capture_end()
                 raise
             graph.capture_end()
-        except BaseException:  # the pool has to be mended whatever happened; raised again
+        except BaseException:  # the pool has to be mended after any error, which is raised again
             self._mend(graph, pool)
             raise
 
@@ -198,8 +195,8 @@ class Cuda:
     def _mend(self, graph: CUDAGraph, pool: Any) -> None:  # noqa: ANN401  # the same
         """Restore the allocator and the generator after a broken capture.
 
-        Where CUDA refuses to end a capture, torch goes on allocating for it, gives no cached memory back
-        any more, and takes the default generator for captured: one that draws and succeeds mends that.
+        If CUDA refuses to end a capture, torch keeps allocating for it, returns no cached memory, and regards
+        the default generator as captured, until another capture that draws succeeds.
         """
         graph.reset()
         self._broken.append(graph)  # the allocator may refer to it

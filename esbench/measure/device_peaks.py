@@ -1,7 +1,7 @@
 """Device peaks: the rates of a large copy and of a square matrix product in each dtype of a run.
 
-A variant's achieved rate is given as a share of these. They are measured as variants are: by the run's clock,
-on seeded N(0, 1) numbers, without allocations. All samples are kept.
+The achieved rate of a variant is a share of these. They are measured like variants: by the run's clock, on
+seeded N(0, 1) numbers, without allocations.
 """
 
 import math
@@ -25,19 +25,19 @@ SIZE = re.compile(r"(\d+)([KMG])")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 BEYOND = 8
-"""A copied buffer is larger by this factor than the last cache."""
+"""The size of a copied buffer in multiples of the last cache."""
 LEAST_BUFFER = {"cpu": 64 * 2**20, "cuda": 2**30}
 MOST_BUFFER = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 ROOM = 1 / 8
-"""The share of the free memory that a buffer takes at most."""
+"""The largest share of the free memory for a buffer."""
 
 PRODUCT_NS = {"cpu": 8e6, "cuda": 1e6}
 """The least duration of a product."""
 LONG = 4
-"""A product that takes this factor longer than the least duration is large enough in any case."""
+"""A product of this many least durations is large enough in any case."""
 FIRST_SIDE, LAST_SIDE = 64, 16384
 GROWN = 3
-"""Twice the side is eight times the work: a product that takes less than this factor longer was overhead."""
+"""Twice the side is eight times the work: if it takes less than this factor longer, overhead dominates."""
 
 PEAK_S = {"cpu": 2.0, "cuda": 1.0}
 """About the seconds for one peak, with allocation and probes."""
@@ -51,7 +51,7 @@ LEAST_CALLS, MOST_CALLS = 5, 50
 def device_peaks(
     device: str, dtypes: Iterable[str], clock: Clock, end_s: float = math.inf
 ) -> Iterator[DevicePeak]:
-    """Yield a copy, and a matrix product in each type that the device has and that fits.
+    """Yield the peaks of a copy and of a matrix product in each type that the device has and that fits.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -78,7 +78,7 @@ def device_peaks(
 
 
 def cache_bytes(device: str) -> int:
-    """Return the size of the last cache before memory, 0 where the system does not say."""
+    """Return the size of the last cache before memory, 0 if it is unknown."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     sizes = [SIZE.match(path.read_text(encoding="ascii")) for path in CACHES.glob("index*/size")]
@@ -86,7 +86,7 @@ def cache_bytes(device: str) -> int:
 
 
 def buffer_bytes(device: str, cache: int, free: int) -> int:
-    """Return how large a copied buffer is, beside a cache and in the memory that is free."""
+    """Return the size of a copied buffer from the sizes of the last cache and of the free memory."""
     wanted = min(max(BEYOND * cache, LEAST_BUFFER[device]), MOST_BUFFER[device])
     return max(1, min(wanted, int(ROOM * free)))
 
@@ -100,7 +100,7 @@ def _copy(device: str, clock: Clock) -> DevicePeak:
 
 
 def _product(dtype: str, device: str, clock: Clock) -> DevicePeak:
-    """Double the side of a product until it lasts long enough, then measure that one."""
+    """Double the side of a product until it takes long enough, and measure it then."""
     side, before_ns = FIRST_SIDE, math.inf
     with precision(dtype):
         while True:
@@ -125,7 +125,7 @@ def _multiplication(side: int, device: str, dtype: str) -> Call:
 
 
 def _samples(call: Call, clock: Clock) -> tuple[float, ...]:
-    """Return the nanoseconds of as many calls as the budget allows, after calls that warm up."""
+    """Return the nanoseconds of as many calls as the budget allows, after warm-up calls."""
     calls = max(LEAST_CALLS, min(MOST_CALLS, int(BUDGET_NS / max(_fastest_ns(call, clock), 1.0))))
     return clock.visit(call, calls).samples["latency_ns"]
 

@@ -7,7 +7,6 @@ import inspect
 import platform
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,7 +68,7 @@ def no_cuda() -> str:
 
 
 def environment(device: str) -> Environment:
-    """Describe this machine; a field is None if the machine does not report it. Never fails.
+    """Return the description of this machine; a field is None if it is unknown. Never fails.
 
     On CUDA it takes a second, in which the idle power is read: nothing else should use the GPU.
     """
@@ -94,10 +93,9 @@ def environment(device: str) -> Environment:
     )
     if device != "cuda":
         return machine
-    # Before torch makes a CUDA context: the process that then appears in NVML's list is this one.
+    # Before torch makes a CUDA context, which adds this process to NVML's list.
     foreign = foreign_processes()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    told: dict[str, Any] = {"driver": None, "clocks": None, "idle_w": None} | _told_by_nvml()
     return msgspec.structs.replace(
         machine,
         device="cuda",
@@ -106,7 +104,7 @@ def environment(device: str) -> Environment:
         cuda=torch.version.cuda,
         uuid=device_uuid(device),
         foreign=foreign,
-        **told,
+        **_nvml_fields(),
     )
 
 
@@ -119,16 +117,16 @@ def device_uuid(device: str) -> str | None:
 
 
 def differences(one: Environment, other: Environment) -> list[str]:
-    """Return the differences that keep measurements from being parts of one run.
+    """Return the differences because of which two measurements cannot be parts of one run.
 
     Load, other processes and idle power may differ.
     """
     names = [name for name in Environment.__struct_fields__ if name not in VOLATILE]
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
-    return [f"{name.replace('_', ' ')} {_in_words(a)} vs {_in_words(b)}" for name, a, b in pairs if a != b]
+    return [f"{name.replace('_', ' ')} {_text(a)} vs {_text(b)}" for name, a, b in pairs if a != b]
 
 
-def _in_words(value: object) -> str:
+def _text(value: object) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, bool):
@@ -137,15 +135,15 @@ def _in_words(value: object) -> str:
 
 
 def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return short SHA-256 sums of the source code of the variants, their packages and the harness.
+    """Return short SHA-256 hashes of the source code of the variants, their packages and the harness.
 
-    A variant has the sum of the file that defines its scheme. A package, such as the harness, has that of all
-    its files, since a scheme may import any of them. A scheme without a file is left out.
+    The hash of a variant is that of the file that defines its scheme; the hash of a package is that of all
+    its files, because a scheme may import any of them. A scheme without a file is left out.
     """
     hashes = {}
     packages = {"esbench": Path(esbench.__file__)}
     for entry in entries:
-        # inspect raises a TypeError for what is built in, an OSError where there is no file.
+        # inspect raises a TypeError for a built-in class and an OSError if there is no file.
         with contextlib.suppress(TypeError, OSError):
             file = Path(inspect.getfile(type(entry.scheme)))
             hashes[entry.variant.name] = _hash([file])
@@ -166,7 +164,7 @@ def _hash(files: Iterable[Path]) -> str:
 
 
 def governor() -> str | None:
-    """Return the rule by which Linux sets the CPU's clock."""
+    """Return the rule by which Linux sets the CPU's clock, such as ``performance``."""
     try:
         return GOVERNOR.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -192,7 +190,7 @@ def package_version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Return the commit of this package, None where it is not under version control itself."""
+    """Return the commit of this package, None if it is not under version control."""
     return git.commit(Path(esbench.__file__).parent, GIT_TIMEOUT_S)
 
 
@@ -203,16 +201,16 @@ def _load() -> float | None:
         return None
 
 
-def _told_by_nvml() -> dict[str, object]:
+def _nvml_fields() -> dict[str, Any]:
     """Return driver version, clock policy and idle power as NVML reports them."""
-    told: dict[str, object] = {}
+    readers: dict[str, Callable[[Nvml], object]] = {
+        "driver": Nvml.driver,
+        "clocks": Nvml.clock_policy,
+        "idle_w": idle_power_w,
+    }
+    fields: dict[str, Any] = dict.fromkeys(readers)
     with contextlib.suppress(NvmlError), Nvml() as nvml:
-        questions: dict[str, Callable[[], object]] = {
-            "driver": nvml.driver,
-            "clocks": nvml.clock_policy,
-            "idle_w": partial(idle_power_w, nvml),
-        }
-        for name, question in questions.items():
+        for name, read in readers.items():
             with contextlib.suppress(NvmlError):
-                told[name] = question()
-    return told
+                fields[name] = read(nvml)
+    return fields

@@ -9,7 +9,7 @@ from esbench.registry import UnavailableError, WrongResultError
 from esbench.schema import OUT_OF_MEMORY
 
 TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
-"""The part of torch's message that says how much, on either device."""
+"""The part of torch's message with the number of bytes."""
 
 
 class DeviceLostError(UserError):
@@ -25,14 +25,14 @@ class Failure(NamedTuple):
 
 def classify(error: BaseException) -> Failure:
     """Return the status and a one-line reason of an exception, without a reference to it or its frames."""
-    # What cannot be encoded cannot be stored.
+    # A lone surrogate cannot be stored.
     text = " ".join(str(error).encode("utf-8", "replace").decode().split())
     if isinstance(error, UnavailableError):
         return Failure("unavailable", text)
     if is_out_of_memory(error):
-        asked = TRIED.search(text)
+        tried = TRIED.search(text)
         return Failure(
-            "unavailable", f"{OUT_OF_MEMORY}: {asked.group() if asked else text or 'nothing left'}"
+            "unavailable", f"{OUT_OF_MEMORY}: {tried.group() if tried else text or 'nothing left'}"
         )
     if isinstance(error, WrongResultError):
         return Failure("failed", f"oracle: {text}")

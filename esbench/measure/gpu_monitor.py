@@ -1,8 +1,8 @@
 """Utilisation, power, clock and energy of a GPU while one call is looped, and the processes on it.
 
-NVML's utilisation is the share of a window with a kernel running, not how much of the GPU that kernel uses.
-It looks back over up to a second, as the power does, so reading starts after a lead-in. Energy is no sum of
-powers: it is how far the board's own counter moved over the window.
+NVML's utilisation is the share of a period with a kernel running, not the part of the GPU that the kernel
+uses. Utilisation and power are means over up to a second, so reading starts after a lead-in. Energy is the
+difference of the board's own counter over the window.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ METHOD = "nvml"
 
 MOST_W = PLAUSIBLE["mW"][1] / 1e3
 UPDATES = 20
-"""So often the energy counter has to move in a window: one tick more or less is then 5 % of it."""
+"""The least updates of the energy counter in a window: an error of one update is then 5 %."""
 BLOCK_S = 0.01
-"""Calls are waited for about this often: launches do not pile up, and the GPU seldom runs dry."""
+"""Seconds of work between two synchronizations: launches do not pile up, and the GPU is seldom idle."""
 MOST_CALLS = 1024
-"""Not more calls than this are launched before they are waited for."""
+"""The most calls between two synchronizations."""
 
 
 class Pace(NamedTuple):
     """The durations of a pass.
 
-    Seconds before the first reading, from then to the end, to the end where the energy counter moves
-    slowly, and between readings; the clock that counts them.
+    Seconds before the first reading, of readings, at most of readings if the energy counter is slow, and
+    between readings; the clock that measures them.
     """
 
     lead_in_s: float = 1.0
@@ -49,15 +49,15 @@ class Pace(NamedTuple):
 
 PACE = Pace()
 IDLE_S = 1.0
-"""So long the power is read before a run."""
+"""Seconds for which the power is read before a run."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Samples of each metric as they were read, and the reason for each that is missing.
+    """Samples of each metric, and the reason for each missing metric.
 
-    ``energy_j`` and ``net_energy_j`` have one sample, for one call; ``throttled_percent`` has one, the share
-    of readings that found the clock throttled; the others have one for each reading.
+    ``energy_j`` and ``net_energy_j`` have one sample, of one call; ``throttled_percent`` has one, the share
+    of readings with a throttled clock; other metrics have a sample of each reading.
     """
 
     samples: Mapping[str, tuple[float, ...]]
@@ -66,17 +66,14 @@ class Activity:
 
 @dataclass
 class Readings:
-    """The readings of a window: samples by metric, or the reason why a metric has none.
-
-    ``updates`` counts how often the energy counter moved.
-    """
+    """The readings of a window: metric -> samples, metric -> reason, and the energy counter's updates."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     updates: int = 0
 
     def take(self, metric: str, read: Callable[[], float]) -> None:
-        """Read a metric; after a failure it is not read again, since part of a window is not enough."""
+        """Read a metric, unless it failed before: part of a window is not enough."""
         if metric in self.missing:
             return
         try:
@@ -88,8 +85,8 @@ class Readings:
 
 @contextlib.contextmanager
 def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
-    """Read NVML at intervals on a thread while the context lasts, once at least."""
-    readings, over = Readings(), threading.Event()
+    """Read NVML at intervals on a thread while the context lasts, at least once."""
+    readings, stop = Readings(), threading.Event()
 
     def sample() -> None:
         last_j: float | None = None
@@ -103,7 +100,7 @@ def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
                 now_j = nvml.energy_j()
                 readings.updates += last_j is not None and now_j != last_j
                 last_j = now_j
-            if over.wait(interval_s):
+            if stop.wait(interval_s):
                 break
 
     thread = threading.Thread(target=sample, name="esbench-activity", daemon=True)
@@ -111,15 +108,14 @@ def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
     try:
         yield readings
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
 def of_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
-    """Loop a CUDA call for some seconds and return what NVML reports.
+    """Loop a CUDA call for some seconds and return NVML's readings.
 
-    ``idle_w`` is what the GPU draws without work, from :func:`idle_power_w`; without it there is no net
-    energy.
+    ``idle_w`` is the power of the idle GPU, from :func:`idle_power_w`; without it there is no net energy.
     """
     try:
         with Nvml() as nvml:
@@ -135,11 +131,11 @@ def watch(
     idle_w: float | None = None,
     pace: Pace = PACE,
 ) -> Activity:
-    """Loop a call for the lead-in and the window; return what NVML reports in the window."""
+    """Loop a call for the lead-in and the window; return NVML's readings in the window."""
     now, block = pace.now, 1
 
     def loop_block() -> int:
-        """Call and wait; return how many calls that were."""
+        """Launch a block of calls and wait for it; return the number of calls."""
         nonlocal block
         calls, start_s = block, now()
         for _ in range(calls):
@@ -160,36 +156,35 @@ def watch(
         ):
             calls += loop_block()
         readings.take("energy_j", nvml.energy_j)
-    _spread_energy(readings, spent_s, calls, idle_w)
+    _divide_energy(readings, spent_s, calls, idle_w)
     samples = {metric: tuple(values) for metric, values in readings.samples.items()}
     if throttled := samples.get("throttled_percent"):
         samples["throttled_percent"] = (statistics.fmean(throttled),)
     return Activity(samples, "; ".join(f"no {metric}: {why}" for metric, why in readings.missing.items()))
 
 
-def _spread_energy(readings: Readings, window_s: float, calls: int, idle_w: float | None) -> None:
-    """Replace the counter's two values by a call's energy, with and without that of the idle GPU."""
+def _divide_energy(readings: Readings, window_s: float, calls: int, idle_w: float | None) -> None:
+    """Replace the counter's two values by the energy of a call, with and without that of the idle GPU."""
     if "energy_j" in readings.missing:
         return
     before_j, after_j = readings.samples.pop("energy_j")
     spent_j = after_j - before_j
-    doubt = ""
+    fault = ""
     if not 0 <= spent_j <= MOST_W * window_s:
-        doubt = f"by {spent_j:g} J"
+        fault = f"by {spent_j:g} J"
     elif not spent_j:
-        doubt = "not at all"
+        fault = "not at all"
     elif readings.updates < UPDATES:
-        doubt = f"{readings.updates} times, not {UPDATES},"
-    if doubt:
-        readings.missing["energy_j"] = f"the energy counter moved {doubt} in {window_s:.1f} s"
+        fault = f"{readings.updates} times, not {UPDATES},"
+    if fault:
+        readings.missing["energy_j"] = f"the energy counter moved {fault} in {window_s:.1f} s"
         return
     readings.samples["energy_j"] = [spent_j / calls]
     if idle_w is None:
         readings.missing["net_energy_j"] = "the idle power is not known"
     elif (net_j := spent_j - idle_w * window_s) < 0:
         drawn_w = spent_j / window_s
-        why = f"{drawn_w:.3g} W at work are less than the {idle_w:.3g} W of the idle GPU"
-        readings.missing["net_energy_j"] = why
+        readings.missing["net_energy_j"] = f"{drawn_w:.3g} W at work are less than {idle_w:.3g} W when idle"
     else:
         readings.samples["net_energy_j"] = [net_j / calls]
 
@@ -200,7 +195,7 @@ def idle_power_w(
     """Return the median power of the idle GPU over about a second.
 
     Raises:
-        NvmlError: NVML does not tell the power.
+        NvmlError: NVML does not report the power.
 
     """
     readings = []
@@ -233,7 +228,7 @@ class ConditionsReader:
             self._nvml.close()
 
     def __call__(self) -> Conditions | None:
-        """Return the current readings of NVML, None for those that it refuses."""
+        """Return the current readings; a reading that NVML refuses is None."""
         found = Conditions(
             clock_hz=self._read(Nvml.clock_hz),
             temperature_c=self._read(Nvml.temperature_c),
@@ -246,20 +241,19 @@ class ConditionsReader:
         """Return the bytes of device memory that this process uses, None if NVML does not report them."""
         return self._read(lambda nvml: nvml.process_bytes(own_pids() or {os.getpid()}))
 
-    def _read(self, question: Callable[[Nvml], T]) -> T | None:
+    def _read(self, read: Callable[[Nvml], T]) -> T | None:
         try:
-            return question(self._nvml) if self._nvml else None
+            return read(self._nvml) if self._nvml else None
         except NvmlError:
             return None
 
 
 @functools.cache
 def own_pids() -> frozenset[int]:
-    """Return the ids that NVML lists for this process, none if it does not list them. Never fails.
+    """Return the ids that NVML lists for this process, empty if it does not list it. Never fails.
 
-    In a container they are the host's, not those that the process has itself; so who is new in NVML's list
-    once torch has made its CUDA context is this process. Call it before anything else uses the GPU; later
-    calls return the same.
+    In a container NVML lists the host's ids. The process that appears in the list when torch makes its CUDA
+    context is this one, so call this before anything else uses the GPU; the result is cached.
     """
     try:
         with Nvml() as nvml:
@@ -273,7 +267,7 @@ def own_pids() -> frozenset[int]:
 
 
 def foreign_processes() -> tuple[str, ...]:
-    """Return the other processes on the GPU now, none if NVML does not list them. Never fails."""
+    """Return the other processes on the GPU now, as far as NVML lists them. Never fails."""
     own = own_pids()
     try:
         with Nvml() as nvml:
@@ -283,7 +277,7 @@ def foreign_processes() -> tuple[str, ...]:
 
 
 def other_processes(nvml: Nvml, own: Collection[int]) -> tuple[str, ...]:
-    """Return the processes on the GPU other than ``own``; none if ``own`` is unknown.
+    """Return the processes on the GPU other than ``own``; an empty tuple if ``own`` is unknown.
 
     Raises:
         NvmlError: NVML does not list processes.

@@ -20,7 +20,7 @@ def no_wait() -> None:
 
 
 def present() -> bool:
-    """Return that the device answers: a CPU always does."""
+    """Return True: a CPU always responds."""
     return True
 
 
@@ -28,11 +28,17 @@ def present() -> bool:
 class Instruments:
     """The instruments of a device.
 
-    ``clocks``: one for each method. ``footprint``: memory of a call. ``trace``: its launches and what they
-    tell. ``activity``: utilisation, power and energy, if the device has such meters. ``conditions``: what is
-    read beside each visit. ``synchronize`` waits for the device, ``alive`` says whether it still answers,
-    ``other_processes`` lists the other processes on it. ``traces_last``: a trace slows later calls down, so
-    all traces come after the last timing of a run.
+    Attributes:
+        clocks: a clock for each timing method.
+        footprint: measures the memory of a call.
+        trace: counts the launches of a call.
+        activity: measures utilisation, power and energy; None if the device has no meters.
+        conditions: reads clock, temperature and power after each visit.
+        synchronize: waits for the device.
+        alive: returns whether the device still responds.
+        other_processes: returns the other processes on the device.
+        traces_last: whether a trace slows later calls down, so that all traces come after the last timing.
+
     """
 
     clocks: tuple[Clock, ...]
@@ -50,9 +56,13 @@ class Instruments:
 def instruments(
     device: str, methods: tuple[str, ...] = (), idle_w: float | None = None
 ) -> Iterator[Instruments]:
-    """Open the instruments for a device, by default with a clock for each of its methods.
+    """Open the instruments of a device.
 
-    ``idle_w`` is what the GPU draws when it does nothing.
+    Args:
+        device: ``cpu`` or ``cuda``.
+        methods: timing methods, by default all of the device.
+        idle_w: the power of the idle GPU.
+
     """
     if device != "cuda":
         yield Instruments(
@@ -61,7 +71,7 @@ def instruments(
             trace=partial(profiler.trace, device=device),
         )
         return
-    # On a side stream: what autograd recorded on the default stream cannot be captured.
+    # On a side stream, because work that autograd recorded on the default stream cannot be captured.
     with ConditionsReader() as conditions, torch.cuda.stream(torch.cuda.Stream()):
         yield Instruments(
             clocks=clocks(device, methods),
@@ -70,13 +80,13 @@ def instruments(
             activity=partial(gpu_monitor.of_call, idle_w=idle_w),
             conditions=conditions,
             synchronize=torch.cuda.synchronize,
-            alive=_gpu_answers,
+            alive=_gpu_responds,
             other_processes=foreign_processes,
             traces_last=True,
         )
 
 
-def _gpu_answers() -> bool:
+def _gpu_responds() -> bool:
     try:
         torch.cuda.synchronize()
     except RuntimeError:

@@ -18,7 +18,7 @@ from esbench.stats import interval
 
 MOST_ROUNDS = 20
 LEAST_ROUNDS = 3
-"""A call gets this many rounds even over its budget, unless they cost more than OVERDRAFT budgets."""
+"""A call gets this many rounds even beyond its budget, unless they take more than OVERDRAFT budgets."""
 OVERDRAFT = 4.0
 REFERENCE_ROUNDS, REFERENCE_CALL_S = 6, 2.0
 """A reference gets this many rounds, enough for an interval, unless one call takes more seconds than this."""
@@ -65,13 +65,13 @@ class TimedCall:
     """A call with its samples, and the reason why sampling ended.
 
     Attributes:
-        rounds: metric -> one tuple of nanoseconds per round, which holds the samples of both visits.
+        rounds: metric -> a tuple of nanoseconds per round, with the samples of both visits.
         positions: for each round, the number of calls visited before this one on the way forth.
-        conditions: for each round, what the device reported after each visit.
-        stop: why sampling ended; empty while it goes on.
-        failure: what the call raised, if anything.
-        is_baseline: whether the call stays in the rounds as long as others are compared with it.
-        is_reference: whether others are compared with it, so that it gets at least REFERENCE_ROUNDS rounds.
+        conditions: for each round, the device's readings after each visit.
+        stop: the reason why sampling ended; empty before.
+        failure: the failure of the call, if any.
+        is_baseline: whether the call stays in the rounds until all other calls have ended.
+        is_reference: whether ratios are relative to it, so that it gets at least REFERENCE_ROUNDS rounds.
 
     """
 
@@ -87,7 +87,7 @@ class TimedCall:
     ) -> None:
         """Prepare a call that is sampled for about ``budget_s`` seconds.
 
-        ``conditions`` is called after each visit; what it raises is the failure of this call.
+        ``conditions`` is called after each visit; an exception that it raises is the failure of this call.
         """
         self.rounds: dict[str, list[tuple[float, ...]]] = {}
         self.positions: list[int] = []
@@ -118,14 +118,14 @@ class TimedCall:
                 longest_s = max(self._budget_s, REFERENCE_CALL_S) if self.is_reference else self._budget_s
                 self._warm = warm_up(self._call, self._clock, self._budget_s, longest_s)
             self._read_conditions()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
         if self._warm.slow:
             self.rounds = {LATENCY: [(self._warm.call_ns,)]}
             self.stop = f"one sample: a call takes longer than the budget of {self._budget_s:g} s"
 
     def visit(self) -> None:
-        """Take the samples of one visit; a short call is first made once to refill the caches."""
+        """Take the samples of one visit, for a short call after one more call that refills the caches."""
         if self.stop:
             return
         start_s = self._clock.seconds()
@@ -135,7 +135,7 @@ class TimedCall:
                     self._call()
                 taken = self._clock.visit(self._call, self._warm.calls)
             conditions = self._read_conditions()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
         else:
             for metric, samples in taken.samples.items():
@@ -147,7 +147,7 @@ class TimedCall:
         self.spent_s += self._clock.seconds() - start_s
 
     def close_round(self, position: int, *, may_leave: bool) -> None:
-        """Store the round, and end sampling where the interval is narrow or a bound is reached."""
+        """Store the round, and end sampling if the interval is narrow or a bound is reached."""
         if self.stop:
             return
         for metric, samples in self._round.items():
@@ -174,7 +174,7 @@ class TimedCall:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Remarks to be stored with the samples."""
+        """Labels to be stored with the samples."""
         found = []
         if self._dispatch_bound:
             found.append(
@@ -192,7 +192,7 @@ class TimedCall:
 def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
     """Run rounds over warmed-up calls until the sampling of each has ended.
 
-    Baselines stay, within their budget, as long as another call is left to be compared with them.
+    Baselines stay, within their budget, until all other calls have ended.
     """
     while active := [call for call in calls if not call.stop]:
         rng.shuffle(active)

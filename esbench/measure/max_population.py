@@ -15,17 +15,17 @@ from esbench.schema import Case, Phase
 METHOD = "bisection"
 
 BLOCK = 256
-"""Populations are split at multiples of this; beyond it only multiples are tried."""
+"""Larger populations are tried at multiples of this number only."""
 RESOLUTION = 0.01
-"""The search ends when what fits and what does not are no further apart, as a share."""
+"""The search ends when the two bounds differ by at most this share."""
 
 Fits = Callable[[int], bool]
 
 
 class Capacity(NamedTuple):
-    """The largest population found to fit, 0 if none does, and the smallest found not to.
+    """The largest population that fitted, or 0, and the smallest that did not.
 
-    ``stop`` says why the search ended: ``resolution``, or ``budget`` where the two may lie further apart.
+    ``stop`` is why the search ended: ``resolution``, or ``budget`` if the two differ by more than that.
     """
 
     members: int
@@ -34,10 +34,14 @@ class Capacity(NamedTuple):
 
 
 def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], float]) -> Capacity:
-    """Search for the largest population that fits, below one that does not.
+    """Search for the largest population that fits by bisection on a logarithmic scale.
 
-    Bisects the ratio of the two rather than their difference: the least that fits is unknown. No attempt is
-    begun once the budget is spent; ``seconds`` tells the time.
+    Args:
+        fits: returns whether a population fits.
+        too_many: a population that does not fit.
+        budget_s: seconds after which no attempt is begun.
+        seconds: the clock.
+
     """
     start_s, members = seconds(), 0
     while (middle := _between(members, too_many)) is not None:
@@ -51,9 +55,9 @@ def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], fl
 
 
 def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> Fits:
-    """Return a function that tries a variant with a number of members: set-up, a phase, one call.
+    """Return a function that sets a variant up with some members, calls it once in a phase and frees it.
 
-    It returns whether memory sufficed, and frees everything; any other error passes through.
+    The function returns whether memory sufficed; any other error passes through.
     """
 
     def attempt(members: int) -> None:
@@ -78,7 +82,7 @@ def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> F
 
 
 def _between(members: int, too_many: int) -> int | None:
-    """Return the next population to try, or None when the two are close enough."""
+    """Return the next population to try, or None if the bounds are close enough."""
     if too_many <= members * (1 + RESOLUTION):
         return None
     middle = math.isqrt(max(members, 1) * too_many)

@@ -1,9 +1,8 @@
-"""Memory: the peak of one call, and a limit that raises an error before the machine is full.
+"""The peak memory of a call, and a limit that raises an error before the machine is full.
 
-Bytes are counted by torch's own allocators, exactly: on CUDA by their running maximum, on the CPU by
-replaying the profiler's allocation events. They are not the process's resident size: what libraries
-allocate outside of torch, such as oneDNN's scratch space, is in neither count. On the CPU an
-allocation costs some tens of microseconds under the profiler, so memory is measured in a separate pass.
+Bytes are counted exactly by torch's allocators: on CUDA by their running maximum, on the CPU by replaying the
+profiler's allocation events. Memory that libraries allocate outside of torch is not counted. The profiler
+slows allocations down, so memory is measured in a separate pass.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ RESERVE_BYTES = 512 * 1024**2
 
 MARK = "esbench.memory"
 CALLS = (2, 10)
-"""The calls that are replayed on the CPU: the larger number only if bytes seem to be kept."""
+"""The numbers of calls that are replayed on the CPU: the second only if the first seems to keep bytes."""
 CONTAINER = Path("/sys/fs/cgroup")
 """The folder in which Linux gives the limits of a container."""
 
@@ -36,17 +35,18 @@ NO_ROOM = (
     *("can't allocate memory", "not enough memory", "bad_alloc", "cannot allocate memory"),
     *("cuda error: out of memory", "cublas_status_alloc_failed"),
 )
-"""How torch's CPU allocator (Linux, macOS, Windows), C++, CUDA and cuBLAS say that there is no memory."""
+"""Parts of the messages of torch's CPU allocator, C++, CUDA and cuBLAS if memory does not suffice."""
 
 
 class Footprint(NamedTuple):
     """The memory of a call.
 
-    ``peak_bytes``: the most that it holds at once above what was held before it. ``kept_bytes``: by how much
-    the bytes held grow with each further call, once its result is dropped; 0 unless it hoards.
-    ``reserved_bytes``: what torch's CUDA allocator holds at most, its cache and the rest of the run included;
-    None on the CPU. ``process_bytes``: what the whole process holds, libraries included: its resident set
-    on the CPU, None if it is unknown.
+    Attributes:
+        peak_bytes: the most bytes allocated at once, above those allocated before the call.
+        kept_bytes: the bytes that each call leaves allocated after its result is freed.
+        reserved_bytes: the most bytes that torch's CUDA allocator held in the run; None on the CPU.
+        process_bytes: all bytes of the process, on the CPU its resident set; None if unknown.
+
     """
 
     peak_bytes: int
@@ -58,10 +58,7 @@ class Footprint(NamedTuple):
 def footprint(
     call: Callable[[], object], device: str, process_bytes: Callable[[], int | None] | None = None
 ) -> Footprint:
-    """Measure the memory of a call; ``process_bytes`` reads that of the process, on CUDA by NVML.
-
-    Equal to the byte over repeats, but for the process's.
-    """
+    """Measure the memory of a call; ``process_bytes`` reads that of the process on CUDA."""
     with quiet():
         if device == "cuda":
             peak, kept = _cuda_levels(call)
@@ -83,21 +80,20 @@ def resident_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory did not suffice, on either device."""
+    """Return whether an error means that memory did not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in words for sign in NO_ROOM)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in message for part in NO_ROOM)
 
 
 @contextlib.contextmanager
 def ceiling(limit_bytes: int | None = None) -> Iterator[None]:
-    """Limit what this process can still allocate on the host; beyond it, allocations raise an error.
+    """Limit the bytes that this process can still allocate on the host; further allocations raise an error.
 
-    Without a ceiling a case that does not fit wakes the system's out-of-memory killer, which
-    ends the run, or another program. By default the ceiling is what the machine has available
-    less a reserve. An inner ceiling never lifts an outer one. Where the system has no such limit
-    (macOS has it and ignores it, Windows has none) this does nothing.
+    Without a limit the system's out-of-memory killer may end the run, or another program. The default limit
+    is the available memory less a reserve. An inner context never raises the limit of an outer one. On
+    systems other than Linux this does nothing.
     """
     if not can_limit():
         yield
@@ -120,7 +116,7 @@ def can_limit() -> bool:
 
 
 def held_bytes() -> int:
-    """Return the bytes of this process that count against its ceiling."""
+    """Return the bytes of this process that count against its limit."""
     return int(psutil.Process().memory_info().data)
 
 
@@ -154,9 +150,8 @@ def _cuda_levels(call: Callable[[], object]) -> tuple[int, int]:
 def _cpu_levels(call: Callable[[], object]) -> tuple[int, int]:
     """Return peak and kept bytes of the last of some calls.
 
-    The profiler sees a block being freed only if it saw it allocated. So the call is made twice: what the
-    second frees of the first, gradients for example, is seen. A call that frees what one further back
-    allocated needs more of them.
+    The profiler records that a block is freed only if it recorded its allocation, so it records an earlier
+    call as well, whose gradients, for example, the last call frees.
     """
     for calls in CALLS:
         peak, kept = _replay(call, calls)
@@ -186,7 +181,7 @@ def _replay(call: Callable[[], object], calls: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _collection() -> Iterator[Callable[[], object]]:
-    """Yield a function that collects the garbage of this block only, not older objects."""
+    """Yield a function that collects only garbage that was made inside the context."""
     gc.freeze()
     try:
         yield gc.collect
@@ -195,5 +190,5 @@ def _collection() -> Iterator[Callable[[], object]]:
 
 
 def _start_threads() -> None:
-    """Start torch's threads: under a ceiling one that cannot be started ends the process."""
+    """Start torch's threads: the process would end if one could not be started under the limit."""
     torch.ones(1 << 20).sum()

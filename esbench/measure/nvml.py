@@ -1,9 +1,8 @@
 """Readings from NVML, NVIDIA's management library, each checked for plausibility.
 
-NVML may be missing, refuse, or answer nonsense (containers, MIG slices, other people's drivers). Each of
-these is an :class:`NvmlError` of one line; nothing else leaves this module. Every number is compared with
-what a GPU can have: an unknown one arrives as all bits set, and bindings that do not match the driver read
-one field for another.
+NVML may be missing, refuse, or answer nonsense (containers, MIG slices, old drivers): all of these are an
+:class:`NvmlError` of one line. An unknown number has all bits set, and bindings that do not match the driver
+read a wrong field, so each number is compared with the range of real GPUs.
 """
 
 import contextlib
@@ -19,14 +18,11 @@ from esbench.stats import POWER_CAP
 
 
 class NvmlError(Exception):
-    """NVML does not answer a question; the message is the reason."""
+    """NVML does not give an answer; the message is the reason."""
 
 
 class Process(NamedTuple):
-    """A process on the GPU: its id on the host, its program, and the bytes that it holds.
-
-    ``name`` and ``used_bytes`` are None where NVML does not tell them.
-    """
+    """A process on the GPU: its id on the host, its program and its device memory, None if unknown."""
 
     pid: int
     name: str | None
@@ -50,7 +46,7 @@ PLAUSIBLE = {
 """The range of an answer by its unit."""
 
 NOT_AVAILABLE = 2**64 - 1
-"""``NVML_VALUE_NOT_AVAILABLE``: a process's bytes where the driver does not count them."""
+"""``NVML_VALUE_NOT_AVAILABLE``: the bytes of a process if the driver does not count them."""
 SM_CLOCK = 1
 """``NVML_CLOCK_SM``."""
 DIE = 0
@@ -71,30 +67,31 @@ CLOCK_REASONS = {
     0x200: "board limit",
     0x400: HIGHEST,
 }
-"""``nvmlClocksEventReason...``: the bit, and what it says."""
+"""Bit of ``nvmlClocksEventReason...`` -> meaning."""
 NO_THROTTLING = {"idle", CHOSEN, HIGHEST}
-"""Reasons that do not count as throttling: idle, a chosen clock, the highest clock of the chip."""
+"""Reasons that do not count as throttling."""
 
 
 class Nvml:
-    """One GPU as NVML sees it, found by the UUID that torch gives, not by its index.
+    """One GPU as NVML sees it, found by the UUID that torch gives: ``CUDA_VISIBLE_DEVICES`` changes indices.
 
-    ``CUDA_VISIBLE_DEVICES`` renumbers torch's devices and not NVML's. Use it as a context manager.
-    ``bindings`` stands for the module ``pynvml`` in tests. Every question raises NvmlError where NVML
-    refuses or answers nonsense.
+    Use it as a context manager. All methods raise NvmlError if NVML refuses or its answer is implausible.
+
+    Args:
+        uuid: the UUID of the GPU, by default of torch's current one.
+        bindings: a replacement for the module ``pynvml``, for tests.
+
+    Raises:
+        NvmlError: there is no NVML here, or it does not know the device.
+
     """
 
     def __init__(self, uuid: str | None = None, bindings: ModuleType | None = None) -> None:
-        """Load the library and find the device, by default torch's current one.
-
-        Raises:
-            NvmlError: there is no NVML here, or it does not know the device.
-
-        """
+        """Load the library and find the device."""
         self._nvml = bindings or _bindings()
-        self._ask("start", "nvmlInit")
+        self._ask("nvmlInit")
         try:
-            self._handle = self._ask("find the GPU", "nvmlDeviceGetHandleByUUID", uuid or current_uuid())
+            self._handle = self._ask("nvmlDeviceGetHandleByUUID", uuid or current_uuid())
         except NvmlError:
             self.close()
             raise
@@ -114,38 +111,36 @@ class Nvml:
 
     def driver(self) -> str:
         """Return the driver's version."""
-        return _text(self._ask("read the driver's version", "nvmlSystemGetDriverVersion"))
+        return _text(self._ask("nvmlSystemGetDriverVersion"))
 
     def utilization_percent(self) -> float:
         """Return the share of the last sample period, 1/6 s to 1 s, with a kernel running."""
-        what = "read the utilisation"
-        rates = self._ask(what, "nvmlDeviceGetUtilizationRates", self._handle)
-        return float(_checked(what, rates.gpu, "percent"))
+        function = "nvmlDeviceGetUtilizationRates"
+        return float(_checked(function, self._ask(function, self._handle).gpu, "percent"))
 
     def clock_hz(self) -> float:
         """Return the current clock of the multiprocessors."""
-        return self._number("read the clock", "MHz", "nvmlDeviceGetClockInfo", SM_CLOCK) * 1e6
+        return self._number("nvmlDeviceGetClockInfo", "MHz", SM_CLOCK) * 1e6
 
     def temperature_c(self) -> float:
         """Return the temperature of the GPU's die."""
-        return float(self._number("read the temperature", "degrees Celsius", "nvmlDeviceGetTemperature", DIE))
+        return float(self._number("nvmlDeviceGetTemperature", "degrees Celsius", DIE))
 
     def power_w(self) -> float:
         """Return the power draw of the board; since Ampere usually the mean of the last second."""
-        return self._number("read the power", "mW", "nvmlDeviceGetPowerUsage") / 1e3
+        return self._number("nvmlDeviceGetPowerUsage", "mW") / 1e3
 
     def energy_j(self) -> float:
         """Return the energy since the driver was loaded, from a counter that advances in ticks."""
-        return self._number("read the energy counter", "mJ", "nvmlDeviceGetTotalEnergyConsumption") / 1e3
+        return self._number("nvmlDeviceGetTotalEnergyConsumption", "mJ") / 1e3
 
     def clock_reasons(self) -> tuple[str, ...]:
         """Return the reasons why the clock is not higher."""
-        # Newer bindings call throttling an event; drivers before them know this name alone.
-        function = "nvmlDeviceGetCurrentClocksThrottleReasons"
-        bits = self._number("say what holds the clock", "as bits", function)
-        words = [word for bit, word in CLOCK_REASONS.items() if bits & bit]
-        unnamed = bits & ~sum(CLOCK_REASONS)
-        return tuple([*words, f"reason {unnamed:#x}"] if unnamed else words)
+        # Newer bindings call throttling an event; older drivers know only this name.
+        bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", "as bits")
+        known = [reason for bit, reason in CLOCK_REASONS.items() if bits & bit]
+        unknown = bits & ~sum(CLOCK_REASONS)
+        return tuple([*known, f"reason {unknown:#x}"] if unknown else known)
 
     def throttled(self) -> tuple[str, ...]:
         """Return the reasons for throttling, if any."""
@@ -154,53 +149,52 @@ class Nvml:
     def clock_policy(self) -> str:
         """Return how the clock is set, as far as NVML reports it.
 
-        It does not tell whether clocks are locked: that shows as a setting that holds them, under load.
+        NVML does not report whether clocks are locked, except as a reason for the present clock under load.
         """
-        what = "say who sets the clock"
-        parts = [f"up to {self._number(what, 'MHz', 'nvmlDeviceGetMaxClockInfo', SM_CLOCK)} MHz"]
+        parts = [f"up to {self._number('nvmlDeviceGetMaxClockInfo', 'MHz', SM_CLOCK)} MHz"]
         with contextlib.suppress(NvmlError):
-            chosen = self._number(what, "MHz", "nvmlDeviceGetApplicationsClock", SM_CLOCK)
+            chosen = self._number("nvmlDeviceGetApplicationsClock", "MHz", SM_CLOCK)
             parts.append(f"application clock {chosen} MHz")
         with contextlib.suppress(NvmlError):
-            is_on, _ = self._ask(what, "nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
+            is_on, _ = self._ask("nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
             parts.append(f"auto boost {'on' if is_on else 'off'}")
         with contextlib.suppress(NvmlError):
-            parts += ["held by a setting"] if CHOSEN in self.clock_reasons() else []
+            parts += ["limited by a setting"] if CHOSEN in self.clock_reasons() else []
         return ", ".join(parts)
 
     def processes(self) -> tuple[Process, ...]:
-        """Return the processes on the GPU. In a container the ids are the host's, and NVML may list none."""
-        what = "list the processes"
-        rows = self._ask(what, "nvmlDeviceGetComputeRunningProcesses", self._handle)
-        return tuple(self._process(what, row.pid, row.usedGpuMemory) for row in rows)
+        """Return the processes on the GPU. In a container the ids are the host's, or the list is empty."""
+        function = "nvmlDeviceGetComputeRunningProcesses"
+        found = []
+        for row in self._ask(function, self._handle):
+            pid = _checked(function, row.pid, "as the id of a process")
+            is_unknown = row.usedGpuMemory in {None, NOT_AVAILABLE}
+            used_bytes = None if is_unknown else _checked(function, row.usedGpuMemory, "bytes")
+            found.append(Process(pid, self._program(pid), used_bytes))
+        return tuple(found)
 
     def process_bytes(self, own: Collection[int]) -> int | None:
         """Return the bytes of device memory that these processes use, None if NVML does not report them."""
-        held = [process.used_bytes for process in self.processes() if process.pid in own]
-        known = [used for used in held if used is not None]
-        return sum(known) if known and len(known) == len(held) else None
-
-    def _process(self, what: str, pid: object, used: object) -> Process:
-        pid = _checked(what, pid, "as the id of a process")
-        is_unknown = used is None or used == NOT_AVAILABLE
-        return Process(pid, self._program(pid), None if is_unknown else _checked(what, used, "bytes"))
+        used = [process.used_bytes for process in self.processes() if process.pid in own]
+        known = [used_bytes for used_bytes in used if used_bytes is not None]
+        return sum(known) if known and len(known) == len(used) else None
 
     def _program(self, pid: int) -> str | None:
         """Return the name of a program without its folder, which may be private."""
         try:
-            path = _text(self._ask("name a process", "nvmlSystemGetProcessName", pid))
+            path = _text(self._ask("nvmlSystemGetProcessName", pid))
         except NvmlError:
             return None
-        return PureWindowsPath(path).name or None  # it parts a path at both kinds of slashes
+        return PureWindowsPath(path).name or None  # splits a path at both kinds of slashes
 
-    def _number(self, what: str, unit: str, function: str, *arguments: object) -> int:
-        return _checked(what, self._ask(what, function, self._handle, *arguments), unit)
+    def _number(self, function: str, unit: str, *arguments: object) -> int:
+        return _checked(function, self._ask(function, self._handle, *arguments), unit)
 
-    def _ask(self, what: str, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
+    def _ask(self, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
         try:
             return getattr(self._nvml, function)(*arguments)
-        except Exception as error:  # the library has no base of its own for all that it raises
-            message = f"NVML cannot {what}: {_one_line(error)}"
+        except Exception as error:  # the library has no common base class for its errors
+            message = f"{function}: {_one_line(error)}"
             raise NvmlError(message) from error
 
 
@@ -221,12 +215,12 @@ def current_uuid() -> str:
         raise NvmlError(message) from error
 
 
-def _checked(what: str, answer: object, unit: str) -> int:
+def _checked(function: str, answer: object, unit: str) -> int:
     """Return an answer that is a whole number, as all of NVML's are, and plausible."""
     least, most = PLAUSIBLE[unit]
     if type(answer) is int and least <= answer <= most:
         return answer
-    message = f"NVML cannot {what}: it answers {answer} {unit}"
+    message = f"{function} answers {answer} {unit}"
     raise NvmlError(message)
 
 

@@ -9,15 +9,20 @@ from esbench.progress import Show
 from esbench.schema import QUALITY, Case, Checkpoint, Phase, Record, Row, Skipped, Variant
 
 Store = Callable[[Sequence[Record]], None]
-"""Takes records that belong together: all of them are on disk afterwards, or none."""
+"""Stores records together: after an error, none of them is on disk."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
     """The number of rows of each kind in a run, and notes about the whole run.
 
-    ``measured`` counts the cells with a time or with quality figures. A run with ``failed`` rows ends with
-    exit code 1. ``other_processes`` were seen on the GPU during the run.
+    Attributes:
+        measured: the number of cells with a time or with quality figures.
+        unavailable: the number of rows that cannot be measured here.
+        failed: the number of rows of wrong or failing variants.
+        notes: lines about the whole run.
+        other_processes: processes that were on the GPU during the run.
+
     """
 
     measured: int = 0
@@ -64,13 +69,11 @@ class Stopwatch:
 
 
 class Recorder:
-    """Stores rows as they come, counts them and reports progress.
-
-    A cell is one variant and phase on one case.
+    """Stores and counts rows, and reports progress.
 
     Attributes:
-        cells: how many cells the run has.
-        done: how many of them are done, with a number or without.
+        cells: the number of cells of the run: a cell is a variant and phase on a case.
+        done: the number of cells that are done, with a result or a reason.
 
     """
 
@@ -98,7 +101,7 @@ class Recorder:
                 self._count(row)
 
     def is_done(self, case: Case, group: int = 0, phase: Phase | None = None) -> bool:
-        """Return whether all rows of a group's phase, or of a whole case, are stored."""
+        """Return whether all rows of a phase of a group, or of a whole case, are stored."""
         return not self._phases_done.isdisjoint({(case, 0, None), (case, group, phase)})
 
     def is_traced(self, case: Case) -> bool:
@@ -112,7 +115,7 @@ class Recorder:
         )
 
     def enter(self, rows: Iterable[Row], *checkpoints: Checkpoint) -> None:
-        """Store rows; a reason that base or naive gave in an earlier group is not repeated."""
+        """Store rows, except reasons of base and naive that an earlier group has stored."""
         fresh: list[Record] = [row for row in rows if self._count(row)]
         if fresh or checkpoints:
             self._store([*fresh, *checkpoints])
@@ -145,7 +148,7 @@ class Recorder:
         return self._costs_s.get(case, {})
 
     def reason(self, variant: Variant, case: Case) -> str:
-        """Return the reason why a variant has no phase on a case, or an empty string."""
+        """Return the reason why a variant is not measured on a case, or an empty string."""
         row = self._skipped.get((variant, case, None, None))
         return row.reason if row else ""
 
@@ -175,13 +178,13 @@ class Recorder:
         )
 
     def _count(self, row: Row) -> bool:
-        """Count a row; return False for a reason that is known already."""
+        """Count a row; return False for a reason that is stored already."""
         if isinstance(row, Skipped):
             key = (row.variant, row.case, row.phase, row.method)
             if key in self._skipped:
                 return False
             self._skipped[key] = row
-            if row.status == "failed" and row.phase and row.method is None:  # it may have been timed before
+            if row.status == "failed" and row.phase and row.method is None:  # its times are invalid
                 phase = (row.variant, row.case, row.phase)
                 self._timed = {key: None for key in self._timed if key[:3] != phase}
         elif row.phase == QUALITY:

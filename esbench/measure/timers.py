@@ -1,9 +1,7 @@
 """Clocks: the latency of calls in nanoseconds, by the host's timer or by CUDA events.
 
-A clock returns one number for each call. The result of a call is freed before the clock is read, as it is
-in a loop: freeing it is part of the cost.
-The functions that read time are bound when this module is imported, so that nothing loaded
-later can put another clock under a measurement.
+A clock returns one number for each call. The result of a call is freed before the clock is read, so freeing
+it is part of the time. The functions that read time are bound at import: a variant cannot replace them later.
 """
 
 import contextlib
@@ -24,12 +22,12 @@ from esbench.schema import METHODS
 Call = cuda.Call
 
 LEAST_S, MOST_S = 0.3, 3.0
-"""The bounds in seconds for keeping a CUDA device busy before it is timed: its clocks have to settle."""
+"""The bounds of a warm-up on CUDA in seconds, in which the clocks of the device settle."""
 
 BLOCK_MARGIN = 1.5
-"""A blocking kernel lasts this factor longer than the host is expected to need to issue the work after it."""
+"""The duration of a blocking kernel as a multiple of the expected time to issue the work after it."""
 FIRST_BLOCK_NS, LONGEST_BLOCK_NS = 1e6, 20e6
-"""Its duration at first, and at most: calls that take longer to issue are dispatch-bound."""
+"""The first and the largest duration: calls that take longer to issue are dispatch-bound."""
 
 
 class ClockError(Exception):
@@ -38,13 +36,15 @@ class ClockError(Exception):
 
 @dataclass(frozen=True)
 class Visit:
-    """The readings of one visit: metric -> nanoseconds of each call; ``latency_ns`` is always there.
+    """The readings of one visit.
 
-    ``dispatch_bound`` counts the samples of ``latency_ns`` in which the device may have waited for the host;
-    ``grown`` says that the allocator took memory from the device during the visit.
+    Attributes:
+        samples: metric -> nanoseconds of each call; always with ``latency_ns``.
+        dispatch_bound: the samples of ``latency_ns`` in which the device may have waited for the host.
+        grown: whether the allocator reserved device memory during the visit.
 
     Raises:
-        ClockError: a sample is negative, not finite, or no time at all.
+        ClockError: a sample is negative, zero or not finite.
 
     """
 
@@ -71,7 +71,7 @@ class Clock(Protocol):
 
     @property
     def method(self) -> str:
-        """The name of the method, part of a row's key."""
+        """The name of the timing method."""
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
@@ -102,8 +102,8 @@ class HostClock:
         """Seconds since an arbitrary moment."""
         return _host_ns() / 1e9
 
-    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # what a clock is asked
-        """Return the call as it is."""
+    def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # the interface of a clock
+        """Return the call unchanged."""
         return call
 
     def visit(self, call: Call, calls: int) -> Visit:
@@ -119,11 +119,12 @@ class HostClock:
 class CudaClock:
     """CUDA events around each call on the current stream, and the host's clock around its launch.
 
-    A visit has three passes over the call. First from an idle device, by the host: ``host_latency_ns``, what
-    it takes to issue the call. Then by events, ``warm_latency_ns``, and by events again, ``latency_ns``,
-    where a buffer of twice the L2 cache is written and read before each call, ahead of its first event.
-    Ahead of that a kernel blocks the stream until the host has issued everything, so that no launch is
-    waited for between the events. Where the first event is over by then, the sample is dispatch-bound.
+    A visit has three passes over the call. The first is timed by the host from an idle device:
+    ``host_latency_ns``, the time to issue the call. The others are timed by events: ``warm_latency_ns``, and
+    ``latency_ns``, in which a buffer of twice the L2 cache is written and read before the first event of each
+    call. Before that a kernel blocks the stream until the host has issued everything, so that the device does
+    not wait for launches between the events. If the first event completes earlier, the sample is
+    dispatch-bound.
     """
 
     def __init__(self, method: str, device: cuda.Cuda, streak: cuda.Streak) -> None:
@@ -136,7 +137,7 @@ class CudaClock:
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
-        """The bounds; the lower one is reduced by the time for which the device has been busy."""
+        """The bounds; the lower bound is reduced by the time for which the device has been busy."""
         return max(0.0, LEAST_S - self._streak.seconds(self.seconds())), MOST_S
 
     def seconds(self) -> float:
@@ -153,7 +154,7 @@ class CudaClock:
         try:
             with quiet():
                 replays = self._device.capture(call, turns)
-        except (Exception, SystemExit) as error:  # a variant may raise anything: its row says it
+        except (Exception, SystemExit) as error:  # any error of a variant is stored as its reason
             lines = str(error).strip().splitlines() or [type(error).__name__]
             message = f"graph capture failed: {lines[0]}"
             raise UnavailableError(message) from error

@@ -1,11 +1,10 @@
 """Checks that a variant must pass for its times to count: correct results, and no cheating.
 
 Before it is set up, a variant is checked on small exact cases (:class:`ExactChecks`). Before a phase is
-timed, its call is made twice on different inputs (:func:`precheck`); after everything is measured, it is
-compared with the reference implementation on new inputs, under the conditions in which it was timed
-(:func:`postcheck`). Honest calls give finite results, different ones for different inputs, which stay as they
-are once they are returned; they hold no more memory from call to call, work on the stream on which they are
-called, and leave the timers and torch's global settings alone (:class:`TorchState`).
+timed, its call is made twice on different inputs (:func:`precheck`): results must be finite, differ between
+inputs, and not change after they are returned. After timing, the call is compared with the reference
+implementation on new inputs, under the conditions of timing (:func:`postcheck`). A call must not keep memory,
+work on another stream, or change the timers and torch's global settings (:class:`TorchState`).
 
 Every check raises WrongResultError, whose message becomes the reason of the row.
 """
@@ -29,22 +28,22 @@ from esbench.registry import Entry, Workload, WrongResultError, build
 from esbench.schema import Case, Phase, Variant
 
 PATIENCE_S = (0.003, 0.03)
-"""Bounds of the wait for a result that is written late; within them it lasts as long as the call took."""
+"""Bounds of the wait for a result that is written late, by default as long as the call took."""
 
 PIECE = 2**22
-"""Tensors are read in pieces of this many elements, so that no large copy of an output is made."""
+"""Tensors are read in pieces of this many elements, without a large copy."""
 
 PROBES = 256
-"""The number of elements kept of a tensor: two tensors of one sum and norm differ in them."""
+"""The number of elements in a fingerprint: two tensors of equal sum and norm differ in them."""
 
 DRAWS = 64
-"""This many draws of single-bit noise are never all alike."""
+"""This many draws of single-bit noise are never all equal."""
 
 DRAWING = frozenset[Phase]({"sample", "step"})
-"""Phases that draw noise, of another step at each call."""
+"""Phases that draw noise, for another step at each call."""
 
 ROUNDING = 0.02
-"""How far results of one call may differ, as a share of the norm: low-precision sums in another order."""
+"""The largest difference of equal results in low precision, as a share of the norm."""
 TINY = 1e-300
 
 Fingerprints = tuple["Fingerprint", ...]
@@ -53,23 +52,23 @@ Fingerprints = tuple["Fingerprint", ...]
 class ExactChecks:
     """Checks each variant once per operator on small cases in float64.
 
-    Measured cases are large and in low precision, where rounding can hide that a scheme is wrong.
+    Measured cases are large and in low precision, where rounding can hide an error.
     """
 
     def __init__(self, cases: Sequence[Case], device: str, seed: int) -> None:
-        """Remember the cases; nothing is checked yet."""
+        """Store the cases; nothing is checked yet."""
         self._cases = cases
         self._device = device
         self._seed = seed
         self._outcomes: dict[tuple[Variant, str], Failure | None] = {}
 
     def failure(self, entry: Entry, operator: str) -> Failure | None:
-        """Return the failure of a variant on this operator, if any; unavailable cases are skipped."""
+        """Return the failure of a variant on this operator, if any."""
         found = self.outcome(entry, operator)
         return found if found and found.status == "failed" else None
 
     def outcome(self, entry: Entry, operator: str) -> Failure | None:
-        """Return the first wrong case, or why none is available; None if all available ones are correct."""
+        """Return the failure on the first wrong case, the reason if no case is available, otherwise None."""
         key = (entry.variant, operator)
         if key not in self._outcomes:
             self._outcomes[key] = self._check(entry, operator)
@@ -90,7 +89,7 @@ class ExactChecks:
     def _failure_on(self, case: Case, entry: Entry) -> Failure | None:
         try:
             build(entry.scheme, case, self._device, self._seed).verify()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is stored as its reason
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             failure = classify(error)
             return failure._replace(reason=f"{failure.reason} (on {case.label})")
         return None
@@ -105,7 +104,7 @@ class Fingerprint(NamedTuple):
     probes: tuple[float, ...]
 
     def resembles(self, other: "Fingerprint", share: float) -> bool:
-        """Return whether two differ by no more than rounding, as a share of the norm."""
+        """Return whether two fingerprints differ by at most a share of the norm."""
         if self.numbers != other.numbers or not abs(self.norm - other.norm) <= share * other.norm:
             return False
         return math.dist(self.probes, other.probes) <= share * max(math.hypot(*other.probes), TINY)
@@ -148,10 +147,10 @@ def precheck(workload: Workload, phase: Phase, synchronize: Callable[[], object]
 
 
 def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], seen: Fingerprints) -> bool:
-    """Return whether equal results can be correct, as with single-bit noise or total dropout.
+    """Return whether equal results can be correct, as with single-bit noise or dropout of all inputs.
 
-    Where the phase draws noise, other draws must differ soon. Otherwise the workload compares its call with
-    the reference implementation on inputs that it writes itself; a workload that writes none proves nothing.
+    If the phase draws noise, one of the next draws must differ. Otherwise the workload has to compare its
+    call with the reference implementation on inputs that it writes itself.
     """
     if phase in DRAWING:
         return any(fingerprints(call()) != seen for _ in range(DRAWS))
@@ -167,7 +166,7 @@ def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], see
 
 
 def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
-    """Compare a call that was timed with the reference implementation, as it was timed.
+    """Compare a call with the reference implementation after timing, with garbage collection still off.
 
     Noise has no reference: the same step must give the same noise again.
     """
@@ -222,14 +221,14 @@ def check_finite(seen: Fingerprints, what: str) -> None:
 
 
 def check_memory(footprint: Footprint, phase: Phase) -> None:
-    """Check that no memory is handed from call to call."""
+    """Check that a call keeps no memory after its result is freed."""
     if footprint.kept_bytes > 0:
         message = f"{phase} holds {footprint.kept_bytes} bytes more after every call"
         raise WrongResultError(message)
 
 
 def check_streams(trace: Trace, phase: Phase) -> None:
-    """Check that all work is done on the stream that is timed."""
+    """Check that all work is on the stream that is timed."""
     if trace.other_streams:
         streams = ", ".join(map(str, trace.other_streams))
         message = f"{phase} works on another stream ({streams}), where it is not timed"
@@ -237,20 +236,20 @@ def check_streams(trace: Trace, phase: Phase) -> None:
 
 
 def waiting(trace: Trace) -> tuple[str, ...]:
-    """Return a label for a call that waits for the device, so that launches cannot run ahead of it."""
+    """Return a label if a call waits for the device."""
     names = ", ".join(dict.fromkeys(trace.waits))
     return (f"synchronises inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
 
 
 class TorchState:
-    """The timers and torch's global settings, which all variants share and none may change."""
+    """The timers and torch's global settings, which no variant may change."""
 
     def __init__(self) -> None:
-        """Remember the settings as they are now; the timers as they were when this module was imported."""
+        """Store the present settings; the timers are those at the import of this module."""
         self._settings = _settings()
 
     def check(self) -> None:
-        """Check that nothing was changed; what was changed is restored."""
+        """Check that timers and settings are unchanged, and restore them if not."""
         patched = [timer for timer in _TIMERS if vars(timer.owner)[timer.name] is not timer.right]
         for timer in patched:
             setattr(timer.owner, timer.name, timer.right)
@@ -305,7 +304,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
 }
-"""Setting -> how it is read, and how it is set."""
+"""Setting -> functions that read it and set it."""
 
 
 def _settings() -> dict[str, Any]:
@@ -332,7 +331,7 @@ def _settled_fingerprints(
 
 @contextlib.contextmanager
 def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Put other seeded numbers into the inputs for a while; rows of integers are permuted instead."""
+    """Write other seeded numbers into the inputs while the context lasts; rows of integers are permuted."""
     originals = [buffer.clone() for buffer in buffers]
     for seed, buffer in enumerate(buffers):
         generator = Generator(buffer.device).manual_seed(seed)

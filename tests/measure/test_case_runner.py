@@ -126,7 +126,7 @@ def test_a_profiler_that_fails_costs_no_time() -> None:
     summary, lines = measure(FakeScheme("A", world).entry(), world=world, tools=tools, phases=("forward",))
     assert summary == RunSummary(measured=1)
     (row,) = measurements(lines)
-    assert row.labels == ("launches and streams were not looked at: no records came back",)
+    assert row.labels == ("launches and streams were not checked: no records came back",)
     assert not measurements(lines, "launches")
 
 

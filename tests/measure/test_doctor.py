@@ -77,14 +77,14 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
     """Each failed NVML query has its reason, and other processes on the GPU are listed."""
     listed = [processes(7), processes(7, 8)]
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("GPU power", {"PowerUsage": refusing}, "NVML cannot read the power: Insufficient Perm"),
-        ("GPU clock", {"ClockInfo": answering(0)}, "NVML cannot read the clock: it answers 0 MHz"),
+        ("GPU power", {"PowerUsage": refusing}, "nvmlDeviceGetPowerUsage: Insufficient Perm"),
+        ("GPU clock", {"ClockInfo": answering(0)}, "nvmlDeviceGetClockInfo answers 0 MHz"),
         (
             "unthrottled GPU",
             {"CurrentClocksThrottleReasons": answering(0x24)},
             "its clock is reduced: power cap, thermal slowdown",
         ),
-        ("GPU to itself", {"ComputeRunningProcesses": refusing}, "NVML cannot list the processes: "),
+        ("GPU to itself", {"ComputeRunningProcesses": refusing}, "nvmlDeviceGetComputeRunningProcesses: "),
         ("GPU to itself", {}, "NVML does not list this process, so other processes cannot be recognised"),
         (
             "GPU to itself",
@@ -99,7 +99,7 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
         assert not finding.able
         assert finding.why.startswith(why)
     install(monkeypatch, nvmlInit=refusing)
-    assert findings()["GPU energy"] == ("GPU energy", False, "NVML cannot start: Insufficient Permissions")
+    assert findings()["GPU energy"] == ("GPU energy", False, "nvmlInit: Insufficient Permissions")
 
 
 def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

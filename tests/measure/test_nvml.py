@@ -57,7 +57,7 @@ def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
     assert (SM_CLOCK, DIE) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
     assert pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value == NOT_AVAILABLE
     assert pynvml.nvmlClocksThrottleReasonAll & ~sum(CLOCK_REASONS) == 0
-    with pytest.raises(NvmlError, match=r"NVML cannot (start|find the GPU): \w"):
+    with pytest.raises(NvmlError, match=r"nvml(Init|DeviceGetHandleByUUID): \w"):
         Nvml("GPU-that-does-not-exist")
 
 
@@ -85,7 +85,7 @@ def test_a_refusal_is_one_line_that_says_what_was_asked(monkeypatch: pytest.Monk
     ask_everything(nvml(nvmlSystemGetDriverVersion=answering(b"580.1")))
     for function in sorted(GOOD.keys() - NEEDLESS):
         for failing in (refusing, None):
-            with pytest.raises(NvmlError, match=r"NVML cannot .*: (Insufficient Permissions|'NoneType')"):
+            with pytest.raises(NvmlError, match=r"nvml\w+: (Insufficient Permissions|'NoneType')"):
                 ask_everything(nvml(**{function: failing}))
     for function in NEEDLESS:
         with nvml(**{function: refusing}) as found:
@@ -110,7 +110,7 @@ def test_a_number_that_no_gpu_has_is_an_error() -> None:
             with pytest.raises(NvmlError, match=str(nonsense)):
                 read(nvml(**{function: answering(answer)}))
     for function in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetPowerUsage"):
-        with pytest.raises(NvmlError, match="it answers 0 "):
+        with pytest.raises(NvmlError, match="answers 0 "):
             NUMBERS[function][0](nvml(**{function: answering(0)}))
     with pytest.raises(NvmlError, match="101 percent"):
         nvml(nvmlDeviceGetUtilizationRates=answering(SimpleNamespace(gpu=101))).utilization_percent()
@@ -134,7 +134,7 @@ def test_the_clock_is_described() -> None:
         "nvmlDeviceGetCurrentClocksThrottleReasons",
     )
     chosen: dict[str, Any] = dict(zip(names, map(answering, (1410, [0, 1], 0x2)), strict=True))
-    policy = "up to 1980 MHz, application clock 1410 MHz, auto boost off, held by a setting"
+    policy = "up to 1980 MHz, application clock 1410 MHz, auto boost off, limited by a setting"
     assert nvml(**chosen).clock_policy() == policy
     assert nvml(**dict.fromkeys(names, refusing)).clock_policy() == "up to 1980 MHz"
 
@@ -154,5 +154,5 @@ def test_processes_have_names_without_folders_and_the_bytes_that_are_counted() -
     assert [found.process_bytes(own) for own in ({8, 9}, {10}, {1})] == [None] * 3
     for pid, used in ((0, MIB), (2**40, MIB), (None, MIB), (7, -1), (7, 2**60)):
         wrong = nvml(nvmlDeviceGetComputeRunningProcesses=answering(processes(pid, used=used)))
-        with pytest.raises(NvmlError, match="NVML cannot list the processes"):
+        with pytest.raises(NvmlError, match="nvmlDeviceGetComputeRunningProcesses answers"):
             wrong.processes()

@@ -138,7 +138,7 @@ def test_what_a_trace_shows_is_read_with_the_times(tmp_path: Path, monkeypatch: 
     for error in (ProfileError("no records came back"), MemoryError()):
         summary, run, found = labels(error)
         assert (summary.measured, summary.failed) == (8, 0)
-        assert [label.partition(": ")[0] for label in found] == ["launches and streams were not looked at"]
+        assert [label.partition(": ")[0] for label in found] == ["launches and streams were not checked"]
         assert {row.variant.scheme for row in measurements(run.rows, "launches")} == {"Base"}
     summary, run, _ = labels(Trace(launches=3, other_streams=(17,)))
     assert {row.variant.scheme for row in run.measurements} == {"Base"}
