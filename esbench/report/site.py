@@ -21,7 +21,7 @@ from esbench.report.text import cut, escape, file_name, one_line
 from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
-from esbench.studies import digits, gate_power, kernels_page, timer_accuracy
+from esbench.studies import digits, gate_power, kernels, timer_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ def render(
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),
         lambda: gate_power.render(results, out),
-        lambda: kernels_page.render(results, out, selected.runs),
+        lambda: kernels.render(results, out, selected.runs),
     )
     for write_study in studies:
         try:

@@ -26,14 +26,13 @@ import torch
 from torch import Tensor
 
 import impls
-from esbench import git
-from esbench.studies.compiled_kernels import (
+from esbench import git, store
+from esbench.studies.kernels import (
     FILE,
     SCHEMA,
     Compilation,
     Compilations,
     Refused,
-    write_compilations,
 )
 from impls.kernels import (
     binary,
@@ -674,7 +673,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     some = [one for one in checks() if fnmatchcase(one.title, asked.kernels)]
     compilations, wrong = run(some, asked.capability or CAPABILITIES)
-    write_compilations(compilations, asked.out)
+    store.write_document(compilations, asked.out)
     for problem in wrong:
         sys.stderr.write(f"kernels: {problem}\n")
     sys.stderr.write(f"kernels: {len(compilations.found)} compiled, written to {asked.out}\n")

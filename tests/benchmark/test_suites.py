@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from esbench.registry import REGISTRY, load, select_cases
-from esbench.studies import kernels_page as kernels
-from esbench.studies.kernels_page import GOALS
+from esbench.studies import kernels
+from esbench.studies.kernels import GOALS
 
 load("impls")
 

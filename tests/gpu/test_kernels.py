@@ -4,7 +4,7 @@ import pytest
 
 from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
 from esbench.schema import Case
-from esbench.studies.kernels_page import SUITES
+from esbench.studies.kernels import SUITES
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

@@ -9,8 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
-from esbench.studies.compiled_kernels import FILE, read_compilations
-from esbench.studies.kernels_page import PAGE, render
+from esbench.studies.kernels import FILE, PAGE, read_compilations, render
 from impls.kernels import compile_checks, launches, sparse
 from impls.kernels.compile_checks import (
     CAPABILITIES,
