@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from esbench import store
 from esbench.errors import UserError
 from esbench.registry import Entry, UnavailableError, trainer
 from esbench.report.site import render_reports
@@ -23,11 +24,11 @@ from esbench.studies.digits import (
     newest_studies,
     newest_study,
     render,
-    verdicts,
-    write_study,
+    study_path,
+    verdict,
 )
 from esbench.studies.digits import page as digits_page
-from esbench.studies.digits_run import begin, conduct, resume, train
+from esbench.studies.digits_run import begin, check_resumable, conduct, train
 from tests.cli.cli_runner import run
 from tests.study_cases import HERE
 
@@ -91,6 +92,11 @@ def study_of(*trainings: Training, number: int = 0, seeds: Sequence[int] = (0,),
     )
 
 
+def write_study(study: Study, results: Path) -> Path:
+    """Write the file of a study, and return it."""
+    return store.write_document(study, study_path(study, results))
+
+
 WHOLE = study_of(training(DENSE, 0.96), training(OTHER, 0.95))
 
 
@@ -101,7 +107,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_study_is_read_back_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest study of each device is used; any other file is an error line with file and field."""
     path = write_study(WHOLE, tmp_path / "whole")
     assert newest_studies(tmp_path / "whole") == [WHOLE]
@@ -132,7 +138,7 @@ def test_a_study_is_read_back_as_it_was_written(tmp_path: Path, monkeypatch: pyt
         assert "\n" not in str(error.value)
 
 
-def test_everybody_is_trained_once_before_anybody_is_twice() -> None:
+def test_all_variants_are_trained_with_the_first_seed_before_the_second() -> None:
     """Trainings are ordered by seed, then network, without those finished or impossible."""
     cnn = msgspec.structs.replace(RECIPE, network="DigitsCNN")
     study = study_of(
@@ -151,15 +157,14 @@ def test_everybody_is_trained_once_before_anybody_is_twice() -> None:
     ]
 
 
-def test_a_variant_that_cannot_be_trained_is_noted_and_the_study_goes_on() -> None:
+def test_a_variant_that_cannot_be_trained_has_a_reason_and_the_study_goes_on(tmp_path: Path) -> None:
     """Other seeds of a variant that is unavailable or raises are not tried."""
     entries = [
         entry(DENSE, 0.9, 0.8),
         entry(OTHER, UnavailableError("too narrow")),
         entry(LAME, RuntimeError("broken")),
     ]
-    kept: list[Study] = []
-    study = conduct(begin(entries, [RECIPE], [5, 6], HERE), entries, Mock(), kept.append)
+    study = conduct(begin(entries, [RECIPE], [5, 6], HERE), entries, Mock(), tmp_path)
     assert [(one.variant, one.seed, one.outcome.accuracy) for one in study.trainings] == [
         (DENSE, 5, 0.9),
         (DENSE, 6, 0.8),
@@ -169,33 +174,33 @@ def test_a_variant_that_cannot_be_trained_is_noted_and_the_study_goes_on() -> No
         (LAME, "RuntimeError: broken", True),
     ]
     assert not study.left()
-    assert [len(one.trainings) + len(one.untrained) for one in kept] == [1, 2, 3, 4]
+    assert newest_study(tmp_path, HERE.slug) == study
     # A missing package affects every variant, so the study ends and asks to install it.
     entries = [entry(DENSE, UserError("install it"))]
     with pytest.raises(UserError, match="install it"):
-        conduct(begin(entries, [RECIPE], [0], HERE), entries, Mock(), Mock())
+        conduct(begin(entries, [RECIPE], [0], HERE), entries, Mock(), tmp_path)
 
 
-def test_a_study_that_was_cut_off_goes_on_where_it_was() -> None:
-    """Finished trainings are kept, and only the rest is run."""
+def test_an_interrupted_study_continues_after_its_last_training(tmp_path: Path) -> None:
+    """Finished trainings are kept, and only the rest is run, on the same machine with the same code."""
     entries = [entry(DENSE, 0.9), entry(OTHER, 0.7)]
-    kept: list[Study] = []
     interrupt = Mock(side_effect=[None, KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
-        conduct(begin(entries, [RECIPE], [0], HERE), entries, interrupt, kept.append)
-    study = conduct(kept[-1], resume(kept[-1], entries, HERE), Mock(), kept.append)
+        conduct(begin(entries, [RECIPE], [0], HERE), entries, interrupt, tmp_path)
+    half = newest_study(tmp_path, HERE.slug)
+    check_resumable(half, entries, HERE)
+    study = conduct(half, entries, Mock(), tmp_path)
     assert [(one.variant, one.outcome.accuracy) for one in study.trainings] == [(DENSE, 0.9), (OTHER, 0.7)]
     with pytest.raises(UserError, match="nothing to resume"):
-        resume(study, entries, HERE)
-    # On a different machine, or with a changed scheme, the study starts over.
+        check_resumable(study, entries, HERE)
     with pytest.raises(UserError, match="device name Some CPU vs Another"):
-        resume(kept[0], entries, msgspec.structs.replace(HERE, device_name="Another"))
-    changed = msgspec.structs.replace(kept[0], code={**study.code, DENSE.name: "0"})
+        check_resumable(half, entries, msgspec.structs.replace(HERE, device_name="Another"))
+    changed = msgspec.structs.replace(half, code={**study.code, DENSE.name: "0"})
     with pytest.raises(UserError, match="the code of Perturbed"):
-        resume(changed, entries, HERE)
+        check_resumable(changed, entries, HERE)
 
 
-def test_each_variant_is_held_to_dense_noise() -> None:
+def test_each_variant_is_compared_with_dense_noise() -> None:
     """The goal is 95 % of dense noise's mean accuracy over seeds; dense noise itself has no goal."""
     study = study_of(
         *(training(DENSE, accuracy, seed) for seed, accuracy in enumerate((0.9, 1.0))),
@@ -212,12 +217,11 @@ def test_each_variant_is_held_to_dense_noise() -> None:
         "Lame": "**not met**",
         "Dropped": "",
     }
-    assert verdicts(study) == [
-        "DigitsMLP: 1 of 2 unbiased variants reach 95% of dense noise's accuracy; not Lame"
-    ]
+    count = "1 of 2 unbiased variants"
+    assert verdict(study, "DigitsMLP") == f"DigitsMLP: {count} reach 95% of dense noise's accuracy; not Lame"
     without_dense = study_of(training(OTHER, 0.9))
     assert [(line.share, line.verdict) for line in lines(without_dense, "DigitsMLP")] == [(None, "not shown")]
-    assert "0 of 0 unbiased variants" in verdicts(without_dense)[0]
+    assert "0 of 0 unbiased variants" in verdict(without_dense, "DigitsMLP")
     assert "n/a" in digits_page([without_dense])
 
 
@@ -243,7 +247,7 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
     assert "Incomplete: 1 trainings are missing." in text
 
 
-def test_the_reports_have_the_page_and_go_on_without_it(tmp_path: Path) -> None:
+def test_the_reports_have_the_page_of_digits(tmp_path: Path) -> None:
     """Without a study, or without a finished training in it, there is no page.
 
     A study that cannot be read is reported in a line, and the other reports are complete.
@@ -279,15 +283,12 @@ def test_the_command_trains_stores_and_renders(capsys: pytest.CaptureFixture[str
 SMALL = ("--members", "3", "--steps", "1", "--batch", "2", "--seeds", "1", "--device", "cpu")
 
 
-def test_bad_usage_is_one_line_before_anything_is_announced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_usage_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 2, and no folder is created."""
     for arguments, words in (
-        ("--sigma 0", "--sigma 0: expected a number above 0"),
-        ("--sigma nan", "--sigma nan: expected a finite number"),
-        ("--learning-rate -1", "--learning-rate -1: expected a number above 0"),
-        ("--learning-rate inf", "--learning-rate inf: expected a finite number"),
+        ("--sigma 0", "--sigma 0: expected a finite number above 0"),
+        ("--sigma nan", "--sigma nan: expected a finite number above 0"),
+        ("--learning-rate inf", "--learning-rate inf: expected a finite number above 0"),
         ("--members 0", "--members"),
         ("--network Digits", "no network 'Digits'; there are: DigitsMLP, DigitsCNN"),
         ("--variants Base --variants Naive", "--variants Base Naive: nothing to train"),
@@ -302,7 +303,7 @@ def test_bad_usage_is_one_line_before_anything_is_announced(
     assert not list(tmp_path.iterdir())
 
 
-def test_dense_noise_always_takes_part_and_baselines_where_they_are_named(
+def test_dense_noise_always_takes_part_and_baselines_if_they_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Shares are relative to its accuracy; a network named twice is trained once."""
@@ -326,7 +327,7 @@ def test_dense_noise_always_takes_part_and_baselines_where_they_are_named(
     assert names[1] == {"Loop", "Perturbed"}
 
 
-def test_what_could_not_be_trained_has_its_reason_on_the_console(
+def test_an_untrained_variant_has_its_reason_on_the_console(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 1, as for a run; other variants are trained."""

@@ -1,10 +1,12 @@
 """The command ``digits``: train small networks on handwritten digits with every variant."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_usual, note
@@ -50,37 +52,37 @@ def digits(
     from esbench.measure.device_lock import holding
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
-    from esbench.studies import digits_run as study_of
-    from esbench.studies.digits import newest_study, reasons, render, study_path, verdicts, write_study
+    from esbench.studies import digits_run
+    from esbench.studies.digits import newest_study, reasons, render, study_path, verdict
 
     entries = _entries(None if resume else variants, plugin, baselines=resume)
     place = resolve_device(device)
-    recipes = [
-        recipe_of(name, members=members, steps=steps, batch=batch, sigma=sigma, learning_rate=learning_rate)
-        for name in dict.fromkeys(network or [DEFAULT.network])
-    ]
-    _prepare(entries, recipes)
+    recipes = _recipes(
+        entries,
+        network or [DEFAULT.network],
+        {"members": members, "steps": steps, "batch": batch, "sigma": sigma, "learning_rate": learning_rate},
+    )
     for folder in (out, reports):  # fails now rather than after minutes of training
         folder.mkdir(parents=True, exist_ok=True)
     with holding(device_uuid(place) or place, "digits", note), showing() as progress:
         here = environment(place)
         if resume:
             study = newest_study(out, here.slug)
-            entries = study_of.resume(study, entries, here)
+            digits_run.check_resumable(study, entries, here)
         else:
-            study = study_of.begin(entries, recipes, range(seeds), here)
+            study = digits_run.begin(entries, recipes, range(seeds), here)
         path = study_path(study, out)
         note(f"training on {place} ({here.device_name}); finished training runs are in {path}")
         try:
-            study = study_of.conduct(study, entries, progress, lambda found: write_study(found, out))
+            study = digits_run.conduct(study, entries, progress, out)
         except KeyboardInterrupt:
             if path.exists():
                 note(f"interrupted: finished runs are in {path}; `esbench digits --resume` continues")
             raise
-    for verdict in verdicts(study):
-        typer.echo(verdict)
-    for reason in reasons(study):
-        note(reason)
+    for recipe in study.recipes:
+        typer.echo(verdict(study, recipe.network))
+        for reason in reasons(study, recipe.network):
+            note(f"{recipe.network}: {reason}")
     for page in render(out, reports):
         note(f"written to {page}")
     if any(one.failed for one in study.untrained):
@@ -115,36 +117,19 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
     return found
 
 
-def _prepare(entries: Sequence[Entry], recipes: Sequence[Recipe]) -> None:
-    """Check that training can start.
+def _recipes(entries: Sequence[Entry], networks: Sequence[str], numbers: Mapping[str, float]) -> list[Recipe]:
+    """Return a recipe per network, and check that training can start.
 
     Raises:
-        UserError: there is no such network, or its data is missing.
+        UserError: a number is not above 0, there is no such network, or its data is missing.
 
     """
-    for recipe in recipes:
-        for entry in entries:
-            if how := trainer(entry.scheme):
-                how.prepare(recipe)
-
-
-def recipe_of(network: str, **numbers: float) -> Recipe:
-    """Return a recipe with these numbers.
-
-    Raises:
-        UserError: one is out of range; the message names its option.
-
-    """
-    import msgspec
-
     for name, value in numbers.items():
-        option = f"--{name.replace('_', '-')} {value:g}"
-        if not math.isfinite(value):
-            message = f"{option}: expected a finite number"
+        if not 0 < value < math.inf:
+            message = f"--{name.replace('_', '-')} {value:g}: expected a finite number above 0"
             raise UserError(message)
-        try:
-            msgspec.convert({"network": network, name: value}, Recipe)
-        except msgspec.ValidationError as error:
-            message = f"{option}: expected a number above 0"
-            raise UserError(message) from error
-    return msgspec.convert({"network": network, **numbers}, Recipe)
+    recipes = [msgspec.convert({"network": name, **numbers}, Recipe) for name in dict.fromkeys(networks)]
+    for recipe, entry in itertools.product(recipes, entries):
+        if how := trainer(entry.scheme):
+            how.prepare(recipe)
+    return recipes

@@ -5,9 +5,8 @@ training. Nothing here imports torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.report.text import escape, one_line
 from esbench.schema import Environment, Outcome, Recipe, Variant
-from esbench.studies import origin
+from esbench.studies import newest_files, origin
 from esbench.units import ABSENT, format_number
 
 SCHEMA = 1
@@ -102,11 +101,6 @@ def study_path(study: Study, results: Path) -> Path:
     return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
 
 
-def write_study(study: Study, results: Path) -> Path:
-    """Replace the file of a study atomically."""
-    return store.write_document(study, study_path(study, results))
-
-
 def newest_study(results: Path, device: str) -> Study:
     """Read the newest study of a device.
 
@@ -128,14 +122,13 @@ def newest_studies(results: Path) -> list[Study]:
         UserError: a study is invalid.
 
     """
-    return [newest_study(results, path.parent.name) for path in sorted(results.glob(f"*/{FOLDER}"))]
+    return [newest_study(results, path.parent.parent.name) for path in newest_files(results, FOLDER)]
 
 
 # The page
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """The result of one variant on one network; ``share`` is relative to the accuracy of dense noise."""
 
     variant: Variant
@@ -156,13 +149,12 @@ class Line:
 
 def lines(study: Study, network: str) -> list[Line]:
     """Return the result of each variant that was trained on a network."""
-    found = {}
+    results = {}
     for variant in study.variants:
-        own = [one for one in study.trainings if (one.variant, one.network) == (variant, network)]
-        accuracy = estimate([one.outcome.accuracy for one in own])
-        if accuracy:
-            found[variant] = (accuracy, own[0].outcome)
-    dense = found[DENSE][0].mean if DENSE in found else None
+        trainings = [one for one in study.trainings if (one.variant, one.network) == (variant, network)]
+        if accuracy := estimate([one.outcome.accuracy for one in trainings]):
+            results[variant] = (accuracy, trainings[0].outcome)
+    dense = results[DENSE][0].mean if DENSE in results else None
     return [
         Line(
             variant,
@@ -171,27 +163,25 @@ def lines(study: Study, network: str) -> list[Line]:
             outcome.unbiased,
             outcome.effective_members,
         )
-        for variant, (accuracy, outcome) in found.items()
+        for variant, (accuracy, outcome) in results.items()
     ]
 
 
-def verdicts(study: Study) -> list[str]:
-    """Return one line per network: how many unbiased variants reach the goal, and which do not."""
-    found = []
-    for recipe in study.recipes:
-        judged = [line for line in lines(study, recipe.network) if line.share is not None and line.verdict]
-        missed = [line.variant.name for line in judged if line.verdict == NOT_MET]
-        count = f"{len(judged) - len(missed)} of {len(judged)} unbiased variants"
-        text = f"{recipe.network}: {count} reach {GOAL:.0%} of dense noise's accuracy"
-        found.append(f"{text}; not {', '.join(missed)}" if missed else text)
-    return found
+def verdict(study: Study, network: str) -> str:
+    """Return how many unbiased variants reach the goal on a network, and which do not."""
+    judged = [line for line in lines(study, network) if line.verdict in {"met", NOT_MET}]
+    missed = [line.variant.name for line in judged if line.verdict == NOT_MET]
+    count = f"{len(judged) - len(missed)} of {len(judged)} unbiased variants"
+    text = f"{network}: {count} reach {GOAL:.0%} of dense noise's accuracy"
+    return f"{text}; not {', '.join(missed)}" if missed else text
 
 
-def reasons(study: Study) -> list[str]:
-    """Return one line per variant that could not be trained, with the reason."""
+def reasons(study: Study, network: str) -> list[str]:
+    """Return one line per variant that could not be trained on a network, with the reason."""
     return [
-        f"{one.network}: {one.variant.name}{' failed' if one.failed else ''}: {one_line(one.reason)}"
+        f"{one.variant.name}{' failed' if one.failed else ''}: {one_line(one.reason)}"
         for one in study.untrained
+        if one.network == network
     ]
 
 
@@ -212,24 +202,27 @@ def page(studies: Sequence[Study]) -> str:
     for study in studies:
         here, wall_s = study.environment, sum(one.wall_s for one in study.trainings)
         facts = [f"{len(study.seeds)} seeds", f"the trainings took {format_number(wall_s)} s"]
-        parts += [f"## {escape(here.device_name)}"]
-        parts.append(origin(study.study_id, study.started, here, facts))
-        for recipe, verdict in zip(study.recipes, verdicts(study), strict=True):
-            parts += [f"### {recipe.network}", f"{_describe(recipe)} {escape(verdict)}."]
-            parts += [_table(study, recipe), *_untrained(study, recipe)]
+        parts += [f"## {escape(here.device_name)}", origin(study.study_id, study.started, here, facts)]
+        for recipe in study.recipes:
+            parts += [f"### {recipe.network}"]
+            parts += [f"{_describe(recipe)} {escape(verdict(study, recipe.network))}.", _table(study, recipe)]
+            if listed := [f"- {escape(reason)}" for reason in reasons(study, recipe.network)]:
+                parts.append("\n".join(["Not trained:", "", *listed]))
+            if left := sum(other.network == recipe.network for _, other, _ in study.left()):
+                parts.append(f"Incomplete: {left} trainings are missing.")
     return join(parts)
 
 
-def _table(study: Study, recipe: Recipe) -> str:
-    header = (
-        "variant",
-        "unbiased",
-        f"n_eff of {recipe.members}",
-        "accuracy (%)",
-        "± (%)",
-        "share of dense (%)",
-        "verdict",
+def _describe(recipe: Recipe) -> str:
+    return (
+        f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
+        f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
     )
+
+
+def _table(study: Study, recipe: Recipe) -> str:
+    n_eff = f"n_eff of {recipe.members}"
+    header = ("variant", "unbiased", n_eff, "accuracy (%)", "± (%)", "share of dense (%)", "verdict")
     rows = [
         (
             line.variant.name,
@@ -243,22 +236,3 @@ def _table(study: Study, recipe: Recipe) -> str:
         for line in lines(study, recipe.network)
     ]
     return table(header, rows)
-
-
-def _untrained(study: Study, recipe: Recipe) -> list[str]:
-    """Return the variants that could not be trained, and the number of missing trainings."""
-    listed = [
-        f"- {escape(one.variant.name)}{' failed' if one.failed else ''}: {escape(one.reason)}"
-        for one in study.untrained
-        if one.network == recipe.network
-    ]
-    left = sum(left.network == recipe.network for _, left, _ in study.left())
-    parts = ["\n".join(["Not trained:", "", *listed])] if listed else []
-    return [*parts, f"Incomplete: {left} trainings are missing."] if left else parts
-
-
-def _describe(recipe: Recipe) -> str:
-    return (
-        f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
-        f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
-    )

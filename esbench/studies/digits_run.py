@@ -1,11 +1,13 @@
-"""The digits study: train the same small networks with every variant."""
+"""Run the digits study: train the same small networks with every variant."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
+from esbench import store
 from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import classify
@@ -13,9 +15,7 @@ from esbench.progress import Show
 from esbench.registry import Entry, UnavailableError, trainer
 from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
-from esbench.studies.digits import SCHEMA, Study, Training, Untrained
-
-HARNESS = "esbench"
+from esbench.studies.digits import SCHEMA, Study, Training, Untrained, study_path
 
 
 def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
@@ -49,8 +49,8 @@ def begin(
     )
 
 
-def resume(study: Study, entries: Sequence[Entry], environment: Environment) -> list[Entry]:
-    """Return the entries of an incomplete study.
+def check_resumable(study: Study, entries: Sequence[Entry], environment: Environment) -> None:
+    """Check that an incomplete study can be continued with the same code in the same environment.
 
     Raises:
         UserError: the study is complete, or the code or the environment differs.
@@ -59,18 +59,16 @@ def resume(study: Study, entries: Sequence[Entry], environment: Environment) -> 
     if not study.left():
         message = f"{study.study_id} is complete: there is nothing to resume"
         raise UserError(message)
-    own = [entry for entry in entries if entry.variant in study.variants]
-    code = _code(own)
+    code = _code([entry for entry in entries if entry.variant in study.variants])
     found = differences(study.environment, environment)
     found += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
     if found:
         message = f"study {study.study_id} cannot be resumed, these differ: {'; '.join(found)}: train again"
         raise UserError(message)
-    return own
 
 
-def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callable[[Study], object]) -> Study:
-    """Run the missing trainings of a study and call ``keep`` after each.
+def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Path) -> Study:
+    """Run the missing trainings of a study, and write its file after each.
 
     A variant that cannot be trained is recorded with its reason.
     """
@@ -79,6 +77,7 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callab
     while left := study.left():
         seed, recipe, variant = left[0]
         progress(total - len(left), total, f"{recipe.network} {variant.name} seed {seed}")
+        row = {"variant": variant, "network": recipe.network}
         start_s = time.monotonic()
         try:
             outcome = train(schemes[variant], recipe, seed, study.environment.device)
@@ -88,21 +87,15 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, keep: Callab
             fault = classify(error)
             # Running out of memory counts as a failure: the variant was not compared.
             failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
-            row = Untrained(variant=variant, network=recipe.network, reason=fault.reason, failed=failed)
-            study = msgspec.structs.replace(study, untrained=(*study.untrained, row))
+            untrained = Untrained(**row, reason=fault.reason, failed=failed)
+            study = msgspec.structs.replace(study, untrained=(*study.untrained, untrained))
         else:
-            training = Training(
-                variant=variant,
-                network=recipe.network,
-                seed=seed,
-                outcome=outcome,
-                wall_s=time.monotonic() - start_s,
-            )
+            training = Training(**row, seed=seed, outcome=outcome, wall_s=time.monotonic() - start_s)
             study = msgspec.structs.replace(study, trainings=(*study.trainings, training))
-        keep(study)
+        store.write_document(study, study_path(study, results))
     return study
 
 
 def _code(entries: Sequence[Entry]) -> dict[str, str]:
-    """Hashes of the schemes and their packages, without the harness."""
-    return {name: code for name, code in source_hashes(entries).items() if name != HARNESS}
+    """Return hashes of the schemes and their packages, without the harness."""
+    return {name: code for name, code in source_hashes(entries).items() if name != "esbench"}
