@@ -76,8 +76,8 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
     total = len(study.trainings) + len(study.left())
     while left := study.left():
         seed, recipe, variant = left[0]
-        progress(total - len(left), total, f"{recipe.network} {variant.name} seed {seed}")
-        row = {"variant": variant, "network": recipe.network}
+        network = recipe.network
+        progress(total - len(left), total, f"{network} {variant.name} seed {seed}")
         start_s = time.monotonic()
         try:
             outcome = train(schemes[variant], recipe, seed, study.environment.device)
@@ -87,10 +87,16 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
             fault = classify(error)
             # Running out of memory counts as a failure: the variant was not compared.
             failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
-            untrained = Untrained(**row, reason=fault.reason, failed=failed)
+            untrained = Untrained(variant=variant, network=network, reason=fault.reason, failed=failed)
             study = msgspec.structs.replace(study, untrained=(*study.untrained, untrained))
         else:
-            training = Training(**row, seed=seed, outcome=outcome, wall_s=time.monotonic() - start_s)
+            training = Training(
+                variant=variant,
+                network=network,
+                seed=seed,
+                outcome=outcome,
+                wall_s=time.monotonic() - start_s,
+            )
             study = msgspec.structs.replace(study, trainings=(*study.trainings, training))
         store.write_document(study, study_path(study, results))
     return study
