@@ -361,7 +361,7 @@ def test_closed_and_deleted_optimizers() -> None:
     ordinary, optimizer = ADAM(list(plain.parameters())), OptimizerInBackward(model, ADAM)
     for taken in (model, model[0]):
         with pytest.raises(
-            ValueError, match="weight, .*bias: already managed by another OptimizerInBackward"
+            ValueError, match=r"weight, .*bias: already managed by another OptimizerInBackward"
         ):
             OptimizerInBackward(taken, SGD)
     train(plain, ordinary, 2)
