@@ -1,9 +1,8 @@
 """Search for the fastest tile sizes of the fused kernels on a GPU: ``python -m impls.kernels.autotune``.
 
-``nox -s tune`` runs it. It works through :data:`TASKS`, the shapes with a performance goal first. The table
-of the GPU, ``tuned/<device>.json`` beside this file, is written after each task, and the next search
-continues after the last. Triton's own autotuner would search in each process that launches a kernel; here
-launches only look up what is committed (:mod:`impls.kernels.tiling`).
+``nox -s tune`` runs it. The table of the GPU, ``tuned/<device>.json`` beside this file, is written after each
+task, and the next search continues after the last one. Triton's own autotuner would search in each process
+that launches a kernel; here launches only look up what is committed (:mod:`impls.kernels.tiling`).
 
 Kernels that draw dense noise are not tuned: drawing takes most of their time, whatever the tile sizes.
 Kernels on packed bits choose their tiles by the number of rows.
@@ -17,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,84 +32,18 @@ from triton.testing import do_bench_cudagraph
 
 from esbench import store
 from esbench.errors import UserError
-from impls.kernels import (
-    blocks,
-    dropout,
-    flipped,
-    hadamard,
-    launches,
-    lowrank,
-    lowrank_rng,
-    outer,
-    permuted,
-    sparse,
-)
+from impls.kernels import launches, tiling
 from impls.kernels.launches import Launch, Operands
 from impls.kernels.tiling import DTYPE, Configuration, Table, Tiling, bucket, read_table, table_path
 
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """The default stays unless another candidate takes less time by more than this fraction."""
-
-
-class Task(NamedTuple):
-    """A kernel and the sizes that it is tuned for.
-
-    Attributes:
-        kernel: its name in tables.
-        sizes: rows, outputs and inputs of a product, or outputs, inputs and rows of a sum; then what else the
-            tile sizes depend on, such as a rank.
-
-    """
-
-    kernel: str
-    sizes: tuple[int, ...]
-
-    @property
-    def key(self) -> tuple[str, tuple[int, ...]]:
-        """The key of its result in the table."""
-        return self.kernel, bucket(self.sizes)
-
-    def __str__(self) -> str:
-        """Return its name in messages."""
-        return f"{self.kernel} {'x'.join(map(str, self.sizes))}"
-
-
-def _tasks(kernels: Mapping[str, Sequence[tuple[int, ...]]], *sizes: int) -> list[Task]:
-    return [Task(name, (*sizes, *more)) for name, each in kernels.items() for more in each]
 
 
 def _tilings(*sizes: tuple[int, int, int, int, int]) -> tuple[Tiling, ...]:
     """Return tilings of these block_m, block_n, block_k, num_warps and num_stages."""
     return tuple(Tiling(m, n, k, 8, warps, stages) for m, n, k, warps, stages in sizes)
 
-
-_WITH_GOALS: Mapping[str, Sequence[tuple[int, ...]]] = {
-    "hadamard": [()],
-    "low rank": [(1,)],
-    "drawn low rank": [(1,)],
-    "drawn low rank of signs": [(1,)],
-    "sparse": [(1,), (2,)],
-    "flipped": [()],
-    "two products": [(1024,), (128,)],
-    "dropped inputs": [()],
-    "dropped outputs": [()],
-    "dropped blocks": [(1, 2, 4), (2, 2, 8)],
-}
-_OTHERS: Mapping[str, Sequence[tuple[int, ...]]] = {"low rank": [(4,)], "two products": [(512,)]}
-_SUMS: Mapping[str, Sequence[tuple[int, ...]]] = {"outer products": [(1,)], "outer products of signs": [(1,)]}
-
-TASKS: tuple[Task, ...] = (
-    *_tasks(_WITH_GOALS, 8192, 1024, 1024),
-    *_tasks(_SUMS, 1024, 1024, 8192),
-    *_tasks(_WITH_GOALS, 1024, 8192, 8192),
-    *_tasks(_SUMS, 8192, 8192, 1024),
-    *_tasks(_OTHERS, 8192, 1024, 1024),
-    *_tasks(_OTHERS, 1024, 8192, 8192),
-    *_tasks(_WITH_GOALS, 1024, 1024, 1024),
-    *_tasks(_OTHERS, 1024, 1024, 1024),
-    *_tasks(_SUMS, 1024, 1024, 1024),
-)
-"""In the order in which they are tuned: the shapes of the suite ``kernels`` with a goal, then the others."""
 
 # Rows, columns, channels, warps and stages. Two or three programs of 4 warps fit on a processor of an H100:
 # one multiplies while another writes its result. Tiles of 128x256 read the least from the L2 cache.
@@ -145,55 +78,81 @@ class Tunable(NamedTuple):
     """A kernel whose tile sizes can be tuned.
 
     Attributes:
-        make: make a launch from operands, and from the sizes after the first three.
-        default: the tile sizes for those further sizes where nothing was tuned; others must give the same
-            result.
-        candidates: other tile sizes to try.
+        make: make a launch from operands and a tuple of ``more``.
+        candidates: tile sizes to try besides the default, which must give the same result.
+        more: what the tile sizes depend on besides the sizes of the product, such as ranks to tune for.
+        is_sum: whether the kernel sums over rows, and is not a product of rows.
 
     """
 
     make: Callable[..., Launch]
-    default: Callable[..., Tiling]
     candidates: Sequence[Tiling]
+    more: Sequence[tuple[int, ...]] = ((),)
+    is_sum: bool = False
 
     def launch(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Launch:
         """Make operands of these sizes, and return the launch."""
         return self.make(Operands(sizes[:3], dtype, device), *sizes[3:])
 
-    def tilings(self, sizes: Sequence[int]) -> list[Tiling]:
-        """Return the tilings to time for these sizes, the default first, no tile larger than the product."""
-        every = (self.default(*sizes[3:]), *self.candidates)
-        return list(dict.fromkeys(one.clipped(*sizes[:3]) for one in every))
-
 
 TUNABLES: Mapping[str, Tunable] = {
-    hadamard.NAME: Tunable(launches.hadamard_noise, lambda: hadamard.TILING, _HADAMARD),
-    lowrank.NAME: Tunable(launches.low_rank, lowrank.default_tiling, _THROUGH_REGISTERS),
-    **{
-        name: Tunable(
-            functools.partial(launches.drawn_low_rank, signs=signs),
-            lambda _, signs=signs: lowrank_rng.default_tiling(DTYPE, signs=signs),
-            _PLAIN if signs else _NORMALS,
-        )
-        for signs, name in lowrank_rng.NAMES.items()
-    },
-    sparse.NAME: Tunable(launches.sparse_noise, lambda _: sparse.TILING, _PLAIN),
-    flipped.NAME: Tunable(launches.flips, lambda: flipped.TILING, _THROUGH_REGISTERS),
-    permuted.NAME: Tunable(launches.two_products, lambda _: permuted.TILING, _PLAIN),
-    dropout.INPUTS: Tunable(
-        functools.partial(launches.dropped, side="in"), lambda: dropout.INPUTS_TILING, _THROUGH_REGISTERS
+    "hadamard": Tunable(launches.hadamard_noise, _HADAMARD),
+    "low rank": Tunable(launches.low_rank, _THROUGH_REGISTERS, [(1,), (4,)]),
+    "drawn low rank": Tunable(launches.drawn_low_rank, _NORMALS, [(1,)]),
+    "drawn low rank of signs": Tunable(
+        functools.partial(launches.drawn_low_rank, signs=True), _PLAIN, [(1,)]
     ),
-    dropout.OUTPUTS: Tunable(functools.partial(launches.dropped, side="out"), lambda: dropout.TILING, _PLAIN),
-    blocks.NAME: Tunable(launches.dropped_blocks, lambda *_: blocks.TILING, _PLAIN),
-    **{
-        name: Tunable(functools.partial(launches.outer_products, signs=signs), lambda _: outer.TILING, _PLAIN)
-        for signs, name in outer.NAMES.items()
-    },
+    "sparse": Tunable(launches.sparse_noise, _PLAIN, [(1,), (2,)]),
+    "flipped": Tunable(launches.flips, _THROUGH_REGISTERS),
+    "two products": Tunable(launches.two_products, _PLAIN, [(1024,), (512,), (128,)]),
+    "dropped inputs": Tunable(launches.dropped, _THROUGH_REGISTERS),
+    "dropped outputs": Tunable(functools.partial(launches.dropped, side="out"), _PLAIN),
+    "dropped blocks": Tunable(launches.dropped_blocks, _PLAIN, [(1, 2, 4), (2, 2, 8)]),
+    "outer products": Tunable(launches.outer_products, _PLAIN, [(1,)], is_sum=True),
+    "outer products of signs": Tunable(
+        functools.partial(launches.outer_products, signs=True), _PLAIN, [(1,)], is_sum=True
+    ),
 }
-"""Every kernel that can be tuned, by name."""
+"""Every kernel that can be tuned, by its name in tables."""
+
+SHAPES = ((8192, 1024, 1024), (1024, 8192, 8192), (1024, 1024, 1024))
+"""Rows, outputs and inputs of the suite ``kernels``."""
 
 
-def compile_all(launch: Launch, tilings: Sequence[Tiling]) -> None:
+class Task(NamedTuple):
+    """A kernel and the sizes that it is tuned for.
+
+    Attributes:
+        kernel: its name in tables.
+        sizes: rows, outputs and inputs of a product, or outputs, inputs and rows of a sum; then those of
+            :attr:`Tunable.more`.
+
+    """
+
+    kernel: str
+    sizes: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...]]:
+        """The key of its result in the table."""
+        return self.kernel, bucket(self.sizes)
+
+    def __str__(self) -> str:
+        """Return its name in messages."""
+        return f"{self.kernel} {'x'.join(map(str, self.sizes))}"
+
+
+def _tasks() -> Iterator[Task]:
+    for rows, outputs, inputs in SHAPES:
+        for name, tunable in TUNABLES.items():
+            sizes = (outputs, inputs, rows) if tunable.is_sum else (rows, outputs, inputs)
+            yield from (Task(name, (*sizes, *more)) for more in tunable.more)
+
+
+TASKS = tuple(_tasks())
+
+
+def compile_all(launch: Launch, tilings: Sequence[Tiling | None]) -> None:
     """Compile candidates on all CPU cores; the errors of broken ones are raised when they are launched."""
     warm_up = patch.object(
         KernelInterface, "__getitem__", lambda kernel, grid: functools.partial(kernel.warmup, grid=grid)
@@ -207,9 +166,9 @@ def compile_all(launch: Launch, tilings: Sequence[Tiling]) -> None:
     parsing = patch.object(JITFunction, "parse", parse_alone)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, warm_up, parsing:  # noqa: SIM117  the pool ends last
         with triton.AsyncCompileMode(pool, ignore_errors=True):
-            for tiling in tilings:
+            for candidate in tilings:
                 with contextlib.suppress(Exception):
-                    launch(tiling)
+                    launch(candidate)
 
 
 def gpu_time_ns(call: Callable[[], object]) -> float:
@@ -217,49 +176,68 @@ def gpu_time_ns(call: Callable[[], object]) -> float:
     return 1e6 * float(do_bench_cudagraph(call, rep=10, return_mode="median"))
 
 
-def search(launch: Launch, tilings: Sequence[Tiling]) -> tuple[dict[Tiling, float], list[str]]:
-    """Time the candidates whose results equal those of the default, which is the first.
+def search(launch: Launch, candidates: Sequence[Tiling]) -> tuple[dict[Tiling | None, float], list[str]]:
+    """Time the default, which is None, and the candidates with the same result.
 
     Returns:
         Times in ns, and a line for each candidate with a wrong result.
 
     """
-    default, *others = tilings
-    result = launch(default)
+    result = launch(None)
     expected = result.clone()
-    times = {default: gpu_time_ns(lambda: launch(default))}
+    times: dict[Tiling | None, float] = {None: gpu_time_ns(lambda: launch(None))}
     wrong: list[str] = []
-    for tiling in others:
+    for candidate in candidates:
         result.fill_(math.nan)  # a kernel that writes nothing must not leave the right numbers there
         try:
-            result = launch(tiling)
-            error = distance(result, expected)
+            result = launch(candidate)
+            error = relative_error(result, expected)
             if error <= tolerance(expected.dtype):
-                times[tiling] = gpu_time_ns(functools.partial(launch, tiling))
+                times[candidate] = gpu_time_ns(functools.partial(launch, candidate))
             else:
-                wrong.append(f"{tiling} is wrong: off by {error:.2g} of the default's norm")
-        except (RuntimeError, triton.TritonError) as raised:
-            _say(f"{tiling} cannot be launched: {type(raised).__name__}")
-    times[default] = min(times[default], gpu_time_ns(lambda: launch(default)))  # clocks may have risen since
+                wrong.append(f"{candidate} is wrong: relative error {error:.2g} to the default")
+        except (RuntimeError, triton.TritonError) as error:
+            _say(f"{candidate} cannot be launched: {type(error).__name__}")
+    times[None] = min(times[None], gpu_time_ns(lambda: launch(None)))  # clocks may have risen since
     return times, wrong
 
 
-def fastest(times: Mapping[Tiling, float]) -> Tiling:
-    """Return the fastest tiling; the default, which is the first, if it is slower by LEAST_GAIN at most."""
-    default, best = next(iter(times)), min(times, key=times.__getitem__)
-    return best if times[best] < (1 - LEAST_GAIN) * times[default] else default
+def fastest(times: Mapping[Tiling | None, float]) -> Tiling | None:
+    """Return the fastest tiling; None, the default, unless another one is faster by MIN_GAIN."""
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < (1 - MIN_GAIN) * times[None] else None
 
 
-def distance(result: Tensor, expected: Tensor) -> float:
+def relative_error(result: Tensor, expected: Tensor) -> float:
     """Return the norm of the difference divided by that of ``expected``; infinite instead of NaN."""
-    off = float((result.double() - expected.double()).norm() / expected.double().norm())
-    return math.inf if math.isnan(off) else off
+    error = float((result.double() - expected.double()).norm() / expected.double().norm())
+    return math.inf if math.isnan(error) else error
 
 
 def tolerance(dtype: torch.dtype) -> float:
     """Return the tolerance for results that sum in a different order and are rounded to this dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     return 2 * torch.finfo(dtype).eps + 32 * torch.finfo(wide).eps
+
+
+def tune(task: Task) -> tuple[Configuration, list[str]]:
+    """Search for the fastest tile sizes of a task; return them and a line for each wrong candidate."""
+    tunable = TUNABLES[task.kernel]
+    launch = tunable.launch(task.sizes, DTYPE, torch.device("cuda"))
+    candidates = list(dict.fromkeys(one.clipped(*task.sizes[:3]) for one in tunable.candidates))
+    with patch.object(tiling, "tuned_tilings", return_value={}):  # defaults, not what was tuned before
+        compile_all(launch, [None, *candidates])
+        times, wrong = search(launch, candidates)
+    best = fastest(times)
+    configuration = Configuration(
+        kernel=task.kernel,
+        sizes=bucket(task.sizes),
+        tiling=best,
+        time_ns=times[best],
+        default_ns=times[None],
+        triton=triton.__version__,
+    )
+    return configuration, wrong
 
 
 def _say(text: str) -> None:
@@ -284,46 +262,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seconds", type=float, default=math.inf, help="time limit: no task that may exceed it is started"
     )
     parser.add_argument("--out", type=Path, help="table to write; by default that of this GPU in the package")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         _say("tuning needs a CUDA GPU, and torch sees none on this machine")
         return 2
-    path = asked.out or table_path(torch.cuda.get_device_name())
+    path = options.out or table_path(torch.cuda.get_device_name())
     try:
-        found = {(one.kernel, one.sizes): one for one in read_table(path).found}
+        table = {(one.kernel, one.sizes): one for one in read_table(path).configurations}
     except UserError as error:
         _say(str(error))
         return 2
-    current = {key for key, one in found.items() if one.triton == triton.__version__}
-    tasks = [one for one in TASKS if fnmatchcase(one.kernel, asked.kernels) and one.key not in current]
-    start, problems = time.monotonic(), 0
+    current = {key for key, one in table.items() if one.triton == triton.__version__}
+    tasks = [task for task in TASKS if fnmatchcase(task.kernel, options.kernels) and task.key not in current]
+    start, status = time.monotonic(), 0
     for done, task in enumerate(tasks):
-        spent = time.monotonic() - start
-        if spent + spent / max(1, done) >= asked.seconds:
+        seconds = time.monotonic() - start
+        if seconds + seconds / max(1, done) >= options.seconds:
             _say(f"no time for {len(tasks) - done} tasks: {', '.join(map(str, tasks[done:]))}")
             break
-        kernel = TUNABLES[task.kernel]
-        tilings = kernel.tilings(task.sizes)
-        launch = kernel.launch(task.sizes, DTYPE, torch.device("cuda"))
-        compile_all(launch, tilings)
-        times, wrong = search(launch, tilings)
-        best = fastest(times)
-        found[task.key] = Configuration(
-            kernel=task.kernel,
-            sizes=bucket(task.sizes),
-            tiling=best,
-            time_ns=times[best],
-            default_ns=times[tilings[0]],
-            triton=triton.__version__,
-        )
-        store.write_document(Table(found=tuple(found[key] for key in sorted(found))), path)
+        table[task.key], wrong = tune(task)
+        store.write_document(Table(configurations=tuple(table[key] for key in sorted(table))), path)
         for line in wrong:
             _say(f"{task}: {line}")
-        problems += len(wrong)
-        times_us = f"{times[best] / 1e3:.1f} us, the default {times[tilings[0]] / 1e3:.1f} us"
-        _say(f"[{done + 1}/{len(tasks)}] {task}: {best} takes {times_us}")
-    _say(f"{len(found)} entries in {path}")
-    return 1 if problems else 0
+            status = 1
+        _say(f"[{done + 1}/{len(tasks)}] {task}: {table[task.key].describe()}")
+    _say(f"{len(table)} entries in {path}")
+    return status
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from impls.kernels.gemm import DOT_DTYPES, grid_of, operand
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import COUNTERS, Draw, draw_of, five_words, seed_of, side_by_side, unsigned
 from impls.kernels.scheme import without_dtype, without_kernels
-from impls.kernels.tiling import block_size
+from impls.kernels.tiling import block_size, member_parts
 from impls.perturbation.noise import NoiseStream, PhiloxStream
 from impls.perturbation.scheme import check_count
 from impls.schemes.binary import OPERATORS, AbstractBitScheme, Binary, BinaryNoise, probabilities
@@ -162,7 +162,7 @@ def sample_bits(
     """
     flat = halves(operand("planes", planes, (PLANES, *planes.shape[1:]), torch.int64)).flatten(1)
     words = flat.shape[1]
-    counters = Draw(key, layer, draw, members).arguments(words * (PLANES - 1), 4)
+    counters = Draw(key, layer, draw, members).arguments(len(members), words * (PLANES - 1), 4)
     out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
     if not out.numel():
         return out
@@ -175,12 +175,6 @@ def sample_bits(
         )  # fmt: skip
     return out
 
-
-ENOUGH_PROGRAMS = 512
-"""A sum is split over members up to this many programs: a few for each multiprocessor of a GPU."""
-
-FEWEST_MEMBERS = 64
-"""Fewest members of a part of a split sum."""
 
 SUM_BLOCK_N = 128
 """Words in a tile of a sum: 32 sums for each of 128 threads."""
@@ -224,9 +218,9 @@ def centred_sum_kernel(
     at = lead * out_lead + tap * out_tap + first * out_bit + columns // HALVES * out_column
     at = at[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
     left = tl.where(inside, length - first, 0)
-    edge = bit[:, None] < tl.minimum(left, 32).to(tl.int32)[None, :]
-    sums -= whole * tl.load(p + at, mask=edge, other=0.0).to(sums.dtype)
-    tl.store(out + slice_ * out_part + at, sums, mask=edge)
+    mask = bit[:, None] < tl.minimum(left, 32).to(tl.int32)[None, :]
+    sums -= whole * tl.load(p + at, mask=mask, other=0.0).to(sums.dtype)
+    tl.store(out + slice_ * out_part + at, sums, mask=mask)
 
 
 def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
@@ -261,9 +255,7 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     rows = groups * count * depth
     columns = block_size(width, SUM_BLOCK_N, 32)
     tiles = -(-width // columns)
-    parts = max(1, min(ENOUGH_PROGRAMS // max(1, tiles * rows), members // FEWEST_MEMBERS))
-    part = -(-members // parts)
-    parts = -(-members // max(1, part))
+    parts, part = member_parts(members, tiles * rows)
     out = torch.empty(parts, *p.shape, device=words.device, dtype=weights.dtype)
     if not out.numel():
         return out.sum(0)

@@ -28,9 +28,6 @@ from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling, block_size, input_precision
 from impls.schemes.blocks import BlocksNoise, DropoutBlocks, cells
 
-NAME = "dropped blocks"
-"""Name in tables of tuned tile sizes."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes."""
 
@@ -150,9 +147,9 @@ def kept_blocks_kernel(
         acc = tl.where(is_on[None, :], share[:, None], rest[:, None]) * acc + rest[:, None] * dropped
     else:
         acc = tl.where(is_on[None, :], acc * on, 0)
-    edge = mask_m[:, None] & mask_n[None, :]
+    mask = mask_m[:, None] & mask_n[None, :]
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def kept_blocks(
@@ -195,7 +192,9 @@ def kept_blocks(
     repeats, members, positions, _ = x.shape
     groups = len(changes)
     largest = repeats * -(-members // groups) * positions
-    tiling = select_tiling(NAME, gemm, tiling, default_tiling(x.dtype), out.blocks, inner.blocks, groups)
+    tiling = select_tiling(
+        "dropped blocks", gemm, tiling, default_tiling(x.dtype), out.blocks, inner.blocks, groups
+    )
     tiling = tiling.clipped(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
     with torch.cuda.device_of(x):

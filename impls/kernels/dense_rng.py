@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    DOT_DTYPES,
     accumulator_dtype,
     gemm_loop,
     gemm_of,
@@ -33,17 +32,17 @@ from impls.kernels.philox import (
     SIGNS,
     Draw,
     draw_of,
+    flip_by_high_bit,
     four_bits,
     four_normals,
     seed_of,
     side_by_side,
     signs_of,
-    turned,
     unsigned,
     values_of,
 )
 from impls.kernels.scheme import NARROW, AbstractFused
-from impls.kernels.tiling import MIN_BLOCK, Tiling, block_size, input_precision
+from impls.kernels.tiling import MIN_BLOCK, Tiling, block_size, input_precision, member_parts
 from impls.schemes.regenerated import Regenerated, RegeneratedSign, StreamNoise
 
 MAX_FEW_ROWS = 4
@@ -141,7 +140,9 @@ def few_rows_kernel(
                 for bit in tl.range(0, 32, loop_unroll_factor=UNROLLED):
                     offs_k = call * width + (lane * 32 + 31 - bit)
                     values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
-                    noise -= turned(values.reshape(ROWS, 1, MEMBERS, 1, CALLS), word[None, :, :, :, :])
+                    noise -= flip_by_high_bit(
+                        values.reshape(ROWS, 1, MEMBERS, 1, CALLS), word[None, :, :, :, :]
+                    )
                     word += word
         else:
             drawn = four_normals(seed, first, counter, layer, draw, WHOLE)
@@ -160,11 +161,11 @@ def few_rows_kernel(
         base, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    edge = mask_m[:, None] & mask_n[None, :]
+    mask = mask_m[:, None] & mask_n[None, :]
     tl.store(
         y[:, None] + offs_n[None, :] * stride_yo,
         (base + scale[:, None] * acc).to(y.dtype.element_ty),
-        mask=edge,
+        mask=mask,
     )
 
 
@@ -262,10 +263,7 @@ def dense_rng_product(
     """
     gemm = gemm_of(x, weight, y)
     width = SIGNS if signs else NORMALS
-    if len(draw.members) != gemm.members:
-        message = f"noise of {len(draw.members)} members does not match {gemm.members} members of x"
-        raise ValueError(message)
-    counters = draw.arguments(weight.numel(), width)
+    counters = draw.arguments(gemm.members, weight.numel(), width)
     if not y.numel():
         return y
     repeats, members, positions, inputs = x.shape
@@ -288,29 +286,24 @@ def dense_rng_product(
     }
     with torch.cuda.device_of(x):
         if isinstance(tiling, FewRowsTiling):
-            at_once = block_size(rows, tiling.rows)
-            own = tiling.block_m // at_once
-            member_tiles = -(-members // own)
-            few_rows_kernel[grid_of(column_tiles, member_tiles, -(-rows // at_once))](
-                *arguments, members, member_tiles, column_tiles, **options, ROWS=at_once, MEMBERS=own,
+            tile_rows = block_size(rows, tiling.rows)
+            tile_members = tiling.block_m // tile_rows
+            member_tiles = -(-members // tile_members)
+            few_rows_kernel[grid_of(column_tiles, member_tiles, -(-rows // tile_rows))](
+                *arguments, members, member_tiles, column_tiles, **options,
+                ROWS=tile_rows, MEMBERS=tile_members,
                 PARTS=max(1, columns // tiling.line), CALLS=block_size(-(-inputs // width), tiling.calls),
                 BLOCK_K=block_size(inputs, tiling.block_k, MIN_BLOCK),
             )  # fmt: skip
         else:
-            at_once = block_size(rows, tiling.block_m, MIN_BLOCK)
-            row_tiles = -(-rows // at_once)
+            block_m = block_size(rows, tiling.block_m, MIN_BLOCK)
+            row_tiles = -(-rows // block_m)
             many_rows_kernel[grid_of(column_tiles, row_tiles, members)](
-                *arguments, row_tiles, column_tiles, **options, BLOCK_M=at_once,
+                *arguments, row_tiles, column_tiles, **options, BLOCK_M=block_m,
                 BLOCK_K=block_size(inputs, tiling.block_k, max(MIN_BLOCK, width)),
             )  # fmt: skip
     return y
 
-
-ENOUGH_PROGRAMS = 512
-"""A sum is split over members up to this many programs: a few for each multiprocessor of a GPU."""
-
-FEWEST_MEMBERS = 64
-"""Fewest members of a part of a split sum."""
 
 MOST_MEMBERS = 2**14
 """Most members of a launch; results of several launches are added."""
@@ -339,7 +332,7 @@ def noise_sum_kernel(
     if SIGN:
         # Each thread has a call, whose bits are rows: threads exchange no values.
         bit = tl.arange(0, 32)[:, None]
-        raised = (31 - bit).to(tl.uint32)
+        shift = (31 - bit).to(tl.uint32)
         s0 = tl.zeros((32, CALLS), dtype=ACC)
         s1 = tl.zeros((32, CALLS), dtype=ACC)
         s2 = tl.zeros((32, CALLS), dtype=ACC)
@@ -348,10 +341,10 @@ def noise_sum_kernel(
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
             r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, WHOLE=True)
-            s0 -= turned(utility, r0[None, :] << raised)
-            s1 -= turned(utility, r1[None, :] << raised)
-            s2 -= turned(utility, r2[None, :] << raised)
-            s3 -= turned(utility, r3[None, :] << raised)
+            s0 -= flip_by_high_bit(utility, r0[None, :] << shift)
+            s1 -= flip_by_high_bit(utility, r1[None, :] << shift)
+            s2 -= flip_by_high_bit(utility, r2[None, :] << shift)
+            s3 -= flip_by_high_bit(utility, r3[None, :] << shift)
         at = first[None, :] + bit
         tl.store(out + at, s0, mask=at < elements)
         tl.store(out + at + 32, s1, mask=at + 32 < elements)
@@ -402,32 +395,24 @@ def noise_sum(
             bits.
 
     """
-    if utilities.shape != (len(draw.members),) or utilities.dtype not in DOT_DTYPES:
-        message = (
-            f"a sum takes one floating utility for each of {len(draw.members)} members, got "
-            f"{utilities.dtype} {list(utilities.shape)}"
-        )
-        raise ValueError(message)
     width = SIGNS if signs else NORMALS
-    draw.arguments(elements, width)
-    kind = torch.promote_types(utilities.dtype, torch.float32)
-    total = torch.zeros(elements, device=utilities.device, dtype=kind)
+    draw.arguments(utilities.numel(), elements, width)
+    dtype = torch.promote_types(utilities.dtype, torch.float32)
+    total = torch.zeros(elements, device=utilities.device, dtype=dtype)
     if not elements:
         return total
+    default_tiles, tiles = (-(-elements // (size * width)) for size in (CALLS[signs], calls or CALLS[signs]))
     for start in range(0, len(utilities), MOST_MEMBERS):
-        some = utilities[start : start + MOST_MEMBERS].contiguous()
-        mine = draw._replace(members=draw.members[start : start + MOST_MEMBERS])
-        fewest = -(-elements // (CALLS[signs] * width))
-        parts = max(1, min(ENOUGH_PROGRAMS // fewest, len(some) // FEWEST_MEMBERS))
-        part = -(-len(some) // parts)
-        parts = -(-len(some) // part)
-        out = torch.empty(parts, elements, device=utilities.device, dtype=kind)
-        at_once = calls or CALLS[signs]
-        tiles = -(-elements // (at_once * width))
+        piece = utilities[start : start + MOST_MEMBERS].contiguous()
+        counters = draw._replace(members=draw.members[start : start + MOST_MEMBERS]).arguments(
+            len(piece), elements, width
+        )
+        parts, part = member_parts(len(piece), default_tiles)
+        out = torch.empty(parts, elements, device=utilities.device, dtype=dtype)
         with torch.cuda.device_of(utilities):
             noise_sum_kernel[grid_of(tiles, parts)](
-                out, some, *mine.arguments(elements, width), len(some), part, elements, tiles,
-                SIGN=signs, ACC=accumulator_dtype(utilities.dtype), CALLS=at_once,
+                out, piece, *counters, len(piece), part, elements, tiles,
+                SIGN=signs, ACC=accumulator_dtype(utilities.dtype), CALLS=calls or CALLS[signs],
             )  # fmt: skip
         total += out[0] if parts == 1 else out.sum(0)
     return total

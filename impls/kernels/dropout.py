@@ -27,9 +27,6 @@ from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
-INPUTS, OUTPUTS = "dropped inputs", "dropped outputs"
-"""Names in tables of tuned tile sizes."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes for dropout of outputs."""
 
@@ -100,9 +97,9 @@ def dropped_inputs_kernel(
         acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
     if factors is None:
         acc *= on
-    edge = mask_m[:, None] & mask_n[None, :]
+    mask = mask_m[:, None] & mask_n[None, :]
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -123,15 +120,15 @@ def dropped_outputs_kernel(
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    edge = mask_m[:, None] & mask_n[None, :]
-    own = tl.load(kept + member[:, None] * outputs + offs_n[None, :], mask=edge, other=0)
+    mask = mask_m[:, None] & mask_n[None, :]
+    own = tl.load(kept + member[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
     if factors is not None:
         each, off = gate(factors, repeats, repeat, mask_m, ACC)
         acc *= tl.where(own != 0, each[:, None], off[:, None])
     else:
         acc = tl.where(own != 0, acc * on, 0)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def dropped(
@@ -160,9 +157,9 @@ def dropped(
     """
     gemm = gemm_of(x, weight, y)
     kernel, name, default, width = (
-        (dropped_inputs_kernel, INPUTS, INPUTS_TILING, weight.shape[1])
+        (dropped_inputs_kernel, "dropped inputs", INPUTS_TILING, weight.shape[1])
         if side == "in"
-        else (dropped_outputs_kernel, OUTPUTS, TILING, weight.shape[0])
+        else (dropped_outputs_kernel, "dropped outputs", TILING, weight.shape[0])
     )
     kept = operand("masks", kept, (gemm.members, width), torch.bool)
     # Triton cannot make float64 operands from bytes.

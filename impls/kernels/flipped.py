@@ -38,9 +38,6 @@ from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
-NAME = "flipped"
-"""Name in tables of tuned tile sizes."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
 """Default tile sizes for a dtype of 16 bits."""
 
@@ -74,8 +71,8 @@ def flipped_kernel(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    edge = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    mask = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def flipped_product(
@@ -106,7 +103,7 @@ def flipped_product(
         inputs = inputs.long() if x.dtype is torch.float64 else inputs
     if outputs is not None:
         outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
-    tiling = select_tiling(NAME, gemm, tiling, TILING.keep_warps(x.dtype))
+    tiling = select_tiling("flipped", gemm, tiling, TILING.keep_warps(x.dtype))
     return gemm.launch(flipped_kernel, tiling, (core, inputs, outputs, *noise_scale(sigma, x)))
 
 

@@ -37,9 +37,6 @@ from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
-NAME = "hadamard"
-"""Name in tables of tuned tile sizes."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes for a dtype of 16 bits."""
 
@@ -69,9 +66,9 @@ def hadamard_kernel(
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y: BLOCKS blocks of BLOCK_K columns, or a part of one block."""
-    down, along = tile_index(tiles_m, tiles_n, GROUP_M)
-    offs_m, offs_n = down * BLOCK_M + tl.arange(0, BLOCK_M), along * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = along.to(tl.int32) * BLOCK_N
+    pid_m, pid_n = tile_index(tiles_m, tiles_n, GROUP_M)
+    offs_m, offs_n = pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = pid_n.to(tl.int32) * BLOCK_N
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
@@ -101,14 +98,14 @@ def hadamard_kernel(
         x.dtype.element_ty, BLOCK_N // BLOCKS, BLOCK_K, PRECISION,
     )  # fmt: skip
     if BLOCKS > 1:
-        more = transformed(
+        noise_next = transformed(
             mixed_next, scale, own_outputs, mask_m, first + BLOCK_K, outputs,
             x.dtype.element_ty, BLOCK_K, BLOCK_K, PRECISION,
         )  # fmt: skip
-        noise = tl.join(noise, more).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
+        noise = tl.join(noise, noise_next).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    edge = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, (acc + noise).to(y.dtype.element_ty), mask=edge)
+    mask = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, (acc + noise).to(y.dtype.element_ty), mask=mask)
 
 
 def hadamard_product(
@@ -140,7 +137,7 @@ def hadamard_product(
     gemm = gemm_of(x, weight, y)
     inputs = operand("signs of inputs", inputs, (gemm.members, weight.shape[1]), torch.int8)
     outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
-    tiling = select_tiling(NAME, gemm, tiling, TILING)
+    tiling = select_tiling("hadamard", gemm, tiling, TILING)
     tiling = tiling._replace(block_n=min(tiling.block_n, MAX_BLOCKS * tiling.block_k))
     operands = (inputs, outputs, *noise_scale(sigma, x))
     return gemm.launch(hadamard_kernel, tiling, operands, BLOCKS=max(1, tiling.block_n // tiling.block_k))

@@ -71,7 +71,7 @@ def low_rank(to: Operands, rank: int) -> Launch:
     return lambda tiling: lowrank.low_rank_product(to.x, to.weight, down, up, SIGMA, to.y, tiling)
 
 
-def drawn_low_rank(to: Operands, rank: int, *, signs: bool) -> Launch:
+def drawn_low_rank(to: Operands, rank: int, *, signs: bool = False) -> Launch:
     """Low-rank noise drawn in the kernels."""
     return lambda tiling: lowrank_rng.low_rank_rng_product(
         to.x, to.weight, to.draw(), to.draw(1), rank, SIGMA, to.y, signs=signs, tiling=tiling
@@ -104,7 +104,7 @@ def sparse_noise(to: Operands, count: int, sigma: float | Tensor = SIGMA) -> Lau
     return lambda tiling: sparse.sparse_product(to.x, to.weight, columns, values, sigma, to.y, tiling)
 
 
-def dropped(to: Operands, off: float = 0.0, *, side: Literal["in", "out"]) -> Launch:
+def dropped(to: Operands, off: float = 0.0, *, side: Literal["in", "out"] = "in") -> Launch:
     """Masks on inputs or outputs; with a factor ``off`` of dropped ones, as in antithetic halves."""
     mask = to.below(2, to.rows, to.inputs if side == "in" else to.outputs).bool()
     return lambda tiling: dropout.dropped(to.x, to.weight, mask, 2.0, off, to.y, side, tiling)
@@ -119,7 +119,7 @@ def dropped_blocks(to: Operands, out: int, inner: int, groups: int, off: float =
 
 
 def outer_products(
-    to: Operands, cores: int = 1, *, signs: bool, is_cored: bool = False, is_hadamard: bool = False
+    to: Operands, cores: int = 1, *, signs: bool = False, is_cored: bool = False, is_hadamard: bool = False
 ) -> Launch:
     """Weighted sums of outer products; the sizes are outputs, inputs and rows, in this order."""
     outputs, inputs, rows = to.rows, to.outputs, to.inputs

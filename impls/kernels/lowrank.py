@@ -33,9 +33,6 @@ from impls.kernels.scheme import NARROW, AbstractFused
 from impls.kernels.tiling import MIN_BLOCK, Tiling
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
-NAME = "low rank"
-"""Name in tables of tuned tile sizes."""
-
 UNROLLED = tl.constexpr(4)
 """Largest rank whose loop over ranks is unrolled."""
 
@@ -60,11 +57,11 @@ def default_tiling(rank: int) -> Tiling:
 
 @triton.jit
 def add_rank(
-    acc, narrow, scale, up, member, rank, r, outputs, offs_n, edge, RANK: tl.constexpr, ACC: tl.constexpr
+    acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK: tl.constexpr, ACC: tl.constexpr
 ):
-    """Add rank r: the product of its row in ``narrow`` [RANK, m] with ``up``."""
-    one = tl.sum(tl.where((rank == r)[:, None], narrow, 0), axis=0) * scale
-    own = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=edge, other=0)
+    """Add rank r: the product of its row in ``x_down`` [RANK, m] with ``up``."""
+    one = tl.sum(tl.where((rank == r)[:, None], x_down, 0), axis=0) * scale
+    own = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
     return acc + one[:, None] * own.to(ACC)
 
 
@@ -83,7 +80,7 @@ def low_rank_kernel(
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    narrow = tl.zeros((RANK, BLOCK_M), dtype=ACC)
+    x_down = tl.zeros((RANK, BLOCK_M), dtype=ACC)
     rank = tl.arange(0, RANK)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
@@ -93,18 +90,18 @@ def low_rank_kernel(
         )
         at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + offs_k[None, None, :]
         own = tl.load(down + at, mask=here[None, :, :], other=0)
-        narrow += tl.sum(values.to(ACC)[None, :, :] * own.to(ACC), axis=2)
+        x_down += tl.sum(values.to(ACC)[None, :, :] * own.to(ACC), axis=2)
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
-    edge = mask_m[:, None] & mask_n[None, :]
+    mask = mask_m[:, None] & mask_n[None, :]
     if RANK <= UNROLLED:
         for r in tl.static_range(RANK):
-            acc = add_rank(acc, narrow, scale, up, member, rank, r, outputs, offs_n, edge, RANK, ACC)
+            acc = add_rank(acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK, ACC)
     else:
         # Unrolled, loads of all ranks would be in registers at the same time.
         for r in tl.range(0, RANK, num_stages=1):
-            acc = add_rank(acc, narrow, scale, up, member, rank, r, outputs, offs_n, edge, RANK, ACC)
+            acc = add_rank(acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK, ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def low_rank_product(
@@ -131,7 +128,7 @@ def low_rank_product(
     check_rank(rank)
     down = operand("down", down, (gemm.members, rank, inputs), x.dtype)
     up = operand("up", up, (gemm.members, rank, outputs), x.dtype)
-    tiling = select_tiling(NAME, gemm, tiling, default_tiling(rank), rank)
+    tiling = select_tiling("low rank", gemm, tiling, default_tiling(rank), rank)
     operands = (down, up, *noise_scale(sigma, x, 1 / math.sqrt(rank)))
     return gemm.launch(low_rank_kernel, tiling, operands, RANK=rank)
 

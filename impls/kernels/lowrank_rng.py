@@ -58,23 +58,20 @@ def check_rank(rank: int) -> None:
         raise ValueError(message)
 
 
-NAMES = {False: "drawn low rank", True: "drawn low rank of signs"}
-"""Names in tables of tuned tile sizes, of normals and of signs."""
-
-NARROW_ROWS = 16
+DOWN_ROWS = 16
 """Most rows in a tile of :func:`low_rank_down_kernel`, of one member or of several."""
 
-NARROW_CHANNELS = 512
+DOWN_CHANNELS = 512
 """Channels in its tile, summed over ranks."""
 
-NARROW_WARPS = 8
+DOWN_WARPS = 8
 """Its warps."""
 
 MAX_IMAGES = 8
 """Members in a tile of rows up to which ``up`` is drawn for each member; above, for each row."""
 
 
-def narrow_tile(rank: int, width: int) -> tuple[int, int]:
+def down_tile(rank: int, width: int) -> tuple[int, int]:
     """Return the rows and the Philox calls in a tile of :func:`low_rank_down_kernel`.
 
     A call draws ``width`` values.
@@ -82,8 +79,8 @@ def narrow_tile(rank: int, width: int) -> tuple[int, int]:
     A thread has 32 sums in registers; where one call for each rank is more than that, the tile has fewer
     rows.
     """
-    calls = max(1, NARROW_CHANNELS // rank // width)
-    return min(NARROW_ROWS, NARROW_ROWS * NARROW_CHANNELS // (rank * width * calls)), calls
+    calls = max(1, DOWN_CHANNELS // rank // width)
+    return min(DOWN_ROWS, DOWN_ROWS * DOWN_CHANNELS // (rank * width * calls)), calls
 
 
 def default_tiling(dtype: torch.dtype, *, signs: bool) -> Tiling:
@@ -123,9 +120,9 @@ def low_rank_down_kernel(
         # The stream rounds its values to the weight's dtype.
         down = down.to(x.dtype.element_ty).to(ACC)
         acc += values.reshape(ROWS, MEMBERS, 1, CALLS * width) * down[None, :, :, :]
-    narrow = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
+    x_down = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
     out += ((repeat * members + member) * positions + position) * RANK
-    tl.store(out[:, None] + tl.arange(0, RANK)[None, :], narrow, mask=mask_m[:, None])
+    tl.store(out[:, None] + tl.arange(0, RANK)[None, :], x_down, mask=mask_m[:, None])
 
 
 @triton.jit
@@ -146,7 +143,7 @@ def _across(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.cons
 
 @triton.jit(do_not_specialize=COUNTERS)
 def low_rank_up_kernel(
-    y, x, weight, narrow, sigmas, sigma,
+    y, x, weight, x_down, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, tiles_m, tiles_n,
@@ -154,7 +151,7 @@ def low_rank_up_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y: the shared product plus that of ``narrow`` [rows, RANK] with ``up``.
+    """Compute a tile of y: the shared product plus that of ``x_down`` [rows, RANK] with ``up``.
 
     The rows of a tile belong to at most IMAGES members. With 0 each row may belong to another one.
     """
@@ -170,7 +167,7 @@ def low_rank_up_kernel(
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
     left, image = tl.min(offs_n, axis=0), offs_m // positions
     for r in range(RANK):
-        one = tl.load(narrow + offs_m * RANK + r, mask=mask_m, other=0) * scale
+        one = tl.load(x_down + offs_m * RANK + r, mask=mask_m, other=0) * scale
         first = left + tl.cast(outputs, tl.int64) * r
         if IMAGES:
             for each in tl.range(0, IMAGES, num_stages=1):
@@ -184,8 +181,8 @@ def low_rank_up_kernel(
             up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
             acc += one[:, None] * up.to(weight.dtype.element_ty).to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    edge = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    mask = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Tensor:
@@ -196,7 +193,7 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
 
     * bytes: e R i read, 4 R k written.
     * flops: 2 R k i, without matrix units.
-    * Philox calls: m k i / 4 for every NARROW_ROWS rows of a member, and m k i / 128 of signs. A GPU draws
+    * Philox calls: m k i / 4 for every DOWN_ROWS rows of a member, and m k i / 128 of signs. A GPU draws
       about 1e12 normals a second.
 
     Args:
@@ -210,23 +207,23 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
 
     """
     repeats, members, positions, inputs = x.shape
-    _check(rank, draw, members)
-    width = SIGNS if signs else NORMALS
-    counters, rows = draw.arguments(rank * inputs, width), repeats * positions
+    check_rank(rank)
+    width, rows = SIGNS if signs else NORMALS, repeats * positions
+    counters = draw.arguments(members, rank * inputs, width)
     out = torch.empty(
         members * rows, rank, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32)
     )
     if not out.numel():
         return out
-    most, calls = narrow_tile(rank, width)
-    at_once = block_size(rows, most)
-    own = most // at_once
-    member_tiles = -(-members // own)
+    most_rows, calls = down_tile(rank, width)
+    tile_rows = block_size(rows, most_rows)
+    tile_members = most_rows // tile_rows
+    member_tiles = -(-members // tile_members)
     with torch.cuda.device_of(x):
-        low_rank_down_kernel[grid_of(member_tiles, -(-rows // at_once))](
+        low_rank_down_kernel[grid_of(member_tiles, -(-rows // tile_rows))](
             out, x, inputs, members, positions, rows, *x.stride(), *counters, member_tiles,
-            RANK=rank, SIGN=signs, WHOLE=inputs % width == 0, ACC=accumulator_dtype(x.dtype), ROWS=at_once,
-            MEMBERS=own, CALLS=block_size(-(-inputs // width), calls), num_warps=NARROW_WARPS,
+            RANK=rank, SIGN=signs, WHOLE=inputs % width == 0, ACC=accumulator_dtype(x.dtype), ROWS=tile_rows,
+            MEMBERS=tile_members, CALLS=block_size(-(-inputs // width), calls), num_warps=DOWN_WARPS,
         )  # fmt: skip
     return out
 
@@ -263,21 +260,14 @@ def low_rank_rng_product(
     """
     gemm = gemm_of(x, weight, y)
     width, outputs = SIGNS if signs else NORMALS, len(weight)
-    _check(rank, up, gemm.members)
-    counters = up.arguments(rank * outputs, width)
-    narrow = down_product(x, down, rank, signs=signs)
-    tiling = select_tiling(NAMES[signs], gemm, tiling, default_tiling(x.dtype, signs=signs), rank)
+    counters = up.arguments(gemm.members, rank * outputs, width)
+    x_down = down_product(x, down, rank, signs=signs)
+    name = "drawn low rank of signs" if signs else "drawn low rank"
+    tiling = select_tiling(name, gemm, tiling, default_tiling(x.dtype, signs=signs), rank)
     # Whether each tile and rank begins with a new call.
     is_whole = outputs % width == 0 and tiling.block_n % width == 0
     images = (tiling.block_m - 2) // max(1, x.shape[2]) + 2
     return gemm.launch(
-        low_rank_up_kernel, tiling, (narrow, *noise_scale(sigma, x, 1 / math.sqrt(rank))), *counters,
+        low_rank_up_kernel, tiling, (x_down, *noise_scale(sigma, x, 1 / math.sqrt(rank))), *counters,
         RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
     )  # fmt: skip
-
-
-def _check(rank: int, draw: Draw, members: int) -> None:
-    check_rank(rank)
-    if len(draw.members) != members:
-        message = f"noise of {len(draw.members)} members does not match {members} members of x"
-        raise ValueError(message)

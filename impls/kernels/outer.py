@@ -14,9 +14,6 @@ from impls.kernels.gemm import DOT_DTYPES, accumulator_dtype, grid_of, operand, 
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
 
-NAMES = {False: "outer products", True: "outer products of signs"}
-"""Names in tables of tuned tile sizes, of factors and of signs."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=4)
 """Default tile sizes for a dtype of 16 bits, with one program on each multiprocessor."""
 
@@ -91,7 +88,7 @@ def weighted_outer_kernel(
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     begin = tl.program_id(1) * part
     if core is not None:
-        edge = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
+        mask = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
         at = core + offs_m[:, None] * inputs + offs_n[None, :]
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         for own in range(cores):
@@ -102,7 +99,7 @@ def weighted_outer_kernel(
                 left, right, utilities, offs_m, offs_n, begin, end, offset, ranks, cores, stride_l, stride_r,
                 outputs, inputs, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-            shared = tl.load(at + tl.cast(own, tl.int64) * outputs * inputs, mask=edge, other=0)
+            shared = tl.load(at + tl.cast(own, tl.int64) * outputs * inputs, mask=mask, other=0)
             total += acc * shared.to(ACC)
     else:
         total = member_products(
@@ -112,10 +109,10 @@ def weighted_outer_kernel(
     if HADAMARD:
         sign = hadamard_sign(offs_m.to(tl.int32)[:, None], offs_n.to(tl.int32)[None, :])
         total = tl.where(sign < 0, -total, total)
-    edge = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
+    mask = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
     out += tl.program_id(1).to(tl.int64) * outputs * inputs
     total = (total * factor).to(out.dtype.element_ty)
-    tl.store(out + offs_m[:, None] * inputs + offs_n[None, :], total, mask=edge)
+    tl.store(out + offs_m[:, None] * inputs + offs_n[None, :], total, mask=mask)
 
 
 @triton.jit
@@ -201,7 +198,7 @@ def weighted_outer(
     parts = max(1, min(ENOUGH_PROGRAMS // tiles, depth // FEWEST_ROWS))
     part = math.ceil(depth / parts / STEP) * STEP
     parts = -(-depth // part)
-    name = NAMES[left.dtype is torch.int8]
+    name = "outer products of signs" if left.dtype is torch.int8 else "outer products"
     tiling = tiling or tuned(name, utilities, outputs, inputs, count, cores) or default
     tiling = tiling.clipped(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.block_m), -(-inputs // tiling.block_n)

@@ -29,9 +29,6 @@ from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling, block_size
 from impls.schemes.permuted import Permuted, PermutedNoise
 
-NAME = "two products"
-"""Name in tables of tuned tile sizes."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
 """Default tile sizes for a dtype of 16 bits."""
 
@@ -50,11 +47,11 @@ def pick_kernel(
     offs_m = pid // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
-    edge = (offs_m < rows)[:, None] & (offs_n < count)[None, :]
-    index = tl.load(picks + (member * count)[:, None] + offs_n[None, :], mask=edge, other=0)
+    mask = (offs_m < rows)[:, None] & (offs_n < count)[None, :]
+    index = tl.load(picks + (member * count)[:, None] + offs_n[None, :], mask=mask, other=0)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    values = tl.load(x[:, None] + index.to(tl.int64) * stride_xi, mask=edge, other=0)
-    tl.store(picked + (offs_m * count)[:, None] + offs_n[None, :], values, mask=edge)
+    values = tl.load(x[:, None] + index.to(tl.int64) * stride_xi, mask=mask, other=0)
+    tl.store(picked + (offs_m * count)[:, None] + offs_n[None, :], values, mask=mask)
 
 
 @triton.jit
@@ -81,8 +78,8 @@ def added_kernel(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    edge = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    mask = mask_m[:, None] & mask_n[None, :]
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
@@ -136,7 +133,7 @@ def added_product(
     gemm, count = gemm_of(x, weight, y), core.shape[-1]
     second = operand("rows of the second product", second, (*x.shape[:3], count), x.dtype)
     core = operand("core", core, (len(weight), count), x.dtype)
-    tiling = select_tiling(NAME, gemm, tiling, TILING, count)
+    tiling = select_tiling("two products", gemm, tiling, TILING, count)
     return gemm.launch(added_kernel, tiling, (second, core, *noise_scale(sigma, x)), count)
 
 

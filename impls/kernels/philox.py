@@ -50,20 +50,25 @@ class Draw(NamedTuple):
     draw: int
     members: range
 
-    def arguments(self, elements: int, width: int) -> tuple[int | Tensor, ...]:
+    def arguments(self, count: int, elements: int, width: int) -> tuple[int | Tensor, ...]:
         """Return the arguments key0, key1, layer, draw and first_member of a kernel, as int32.
 
         For a step on the device key0 is the tensor of its keys.
 
         Args:
+            count: number of members of the other operands.
             elements: number of elements of a member.
             width: values of a call.
 
         Raises:
-            ValueError: the counter of a member or of an element exceeds 32 bits.
+            ValueError: the numbers of members differ, or the counter of a member or of an element exceeds 32
+                bits.
 
         """
         members = self.members
+        if len(members) != count:
+            message = f"noise of {len(members)} members does not match operands of {count} members"
+            raise ValueError(message)
         if members.step != 1 or members.start < 0 or members.stop > WORD:
             message = f"members must be consecutive and have counters of 32 bits, got {members}"
             raise ValueError(message)
@@ -229,7 +234,7 @@ def sign_of(words):
 
 
 @triton.jit
-def turned(values, words):
+def flip_by_high_bit(values, words):
     """Return float32 or float64 values, negated where a word's highest bit is set."""
     if values.dtype == tl.float32:
         return (values.to(tl.uint32, bitcast=True) ^ (words & 0x80000000)).to(tl.float32, bitcast=True)
@@ -240,12 +245,12 @@ def turned(values, words):
 @triton.jit
 def signs_of(words):
     """Return the signs [..., 32] of the bits of words [...], lowest first, within a thread."""
-    raised = tl.join(words << 16, words)
-    raised = tl.join(raised << 8, raised)
-    raised = tl.join(raised << 4, raised)
-    raised = tl.join(raised << 2, raised)
-    raised = tl.join(raised << 1, raised)
-    return sign_of(raised.reshape(words.shape + (32,)))  # noqa: RUF005  Triton has no star expressions
+    shifted = tl.join(words << 16, words)
+    shifted = tl.join(shifted << 8, shifted)
+    shifted = tl.join(shifted << 4, shifted)
+    shifted = tl.join(shifted << 2, shifted)
+    shifted = tl.join(shifted << 1, shifted)
+    return sign_of(shifted.reshape(words.shape + (32,)))  # noqa: RUF005  Triton has no star expressions
 
 
 @triton.jit
@@ -311,9 +316,9 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
 
     """
     width = SIGNS if signs else NORMALS
-    counters = draw.arguments(start + values.shape[-1], width)
-    if values.dim() != 2 or len(values) != len(draw.members) or not values.is_contiguous():  # noqa: PLR2004  members, elements
-        message = f"values must be [{len(draw.members)}, elements] and contiguous, got {list(values.shape)}"
+    counters = draw.arguments(len(values), start + values.shape[-1], width)
+    if values.dim() != 2 or not values.is_contiguous():  # noqa: PLR2004  members, elements
+        message = f"values must be contiguous [members, elements], got {list(values.shape)}"
         raise ValueError(message)
     if not values.numel():
         return values

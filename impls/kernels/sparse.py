@@ -29,9 +29,6 @@ from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling, block_size
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
-NAME = "sparse"
-"""Name in tables of tuned tile sizes."""
-
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes."""
 
@@ -71,22 +68,22 @@ def sparse_kernel(
     slot = tl.arange(0, SLOTS)
     own = (slot < KEPT)[:, None] & mask_m[None, :]
     which = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=own, other=0)
-    narrow = tl.load(x[None, :] + which * stride_xi, mask=own, other=0).to(ACC)
-    narrow *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[None, :]
+    x_columns = tl.load(x[None, :] + which * stride_xi, mask=own, other=0).to(ACC)
+    x_columns *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
-    edge = mask_m[:, None] & mask_n[None, :]
+    mask = mask_m[:, None] & mask_n[None, :]
     # Unrolled, loads of all columns would be in registers at the same time.
     for j in tl.range(0, KEPT, num_stages=1):
-        one = tl.sum(tl.where((slot == j)[:, None], narrow, 0), axis=0)
+        one = tl.sum(tl.where((slot == j)[:, None], x_columns, 0), axis=0)
         change = tl.load(
-            values + (member * KEPT + j)[:, None] * outputs + offs_n[None, :], mask=edge, other=0
+            values + (member * KEPT + j)[:, None] * outputs + offs_n[None, :], mask=mask, other=0
         )
         acc += one[:, None] * change.to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=edge)
+    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def sparse_product(
@@ -113,7 +110,7 @@ def sparse_product(
     if kept > MAX_COLUMNS:
         message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {kept}"
         raise ValueError(message)
-    tiling = select_tiling(NAME, gemm, tiling, default_tiling(kept, x.dtype), kept)
+    tiling = select_tiling("sparse", gemm, tiling, default_tiling(kept, x.dtype), kept)
     operands = (columns, values, *noise_scale(sigma, x))
     return gemm.launch(sparse_kernel, tiling, operands, KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS))
 

@@ -91,6 +91,20 @@ def block_size(size: int, most: int, least: int = 1) -> int:
     return min(most, max(least, 1 << max(0, size - 1).bit_length()))
 
 
+MAX_PROGRAMS_OF_SUM = 512
+"""A sum is split over members up to this many programs: a few for each multiprocessor of a GPU."""
+
+MIN_MEMBERS_OF_PART = 64
+"""Fewest members of a part of a split sum."""
+
+
+def member_parts(members: int, tiles: int) -> tuple[int, int]:
+    """Return the number of parts that a sum of this many tiles is split into, and the members of a part."""
+    parts = max(1, min(MAX_PROGRAMS_OF_SUM // max(1, tiles), members // MIN_MEMBERS_OF_PART))
+    part = max(1, -(-members // parts))
+    return -(-members // part), part
+
+
 def input_precision(dtype: torch.dtype) -> str:
     """Return ``tl.dot``'s ``input_precision``: "tf32" where torch's own float32 products use TF32."""
     is_tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
@@ -100,7 +114,7 @@ def input_precision(dtype: torch.dtype) -> str:
 DTYPE = torch.bfloat16
 """The dtype that kernels are tuned for."""
 
-SCHEMA = 4
+SCHEMA = 5
 FOLDER = Path(__file__).parent / "tuned"
 """Tables of tuned tile sizes, one file for each GPU model."""
 
@@ -108,30 +122,37 @@ FOLDER = Path(__file__).parent / "tuned"
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fastest tile sizes of a kernel, for sizes rounded up by :func:`bucket`.
 
-    ``default_ns`` is the time of a launch with the default tile sizes, ``triton`` the version that compiled
-    both.
+    ``tiling`` is None if the default is fastest. ``default_ns`` is the time of a launch with the default tile
+    sizes, ``triton`` the version that compiled both.
     """
 
     kernel: str
     sizes: tuple[int, ...]
-    tiling: Tiling
+    tiling: Tiling | None
     time_ns: float
     default_ns: float
     triton: str
+
+    def describe(self) -> str:
+        """Return the tile sizes and both times."""
+        return (
+            f"{self.tiling or 'the default'} takes {self.time_ns / 1e3:.1f} us, the default "
+            f"{self.default_ns / 1e3:.1f} us"
+        )
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All tuned tile sizes of a GPU model."""
 
     schema: int = SCHEMA
-    found: tuple[Configuration, ...] = ()
+    configurations: tuple[Configuration, ...] = ()
 
 
 def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
     """Return the tuned tile sizes of a kernel on the GPU of ``x``, for its dtype and these sizes.
 
     Returns:
-        None on a CPU, and where these sizes or this dtype were not tuned.
+        None on a CPU, where these sizes or this dtype were not tuned, and where the default is fastest.
 
     Raises:
         UserError: the table of this GPU cannot be read; the message names the file.
@@ -139,14 +160,14 @@ def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
     """
     if x.device.type != "cuda" or x.dtype is not DTYPE:
         return None
-    return tilings(x.device.index).get((kernel, bucket(sizes)))
+    return tuned_tilings(x.device.index).get((kernel, bucket(sizes)))
 
 
 @functools.cache
-def tilings(device_index: int) -> Mapping[tuple[str, tuple[int, ...]], Tiling]:
-    """Read the table of a GPU by kernel and sizes."""
+def tuned_tilings(device_index: int) -> Mapping[tuple[str, tuple[int, ...]], Tiling | None]:
+    """Read the table of a GPU: tile sizes by kernel and sizes."""
     table = read_table(table_path(torch.cuda.get_device_name(device_index)))
-    return {(one.kernel, one.sizes): one.tiling for one in table.found}
+    return {(one.kernel, one.sizes): one.tiling for one in table.configurations}
 
 
 def table_path(device_name: str) -> Path:

@@ -24,25 +24,24 @@ from esbench import store
 from esbench.errors import UserError
 from impls.kernels import autotune, gemm, lowrank, tiling
 from impls.kernels.autotune import (
-    LEAST_GAIN,
+    MIN_GAIN,
     TASKS,
     TUNABLES,
     Task,
-    Tunable,
     compile_all,
-    distance,
     fastest,
     main,
+    relative_error,
     search,
     tolerance,
 )
 from impls.kernels.tiling import Configuration, Table, Tiling, bucket, read_table
 
 ROOT = Path(__file__).parents[2]
-DEFAULT, FAST, SLOW, WRONG, BROKEN = (Tiling(block_m=16 << n) for n in range(5))
+FAST, SLOW, WRONG, BROKEN = (Tiling(block_m=32 << n) for n in range(4))
 TASK = Task("made up", (1000, 512, 512))
 
-FOUND = Configuration(
+TUNED = Configuration(
     kernel="low rank",
     sizes=(8192, 1024, 1024, 1),
     tiling=FAST,
@@ -56,7 +55,7 @@ FOUND = Configuration(
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pretend that this machine has a GPU named GPU 1, and return the path of its table."""
     monkeypatch.setattr(tiling, "FOLDER", tmp_path)
-    monkeypatch.setattr(tiling, "tilings", tiling.tilings.__wrapped__)
+    monkeypatch.setattr(tiling, "tuned_tilings", tiling.tuned_tilings.__wrapped__)
     monkeypatch.setattr(torch.cuda, "get_device_name", Mock(return_value="GPU 1"))
     return tmp_path / "gpu-1.json"
 
@@ -67,15 +66,15 @@ class FakeGpu:
     A launch writes ones, except with WRONG, which writes twos; BROKEN cannot be launched.
     """
 
-    def __init__(self, times: Mapping[Tiling, float]) -> None:
+    def __init__(self, times: Mapping[Tiling | None, float]) -> None:
         """Take the time of each tile size."""
         self.times = times
-        self._last = DEFAULT
+        self._last: Tiling | None = None
         self._y = torch.zeros(4)
 
     def launch(self, tiling: Tiling | None) -> Tensor:
         """Write the result into the same buffer each time, as kernels do."""
-        self._last = tiling or DEFAULT
+        self._last = tiling
         if tiling == BROKEN:
             raise RuntimeError
         return self._y.fill_(2.0 if tiling == WRONG else 1.0)
@@ -90,24 +89,24 @@ def test_the_fastest_candidate_with_the_right_result_is_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Candidates that compute wrong results, write nothing or cannot run are dropped, however fast."""
-    gpu = FakeGpu({DEFAULT: 100.0, FAST: 80.0, SLOW: 120.0, WRONG: 1.0, BROKEN: 1.0})
+    gpu = FakeGpu({None: 100.0, FAST: 80.0, SLOW: 120.0, WRONG: 1.0, BROKEN: 1.0})
     monkeypatch.setattr(autotune, "gpu_time_ns", gpu.time_ns)
-    times, wrong = search(gpu.launch, list(gpu.times))
-    assert times == {DEFAULT: 100.0, FAST: 80.0, SLOW: 120.0}
-    assert wrong == [f"{WRONG} is wrong: off by 1 of the default's norm"]
+    times, wrong = search(gpu.launch, [FAST, SLOW, WRONG, BROKEN])
+    assert times == {None: 100.0, FAST: 80.0, SLOW: 120.0}
+    assert wrong == [f"{WRONG} is wrong: relative error 1 to the default"]
     assert capsys.readouterr().err == f"tune: {BROKEN} cannot be launched: RuntimeError\n"
     y = torch.zeros(4)
-    _, wrong = search(lambda one: y if one == FAST else y.fill_(1.0), [DEFAULT, FAST])
-    assert wrong == [f"{FAST} is wrong: off by inf of the default's norm"]
-    near = 100 * (1 - LEAST_GAIN)
-    assert fastest({DEFAULT: 100.0, FAST: near, SLOW: 120.0}) == DEFAULT  # a gain of a percent is noise
-    assert fastest({DEFAULT: 100.0, FAST: near - 0.1, SLOW: 120.0}) == FAST
+    _, wrong = search(lambda one: y if one == FAST else y.fill_(1.0), [FAST])
+    assert wrong == [f"{FAST} is wrong: relative error inf to the default"]
+    near = 100 * (1 - MIN_GAIN)
+    assert fastest({None: 100.0, FAST: near, SLOW: 120.0}) is None  # a gain of a percent is noise
+    assert fastest({None: 100.0, FAST: near - 0.1, SLOW: 120.0}) == FAST
     expected = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         exact = expected.double().to(dtype)
         rounded = (exact.double() * (1 + torch.finfo(dtype).eps / 2)).to(dtype)
-        assert distance(rounded, exact) <= tolerance(dtype)
-        assert distance(exact * 1.05, exact) > tolerance(dtype)
+        assert relative_error(rounded, exact) <= tolerance(dtype)
+        assert relative_error(exact * 1.05, exact) > tolerance(dtype)
 
 
 def test_a_shape_has_the_tiles_of_its_bucket(path: Path) -> None:
@@ -115,7 +114,7 @@ def test_a_shape_has_the_tiles_of_its_bucket(path: Path) -> None:
     device: Any = SimpleNamespace(type="cuda", index=0)
     x: Any = SimpleNamespace(device=device, dtype=torch.bfloat16)
     assert tiling.tuned("low rank", x, 8192, 1024, 1024, 1) is None
-    store.write_document(Table(found=(FOUND,)), path)
+    store.write_document(Table(configurations=(TUNED,)), path)
     assert tiling.tuned("low rank", x, 8192, 1024, 1024, 1) == FAST
     assert tiling.tuned("low rank", x, 5000, 513, 1000, 1) == FAST
     half: Any = SimpleNamespace(device=device, dtype=torch.half)
@@ -141,7 +140,7 @@ def test_every_committed_table_can_be_read() -> None:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["impls"]
     assert f"{tiling.FOLDER.relative_to(ROOT / 'impls')}/*.json" in data
     for path in tiling.FOLDER.glob("*.json"):
-        assert {one.kernel for one in read_table(path).found} <= set(TUNABLES)
+        assert {one.kernel for one in read_table(path).configurations} <= set(TUNABLES)
 
 
 def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,47 +164,40 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
     assert [one["BLOCK_M"] for one in launched] == [32, 16, default.block_m]
 
 
-def test_tasks_name_kernels_and_differ() -> None:
-    """Every kernel has tasks, each task has its own table entry, and shapes with a goal come first."""
-    assert {task.kernel for task in TASKS} == set(TUNABLES)
-    assert len({task.key for task in TASKS}) == len(TASKS)
-    assert all(task.sizes[:3] == (8192, 1024, 1024) for task in TASKS[:13])
-    made_up = Tunable(Mock(), lambda: Tiling(256, 256), (Tiling(64, 64), Tiling(64, 64, 128)))
-    assert made_up.tilings((64, 64, 64)) == [Tiling(64, 64)]  # none larger than the product, and each once
-
-
 def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tasks tuned with this triton, or without time left, are skipped; wrong candidates give exit code 1."""
+    assert len({task.key for task in TASKS}) == len(TASKS)
     assert main([]) == 2
     assert capsys.readouterr().err == "tune: tuning needs a CUDA GPU, and torch sees none on this machine\n"
     monkeypatch.setattr(torch.cuda, "is_available", Mock(return_value=True))
-    gpu = FakeGpu({DEFAULT: 100.0, FAST: 80.0, WRONG: 1.0})
-    made_up = Mock(launch=lambda *_: gpu.launch, tilings=lambda _: [DEFAULT, FAST, WRONG])
-    right = Mock(launch=lambda *_: gpu.launch, tilings=lambda _: [DEFAULT, FAST])
+    gpu = FakeGpu({None: 100.0, FAST: 80.0, WRONG: 1.0})
+    made_up = Mock(launch=lambda *_: gpu.launch, candidates=[FAST, WRONG])
+    right = Mock(launch=lambda *_: gpu.launch, candidates=[FAST, FAST._replace(block_n=9999)])
     monkeypatch.setattr(autotune, "TUNABLES", {"made up": made_up, "other": right})
-    monkeypatch.setattr(autotune, "TASKS", (TASK, Task("other", (512, 512, 512))))
+    monkeypatch.setattr(autotune, "TASKS", (TASK, Task("other", (512, 512, 128))))
     monkeypatch.setattr(autotune, "gpu_time_ns", gpu.time_ns)
     compiled: list[list[Tiling]] = []
     monkeypatch.setattr(autotune, "compile_all", lambda _, tilings: compiled.append(tilings))
-    now = iter(range(1000))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    seconds = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
     def times() -> dict[str, float]:
-        return {one.kernel: one.time_ns for one in read_table(path).found}
+        return {one.kernel: one.time_ns for one in read_table(path).configurations}
 
-    old = msgspec.structs.replace(FOUND, kernel="made up", sizes=bucket(TASK.sizes), triton="2.0")
-    store.write_document(Table(found=(FOUND, old)), path)
+    old = msgspec.structs.replace(TUNED, kernel="made up", sizes=bucket(TASK.sizes), triton="2.0")
+    store.write_document(Table(configurations=(TUNED, old)), path)
     assert main(["--seconds", "0"]) == 0
-    assert "no time for 2 tasks: made up 1000x512x512, other 512x512x512\n" in capsys.readouterr().err
+    assert "no time for 2 tasks: made up 1000x512x512, other 512x512x128\n" in capsys.readouterr().err
     assert main(["--seconds", "3"]) == 1
-    assert compiled == [[DEFAULT, FAST, WRONG]]  # compiled before the search
-    assert "made up 1000x512x512: Tiling(block_m=128, " in (text := capsys.readouterr().err)
+    assert compiled == [[None, FAST, WRONG]]  # compiled before the search
+    assert f"{TASK}: {WRONG} is wrong" in (text := capsys.readouterr().err)
     assert "no time for 1 tasks: other" in text
     assert times() == {"low rank": 90.0, "made up": 80.0}
+    gpu.times = {None: 100.0, FAST: 80.0, FAST._replace(block_n=512): 120.0}  # no tile exceeds the product
     assert main([]) == main(["--kernels", "made*"]) == 0
-    assert f"[1/1] other 512x512x512: {FAST} takes 0.1 us, the default 0.1 us" in capsys.readouterr().err
+    assert f"[1/1] other 512x512x128: {FAST} takes 0.1 us, the default 0.1 us" in capsys.readouterr().err
     assert times() == {"low rank": 90.0, "made up": 80.0, "other": 80.0}
     path.unlink()
     right.launch = Mock(side_effect=KeyboardInterrupt)

@@ -4,16 +4,17 @@ import dataclasses
 from pathlib import Path
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
-from esbench.studies.kernels import FILE, PAGE, read_compilations, render
+from esbench.studies.kernels import FILE, PAGE, Compilation, read_compilations, render
 from impls.kernels import compile_checks, launches, sparse
 from impls.kernels.compile_checks import (
     CAPABILITIES,
-    MAX_SHARED_BYTES,
+    WGMMA,
     Check,
     Compiled,
     checks,
@@ -28,22 +29,24 @@ ROOT = Path(__file__).parents[2]
 RESULTS, REPORTS = ROOT / "results", ROOT / "reports"
 
 PTX = """
-.visible .entry kernel(
-    .param .u64 kernel_param_0
-)
-{
     .reg .pred %p<2>;
 $L__BB0_1:
-    mov.b32 %r1, 0;
     @%p1 ld.global.v4.b32 { %r2, %r3 }, [ %rd1 + 0 ];
     @!%p1 bra $L__BB0_1;
     // begin inline asm
-    cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r5;
-    cp.async.wait_group 1;
     popc.b32 %r4, %r3;
-    ret;
-}
+    wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16;
 """
+USAGE = Compilation(
+    title="made up",
+    kernel="kernel",
+    capability=90,
+    warps=4,
+    stages=3,
+    registers=255,
+    shared_bytes=0,
+    spilled_bytes=0,
+)
 
 ONE_PER_KERNEL = list({one.kernel: one for one in reversed(checks())}.values())
 BY_TITLE = {one.title: one for one in checks()}
@@ -60,34 +63,30 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 @pytest.mark.parametrize("check", ONE_PER_KERNEL, ids=lambda check: check.kernel.__name__)
 def test_a_kernel_compiles_to_what_it_should(check: Check) -> None:
     """A kernel has the instructions that make it fast, spills no registers and fits into shared memory."""
-    found = compile_check(check, 90)
-    assert check.problems(90, found) == []
-    assert found.registers <= 255
-
-
-def test_instructions_are_counted_where_they_stand() -> None:
-    """Predicated instructions are counted; labels, declarations and comments are not."""
-    found = Compiled(PTX, 1, 0, 0)
-    assert found.count("popc.b32") == 1
-    assert found.count("ld.global", r"cp\.async\.cg") == 2
-    assert found.count("bra") == 1
-    assert found.count("cp") == 2
+    compiled = compile_check(check, 90)
+    assert check.problems(compiled) == []
+    assert compiled.usage.registers <= 255
 
 
 def test_wrong_code_is_reported() -> None:
-    """Missing or forbidden instructions, spills, too much shared memory and repeated draws are reported."""
-    check = Check("made up", Mock(), Mock(), {90: ("popc.b32",)}, ("atom",), lambda _: "is slow")
-    fine = dataclasses.replace(check, limit=lambda _: "")
-    assert fine.problems(90, Compiled(PTX, 255, MAX_SHARED_BYTES[90], 0)) == []
-    worse = Compiled("\n    atom.add.f32 %f1;", 255, MAX_SHARED_BYTES[90] + 1, 4)
-    assert check.problems(90, worse) == [
+    """Missing or forbidden instructions, spills, too much shared memory and repeated draws are reported.
+
+    Predicated instructions count; labels, declarations and comments do not.
+    """
+    check = Check("made up", Mock(), Mock(), ("popc.b32", "bra", "ld.global", WGMMA), ("begin", "atom"))
+    assert check.problems(Compiled(PTX, USAGE)) == []
+    older = msgspec.structs.replace(USAGE, capability=80, shared_bytes=163 * 1024 + 1, spilled_bytes=4)
+    assert dataclasses.replace(check, limit=lambda _: "is slow").problems(
+        Compiled(PTX.replace("popc", "atom"), older)
+    ) == [
         "has no popc.b32",
+        "has no mma.sync",
         "has atom",
         "spills 4 bytes",
-        "needs 232449 bytes of shared memory",
+        "needs 166913 bytes of shared memory",
         "is slow",
     ]
-    drawn = Compiled("mul.hi.u32\n" * 44, 255, 0, 0, 4, 3, {"CALLS": 256, "SIGN": False})
+    drawn = Compiled("mul.hi.u32\n" * 44, USAGE, {"CALLS": 256, "SIGN": False})
     assert drawn_once(drawn, ["CALLS"]) == ""
     assert "has 45 wide" in drawn_once(drawn._replace(ptx=drawn.ptx + "mul.wide.u32"), ["CALLS"])
 
@@ -95,25 +94,22 @@ def test_wrong_code_is_reported() -> None:
 def test_a_spill_is_seen() -> None:
     """A kernel with more accumulators than registers is reported to spill."""
     small = sparse.TILING._replace(block_m=64, block_k=32, num_warps=1, num_stages=2)
-    whole = BY_TITLE["sparse noise, k = 1, bfloat16"]
-
-    def launch() -> None:
-        launches.sparse_noise(operands(torch.bfloat16, 8192), 1)(small)
-
-    found = compile_check(dataclasses.replace(whole, launch=launch), 90)
-    assert f"spills {found.spilled_bytes} bytes" in whole.problems(90, found)
+    check = BY_TITLE["sparse noise, k = 1, bfloat16"]
+    launch = launches.sparse_noise(operands(torch.bfloat16), 1)
+    compiled = compile_check(dataclasses.replace(check, launch=lambda: launch(small)), 90)
+    assert f"spills {compiled.usage.spilled_bytes} bytes" in check.problems(compiled)
 
 
 def test_a_run_has_every_launch_or_the_reason_why_it_does_not_compile() -> None:
     """A kernel that does not compile is listed with its reason, and the run continues."""
-    whole = BY_TITLE["picks, bfloat16"]
-    broken = dataclasses.replace(whole, title="broken", launch=Mock(side_effect=ValueError("one\ntwo")))
-    study, wrong = run([broken, whole], [90])
-    (one,), (refused,) = study.found, study.refused
-    assert (one.title, one.capability, one.warps) == (whole.title, 90, 4)
-    assert one.registers > 0
+    check = BY_TITLE["picks, bfloat16"]
+    broken = dataclasses.replace(check, title="broken", launch=Mock(side_effect=ValueError("one\ntwo")))
+    document, problems = run([broken, check], [90])
+    (compiled,), (refused,) = document.found, document.refused
+    assert (compiled.title, compiled.capability, compiled.warps) == (check.title, 90, 4)
+    assert compiled.registers > 0
     assert (refused.title, refused.capability, refused.reason) == ("broken", 90, "ValueError: one")
-    assert wrong == ["broken does not compile for 90: ValueError: one"]
+    assert problems == ["broken does not compile for 90: ValueError: one"]
 
 
 def test_the_command_writes_what_the_report_reads(

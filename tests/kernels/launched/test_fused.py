@@ -18,7 +18,7 @@ from impls import (
     FusedRegeneratedSign,
 )
 from impls.kernels import dense_rng, gemm, outer, permuted
-from impls.kernels.autotune import TASKS, TUNABLES, distance, tolerance
+from impls.kernels.autotune import TASKS, TUNABLES, relative_error, tolerance
 from impls.kernels.tiling import Tiling
 from impls.perturbation.noise import STREAMS
 from impls.perturbation.population import perturb
@@ -180,12 +180,12 @@ def test_a_tunable_launches_the_kernel_that_it_names(kernel: str, monkeypatch: p
     for more in dict.fromkeys(task.sizes[3:] for task in TASKS if task.kernel == kernel):
         sizes = (*SMALL, *(min(size, 8) for size in more))
         launch = TUNABLES[kernel].launch(sizes, torch.float32, torch.device("cpu"))
-        asked = Mock(return_value=TILES[0])  # without given tile sizes a launch looks up tuned ones
+        lookup = Mock(return_value=TILES[0])  # without given tile sizes a launch looks up tuned ones
         for module in (gemm, outer):
-            monkeypatch.setattr(module, "tuned", asked)
+            monkeypatch.setattr(module, "tuned", lookup)
         result = launch(None).clone()
-        ((name, _, *looked_up),) = {call.args for call in asked.call_args_list}
+        ((name, _, *looked_up),) = {call.args for call in lookup.call_args_list}
         assert name == kernel
         assert tuple(looked_up) == sizes
-        assert distance(launch(TILES[1]), result) <= tolerance(torch.float32)
+        assert relative_error(launch(TILES[1]), result) <= tolerance(torch.float32)
         assert float(result.norm()) > 0

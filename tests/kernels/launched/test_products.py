@@ -569,10 +569,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("changes must be", lambda: blocks.kept_blocks(X, W, zeros(2, 1, 3), CUTS, 1.0, 0.0, Y)),
     ("down must be", lambda: lowrank.low_rank_product(X, W, zeros(2, 1, 4), zeros(2, 1, 4), 0.1, Y)),
     ("two.* got 3", lambda: lowrank.low_rank_product(X, W, zeros(2, 3, 3), zeros(2, 3, 4), 0.1, Y)),
-    ("3 members does not match 2", lambda: rng(X, W, THREE, TWO, 1, 0.1, Y)),
+    ("3 members does not match operands of 2", lambda: rng(X, W, THREE, TWO, 1, 0.1, Y)),
     ("members must be", lambda: rng(X, W, TWO, LAST, 1, 0.1, Y)),
-    ("3 members does not match 2", lambda: dense_noise(X, W, THREE, 0.1, Y)),
-    ("more calls than a counter", lambda: TWO.arguments(4 * 2**32 + 1, 4)),
+    ("3 members does not match operands of 2", lambda: dense_noise(X, W, THREE, 0.1, Y)),
+    ("more calls than a counter", lambda: TWO.arguments(2, 4 * 2**32 + 1, 4)),
 ]
 
 
