@@ -108,9 +108,9 @@ TUNABLES: Mapping[str, Tunable] = {
     "dropped inputs": Tunable(launches.dropped, _THROUGH_REGISTERS),
     "dropped outputs": Tunable(functools.partial(launches.dropped, side="out"), _PLAIN),
     "dropped blocks": Tunable(launches.dropped_blocks, _PLAIN, [(1, 2, 4), (2, 2, 8)]),
-    "outer products": Tunable(launches.outer_products, _PLAIN, [(1,)], is_sum=True),
+    "outer products": Tunable(launches.outer_products, _PLAIN, is_sum=True),
     "outer products of signs": Tunable(
-        functools.partial(launches.outer_products, signs=True), _PLAIN, [(1,)], is_sum=True
+        functools.partial(launches.outer_products, signs=True), _PLAIN, is_sum=True
     ),
 }
 """Every kernel that can be tuned, by its name in tables."""

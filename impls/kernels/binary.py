@@ -43,12 +43,12 @@ def bit_planes_kernel(
     # A word of 64 bits is two columns; the high half has the next 32 inputs.
     k = ((row % depth) * HALVES + columns % HALVES)[:, None] * 32 + bit[None, :]
     tap, group = row // depth % taps, row // depth // taps
-    at = ((group * outputs + columns // HALVES)[:, None] * inputs + k) * taps + tap
-    here = (columns < width)[:, None] & (k < inputs)
+    offsets = ((group * outputs + columns // HALVES)[:, None] * inputs + k) * taps + tap
+    mask = (columns < width)[:, None] & (k < inputs)
     out += row * width + columns
-    counts = (tl.load(p + at, mask=here, other=0).to(tl.float32) * 256).to(tl.uint32)
-    for one in tl.static_range(PLANES):
-        words = tl.sum(((counts >> one) & 1) << bit.to(tl.uint32)[None, :], axis=1)
+    counts = (tl.load(p + offsets, mask=mask, other=0).to(tl.float32) * 256).to(tl.uint32)
+    for plane_bit in tl.static_range(PLANES):
+        words = tl.sum(((counts >> plane_bit) & 1) << bit.to(tl.uint32)[None, :], axis=1)
         tl.store(out, words.to(tl.int32, bitcast=True), mask=columns < width)
         out += plane
 
@@ -111,19 +111,19 @@ def sample_bits_kernel(
     row = tl.arange(0, AT_ONCE * CALLS)
     fours = ((pid % tiles) * CALLS + row % CALLS) * 4
     at = fours[:, None] + tl.arange(0, 4)[None, :]
-    inside = at < words
-    p0 = load_words(planes + at, inside)
-    p1 = load_words(planes + at + words, inside)
-    p2 = load_words(planes + at + words * 2, inside)
-    p3 = load_words(planes + at + words * 3, inside)
-    p4 = load_words(planes + at + words * 4, inside)
-    p5 = load_words(planes + at + words * 5, inside)
-    p6 = load_words(planes + at + words * 6, inside)
-    p7 = load_words(planes + at + words * 7, inside)
-    always = load_words(planes + at + words * 8, inside)
+    mask = at < words
+    p0 = load_words(planes + at, mask)
+    p1 = load_words(planes + at + words, mask)
+    p2 = load_words(planes + at + words * 2, mask)
+    p3 = load_words(planes + at + words * 3, mask)
+    p4 = load_words(planes + at + words * 4, mask)
+    p5 = load_words(planes + at + words * 5, mask)
+    p6 = load_words(planes + at + words * 6, mask)
+    p7 = load_words(planes + at + words * 7, mask)
+    always = load_words(planes + at + words * 8, mask)
     fraction = (p0, p1, p2, p3, p4, p5, p6, p7)
-    own = (pid // tiles) * MEMBERS
-    for first in range(own, tl.minimum(own + MEMBERS, members), AT_ONCE):
+    start = (pid // tiles) * MEMBERS
+    for first in range(start, tl.minimum(start + MEMBERS, members), AT_ONCE):
         member = first + row // CALLS
         counter = (member + first_member).to(tl.uint32)
         on = tl.zeros_like(always)
@@ -131,8 +131,8 @@ def sample_bits_kernel(
             r = _random(seed, fours + words * plane, counter, layer, draw, WHOLE)
             # Where a plane's bit is 1 the result is on | r, where it is 0 on & r.
             on = (on & r) | (fraction[plane] & (on | r))
-        into = out + (member * words)[:, None] + at
-        tl.store(into, (on | always).to(tl.int32, bitcast=True), mask=inside & (member < members)[:, None])
+        pointers = out + (member * words)[:, None] + at
+        tl.store(pointers, (on | always).to(tl.int32, bitcast=True), mask=mask & (member < members)[:, None])
 
 
 def sample_bits(
@@ -195,32 +195,32 @@ def centred_sum_kernel(
     """
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles % rows
-    slice_ = pid // tiles // rows
+    pid_part = pid // tiles // rows
     columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = columns < width
+    mask_n = columns < width
     bit = tl.arange(0, 32)
     mask = (tl.full((32,), 1, tl.uint32) << bit.to(tl.uint32))[:, None]
     words += row * width + columns
     size = tl.cast(rows, tl.int64) * width
     sums = tl.zeros((32, BLOCK_N), dtype=out.dtype.element_ty)
-    whole = tl.zeros((), dtype=out.dtype.element_ty)
-    end = tl.minimum((slice_ + 1) * part, members)
-    for first in range(slice_ * part, end, AT_ONCE):
-        for ahead in tl.static_range(AT_ONCE):
-            member = first + ahead
+    total = tl.zeros((), dtype=out.dtype.element_ty)
+    end = tl.minimum((pid_part + 1) * part, members)
+    for first in range(pid_part * part, end, AT_ONCE):
+        for index in tl.static_range(AT_ONCE):
+            member = first + index
             weight = tl.load(weights + member, mask=member < end, other=0.0)
-            word = load_words(words + member * size, inside & (member < end))
+            word = load_words(words + member * size, mask_n & (member < end))
             sums = tl.where((word[None, :] & mask) != 0, sums + weight, sums)
-            whole += weight
+            total += weight
     # A word of 64 bits is two columns; the high half has the next 32 bits.
     lead, tap = row // depth // taps, row // depth % taps
     first = ((row % depth) * HALVES + columns % HALVES) * 32
-    at = lead * out_lead + tap * out_tap + first * out_bit + columns // HALVES * out_column
-    at = at[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
-    left = tl.where(inside, length - first, 0)
-    mask = bit[:, None] < tl.minimum(left, 32).to(tl.int32)[None, :]
-    sums -= whole * tl.load(p + at, mask=mask, other=0.0).to(sums.dtype)
-    tl.store(out + slice_ * out_part + at, sums, mask=mask)
+    offsets = lead * out_lead + tap * out_tap + first * out_bit + columns // HALVES * out_column
+    offsets = offsets[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
+    rest = tl.where(mask_n, length - first, 0)
+    mask = bit[:, None] < tl.minimum(rest, 32).to(tl.int32)[None, :]
+    sums -= total * tl.load(p + offsets, mask=mask, other=0.0).to(sums.dtype)
+    tl.store(out + pid_part * out_part + offsets, sums, mask=mask)
 
 
 def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:

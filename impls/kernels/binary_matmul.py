@@ -17,9 +17,6 @@ from impls.kernels.tiling import block_size
 HALVES = tl.constexpr(2)
 """Halves of 32 bits in a word."""
 
-PRODUCTS = (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Dtypes of a product: int32 for sums, or floating for sums divided by the square root of the length."""
-
 
 @triton.jit
 def popcount(x):
@@ -89,24 +86,24 @@ def bit_product_kernel(
     x += member * x_stride
     weights += member * weight_stride
     counts = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
-    at_row = rows[:, None] * depth * HALVES
+    row_offsets = rows[:, None] * depth * HALVES
     # The half of its word that a column is: a constant of each register, as a thread has whole words.
     half = (tl.arange(0, BLOCK_N) % HALVES)[None, None, :]
     for start in range(0, depth, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        here = (rows[:, None] < p) & (k < depth)[None, :]
-        low = load_words(x + at_row + k[None, :] * HALVES, here)[:, :, None]
-        high = load_words(x + at_row + k[None, :] * HALVES + 1, here)[:, :, None]
+        mask_x = (rows[:, None] < p) & (k < depth)[None, :]
+        low = load_words(x + row_offsets + k[None, :] * HALVES, mask_x)[:, :, None]
+        high = load_words(x + row_offsets + k[None, :] * HALVES + 1, mask_x)[:, :, None]
         low = tl.where(half == 1, high, low)
         mask_m = (k < depth)[None, :, None] & (columns < width)[None, None, :]
-        at = k.to(tl.int64)[None, :, None] * width + columns[None, None, :]
-        counts += tl.sum(popcount(low ^ load_words(weights + at, mask_m)), axis=1)
+        offsets = k.to(tl.int64)[None, :, None] * width + columns[None, None, :]
+        counts += tl.sum(popcount(low ^ load_words(weights + offsets, mask_m)), axis=1)
     counts = tl.sum(counts.reshape(BLOCK_M, BLOCK_N // HALVES, HALVES), axis=2)
     o = width // HALVES
     column = (tl.program_id(0) % tiles).to(tl.int64) * (BLOCK_N // HALVES) + tl.arange(0, BLOCK_N // HALVES)
-    at = (member * p + rows[:, None]) * o + column[None, :]
+    offsets = (member * p + rows[:, None]) * o + column[None, :]
     y = scaled(length - 2 * counts, length, out.dtype.element_ty)
-    tl.store(out + at, y, mask=(rows[:, None] < p) & (column[None, :] < o))
+    tl.store(out + offsets, y, mask=(rows[:, None] < p) & (column[None, :] < o))
 
 
 def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -125,14 +122,14 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
         x: [m, p, K] words of int64.
         weights: [m, K, o] likewise, o contiguous. The member axis of either may be expanded.
         length: number of bits that are summed.
-        dtype: of the product; int32 for the sums themselves.
+        dtype: of the product: int32 for the sums, or floating for sums divided by the square root of the
+            length.
 
     Raises:
         ValueError: shapes or dtypes do not match.
 
     """
-    _check(x, weights, dtype)
-    width = 2 * weights.shape[2]
+    width = 2 * weights.shape[-1]
     block_m, block_n = block_size(x.shape[1], POPCOUNT_BLOCK_M), block_size(width, POPCOUNT_BLOCK_N, 32)
     tiling = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": POPCOUNT_BLOCK_K}
     return _launch(bit_product_kernel, x, weights, length, dtype, width, tiling)
@@ -182,21 +179,25 @@ def int8_product_kernel(
     x += member * x_stride
     weights += member * weight_stride
     o = width // HALVES
-    at_row = rows[:, None] * depth * HALVES
+    row_offsets = rows[:, None] * depth * HALVES
     y = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32)
     for start in range(0, depth * HALVES, BLOCK_K):
         # Half k of a column is in word k // HALVES.
         k = start + tl.arange(0, BLOCK_K)
-        here = (k < depth * HALVES)[None, :]
-        at = (k // HALVES).to(tl.int64)[None, :] * width + (k % HALVES)[None, :] + column[:, None] * HALVES
-        signs = _unpacked(load_words(weights + at, here & (column[:, None] < o)), BLOCK_N, BLOCK_K)
-        own = _unpacked(load_words(x + at_row + k[None, :], here & (rows[:, None] < p)), BLOCK_M, BLOCK_K)
-        y = tl.dot(signs, tl.trans(own), acc=y, out_dtype=tl.int32)
+        mask_k = (k < depth * HALVES)[None, :]
+        offsets = (
+            (k // HALVES).to(tl.int64)[None, :] * width + (k % HALVES)[None, :] + column[:, None] * HALVES
+        )
+        signs = _unpacked(load_words(weights + offsets, mask_k & (column[:, None] < o)), BLOCK_N, BLOCK_K)
+        x_signs = _unpacked(
+            load_words(x + row_offsets + k[None, :], mask_k & (rows[:, None] < p)), BLOCK_M, BLOCK_K
+        )
+        y = tl.dot(signs, tl.trans(x_signs), acc=y, out_dtype=tl.int32)
     # Bits after the last one are 0 in both operands and were counted as (-1) * (-1).
     padding = tl.cdiv(depth * HALVES, BLOCK_K) * BLOCK_K * 32 - length
-    at = (member * p + rows[None, :]) * o + column[:, None]
+    offsets = (member * p + rows[None, :]) * o + column[:, None]
     y = scaled(y - padding, length, out.dtype.element_ty)
-    tl.store(out + at, y, mask=(rows[None, :] < p) & (column[:, None] < o))
+    tl.store(out + offsets, y, mask=(rows[None, :] < p) & (column[:, None] < o))
 
 
 def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -215,26 +216,11 @@ def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = t
         ValueError: shapes or dtypes do not match.
 
     """
-    _check(x, weights, dtype)
-    outputs = weights.shape[2]
+    outputs = weights.shape[-1]
     block_m = block_size(x.shape[1], INT8_BLOCK_M, INT8_MIN_BLOCK_M)
     block_k, warps = int8_shape(block_m)
     tiling = {"BLOCK_M": block_m, "BLOCK_N": block_size(outputs, INT8_BLOCK_N, 64), "BLOCK_K": block_k}
     return _launch(int8_product_kernel, x, weights, length, dtype, outputs, {**tiling, "num_warps": warps})
-
-
-def _check(x: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
-    """Check x [m, p, K], weights [m, K, o] and the dtype of their product."""
-    if dtype not in PRODUCTS:
-        message = f"a product of bits is of int32 or a floating type, got {dtype}"
-        raise ValueError(message)
-    fits = x.dim() == weights.dim() == 3 and (len(x), x.shape[2]) == (len(weights), weights.shape[1])  # noqa: PLR2004  as their axes are
-    if not fits or not x.dtype == weights.dtype == torch.int64:
-        message = (
-            "a product takes words of int64, x [m, p, K] and weights [m, K, o], got "
-            f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
-        )
-        raise ValueError(message)
 
 
 def _launch(
@@ -246,8 +232,15 @@ def _launch(
     columns: int,
     tiling: dict[str, int],
 ) -> Tensor:
-    """Launch a product; ``columns`` is the extent that BLOCK_N divides."""
-    (members, rows, _), (depth, outputs) = x.shape, weights.shape[1:]
+    """Check x [m, p, K] and weights [m, K, o], and launch a product; BLOCK_N divides ``columns``."""
+    members, rows, depth = x.shape
+    outputs = weights.shape[2]
+    if weights.shape[:2] != (members, depth) or not x.dtype == weights.dtype == torch.int64:
+        message = (
+            "a product takes words of int64, x [m, p, K] and weights [m, K, o], got "
+            f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
+        )
+        raise ValueError(message)
     out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)
     if not out.numel():
         return out

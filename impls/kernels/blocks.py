@@ -115,36 +115,40 @@ def kept_blocks_kernel(
     offs_m = row_tile % group_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     image = offs_m // positions
-    each = tl.maximum(count, 1)
-    repeat, member, position = image // each, offset + image % each * groups, offs_m % positions
+    group_members = tl.maximum(count, 1)
+    repeat, member, position = (
+        image // group_members,
+        offset + image % group_members * groups,
+        offs_m % positions,
+    )
     mask_m, mask_n = image < tl.cast(repeats, tl.int64) * count, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
 
-    one, other = tl.arange(0, IN), tl.arange(0, OUT)
-    at = changes + (group * out_blocks + other[:, None]) * in_blocks + one[None, :]
-    there = (other < out_blocks)[:, None] & (one < in_blocks)[None, :]
-    both = (tl.load(at, mask=there, other=-1).to(tl.float32) > -1).to(tl.int32)  # fmt: skip
-    inner = tl.sum(tl.max(both, axis=0) << one, axis=0)
-    outer = tl.sum(tl.max(both, axis=1) << other, axis=0)
+    in_block, out_block = tl.arange(0, IN), tl.arange(0, OUT)
+    pointers = changes + (group * out_blocks + out_block[:, None]) * in_blocks + in_block[None, :]
+    mask_blocks = (out_block < out_blocks)[:, None] & (in_block < in_blocks)[None, :]
+    is_kept = (tl.load(pointers, mask=mask_blocks, other=-1).to(tl.float32) > -1).to(tl.int32)  # fmt: skip
+    in_bits = tl.sum(tl.max(is_kept, axis=0) << in_block, axis=0)
+    out_bits = tl.sum(tl.max(is_kept, axis=1) << out_block, axis=0)
     cell = tl.minimum(offs_n // out_unit, out_cells - 1)
-    is_on = ((outer >> (((cell + 1) * out_blocks - 1) // out_cells).to(tl.int32)) & 1) != 0
+    is_on = ((out_bits >> (((cell + 1) * out_blocks - 1) // out_cells).to(tl.int32)) & 1) != 0
 
     is_wanted = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
     if factors is not None:
-        share, rest = gate(factors, repeats, repeat, mask_m, ACC)
-        is_mixed = tl.max((rest != 0).to(tl.int32), axis=0) != 0
+        row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
+        is_mixed = tl.max((row_off != 0).to(tl.int32), axis=0) != 0
         is_wanted = is_wanted | is_mixed
     acc = over_runs(
-        tl.where(is_wanted, inner, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
+        tl.where(is_wanted, in_bits, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
         in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if factors is not None:
         dropped = over_runs(
-            tl.where(is_mixed, inner ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
+            tl.where(is_mixed, in_bits ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
             weight, stride_wo, offs_n, mask_n, inputs,
             in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc = tl.where(is_on[None, :], share[:, None], rest[:, None]) * acc + rest[:, None] * dropped
+        acc = tl.where(is_on[None, :], row_on[:, None], row_off[:, None]) * acc + row_off[:, None] * dropped
     else:
         acc = tl.where(is_on[None, :], acc * on, 0)
     mask = mask_m[:, None] & mask_n[None, :]

@@ -116,18 +116,22 @@ def few_rows_kernel(
     same place of all lines, so that it draws noise for many outputs and loads few values of x.
     """
     pid = tl.program_id(0).to(tl.int64)
-    left = (pid % tiles_n) * BLOCK_N
-    own = (pid // tiles_n % member_tiles) * MEMBERS
-    each = tl.arange(0, ROWS * MEMBERS)
-    offs_m = pid // tiles_n // member_tiles * ROWS + each // MEMBERS
-    member, repeat, position = own + each % MEMBERS, offs_m // positions, offs_m % positions
+    start_n = (pid % tiles_n) * BLOCK_N
+    start_member = (pid // tiles_n % member_tiles) * MEMBERS
+    row = tl.arange(0, ROWS * MEMBERS)
+    offs_m = pid // tiles_n // member_tiles * ROWS + row // MEMBERS
+    member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     line: tl.constexpr = BLOCK_N // PARTS
     width: tl.constexpr = 128 if SIGN else 4
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
-    counter = unsigned(first_member) + (own + tl.arange(0, MEMBERS)).to(tl.uint32)[None, :, None, None]
-    offs_n = left + tl.arange(0, PARTS)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
+    counter = (
+        unsigned(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)[None, :, None, None]
+    )
+    offs_n = (
+        start_n + tl.arange(0, PARTS)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
+    )
     noise = tl.zeros((ROWS, PARTS, MEMBERS, line, CALLS), dtype=ACC)
     for start in range(0, tl.cdiv(inputs, width), CALLS):
         call = start + tl.arange(0, CALLS)
@@ -150,12 +154,12 @@ def few_rows_kernel(
                 offs_k = call * width + lane
                 values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
                 # The stream rounds its values to the weight's dtype.
-                one = drawn[lane].to(x.dtype.element_ty).to(ACC)
-                noise += values.reshape(ROWS, 1, MEMBERS, 1, CALLS) * one[None, :, :, :, :]
+                normal = drawn[lane].to(x.dtype.element_ty).to(ACC)
+                noise += values.reshape(ROWS, 1, MEMBERS, 1, CALLS) * normal[None, :, :, :, :]
     acc = tl.sum(noise, axis=4).permute(0, 2, 1, 3).reshape(ROWS * MEMBERS, BLOCK_N)
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     base = tl.zeros((ROWS * MEMBERS, BLOCK_N), dtype=ACC)
-    offs_n = left + tl.arange(0, BLOCK_N)
+    offs_n = start_n + tl.arange(0, BLOCK_N)
     mask_n = offs_n < outputs
     base = gemm_loop(
         base, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
@@ -204,25 +208,25 @@ def many_rows_kernel(
     noise = tl.zeros((BLOCK_N, BLOCK_M), dtype=ACC)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
-        here = offs_k < inputs
+        mask_k = offs_k < inputs
         values = tl.load(
             x[None, :] + offs_k[:, None].to(tl.int64) * stride_xi,
-            mask=here[:, None] & mask_m[None, :],
+            mask=mask_k[:, None] & mask_m[None, :],
             other=0,
         )
         shared = tl.load(
             weight + offs_n[:, None] * stride_wo + offs_k[None, :],
-            mask=mask_n[:, None] & here[None, :],
+            mask=mask_n[:, None] & mask_k[None, :],
             other=0,
         )
         base = tl.dot(shared, values, acc=base, out_dtype=ACC, input_precision=PRECISION)
         if SIGN and width > BLOCK_K:
-            own = parts_of_signs(seed, offs_n, start, inputs, counter, layer, draw, BLOCK_K)
+            drawn = parts_of_signs(seed, offs_n, start, inputs, counter, layer, draw, BLOCK_K)
         else:
             first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // width) * width)[None, :]
-            own = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
-        own = own.to(values.dtype)
-        noise = tl.dot(own, values, acc=noise, out_dtype=ACC, input_precision=PRECISION)
+            drawn = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
+        drawn = drawn.to(values.dtype)
+        noise = tl.dot(drawn, values, acc=noise, out_dtype=ACC, input_precision=PRECISION)
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     tl.store(
@@ -322,13 +326,13 @@ def noise_sum_kernel(
 ):  # fmt: skip
     """Sum ``part`` members' noise of CALLS calls: the grid is tiles times parts of the members."""
     pid = tl.program_id(0).to(tl.int64)
-    slice_ = pid // tiles
+    pid_part = pid // tiles
     width: tl.constexpr = 128 if SIGN else 4
     first = ((pid % tiles) * CALLS + tl.arange(0, CALLS)) * width
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
     start = unsigned(first_member)
-    end = tl.minimum((slice_ + 1) * part, members)
-    out += slice_ * elements
+    end = tl.minimum((pid_part + 1) * part, members)
+    out += pid_part * elements
     if SIGN:
         # Each thread has a call, whose bits are rows: threads exchange no values.
         bit = tl.arange(0, 32)[:, None]
@@ -337,7 +341,7 @@ def noise_sum_kernel(
         s1 = tl.zeros((32, CALLS), dtype=ACC)
         s2 = tl.zeros((32, CALLS), dtype=ACC)
         s3 = tl.zeros((32, CALLS), dtype=ACC)
-        for member in range(slice_ * part, end):
+        for member in range(pid_part * part, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
             r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, WHOLE=True)
@@ -345,17 +349,17 @@ def noise_sum_kernel(
             s1 -= flip_by_high_bit(utility, r1[None, :] << shift)
             s2 -= flip_by_high_bit(utility, r2[None, :] << shift)
             s3 -= flip_by_high_bit(utility, r3[None, :] << shift)
-        at = first[None, :] + bit
-        tl.store(out + at, s0, mask=at < elements)
-        tl.store(out + at + 32, s1, mask=at + 32 < elements)
-        tl.store(out + at + 64, s2, mask=at + 64 < elements)
-        tl.store(out + at + 96, s3, mask=at + 96 < elements)
+        offsets = first[None, :] + bit
+        tl.store(out + offsets, s0, mask=offsets < elements)
+        tl.store(out + offsets + 32, s1, mask=offsets + 32 < elements)
+        tl.store(out + offsets + 64, s2, mask=offsets + 64 < elements)
+        tl.store(out + offsets + 96, s3, mask=offsets + 96 < elements)
     else:
         s0 = tl.zeros((CALLS,), dtype=ACC)
         s1 = tl.zeros((CALLS,), dtype=ACC)
         s2 = tl.zeros((CALLS,), dtype=ACC)
         s3 = tl.zeros((CALLS,), dtype=ACC)
-        for member in range(slice_ * part, end):
+        for member in range(pid_part * part, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
             n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, WHOLE=True)
@@ -364,8 +368,8 @@ def noise_sum_kernel(
             s1 += n1.to(utilities.dtype.element_ty).to(ACC) * utility
             s2 += n2.to(utilities.dtype.element_ty).to(ACC) * utility
             s3 += n3.to(utilities.dtype.element_ty).to(ACC) * utility
-        at = (pid % tiles) * CALLS * 4 + tl.arange(0, CALLS * 4)
-        tl.store(out + at, side_by_side(s0, s1, s2, s3), mask=at < elements)
+        offsets = (pid % tiles) * CALLS * 4 + tl.arange(0, CALLS * 4)
+        tl.store(out + offsets, side_by_side(s0, s1, s2, s3), mask=offsets < elements)
 
 
 def noise_sum(

@@ -67,66 +67,46 @@ def gate(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
 
 
 @triton.jit
-def dropped_inputs_kernel(
+def dropped_kernel(
     y, x, weight, kept, factors, on,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     repeats, tiles_m, tiles_n,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    INPUTS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y; ``kept`` [members, i] is 0 where a member drops an input."""
+    """Compute a tile of y; ``kept`` [members, i], or without INPUTS [members, o], is 0 for dropped ones."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    kept += member * inputs
     if factors is not None:
-        each, off = gate(factors, repeats, repeat, mask_m, ACC)
+        row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    for start in range(0, inputs, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        values = load_x(x, stride_xi, mask_m, offs_k, inputs)
-        own = load_x(kept, 1, mask_m, offs_k, inputs)
-        if factors is not None:
-            share = tl.where(own != 0, each[:, None], off[:, None])
-            values = (values.to(ACC) * share).to(values.dtype)
-        else:
-            values = tl.where(own != 0, values, 0).to(values.dtype)
-        shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
-        acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
-    if factors is None:
-        acc *= on
-    mask = mask_m[:, None] & mask_n[None, :]
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def dropped_outputs_kernel(
-    y, x, weight, kept, factors, on,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    repeats, tiles_m, tiles_n,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of y; ``kept`` [members, o] is 0 where a member drops an output."""
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    acc = gemm_loop(
-        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
-    )
-    mask = mask_m[:, None] & mask_n[None, :]
-    own = tl.load(kept + member[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
-    if factors is not None:
-        each, off = gate(factors, repeats, repeat, mask_m, ACC)
-        acc *= tl.where(own != 0, each[:, None], off[:, None])
+    if INPUTS:
+        kept += member * inputs
+        for start in range(0, inputs, BLOCK_K):
+            offs_k = start + tl.arange(0, BLOCK_K)
+            a = load_x(x, stride_xi, mask_m, offs_k, inputs)
+            is_kept = load_x(kept, 1, mask_m, offs_k, inputs) != 0
+            if factors is not None:
+                a = (a.to(ACC) * tl.where(is_kept, row_on[:, None], row_off[:, None])).to(a.dtype)
+            else:
+                a = tl.where(is_kept, a, 0).to(a.dtype)
+            b = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
+            acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+        if factors is None:
+            acc *= on
     else:
-        acc = tl.where(own != 0, acc * on, 0)
+        acc = gemm_loop(
+            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
+        )
+        is_kept = load_x(kept + member * outputs, 1, mask_m, offs_n, outputs) != 0
+        if factors is not None:
+            acc *= tl.where(is_kept, row_on[:, None], row_off[:, None])
+        else:
+            acc = tl.where(is_kept, acc * on, 0)
+    mask = mask_m[:, None] & mask_n[None, :]
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
@@ -156,16 +136,13 @@ def dropped(
     * flops: 2 R i o on matrix units, and a selection for each number of a tile of x, or for each output.
     """
     gemm = gemm_of(x, weight, y)
-    kernel, name, default, width = (
-        (dropped_inputs_kernel, "dropped inputs", INPUTS_TILING, weight.shape[1])
-        if side == "in"
-        else (dropped_outputs_kernel, "dropped outputs", TILING, weight.shape[0])
-    )
-    kept = operand("masks", kept, (gemm.members, width), torch.bool)
+    is_inputs = side == "in"
+    name, default = ("dropped inputs", INPUTS_TILING) if is_inputs else ("dropped outputs", TILING)
+    kept = operand("masks", kept, (gemm.members, weight.shape[1 if is_inputs else 0]), torch.bool)
     # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.view(torch.int8)
     tiling = select_tiling(name, gemm, tiling, default)
-    return gemm.launch(kernel, tiling, (masks, *gates(on, off, x)), len(x))
+    return gemm.launch(dropped_kernel, tiling, (masks, *gates(on, off, x)), len(x), INPUTS=is_inputs)
 
 
 def gate_factors(

@@ -59,11 +59,11 @@ def flipped_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
-        values = load_x(x, stride_xi, mask_m, offs_k, inputs)
+        a = load_x(x, stride_xi, mask_m, offs_k, inputs)
         if own_inputs is not None:
-            values = flip_signs(values, load_x(own_inputs + member * inputs, 1, mask_m, offs_k, inputs))
-        shared = load_weight(core, inputs, offs_n, mask_n, offs_k, inputs)
-        acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+            a = flip_signs(a, load_x(own_inputs + member * inputs, 1, mask_m, offs_k, inputs))
+        b = load_weight(core, inputs, offs_n, mask_n, offs_k, inputs)
+        acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
     acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
     if own_outputs is not None:
         acc = flip_signs(acc, load_x(own_outputs + member * outputs, 1, mask_m, offs_n, outputs))

@@ -119,13 +119,12 @@ def dropped_blocks(to: Operands, out: int, inner: int, groups: int, off: float =
 
 
 def outer_products(
-    to: Operands, cores: int = 1, *, signs: bool = False, is_cored: bool = False, is_hadamard: bool = False
+    to: Operands, *, signs: bool = False, is_cored: bool = False, is_hadamard: bool = False
 ) -> Launch:
     """Weighted sums of outer products; the sizes are outputs, inputs and rows, in this order."""
     outputs, inputs, rows = to.rows, to.outputs, to.inputs
     left, right = (to.signs(rows, width) if signs else to.normal(rows, width) for width in (outputs, inputs))
-    utilities = to.normal(rows)
-    core = to.normal(cores, outputs, inputs) if is_cored else None
+    utilities, core = to.normal(rows), to.normal(outputs, inputs) if is_cored else None
     return lambda tiling: outer.weighted_outer(
         left, right, utilities, core, hadamard=is_hadamard, tiling=tiling
     )

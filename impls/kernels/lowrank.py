@@ -60,9 +60,9 @@ def add_rank(
     acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK: tl.constexpr, ACC: tl.constexpr
 ):
     """Add rank r: the product of its row in ``x_down`` [RANK, m] with ``up``."""
-    one = tl.sum(tl.where((rank == r)[:, None], x_down, 0), axis=0) * scale
-    own = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
-    return acc + one[:, None] * own.to(ACC)
+    x_down_r = tl.sum(tl.where((rank == r)[:, None], x_down, 0), axis=0) * scale
+    up_r = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
+    return acc + x_down_r[:, None] * up_r.to(ACC)
 
 
 @triton.jit
@@ -84,13 +84,13 @@ def low_rank_kernel(
     rank = tl.arange(0, RANK)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
-        here = mask_m[:, None] & (offs_k < inputs)[None, :]
+        mask_k = mask_m[:, None] & (offs_k < inputs)[None, :]
         acc, values = dot_accumulate(
             acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, inputs, ACC, PRECISION
         )
-        at = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + offs_k[None, None, :]
-        own = tl.load(down + at, mask=here[None, :, :], other=0)
-        x_down += tl.sum(values.to(ACC)[None, :, :] * own.to(ACC), axis=2)
+        offsets = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + offs_k[None, None, :]
+        down_k = tl.load(down + offsets, mask=mask_k[None, :, :], other=0)
+        x_down += tl.sum(values.to(ACC)[None, :, :] * down_k.to(ACC), axis=2)
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     mask = mask_m[:, None] & mask_n[None, :]
     if RANK <= UNROLLED:

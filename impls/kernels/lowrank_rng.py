@@ -101,15 +101,15 @@ def low_rank_down_kernel(
 ):  # fmt: skip
     """Multiply ROWS rows of each of MEMBERS members by ``down``."""
     pid = tl.program_id(0).to(tl.int64)
-    own = pid % member_tiles * MEMBERS
-    each = tl.arange(0, ROWS * MEMBERS)
-    offs_m = pid // member_tiles * ROWS + each // MEMBERS
-    member, repeat, position = own + each % MEMBERS, offs_m // positions, offs_m % positions
+    start_member = pid % member_tiles * MEMBERS
+    row = tl.arange(0, ROWS * MEMBERS)
+    offs_m = pid // member_tiles * ROWS + row // MEMBERS
+    member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     width: tl.constexpr = 128 if SIGN else 4
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
-    counter = unsigned(first_member) + (own + tl.arange(0, MEMBERS)).to(tl.uint32)
+    counter = unsigned(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)
     rank = tl.arange(0, RANK).to(tl.int64)
     acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
     for start in range(0, inputs, CALLS * width):
@@ -165,21 +165,23 @@ def low_rank_up_kernel(
     )
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
-    left, image = tl.min(offs_n, axis=0), offs_m // positions
+    start_n, image = tl.min(offs_n, axis=0), offs_m // positions
     for r in range(RANK):
-        one = tl.load(x_down + offs_m * RANK + r, mask=mask_m, other=0) * scale
-        first = left + tl.cast(outputs, tl.int64) * r
+        x_down_r = tl.load(x_down + offs_m * RANK + r, mask=mask_m, other=0) * scale
+        first = start_n + tl.cast(outputs, tl.int64) * r
         if IMAGES:
-            for each in tl.range(0, IMAGES, num_stages=1):
-                mine = tl.min(image, axis=0) + each
-                counter = unsigned(first_member) + (mine % members + tl.zeros((1,), tl.int64)).to(tl.uint32)
+            for index in tl.range(0, IMAGES, num_stages=1):
+                tile_image = tl.min(image, axis=0) + index
+                counter = unsigned(first_member) + (tile_image % members + tl.zeros((1,), tl.int64)).to(
+                    tl.uint32
+                )
                 up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
                 up = up.to(weight.dtype.element_ty).to(ACC)
-                acc += tl.where(image == mine, one, 0)[:, None] * up
+                acc += tl.where(image == tile_image, x_down_r, 0)[:, None] * up
         else:
             counter = unsigned(first_member) + member.to(tl.uint32)
             up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
-            acc += one[:, None] * up.to(weight.dtype.element_ty).to(ACC)
+            acc += x_down_r[:, None] * up.to(weight.dtype.element_ty).to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     mask = mask_m[:, None] & mask_n[None, :]
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)

@@ -17,9 +17,6 @@ from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=4)
 """Default tile sizes for a dtype of 16 bits, with one program on each multiprocessor."""
 
-CORES_TILING = TILING._replace(block_n=64, num_stages=3)
-"""The same with several cores: two accumulators, of one core and of all, have to fit in registers."""
-
 ENOUGH_PROGRAMS = 128
 """A sum is split over members up to this many programs: one for each multiprocessor of a GPU."""
 
@@ -45,74 +42,38 @@ def hadamard_sign(first, second):
 
 
 @triton.jit
-def member_products(
-    left, right, utilities, offs_m, offs_n, begin, end, offset, ranks, cores, stride_l, stride_r,
-    outputs, inputs,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Sum the outer products of rows ``begin`` to ``end`` of a core's members: a tile [m, n]."""
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    for start in range(begin, end, BLOCK_K):
-        step = start + tl.arange(0, BLOCK_K)
-        there = step < end
-        member = offset + (step // ranks) * cores
-        n = (member * ranks + step % ranks).to(tl.int64)
-        utility = tl.load(utilities + member, mask=there, other=0)
-        mine = tl.load(
-            left + n[:, None] * stride_l + offs_m[None, :],
-            mask=there[:, None] & (offs_m < outputs)[None, :],
-            other=0,
-        )
-        other = tl.load(
-            right + n[:, None] * stride_r + offs_n[None, :],
-            mask=there[:, None] & (offs_n < inputs)[None, :],
-            other=0,
-        )
-        # Rounded once to the dtype of the product, as a weighted copy in memory would be.
-        weighted = mine.to(utility.dtype) * utility[:, None]
-        acc = tl.dot(
-            tl.trans(weighted), other.to(utility.dtype), acc=acc, out_dtype=ACC, input_precision=PRECISION
-        )
-    return acc
-
-
-@triton.jit
 def weighted_outer_kernel(
     out, left, right, utilities, core, factor,
-    members, outputs, inputs, ranks, cores, first, part, stride_l, stride_r, tiles_m, tiles_n,
+    rows, outputs, inputs, ranks, part, stride_l, stride_r, tiles_m, tiles_n,
     HADAMARD: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum a part of each core's rows for one tile; the grid is tiles times parts, out [parts, o, i]."""
+    """Sum ``part`` rows for one tile; the grid is tiles times parts, ``out`` is [parts, o, i]."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
+    mask_m, mask_n = offs_m < outputs, offs_n < inputs
     begin = tl.program_id(1) * part
+    end = min(begin + part, rows)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for start in range(begin, end, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        mask_k = offs_k < end
+        row = offs_k.to(tl.int64)[:, None]
+        utility = tl.load(utilities + offs_k // ranks, mask=mask_k, other=0)
+        a = tl.load(left + row * stride_l + offs_m[None, :], mask=mask_k[:, None] & mask_m[None, :], other=0)
+        b = tl.load(right + row * stride_r + offs_n[None, :], mask=mask_k[:, None] & mask_n[None, :], other=0)
+        # Rounded once to the dtype of the product, as a weighted copy in memory would be.
+        a = a.to(utility.dtype) * utility[:, None]
+        b = b.to(utility.dtype)
+        acc = tl.dot(tl.trans(a), b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+    mask = mask_m[:, None] & mask_n[None, :]
+    offsets = offs_m[:, None] * inputs + offs_n[None, :]
     if core is not None:
-        mask = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
-        at = core + offs_m[:, None] * inputs + offs_n[None, :]
-        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-        for own in range(cores):
-            # Members take cores in turn; ``first`` is the core of the first member.
-            offset = (own + cores - first) % cores
-            end = min(begin + part, (members - offset + cores - 1) // cores * ranks)
-            acc = member_products(
-                left, right, utilities, offs_m, offs_n, begin, end, offset, ranks, cores, stride_l, stride_r,
-                outputs, inputs, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-            shared = tl.load(at + tl.cast(own, tl.int64) * outputs * inputs, mask=mask, other=0)
-            total += acc * shared.to(ACC)
-    else:
-        total = member_products(
-            left, right, utilities, offs_m, offs_n, begin, min(begin + part, members * ranks), 0, ranks, 1,
-            stride_l, stride_r, outputs, inputs, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
+        acc *= tl.load(core + offsets, mask=mask, other=0).to(ACC)
     if HADAMARD:
         sign = hadamard_sign(offs_m.to(tl.int32)[:, None], offs_n.to(tl.int32)[None, :])
-        total = tl.where(sign < 0, -total, total)
-    mask = (offs_m < outputs)[:, None] & (offs_n < inputs)[None, :]
+        acc = tl.where(sign < 0, -acc, acc)
     out += tl.program_id(1).to(tl.int64) * outputs * inputs
-    total = (total * factor).to(out.dtype.element_ty)
-    tl.store(out + offs_m[:, None] * inputs + offs_n[None, :], total, mask=mask)
+    tl.store(out + offsets, (acc * factor).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -134,34 +95,30 @@ def weighted_outer(
     *,
     hadamard: bool = False,
     factor: float = 1.0,
-    first: int = 0,
     is_part: bool = False,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Sum outer products of rows by their members' utilities, c_m L[n, o] R[n, i]: [o, i].
 
     With a core C the sum is multiplied by C[o, i], with ``hadamard`` by (-1)^popcount(o & i), in registers.
-    Sums are float32, or float64 for float64. Where there are fewer tiles than multiprocessors, members are
-    split into parts, whose number follows from the sizes alone. So the same tiles give the same bits every
-    time.
+    Sums are float32, or float64 for float64. Where there are fewer tiles than multiprocessors, rows are split
+    into parts, whose number follows from the sizes alone. So the same tiles give the same bits every time.
 
     For N rows with e bytes per number:
 
-    * bytes: N e (o + i), read again from a cache for each tile of the other axis; the result; cores. With P >
-      1 parts another 8 P o i.
+    * bytes: N e (o + i), read again from a cache for each tile of the other axis; the result; the core. With
+      P > 1 parts another 8 P o i.
     * flops: 2 N o i on matrix units, and a multiplication for each number of a tile of L.
 
     Args:
         left: [n, o], int8 or the dtype of the utilities.
         right: [n, i], likewise.
         utilities: [m], each of n / m adjacent rows; the sum has their dtype.
-        core: [cores, o, i], of which member j has core (first + j) modulo their number.
+        core: [o, i] of the dtype of the utilities.
         hadamard: whether to multiply by entries of a Hadamard matrix.
-        factor: what the sum is multiplied by.
-        first: the core of the first member.
+        factor: multiplies the sum.
         is_part: whether to return the sum in float32, or float64, because others will be added to it.
-        tiling: tile sizes, by default tuned ones, :data:`TILING` or :data:`CORES_TILING`; ``block_k`` is of
-            rows.
+        tiling: tile sizes, by default tuned ones or :data:`TILING`; ``block_k`` is of rows.
 
     Raises:
         ValueError: shapes or dtypes do not match.
@@ -175,9 +132,8 @@ def weighted_outer(
     if dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= {torch.int8, dtype}:
         message = f"L and R must be int8 or a floating {dtype}, got {left.dtype} and {right.dtype}"
         raise ValueError(message)
-    cores = 1 if core is None else len(core)
     if core is not None:
-        core = operand("core", core, (cores, outputs, inputs), dtype)
+        core = operand("core", core, (outputs, inputs), dtype)
     left, right = (one if one.stride(1) == 1 else one.contiguous() for one in (left, right))
     wider = torch.promote_types(torch.float32, dtype)
     out = torch.empty(outputs, inputs, device=left.device, dtype=wider if is_part else dtype)
@@ -189,29 +145,25 @@ def weighted_outer(
         # A number that is passed to a kernel is float32, and Triton cannot make float64 operands from bytes.
         utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
         left, right = left.to(dtype), right.to(dtype)
-    ranks = count // members
-    default = (TILING if cores == 1 else CORES_TILING.keep_warps(dtype)).for_dtype(dtype)
-    depth = -(-members // cores) * ranks
+    default = TILING.for_dtype(dtype)
     # From sizes alone, so that other tiles have the same parts.
-    enough = default.clipped(outputs, inputs, count)
-    tiles = -(-outputs // enough.block_m) * -(-inputs // enough.block_n)
-    parts = max(1, min(ENOUGH_PROGRAMS // tiles, depth // FEWEST_ROWS))
-    part = math.ceil(depth / parts / STEP) * STEP
-    parts = -(-depth // part)
+    default_tile = default.clipped(outputs, inputs, count)
+    tiles = -(-outputs // default_tile.block_m) * -(-inputs // default_tile.block_n)
+    parts = max(1, min(ENOUGH_PROGRAMS // tiles, count // FEWEST_ROWS))
+    part = math.ceil(count / parts / STEP) * STEP
+    parts = -(-count // part)
     name = "outer products of signs" if left.dtype is torch.int8 else "outer products"
-    tiling = tiling or tuned(name, utilities, outputs, inputs, count, cores) or default
+    tiling = tiling or tuned(name, utilities, outputs, inputs, count) or default
     tiling = tiling.clipped(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.block_m), -(-inputs // tiling.block_n)
-    sums = out
-    if parts > 1:
-        sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider)
+    sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider) if parts > 1 else out
     with torch.cuda.device_of(left):
         weighted_outer_kernel[(*grid_of(row_tiles, column_tiles), parts)](
             sums, left, right, utilities.contiguous(), core, factor,
-            members, outputs, inputs, ranks, cores, first % cores, part,
+            count, outputs, inputs, count // members, part,
             left.stride(0), right.stride(0), row_tiles, column_tiles,
-            HADAMARD=hadamard, ACC=accumulator_dtype(dtype),
-            PRECISION=input_precision(dtype), **tiling.options,
+            HADAMARD=hadamard, ACC=accumulator_dtype(dtype), PRECISION=input_precision(dtype),
+            **tiling.options,
         )  # fmt: skip
         if parts > 1:
             elements = block_size(out.numel(), MOST_ELEMENTS)
@@ -230,27 +182,22 @@ def summed(
     *,
     hadamard: bool = False,
     factor: float = 1.0,
-    first: int = 0,
 ) -> Tensor:
-    """Sum utilities[m] * outputs[m] inputs[m]^T over members in one kernel, times shared factors.
+    """Sum utilities[m] * outputs[m] inputs[m]^T over members in the shape of a weight.
 
-    It is the update of low-rank noise; with a core that of flips on both sides, with ``hadamard`` that of a
-    Hadamard matrix between signs.
+    See :func:`weighted_outer`.
 
     Args:
         weight: [1, o, i, *taps], the shape of the sum.
-        outputs: [m, 1, o] or, with several ranks, [m, 1, k, o]: int8 or the dtype of the utilities.
-        inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps], likewise.
-        utilities: [m]; the sum has their dtype.
-        core: [1, o, i, *taps] or [cores, 1, o, i, *taps], which members take in turn.
-        hadamard: whether to multiply by (-1)^popcount(o & i), for a weight without taps.
-        factor: what the sum is multiplied by.
-        first: index of the first member in the population: member j has core j modulo their number.
+        outputs: [m, 1, o] or, with several ranks, [m, 1, k, o].
+        inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps].
+        utilities: [m].
+        core: [..., o, i, *taps], with axes of one in front.
+        hadamard: whether to multiply by entries of a Hadamard matrix, for a weight without taps.
+        factor: multiplies the sum.
 
     """
     shape = (weight[1], weight[2:].numel())
     left, right = (values.reshape(-1, width) for values, width in zip((outputs, inputs), shape, strict=True))
-    if core is not None:
-        core = core.reshape(-1, *shape)
-    total = weighted_outer(left, right, utilities, core, hadamard=hadamard, factor=factor, first=first)
-    return total.view(weight)
+    core = None if core is None else core.reshape(shape)
+    return weighted_outer(left, right, utilities, core, hadamard=hadamard, factor=factor).view(weight)

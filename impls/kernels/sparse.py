@@ -5,7 +5,7 @@ product and multiplied by the noise before y is written.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -66,9 +66,9 @@ def sparse_kernel(
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     slot = tl.arange(0, SLOTS)
-    own = (slot < KEPT)[:, None] & mask_m[None, :]
-    which = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=own, other=0)
-    x_columns = tl.load(x[None, :] + which * stride_xi, mask=own, other=0).to(ACC)
+    mask_slots = (slot < KEPT)[:, None] & mask_m[None, :]
+    column = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=mask_slots, other=0)
+    x_columns = tl.load(x[None, :] + column * stride_xi, mask=mask_slots, other=0).to(ACC)
     x_columns *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     acc = gemm_loop(
@@ -77,11 +77,9 @@ def sparse_kernel(
     mask = mask_m[:, None] & mask_n[None, :]
     # Unrolled, loads of all columns would be in registers at the same time.
     for j in tl.range(0, KEPT, num_stages=1):
-        one = tl.sum(tl.where((slot == j)[:, None], x_columns, 0), axis=0)
-        change = tl.load(
-            values + (member * KEPT + j)[:, None] * outputs + offs_n[None, :], mask=mask, other=0
-        )
-        acc += one[:, None] * change.to(ACC)
+        x_column = tl.sum(tl.where((slot == j)[:, None], x_columns, 0), axis=0)
+        value = tl.load(values + (member * KEPT + j)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
+        acc += x_column[:, None] * value.to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
@@ -117,55 +115,42 @@ def sparse_product(
 
 @triton.jit
 def column_sums_kernel(
-    out, values, utilities, order, borders, kept, outputs, tiles,
-    ACC: tl.constexpr, AT_ONCE: tl.constexpr, OUTPUTS: tl.constexpr,
+    out, values, utilities, order, starts, kept, outputs, tiles,
+    ACC: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum members' values at one input column for a tile of outputs; the grid is tiles times columns."""
-    pid = tl.program_id(0).to(tl.int64)
-    offs_n, output = pid // tiles, pid % tiles * OUTPUTS + tl.arange(0, OUTPUTS)
-    mask_n = output < outputs
-    begin, end = tl.load(borders + offs_n), tl.load(borders + offs_n + 1)
-    acc = tl.zeros((OUTPUTS,), dtype=ACC)
-    for start in range(begin, end, AT_ONCE):
-        at = start + tl.arange(0, AT_ONCE)
-        there = at < end
-        offs_m = tl.load(order + at, mask=there, other=0)
-        utility = tl.load(utilities + offs_m // kept, mask=there, other=0).to(ACC)
-        change = tl.load(
-            values + offs_m[:, None] * outputs + output[None, :],
-            mask=there[:, None] & mask_n[None, :],
-            other=0,
-        )
-        acc += tl.sum(change.to(ACC) * utility[:, None], axis=0)
-    tl.store(out + offs_n * outputs + output, acc.to(out.dtype.element_ty), mask=mask_n)
+    """Sum members' values at one input column for a tile of outputs; the grid is tiles times columns.
 
-
-class Sorted(NamedTuple):
-    """Rows of values sorted by column.
-
-    Attributes:
-        order: [m * k] of int64, rows of values by their column and, within a column, by their member.
-        borders: [i + 1] of int32, the index in ``order`` at which each column begins.
-
+    ``order`` are rows of values by column, and ``starts`` the index in it at which each column begins.
     """
+    pid = tl.program_id(0).to(tl.int64)
+    column, offs_n = pid // tiles, pid % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < outputs
+    begin, end = tl.load(starts + column), tl.load(starts + column + 1)
+    acc = tl.zeros((BLOCK_N,), dtype=ACC)
+    for start in range(begin, end, AT_ONCE):
+        offs_m = start + tl.arange(0, AT_ONCE)
+        mask_m = offs_m < end
+        row = tl.load(order + offs_m, mask=mask_m, other=0)
+        utility = tl.load(utilities + row // kept, mask=mask_m, other=0).to(ACC)
+        mask = mask_m[:, None] & mask_n[None, :]
+        value = tl.load(values + row[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
+        acc += tl.sum(value.to(ACC) * utility[:, None], axis=0)
+    tl.store(out + column * outputs + offs_n, acc.to(out.dtype.element_ty), mask=mask_n)
 
-    order: Tensor
-    borders: Tensor
 
-
-def sorted_columns(columns: Tensor, inputs: int) -> Sorted:
-    """Sort columns [m, k] of int64, in [0, inputs)."""
+def sorted_columns(columns: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+    """Return the order of columns [m, k], members in order within a column, and the start of each column."""
     # Sorting int32 takes half the passes of int64.
-    ordered, order = columns.flatten().int().sort(stable=True)
-    ends = torch.arange(inputs + 1, device=columns.device, dtype=torch.int32)
-    return Sorted(order, torch.searchsorted(ordered, ends, out_int32=True))
+    values, order = columns.flatten().int().sort(stable=True)
+    bounds = torch.arange(inputs + 1, device=columns.device, dtype=torch.int32)
+    return order, torch.searchsorted(values, bounds, out_int32=True)
 
 
-def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
+def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int) -> Tensor:
     """Sum members' columns by their utilities, c_m v[m, k, o] at column i = columns[m, k]: [i, o].
 
-    Each column adds its rows of values in the order of members, in float32, or float64 for float64: without
-    atomics, so the bits are the same every time.
+    Rows of values are sorted by their column. Each column adds its rows in the order of members, in float32,
+    or float64 for float64: without atomics, so the bits are the same every time.
 
     A product with a matrix of zeros and ones would take 2 m k i o flops, 22 us times k for m = 8192 and 1024
     x 1024 at 790 TFLOP/s. Here the sum of 16 MB times k takes 4 us times k, after a sort of 8192 k numbers,
@@ -175,27 +160,28 @@ def column_sums(rows: Sorted, values: Tensor, utilities: Tensor) -> Tensor:
     * flops: 2 m k o, without matrix units.
 
     Args:
-        rows: the result of :func:`sorted_columns`.
+        columns: int64 [m, k], below ``inputs``.
         values: [m, k, o].
         utilities: [m], of the dtype of values, which the sum has too.
+        inputs: number of columns of the result.
 
     Raises:
         ValueError: shapes or dtypes do not match.
 
     """
     members, kept, outputs = values.shape
+    columns = operand("columns", columns, (members, kept), torch.int64)
     utilities = operand("utilities", utilities, (members,), values.dtype)
-    order = operand("rows.order", rows.order, (members * kept,), torch.int64)
-    inputs = len(rows.borders) - 1
     out = torch.empty(inputs, outputs, device=values.device, dtype=values.dtype)
     if not out.numel():
         return out
+    order, starts = sorted_columns(columns, inputs)
     width = block_size(outputs, MOST_OUTPUTS, 32)
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):
         column_sums_kernel[grid_of(inputs, tiles)](
-            out, values.contiguous(), utilities, order, rows.borders, kept, outputs, tiles,
-            ACC=accumulator_dtype(values.dtype), AT_ONCE=AT_ONCE, OUTPUTS=width,
+            out, values.contiguous(), utilities, order, starts, kept, outputs, tiles,
+            ACC=accumulator_dtype(values.dtype), AT_ONCE=AT_ONCE, BLOCK_N=width,
         )  # fmt: skip
     return out
 
@@ -238,6 +224,6 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
 
     @override
     def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
-        rows = sorted_columns(noise.columns[:, 0], noise.inputs)
-        total = column_sums(rows, noise.values[:, 0].flatten(2), utilities)
+        values = noise.values[:, 0].flatten(2)
+        total = column_sums(noise.columns[:, 0], values, utilities, noise.inputs)
         return total.view(1, noise.inputs, *noise.values.shape[3:]).transpose(1, 2)

@@ -80,18 +80,9 @@ def long(*shape: int) -> Tensor:
 def test_operands_that_do_not_match_are_refused() -> None:
     """Operands with mismatched shapes or dtypes raise an error, and no kernel is launched."""
     x, weights = long(2, 1, 3), long(2, 3, 5)
-    for one, other in (
-        (x, long(2, 4, 5)),
-        (x, long(1, 3, 5)),
-        (x, long(2, 3, 5).int()),
-        (x.int(), long(2, 3, 5).int()),
-        (torch.zeros(2, 1, 3), torch.zeros(2, 3, 5)),
-        (long(2, 3), weights),
-    ):
+    for one, other in ((x, long(2, 4, 5)), (x, long(1, 3, 5)), (x, weights.int()), (x.int(), weights.int())):
         with pytest.raises(ValueError, match="a product takes words of int64"):
             bit_product(one, other, 3)
-    with pytest.raises(ValueError, match=r"int32 or a floating type, got torch\.int64"):
-        bit_product(x, weights, 3, torch.int64)
 
 
 # --- Planes of probabilities, and members drawn from them. ---

@@ -7,14 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls import FusedLowRank, FusedLowRankSign, FusedSparsePerturbed
-from impls.kernels import lowrank, outer, philox
-from impls.kernels.outer import summed, weighted_outer
-from impls.kernels.sparse import Sorted, column_sums, sorted_columns
+from impls import (
+    FusedFlipped,
+    FusedFlippedSign,
+    FusedHadamard,
+    FusedLowRank,
+    FusedLowRankSign,
+    FusedSparsePerturbed,
+)
+from impls.kernels import lowrank, outer, philox, sparse
+from impls.kernels.outer import weighted_outer
+from impls.kernels.sparse import column_sums
 from impls.kernels.tiling import Tiling
 from impls.perturbation.noise import PhiloxStream
 from impls.perturbation.scheme import AnyScheme
-from impls.schemes import Flipped, FlippedSign, Hadamard
 from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal, random_signs
 
@@ -31,20 +37,10 @@ def check_sum(got: Tensor, exact: Tensor, slow: Tensor) -> None:
     compare("sum", got, exact, slow)
 
 
-def written(  # noqa: PLR0913, PLR0917  the operands of a sum
-    left: Tensor, right: Tensor, utilities: Tensor, core: Tensor | None, first: int, dtype: torch.dtype
-) -> Tensor:  # fmt: skip
-    """Sum outer products in a dtype, each times its member's core."""
-    weighted = left.to(dtype) * utilities.to(dtype).repeat_interleave(len(left) // len(utilities)).unsqueeze(
-        1
-    )
-    other = right.to(dtype)
-    if core is None:
-        return weighted.T @ other
-    cores = core.to(dtype).reshape(-1, *core.shape[-2:])
-    own = (first + torch.arange(len(left), device=DEVICE) // (len(left) // len(utilities))) % len(cores)
-    each = ((weighted[own == j].T @ other[own == j]) * cores[j] for j in range(len(cores)))
-    return sum(each, start=torch.zeros_like(cores[0]))
+def outer_sum(left: Tensor, right: Tensor, utilities: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum outer products in a dtype."""
+    weights = utilities.to(dtype).repeat_interleave(len(left) // len(utilities)).unsqueeze(1)
+    return (left.to(dtype) * weights).T @ right.to(dtype)
 
 
 def sylvester(outputs: int, inputs: int) -> Tensor:
@@ -69,43 +65,38 @@ def test_a_sum_of_factors_is_right() -> None:
         (37, 2, 40, 20, torch.float32, SMALL),
         (150, 1, 17, 65, torch.float16, None),
     ):
-        left, right = (
-            normal(seed, members * ranks, w, dtype=dtype) for seed, w in ((0, outputs), (1, inputs))
-        )
+        left = normal(0, members * ranks, outputs, dtype=dtype)
+        right = normal(1, members * ranks, inputs, dtype=dtype)
         utilities = normal(2, members, dtype=dtype)
         with canaries() as kept:
-            operands = [kept.guard(values) for values in (left, right, utilities)]
-            found = weighted_outer(operands[0], operands[1], operands[2], factor=0.5, tiling=tiling)
-        check_sum(
-            found, *(written(left, right, utilities, None, 0, one) * 0.5 for one in (torch.float64, dtype))
-        )
+            guarded = [kept.guard(values) for values in (left, right, utilities)]
+            found = weighted_outer(guarded[0], guarded[1], guarded[2], factor=0.5, tiling=tiling)
+        exact, slow = (outer_sum(left, right, utilities, one) * 0.5 for one in (torch.float64, dtype))
+        check_sum(found, exact, slow)
 
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
-    """Sums of int8 signs are right when multiplied by shared cores, a Hadamard matrix or both."""
+    """Sums of int8 signs are right when multiplied by a core, a Hadamard matrix or both."""
     members, outputs, inputs = 70, 37, 20
     left, right = (
         random_signs(seed, members, w).to(torch.int8).to(DEVICE) for seed, w in ((0, outputs), (1, inputs))
     )
-    utilities = normal(2, members, dtype=dtype)
-    for count, first, is_hadamard in ((0, 0, True), (1, 0, False), (3, 2, False), (2, 1, True)):
-        core = normal(3, count, outputs, inputs, dtype=dtype) if count else None
+    utilities, core = normal(2, members, dtype=dtype), normal(3, outputs, inputs, dtype=dtype)
+    for is_cored, is_hadamard in ((False, True), (True, False), (True, True)):
         with canaries() as kept:
-            operands = [kept.guard(values) for values in (left, right, utilities)]
-            shared = None if core is None else kept.guard(core)
+            guarded = [kept.guard(values) for values in (left, right, utilities)]
+            shared = kept.guard(core) if is_cored else None
             found = weighted_outer(
-                operands[0], operands[1], operands[2], shared, hadamard=is_hadamard, first=first, tiling=SMALL
+                guarded[0], guarded[1], guarded[2], shared, hadamard=is_hadamard, tiling=SMALL
             )
-        matrix = sylvester(outputs, inputs) if is_hadamard else 1
-        exact, slow = (
-            written(left, right, utilities, core, first, one) * matrix for one in (torch.float64, dtype)
-        )
+        matrix = (core if is_cored else 1) * (sylvester(outputs, inputs) if is_hadamard else 1)
+        exact, slow = (outer_sum(left, right, utilities, one) * matrix for one in (torch.float64, dtype))
         check_sum(found, exact, slow)
     half = normal(4, members, inputs, dtype=dtype)  # signs on one side only
     for one, other in ((left, half), (half, left)):
-        exact, slow = (written(one, other, utilities, None, 0, kind) for kind in (torch.float64, dtype))
+        exact, slow = (outer_sum(one, other, utilities, kind) for kind in (torch.float64, dtype))
         check_sum(weighted_outer(one, other, utilities, tiling=SMALL), exact, slow)
 
 
@@ -115,19 +106,19 @@ def test_a_sum_of_float64_is_exact() -> None:
     left, right, utilities = (
         normal(seed, *shape, dtype=torch.float64) for seed, shape in enumerate([(50, 20), (50, 33), (50,)])
     )
-    core = normal(3, 2, 20, 33, dtype=torch.float64)
+    core = normal(3, 20, 33, dtype=torch.float64)
     for one, other in ((left, right), (left.sign().char(), right.sign().char())):
         found = weighted_outer(one, other, utilities, core, factor=1 / 3, tiling=SMALL)
-        exact = written(one, other, utilities, core, 0, torch.float64) / 3
+        exact = outer_sum(one, other, utilities, torch.float64) * core / 3
         torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_parts_and_tiles_count_each_member_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of parts does not depend on tile sizes, and a sum that float32 holds exactly is exact."""
-    left, right, core = random_signs(0, 150, 40), random_signs(1, 150, 33), random_signs(2, 3, 40, 33)
-    operands = [one.to(DEVICE) for one in (left, right, torch.arange(75) - 33, core)]
-    exact = written(operands[0], operands[1], operands[2], operands[3], 1, torch.float64)
+    left, right = random_signs(0, 150, 40).to(DEVICE), random_signs(1, 150, 33).to(DEVICE)
+    utilities = (torch.arange(75) - 33).to(DEVICE)
+    exact = outer_sum(left, right, utilities, torch.float64)
     parts, kernel = [], outer.weighted_outer_kernel
 
     class Recorded:
@@ -136,14 +127,14 @@ def test_parts_and_tiles_count_each_member_once(monkeypatch: pytest.MonkeyPatch)
             return kernel[grid]
 
     monkeypatch.setattr(outer, "weighted_outer_kernel", Recorded())
-    floats = [one.float() for one in operands]
     for tiling in (SMALL, OTHER, None):
-        assert torch.equal(weighted_outer(*floats, first=1, tiling=tiling).double(), exact), tiling
+        found = weighted_outer(left.float(), right.float(), utilities.float(), tiling=tiling)
+        assert torch.equal(found.double(), exact), tiling
     parts.clear()
     again = normal(0, 150, 20), normal(1, 150, 30), normal(2, 150)
-    found = [weighted_outer(*again, tiling=tiling) for tiling in (SMALL, SMALL, OTHER, None)]
+    results = [weighted_outer(*again, tiling=tiling) for tiling in (SMALL, SMALL, OTHER, None)]
     assert parts == [3, 3, 3, 3]
-    assert torch.equal(found[0], found[1])
+    assert torch.equal(results[0], results[1])
     monkeypatch.setattr(outer, "ENOUGH_PROGRAMS", 1)
     weighted_outer(*again, tiling=SMALL)
     assert parts[-1] == 1
@@ -171,27 +162,23 @@ def column_formula(columns: Tensor, values: Tensor, c: Tensor, inputs: int, dtyp
 
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float64], ids=str)
-def test_columns_are_summed(dtype: torch.dtype) -> None:
+def test_columns_are_summed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are right for columns that many members or no member have, and stay within their buffers."""
     for members, kept, inputs, outputs in ((5, 1, 3, 7), (60, 2, 7, 37), (1, 3, 20, 1), (40, 1, 2, 530)):
         columns = torch.rand(members, inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
         values, utilities = normal(0, members, kept, outputs, dtype=dtype), normal(1, members, dtype=dtype)
-        order, borders = sorted_columns(columns, inputs)
-        with canaries() as around:
-            rows = Sorted(around.guard(order), around.guard(borders))
-            found = column_sums(rows, around.guard(values), around.guard(utilities))
+        sort = sparse.sorted_columns(columns, inputs)
+        with canaries() as around, monkeypatch.context() as patch:
+            guarded = tuple(map(around.guard, sort))
+            patch.setattr(sparse, "sorted_columns", lambda *_, guarded=guarded: guarded)
+            found = column_sums(columns, around.guard(values), around.guard(utilities), inputs)
         exact, slow = (
             column_formula(columns, values, utilities, inputs, one) for one in (torch.float64, dtype)
         )
         check_sum(found, exact, slow)
-
-
-def test_columns_are_summed_in_the_order_of_members() -> None:
-    """The rows of values of a column are sorted by member, so that sums are repeatable."""
-    columns = torch.randint(0, 3, (200, 2), generator=generator(0)).to(DEVICE)
-    order, borders = sorted_columns(columns, 3)
-    for column in range(3):
-        mine = order[borders[column] : borders[column + 1]]
+    order, starts = sparse.sorted_columns(columns, inputs)  # members in order, so that sums are repeatable
+    for column in range(inputs):
+        mine = order[starts[column] : starts[column + 1]]
         assert torch.equal(mine, (columns.flatten() == column).nonzero().flatten())
 
 
@@ -222,7 +209,7 @@ def test_an_update_is_that_of_the_plain_scheme(dtype: torch.dtype, shape: tuple[
     """An update has the plain scheme's values, dtype, shape and layout, for part of a population."""
     schemes: list[AbstractFused[Any]] = [
         FusedLowRank(1), FusedLowRank(4), FusedLowRankSign(2), FusedSparsePerturbed(2),
-        FusedSparsePerturbed(3, "sign"),
+        FusedSparsePerturbed(3, "sign"), FusedFlipped("both"), FusedFlippedSign(), FusedHadamard(),
     ]  # fmt: skip
     for scheme in schemes:
         noise, utilities = drawn(scheme, shape, dtype)
@@ -247,16 +234,3 @@ def test_factors_are_drawn_again_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         sizes = [call.args[0].nbytes for call in fill.call_args_list]
         pieces = [sum(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)]
         assert pieces == [25 * member_bytes, 25 * member_bytes, 20 * member_bytes]
-
-
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_signs_around_cores_and_hadamard_matrices_are_summed(dtype: torch.dtype) -> None:
-    """Sums of signs around one core, several cores or a Hadamard matrix match the schemes' updates."""
-    for scheme in (Flipped("both"), Flipped("both", cores=3), FlippedSign()):
-        noise, utilities = drawn(scheme, LINEAR, dtype)
-        first = noise.members.start
-        found = summed(torch.Size(LINEAR), noise.outputs, noise.inputs, utilities, noise.core, first=first)
-        check(scheme, noise, utilities, found)
-    noise, utilities = drawn(Hadamard(), LINEAR, dtype)
-    found = summed(torch.Size(LINEAR), noise.outputs, noise.inputs, utilities, hadamard=True)
-    check(Hadamard(), noise, utilities, found)
