@@ -9,7 +9,6 @@ interval leaves open is not printed, and what it settles is.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 ABSENT = "n/a"
@@ -101,21 +100,22 @@ def last_place(value: float, half: float | None = None) -> int:
     return max(min(place, leading), _least(leading))
 
 
-def format_number(value: float | None, half: float | None = None) -> str:
-    """Return a number with the digits that its interval supports, or three without an interval."""
+def format_number(value: float | None, half: float | None = None, *, with_interval: bool = False) -> str:
+    """Return a number with the digits that its interval supports, or three without an interval.
+
+    Args:
+        value: the number.
+        half: half the width of its interval.
+        with_interval: whether the half width is shown as well, ``1.23 ± 0.04``, if it is known.
+
+    """
     if value is None or not math.isfinite(value):
         return ABSENT
-    return "0" if value == 0 else _fixed(value, last_place(value, half))
-
-
-def format_between(value: float | None, half: float | None) -> str:
-    """Return a number with half the width of its interval, ``1.23 ± 0.04``, or alone without one."""
-    if value is None or half is None or not math.isfinite(value) or not _known(value, half):
-        return format_number(value)
+    if not with_interval or half is None or not _known(value, half):
+        return "0" if value == 0 else _fixed(value, last_place(value, half))
     place = max(_place_of(half), _least(_exponent(value, 1))) if value else _place_of(half)
-    unit = 10.0**place
-    # Nothing of an interval may be rounded away: one that is narrower than the last digit is said to be it.
-    return f"{_fixed(value, place)} ± {_fixed(max(half, unit), place)}"
+    # An interval that is narrower than the last digit is shown as one unit of it, not as 0.
+    return f"{_fixed(value, place)} ± {_fixed(max(half, 10.0**place), place)}"
 
 
 def _known(value: float, half: float | None) -> bool:
@@ -146,25 +146,17 @@ def _fixed(value: float, place: int) -> str:
     return f"{value:.{-place}f}" if place <= 0 else f"{round(value, -place):.0f}"
 
 
-def format_cell(metric: str, value: float | None, half: float | None = None) -> str:
-    """Return a number for a table, in the unit of the metric's column, without the symbol."""
-    return _in_column(metric, value, half, format_number)
-
-
-def format_cell_between(metric: str, value: float | None, half: float | None) -> str:
-    """Return a number with half the width of its interval, both in the unit of the metric's column."""
-    return _in_column(metric, value, half, format_between)
-
-
-def _in_column(
-    metric: str, value: float | None, half: float | None, show: Callable[[float, float | None], str]
+def format_cell(
+    metric: str, value: float | None, half: float | None = None, *, with_interval: bool = False
 ) -> str:
+    """Return a number for a table, in the unit of the metric's column: see :func:`format_number`."""
     if value is None or not math.isfinite(value):
         return ABSENT
     unit = quantity(metric).column
     if unit is _COUNT and not half and float(value).is_integer():
         return f"{value:.0f}"
-    return show(value / unit.size, None if half is None else half / unit.size)
+    in_unit = None if half is None else half / unit.size
+    return format_number(value / unit.size, in_unit, with_interval=with_interval)
 
 
 def format_value(metric: str, value: float | None) -> str:
@@ -178,13 +170,7 @@ def format_value(metric: str, value: float | None) -> str:
     return f"{format_number(value / unit.size)} {unit.symbol}"
 
 
-def format_multiplier(value: float | None, half: float | None = None) -> str:
-    """Return a ratio: ``2.39x``."""
-    number = format_number(value, half)
-    return number if number == ABSENT else f"{number}x"
-
-
-def format_multiplier_between(value: float | None, half: float | None) -> str:
-    """Return a ratio with half the width of its interval: ``2.39 ± 0.12x``."""
-    number = format_between(value, half)
+def format_multiplier(value: float | None, half: float | None = None, *, with_interval: bool = False) -> str:
+    """Return a ratio, ``2.39x`` or ``2.39 ± 0.12x``: see :func:`format_number`."""
+    number = format_number(value, half, with_interval=with_interval)
     return number if number == ABSENT else f"{number}x"

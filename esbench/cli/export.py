@@ -1,7 +1,7 @@
 """The command ``export``: convert a stored run to the format of another tool."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,7 +12,10 @@ from esbench.errors import UserError
 @app.command("export")
 def export_(
     run: Annotated[Path, typer.Argument(help="File of a stored run.", metavar="RUN")],
-    form: Annotated[str, typer.Option("--format", help="pytest-benchmark, github-action or csv.")],
+    form: Annotated[
+        Literal["pytest-benchmark", "github-action", "csv"],
+        typer.Option("--format", help="Format of the file."),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="File to write, replacing what it held; by default stdout.")
     ] = None,

@@ -1,6 +1,5 @@
 """The command ``history``: show the runs of a device over time."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from esbench.cli.options import (
     stored_runs,
 )
 from esbench.errors import UserError
+from esbench.schema import Phase
 
 
 @app.command()
@@ -26,7 +26,7 @@ def history(
     device: Device = None,
     variants: Variants = None,
     cases: Annotated[str, typer.Option(help="Glob over case labels, such as 'Linear(128*'.")] = "*",
-    phase: Annotated[str, typer.Option(help="sample, forward, update or step.")] = "forward",
+    phase: Annotated[Phase, typer.Option(help="Phase of the figures.")] = "forward",
     metric: Annotated[
         str,
         typer.Option(help="multiplier: time(variant) / time(base); or a stored metric, such as latency_ns."),
@@ -34,7 +34,6 @@ def history(
     out: Annotated[Path, typer.Option(help="Plot to write; its name ends in .svg, .png or .pdf.")] = Path(
         "build/history.svg"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the runs of a device over time: one line per variant, with change points.
 
@@ -44,23 +43,21 @@ def history(
 
     Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out history.svg
     """
-    from esbench.report.analysis.history import devices, nothing, phase_named
+    from esbench.report.analysis.history import devices, nothing
     from esbench.report.analysis.history import history as history_of
     from esbench.report.plots.history import history as draw
     from esbench.report.plots.history import panels
     from esbench.report.plots.style import METADATA
-    from esbench.report.tables.history import as_json as to_json
     from esbench.report.tables.history import sections
     from esbench.report.text import one_line
 
     if out.suffix.lower() not in METADATA:
         message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
         raise UserError(message)
-    timed = phase_named(phase)
     prepare_file("--out", out)
     runs, problems = stored_runs(results)
     chosen = of_device(device, devices(runs), results)
-    found = history_of(chosen, metric=metric, phase=timed, variants=variants or ["*"], cases=cases, fewest=2)
+    found = history_of(chosen, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2)
     if not found.series:
         raise UserError(one_line(nothing(found)))
     for line in found.left_out:
@@ -69,9 +66,6 @@ def history(
         note(f"{draw(found, shown).write(out)}")
     else:
         note("no plot: no variant was measured in two or more of these runs")
-    if as_json:
-        typer.echo(json.dumps(to_json(found), indent=2, allow_nan=False))
-    else:
-        typer.echo("\n".join(section.text() for section in sections(found)), nl=False)
+    typer.echo("\n".join(section.text() for section in sections(found)), nl=False)
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)

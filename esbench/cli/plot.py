@@ -7,6 +7,7 @@ import typer
 
 from esbench.cli.options import Device, Results, Variants, app, note, of_device, stored_run, stored_runs
 from esbench.errors import UserError
+from esbench.schema import Phase
 
 if TYPE_CHECKING:
     from esbench.schema import Run
@@ -31,7 +32,7 @@ def plot(
     ] = None,
     cases: Annotated[str, typer.Option(help="Glob over case labels or shapes, such as '(256, 256)'.")] = "*",
     variants: Variants = None,
-    phase: Annotated[str | None, typer.Option(help="Phase to plot: sample, forward, update or step.")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Phase to plot.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format, such as float32.")] = None,
     method: Annotated[str | None, typer.Option(help="Timing method: host, eager or graph.")] = None,
     width: Annotated[
@@ -44,7 +45,6 @@ def plot(
 
     Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
     """
-    from esbench.report.analysis.history import phase_named
     from esbench.report.plots.catalog import PLOTS, PlotRequest, draw, find
     from esbench.report.plots.style import METADATA, WIDTHS
 
@@ -67,7 +67,7 @@ def plot(
         operator=operator,
         cases=cases,
         variants=tuple(variants or ()),
-        phase=phase_named(phase) if phase is not None else None,
+        phase=phase,
         dtype=dtype,
         method=method,
         width=WIDTHS[width],

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,6 +22,7 @@ from esbench.cli.options import (
 from esbench.errors import UserError
 from esbench.git import git
 
+Form = Literal["markdown", "latex", "csv"]
 PUBLISHED = Path("reports")
 """The folder of the committed reports."""
 
@@ -35,7 +36,7 @@ def report(
     publish: Annotated[
         bool, typer.Option("--publish", help=f"Write the committed folder {PUBLISHED}, from committed runs.")
     ] = False,
-    form: Annotated[str, typer.Option("--format", help="markdown, with plots; or latex, csv.")] = "markdown",
+    form: Annotated[Form, typer.Option("--format", help="Only markdown has plots.")] = "markdown",
     intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
     device: Device = None,
 ) -> None:
@@ -53,10 +54,10 @@ def report(
 
     Example: esbench report --results results --out build/reports
     """
-    from esbench.report.formats import Style, check_format
+    from esbench.report.formats import Style
     from esbench.report.site import render, selection
 
-    style = Style(check_format(form), intervals=intervals)
+    style = Style(form, intervals=intervals)
     check_results(results)
     check_writable("--out", out or REPORTS)
     if publish:

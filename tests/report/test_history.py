@@ -1,6 +1,5 @@
 """The runs of a device as series: their points, the runs left out, and the tables."""
 
-import json
 import math
 
 import msgspec
@@ -13,7 +12,7 @@ from esbench.report.analysis.history import (
     moment,
     percentage,
 )
-from esbench.report.tables.history import as_json, sections
+from esbench.report.tables.history import sections
 from esbench.schema import Request, Run, RunEnd
 from tests.report.history_cases import EIGHT, SMALL, a_run, over_days, rows
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
@@ -130,7 +129,7 @@ def test_missing_figures_and_zeros() -> None:
     assert found.left_out == ("1 figures of 0 are left out: a logarithmic axis has no place for them",)
 
 
-def test_tables_and_json_say_what_changed_and_between_which_commits() -> None:
+def test_the_table_has_changes_and_their_commits() -> None:
     """Rows have the number of runs, the first and last figure, and the change points."""
     runs = over_days(*LEVELS)
     found = history(runs)
@@ -144,17 +143,6 @@ def test_tables_and_json_say_what_changed_and_between_which_commits() -> None:
     assert " ".join(row.split()) == f"PerturbedLinear Linear(256, 256) 8 3.00x 3.30x +10.0 % {where}: +10.0 %"
     assert "none" in text(history(over_days(*[3.0] * 6)))
     assert "too short" in text(history(over_days(*[3.0] * 5)))
-
-    document = json.loads(json.dumps(as_json(found), allow_nan=False))
-    names = [run.header.run_id for run in runs]
-    assert [run["run"] for run in document["runs"]] == names
-    (series,) = document["series"]
-    assert [point["run"] for point in series["points"]] == names
-    assert [point["value"] for point in series["points"]] == pytest.approx(list(LEVELS))
-    (step,) = series["change_points"]
-    assert (step["last_before"], step["first_after"]) == (names[3], names[4])
-    assert step["change_percent"] == pytest.approx(10)
-    assert (document["metric"], document["phase"], series["against"]) == ("multiplier", "forward", "Base")
 
 
 def test_words_for_runs_and_changes() -> None:

@@ -19,7 +19,7 @@ from esbench.report.analysis.comparison import different_devices
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
 from esbench.report.analysis.run_selection import unusable
 from esbench.report.text import listed, one_line
-from esbench.schema import PHASES, Case, Measurement, Phase, Run, Variant
+from esbench.schema import Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
 from esbench.units import ABSENT, format_value
 
@@ -117,20 +117,6 @@ def devices(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for run in runs:
         found.setdefault(run.header.environment.slug, []).append(run)
     return dict(sorted(found.items()))
-
-
-def phase_named(name: str) -> Phase:
-    """Return the phase with this name.
-
-    Raises:
-        UserError: there is no such phase.
-
-    """
-    for phase in PHASES:
-        if phase == name:
-            return phase
-    message = f"no phase {name!r} is timed; there are: {', '.join(PHASES)}"
-    raise UserError(message)
 
 
 def history(  # noqa: PLR0913  # the options of the command

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from esbench.errors import UserError
 from esbench.report.formats import csv, latex, markdown
 from esbench.report.tables.table import Section
 from esbench.schema import Run
@@ -72,19 +71,6 @@ FORMATS: dict[str, tuple[str, Callable[[Page, Style], str]]] = {
     "csv": (".csv", _csv),
 }
 """Format -> the suffix of its files, and the function that writes a page."""
-
-
-def check_format(name: str) -> str:
-    """Return the name of a format.
-
-    Raises:
-        UserError: the format is unknown.
-
-    """
-    if name not in FORMATS:
-        message = f"no format {name!r}; there are: {', '.join(FORMATS)}"
-        raise UserError(message)
-    return name
 
 
 def write_page(page: Page, style: Style) -> Path:

@@ -9,14 +9,12 @@ from esbench.report.analysis.history import (
     History,
     Key,
     Series,
-    change,
     measured_in,
     moment,
     percentage,
     source,
 )
 from esbench.report.tables.table import Block, Cell, Section, Table
-from esbench.schema import Run
 from esbench.units import format_multiplier, format_value
 
 RULE = (
@@ -47,43 +45,6 @@ def sections(found: History) -> list[Section]:
     ]
 
 
-def as_json(found: History) -> dict[str, object]:
-    """Return the history as one object: figures in the unit of their metric, ``null`` if missing."""
-    names = [run.header.run_id for run in found.runs]
-    return {
-        "device": found.runs[-1].header.environment.slug,
-        "metric": found.metric,
-        "phase": found.phase,
-        "rule": RULE,
-        "runs": [_run_as_json(run) for run in found.runs],
-        "left_out": found.left_out,
-        "series": [
-            {
-                "variant": one.name,
-                "case": one.key.case.label,
-                "method": one.key.method,
-                "against": one.key.against or None,
-                "points": [
-                    {"run": names[point.run], "value": point.value, "low": point.low, "high": point.high}
-                    for point in one.points
-                ],
-                "change_percent": change(one.points[0].value, one.points[-1].value),
-                "change_points": [
-                    {
-                        "last_before": names[one.around(step)[0]],
-                        "first_after": names[one.around(step)[1]],
-                        "before": step.before,
-                        "after": step.after,
-                        "change_percent": change(step.before, step.after),
-                    }
-                    for step in one.change_points
-                ],
-            }
-            for one in found.series
-        ],
-    }
-
-
 def _title(found: History, key: Key) -> str:
     """Return the title of a panel's series without their case."""
     if found.metric == MULTIPLIER:
@@ -91,17 +52,6 @@ def _title(found: History, key: Key) -> str:
     else:
         what = captions.metric(found.metric)
     return f"{key.case.operator}, {found.phase}: {what} (method {key.method})"
-
-
-def _run_as_json(run: Run) -> dict[str, object]:
-    header = run.header
-    return {
-        "run": header.run_id,
-        "started": header.started,
-        "suite": header.suite,
-        "commit": header.environment.commit,
-        "dirty": header.environment.dirty,
-    }
 
 
 def _table(found: History, series: Sequence[Series]) -> Table:

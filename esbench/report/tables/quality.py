@@ -189,7 +189,7 @@ def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
             return None
         low, high = (found.mean - found.half, found.mean + found.half) if found.half else (None, None)
         trace = qualities.trace(variant, case, metric, method)
-        return number_cell(CellNumber(metric, found.mean, trace, low, high, is_between=True))
+        return number_cell(CellNumber(metric, found.mean, trace, low, high, has_interval=True))
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         return {heading: cell(variant, *key) for heading, key in keys.items()}

@@ -16,14 +16,7 @@ from esbench.report.analysis.pivot import Grid, Trace, headings
 from esbench.report.analysis.quality import EXACT, EffectiveSize, Estimate
 from esbench.report.text import escape, one_line
 from esbench.schema import Case, Skipped, Variant
-from esbench.units import (
-    format_between,
-    format_cell,
-    format_cell_between,
-    format_multiplier,
-    format_multiplier_between,
-    format_number,
-)
+from esbench.units import format_cell, format_multiplier, format_number
 
 Kind = Literal["quantity", "multiple", "number"]
 """How a number is shown: in the unit of its metric's column, as ``2.39x``, or as it is."""
@@ -49,7 +42,7 @@ class CellNumber:
         low: the lower end of its 95 % interval, None if unknown.
         high: the upper end.
         kind: how it is shown.
-        is_between: whether the interval is shown even if intervals are not asked for.
+        has_interval: whether the interval is always shown.
 
     """
 
@@ -59,7 +52,7 @@ class CellNumber:
     low: float | None = None
     high: float | None = None
     kind: Kind = "quantity"
-    is_between: bool = False
+    has_interval: bool = False
 
     @property
     def half(self) -> float | None:
@@ -70,12 +63,11 @@ class CellNumber:
 
     def text(self, *, intervals: bool = False) -> str:
         """Return the number as a table shows it, with its interval if that is asked for and known."""
-        intervals = intervals or self.is_between
+        with_interval = intervals or self.has_interval
         if self.kind == "quantity":
-            return (format_cell_between if intervals else format_cell)(self.name, self.value, self.half)
-        if self.kind == "number":
-            return (format_between if intervals else format_number)(self.value, self.half)
-        return (format_multiplier_between if intervals else format_multiplier)(self.value, self.half)
+            return format_cell(self.name, self.value, self.half, with_interval=with_interval)
+        show = format_number if self.kind == "number" else format_multiplier
+        return show(self.value, self.half, with_interval=with_interval)
 
 
 @dataclass(frozen=True)
