@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 BUSY = 0.25
 """A load above this share of the threads disturbs the times."""
 CLOSING, CLOSING_MOST = 0.02, 0.1
-"""Shares of a time budget kept for the tables at the end: the least, and the most for a slow start."""
+"""Shares of a time budget that are reserved for the tables: the least, and the most for a slow start."""
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
-"""Options that a resumed run takes from its header."""
+"""Options that --resume reads from the header of the run."""
 
 
 def checked_budget(seconds: float | None) -> float | None:
     """Return a time budget in seconds.
 
     Raises:
-        UserError: it is no finite number of at least a second.
+        UserError: it is not a finite number of at least a second.
 
     """
     if seconds is not None and not 1 <= seconds < math.inf:
@@ -117,9 +117,9 @@ def run(
 
     Example: esbench run --suite quick --variants 'Flipped*' --variants Perturbed --phases forward
 
-    Five minutes, whatever the device: esbench run --suite readme --budget 300
+    Five minutes on any device: esbench run --suite readme --budget 300
 
-    A run that was cut off loses nothing that was finished: esbench run --resume
+    Continue a run that was interrupted: esbench run --resume
     """
     start_s = time.monotonic()
     from esbench.measure import runner
@@ -144,23 +144,23 @@ def run(
     plan = plan_of(request, name, place, seed)
     check_methods(place, named(methods))
     check_unchanged(torch_state)
-    asked_s = time.monotonic()
+    waiting_since_s = time.monotonic()
     with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
-        start_s += time.monotonic() - asked_s  # a budget does not pay for waiting
+        start_s += time.monotonic() - waiting_since_s  # waiting does not count
         here = environment(place)
-        kept = _cut_off(context, out, here) if resume else None
-        if kept:
-            name, request = kept.run.header.suite, kept.run.header.request or Request()
-            plan = plan_of(request, name, place, kept.run.header.seed)
+        unfinished = _cut_off(context, out, here) if resume else None
+        if unfinished:
+            name, request = unfinished.run.header.suite, unfinished.run.header.request or Request()
+            plan = plan_of(request, name, place, unfinished.run.header.seed)
         reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
         note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
         note_load(here)
         if budget is not None:
-            # The tables take about as long as the start did: both import, on the same machine.
+            # The tables take about as long as the start, because both import packages.
             closing_s = min(CLOSING * budget + time.monotonic() - start_s, CLOSING_MOST * budget)
             plan = replace(plan, end_s=start_s + budget - closing_s)
-        with opened(plan, name, request, here, kept, out) as (writer, progress, tools):
-            outcome = runner.run(plan, writer, progress, tools, past=kept.run if kept else None)
+        with opened(plan, name, request, here, unfinished, out) as (writer, progress, tools):
+            outcome = runner.run(plan, writer, progress, tools, past=unfinished.run if unfinished else None)
     _conclude(writer.path, outcome, as_json=as_json, tables=tables)  # a large file was compressed and renamed
 
 
@@ -170,7 +170,7 @@ def opened(
     suite: str,
     request: Request,
     here: Environment,
-    kept: Unfinished | None,
+    unfinished: Unfinished | None,
     out: Path,
     hint: str = "continue it with `esbench run --resume`",
 ) -> Iterator[tuple[Writer, "Show", "Instruments"]]:
@@ -188,9 +188,9 @@ def opened(
     from esbench.progress import showing
 
     code = source_hashes(plan.entries)
-    if kept:
-        _check_same_code(kept.run, here, code)
-        opened_file = runner.resume(kept)
+    if unfinished:
+        _check_same_code(unfinished.run, here, code)
+        opened_file = runner.resume(unfinished)
     else:
         opened_file = runner.begin(suite, here, plan.seed, out, request, code, plan.entries)
     with (
@@ -250,15 +250,15 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
 
 
 def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished:
-    """Return the run to go on with.
+    """Return the newest unfinished run on this device.
 
     Raises:
         UserError: there is no such run, or other options were given as well.
 
     """
-    asked = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
-    if asked:
-        options = ", ".join(f"--{name}" for name in asked)
+    given = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    if given:
+        options = ", ".join(f"--{name}" for name in given)
         message = f"--resume uses the options of the run that was cut off: leave out {options}"
         raise UserError(message)
     return store.read_unfinished(store.find_unfinished(out, here.slug))
@@ -279,10 +279,10 @@ def check_unchanged(torch_state: "TorchState") -> None:
 
 
 def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None:
-    """Check that the rest of a run would be measured as its first part was.
+    """Check that machine and code of an unfinished run are unchanged.
 
     Raises:
-        UserError: something differs.
+        UserError: they have changed.
 
     """
     from esbench.measure.environment import differences

@@ -1,8 +1,10 @@
-"""The layers of a model as cases: their shapes, found by running it on an example."""
+"""The layers of a model as cases, with their shapes when the model runs on example rows."""
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +21,13 @@ NORMALISATIONS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
-"""Layers whose scales a population perturbs by dense noise: there is nothing to choose."""
+"""Layers whose scales a population perturbs by dense noise, whatever the scheme."""
 
 WHAT_TO_RETURN = "return (module, rows), such as (model, torch.zeros(1, 3, 32, 32))"
 
 
 class Layer(NamedTuple):
-    """A layer of a model by its name, as a case to be measured, and how many numbers it has."""
+    """A layer of a model: its name, its case to be measured, and its number of trainable entries."""
 
     name: str
     case: Case
@@ -33,7 +35,7 @@ class Layer(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Another module with trainable parameters: how it is perturbed, or that it must be excluded."""
+    """A module with other trainable parameters: a text about it, and whether it must be excluded."""
 
     name: str
     why: str
@@ -41,7 +43,7 @@ class Other(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The layers with a choice of scheme, other trained modules, and the number of perturbed parameters."""
+    """The layers with a choice of scheme, other trainable modules, and the number of perturbed entries."""
 
     chosen: tuple[Layer, ...]
     others: tuple[Other, ...]
@@ -49,15 +51,15 @@ class Layers(NamedTuple):
 
 
 def load_model(name: str) -> tuple[nn.Module, Tensor]:
-    """Import a factory, ``module:factory``, and call it; return the model and rows to run it on.
+    """Import a factory, ``module:factory``, and call it; return the model and example rows.
 
     Raises:
-        UserError: it cannot be imported, raises, or returns something else; or no rows came with the model
-            and its first layer does not tell what they look like.
+        UserError: it cannot be imported, raises, or returns something else; or it returns no rows and the
+            shape of a row does not follow from the first layer.
 
     """
     try:
-        model, rows = _made(name)
+        model, rows = _call_factory(name)
         return model, _rows_for(model) if rows is None else rows
     except UserError as error:
         message = f"--model {name}: {error}"
@@ -65,23 +67,23 @@ def load_model(name: str) -> tuple[nn.Module, Tensor]:
 
 
 def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None = None) -> Layers:
-    """Return the layers of a model, in the order in which they see the example.
+    """Return the layers of a model, in the order in which they are called.
 
-    A layer that sees several positions of a row, such as the tokens of a sequence, has as many repeats more.
+    The repeats of a layer are multiplied by its positions in a row, such as the tokens of a sequence.
 
     Args:
         model: any module; it is run once, in evaluation mode.
-        rows: an example of its input, [rows, ...].
+        rows: example rows of its input, [rows, ...].
         template: members, repeats and sigma of the cases.
-        dtype: of the cases; by default each layer's own.
+        dtype: the dtype of the cases, by default that of each layer.
 
     Raises:
-        UserError: the model raises on the example, or holds no layer that can be perturbed, or one whose
-            numbers are not real.
+        UserError: the model raises on the rows, or has no layer that can be perturbed, or one whose weight is
+            not in real floating point.
 
     """
-    named = {name: module for name, module in model.named_modules() if _is_trained(module)}
-    shapes = _shapes_seen(model, rows, {name: one for name, one in named.items() if _can_choose(one)})
+    named = {name: module for name, module in model.named_modules() if _is_trainable(module)}
+    shapes = _shapes_seen(model, rows, {name: one for name, one in named.items() if _has_choice(one)})
     if not shapes:
         message = (
             f"{type(model).__name__} has no trainable Linear or Conv2d layer that the example passes through"
@@ -91,8 +93,8 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
     for name, shape in shapes.items():
         own = _own(named[name])["weight"].dtype
         if not own.is_floating_point:
-            what = str(own).removeprefix("torch.")
-            message = f"{name or 'the model'} is {what}: only real floating point can be perturbed"
+            dtype_name = str(own).removeprefix("torch.")
+            message = f"{name or 'the model'} is {dtype_name}: only real floating point can be perturbed"
             raise UserError(message)
         case = msgspec.structs.replace(template, dtype=dtype or str(own).removeprefix("torch."))
         chosen.append(Layer(name, _case(named[name], shape, len(rows), case), _size([named[name]])))
@@ -102,26 +104,20 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
     return Layers(tuple(chosen), others, size)
 
 
-def _made(name: str) -> tuple[nn.Module, Tensor | None]:
-    """Return the model that a factory builds, and the input rows if it returns any."""
+def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
+    """Return the model of a factory, and the example rows if it returns any."""
     module, _, factory = name.partition(":")
     if not (module and factory):
         message = "expected module:factory, such as my_models:mlp"
         raise UserError(message)
     here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` has it
+    if here not in sys.path:  # as for `python -m`
         sys.path.insert(0, here)
-    try:
+    with _one_line("cannot import it:"):
         make = getattr(importlib.import_module(module), factory)
-    except (Exception, SystemExit) as error:  # whatever importing runs into, one line says it
-        message = f"cannot import it: {classify(error).reason}"
-        raise UserError(message) from error
-    try:
-        made = make()
-    except (Exception, SystemExit) as error:  # a factory may raise anything: one line says it
-        message = f"the factory raises {classify(error).reason}"
-        raise UserError(message) from error
-    match made:
+    with _one_line("the factory raises"):
+        found = make()
+    match found:
         case nn.Module() as model:
             return model, None
         case (nn.Module() as model, Tensor() as rows):
@@ -129,17 +125,27 @@ def _made(name: str) -> tuple[nn.Module, Tensor | None]:
                 return model, rows
             message = f"the example has no rows: {WHAT_TO_RETURN}"
             raise UserError(message)
-    message = f"the factory returned {type(made).__name__}: return an nn.Module, or {WHAT_TO_RETURN}"
+    message = f"the factory returned {type(found).__name__}: return an nn.Module, or {WHAT_TO_RETURN}"
     raise UserError(message)
+
+
+@contextlib.contextmanager
+def _one_line(message: str, advice: str = "") -> Iterator[None]:
+    """Turn any error of a user's code inside the context into an error of one line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        text = f"{message} {classify(error).reason}{advice}"
+        raise UserError(text) from error
 
 
 def _rows_for(model: nn.Module) -> Tensor:
     """Return one row for a model that begins with a Linear layer."""
-    first = next((module for module in model.modules() if _is_trained(module)), None)
+    first = next((module for module in model.modules() if _is_trainable(module)), None)
     if isinstance(first, nn.Linear) and not isinstance(first.weight, nn.UninitializedParameter):
         return first.weight.new_zeros(1, first.in_features)
-    what = f"begins with {type(first).__name__}" if first else "has no trainable parameter"
-    message = f"the model {what}, so the shape of its rows is unknown: {WHAT_TO_RETURN}"
+    reason = f"begins with {type(first).__name__}" if first else "has no trainable parameter"
+    message = f"the model {reason}, so the shape of its rows is unknown: {WHAT_TO_RETURN}"
     raise UserError(message)
 
 
@@ -147,23 +153,20 @@ def _shapes_seen(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) 
     """Run the model; return the shape of the first input of each module that is called, in that order."""
     shapes: dict[str, torch.Size] = {}
 
-    def remember(name: str) -> Any:  # noqa: ANN401  # torch's own type of a hook
-        def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            tensors = (one for one in (*arguments, *keywords.values()) if isinstance(one, Tensor))
-            for first in tensors:
-                shapes.setdefault(name, first.shape)
-                return
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del module
+        for first in (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)):
+            shapes.setdefault(name, first.shape)
+            return
 
-        return hook
-
-    hooks = [one.register_forward_pre_hook(remember(name), with_kwargs=True) for name, one in modules.items()]
+    hooks = [
+        module.register_forward_pre_hook(partial(record, name), with_kwargs=True)
+        for name, module in modules.items()
+    ]
     try:
-        with torch.no_grad():
+        message = f"the model raises on rows of shape {tuple(rows.shape)}:"
+        with torch.no_grad(), _one_line(message, f": {WHAT_TO_RETURN}"):
             model.eval()(rows)
-    except (Exception, SystemExit) as error:  # a model may raise anything: one line says it
-        reason = classify(error).reason
-        message = f"the model raises on rows of shape {tuple(rows.shape)}: {reason}: {WHAT_TO_RETURN}"
-        raise UserError(message) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -174,12 +177,12 @@ def _own(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False))
 
 
-def _is_trained(module: nn.Module) -> bool:
+def _is_trainable(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in _own(module).values())
 
 
-def _can_choose(module: nn.Module) -> bool:
-    """Return whether a scheme acts on the module: its weight is trained, and computed from nothing else."""
+def _has_choice(module: nn.Module) -> bool:
+    """Return whether a scheme acts on the module: its weight is a trainable parameter."""
     own = _own(module)
     return isinstance(module, nn.Linear | nn.Conv2d) and "weight" in own and own["weight"].requires_grad
 
@@ -218,7 +221,7 @@ def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Ca
 
 
 def _plain(widths: tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return a single number if all are equal, as in the cases of suites."""
+    """Return a single number if all are equal, as in suites."""
     return widths[0] if len(set(widths)) == 1 else tuple(widths)
 
 
@@ -227,7 +230,7 @@ def _others(named: dict[str, nn.Module], shapes: dict[str, torch.Size]) -> Itera
         kind = type(module).__name__
         if isinstance(module, NORMALISATIONS):
             yield Other(name, f"{kind}: dense noise, whatever the scheme")
-        elif not _can_choose(module):
+        elif not _has_choice(module):
             yield Other(name, f"{kind}: cannot be perturbed", excluded=True)
         elif name not in shapes:
-            yield Other(name, f"{kind}: the example does not come past it")
+            yield Other(name, f"{kind}: it is not called on the example")

@@ -10,9 +10,9 @@ from esbench.registry import Entry, UnavailableError
 from esbench.schema import METHODS, OUT_OF_TIME, PHASES, QUALITY, Case, Phase, Skipped, Variant
 
 MONITORED_PHASE: Phase = "forward"
-"""The phase whose utilisation and energy are read: reading four would double the time of a run."""
+"""The only phase whose utilisation and energy are read, because each reading takes seconds."""
 LEAST_CELL_S = 0.01
-"""The least seconds that the samples of a cell get: some short calls, or a single long one."""
+"""The least seconds for the samples of a cell: some short calls, or a single long one."""
 SET_UP_SHARE, CHECKED_SHARE = 0.4, 0.7
 """The shares of a case's time after which no more variants are set up, and no more phases are checked."""
 TRACES_SHARE = 0.1
@@ -23,11 +23,13 @@ TRACES_SHARE = 0.1
 class Plan:
     """The variants, cases and phases of a run, and how they are measured.
 
-    ``cell_s`` is the budget in seconds of one variant and phase on one case. ``checks`` are the
-    small exact cases of the suite named ``check``. ``sweep``, ``stop_s``, ``active``, ``active_variants`` and
-    ``traced`` are those of :class:`esbench.registry.Suite`. ``methods`` are those by which a phase is timed;
-    a phase that it does not name is timed by all methods of the device. ``end_s`` is the moment, by
-    :func:`time.monotonic`, at which the run has to be over.
+    Attributes:
+        cell_s: the budget in seconds of the samples of a cell: a variant and phase on a case by one method.
+        checks: the small exact cases of the suite ``check``.
+        sweep, stop_s, active, active_variants, traced: see :class:`esbench.registry.Suite`.
+        methods: the timing methods of a phase, by default all of the device.
+        end_s: the moment of :func:`time.monotonic` at which the run has to be over.
+
     """
 
     entries: Sequence[Entry]
@@ -64,18 +66,18 @@ class Plan:
     def is_timed(self, entry: Entry, phase: Phase, method: str) -> bool:
         """Return whether a variant is timed by a method in a phase.
 
-        Base and naive have no phase but the forward, and all phases are compared with it: their forward is
-        timed by the methods of every phase.
+        Base and naive have only the forward, with which all phases are compared, so their forward is timed by
+        the methods of every phase.
         """
         phases = self.timed if phase == "forward" and is_baseline(entry) else [phase]
         return any(one not in self.methods or method in self.methods[one] for one in phases)
 
     def cells_of(self, phases: Iterable[Phase]) -> int:
-        """Return how many cells a variant has on a case: one by each method of a phase, one for quality."""
+        """Return the number of cells of a variant on a case: one per phase and method, one for quality."""
         return sum(1 if phase == QUALITY else len(self.methods_of(phase)) for phase in phases)
 
     def is_active(self, case: Case, variant: Variant) -> bool:
-        """Say whether utilisation, power and energy are read of a variant on a case."""
+        """Return whether utilisation, power and energy of a variant are read on a case."""
         return any(fnmatchcase(case.label, glob) for glob in self.active) and any(
             fnmatchcase(variant.name, glob) for glob in self.active_variants
         )

@@ -43,9 +43,9 @@ from esbench.schema import (
 from esbench.store import Unfinished
 
 PEAKS_SHARE = 0.2
-"""The device peaks take at most this share of a time budget."""
+"""The largest share of a time budget for the device peaks."""
 CAPACITY_CELLS = 20
-"""The search for the largest population may take as long as this many cells."""
+"""The time limit of the search for the largest population in cells."""
 
 
 def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
@@ -75,11 +75,11 @@ def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
 
 
 def resume(unfinished: Unfinished) -> store.Writer:
-    """Open the file of a run that was cut off, after the last checkpoint."""
+    """Open the file of an unfinished run, after its last checkpoint."""
     return store.Writer(unfinished.path.parent.parent, unfinished.run.header, unfinished.kept_bytes)
 
 
-def run(  # a plan, where its rows go, and what it is measured with
+def run(
     plan: Plan,
     writer: store.Writer,
     progress: Show,
@@ -87,16 +87,16 @@ def run(  # a plan, where its rows go, and what it is measured with
     *,
     past: Run | None = None,
 ) -> RunSummary:
-    """Measure the plan into the file, and write how it ended, whatever happens.
+    """Measure a plan and store its rows, and its end even after an error.
 
     A large file is compressed when the run is complete: ``writer.path`` may change.
 
     Args:
-        plan: what is measured.
+        plan: the plan of the run.
         writer: the file of the run.
-        progress: is told what runs now.
-        instruments: those of the plan's device.
-        past: the earlier part of a run that was cut off.
+        progress: shows the variant and phase that run now.
+        instruments: the instruments of the plan's device.
+        past: the earlier part of a resumed run.
 
     """
     last = past.checkpoints[-1] if past and past.checkpoints else None
@@ -118,8 +118,8 @@ def run(  # a plan, where its rows go, and what it is measured with
             stopwatch,
         )
         status = "failed" if summary.failed else "complete"
-        found, _ = store.read_run(writer.path)
-        invalid = stats.invalid(found) if found else ()
+        stored, _ = store.read_run(writer.path)
+        invalid = stats.invalid(stored) if stored else ()
         if summary.other_processes:
             invalid = (*invalid, f"other processes on the GPU: {', '.join(summary.other_processes)}")
         if not summary.measured and plan.end_s < math.inf:
@@ -131,14 +131,14 @@ def run(  # a plan, where its rows go, and what it is measured with
             invalid=invalid,
             spent_s=dict(stopwatch.spent_s),
         )
-        # Where even this cannot be written, on a full disk, the error that ended the run is reported.
+        # If the disk is full, the error that ended the run is raised.
         with contextlib.suppress(OSError) if status == "interrupted" else contextlib.nullcontext():
             writer.write(end)
     writer.compress()
     return replace(summary, notes=(*notes, *summary.notes))
 
 
-def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what it is measured with
+def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
     plan: Plan,
     store: Store,
     progress: Show,
@@ -148,10 +148,9 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
 ) -> RunSummary:
     """Measure every case of a plan; store the rows of a phase as soon as it is complete.
 
-    A variant that raises, is wrong or does not fit gets a row with its reason and the run goes on.
-    ``past`` are the rows and checkpoints of the earlier part of a resumed run.
-    ``progress`` is called between measurements. ``KeyboardInterrupt`` and errors of ``store`` pass through;
-    the rows of the phases that were complete are stored by then.
+    A variant that raises, is wrong or does not fit gets a row with its reason, and the run continues.
+    ``past`` are the rows and checkpoints of the earlier part of a resumed run. ``progress`` is called between
+    measurements. ``KeyboardInterrupt`` and errors of ``store`` are raised.
 
     Raises:
         DeviceLostError: the device no longer responds.
@@ -172,7 +171,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # a plan, where its rows go, and what 
             if recorder.is_done(case):
                 continue
             if reason := missing_type(case.dtype, plan.device):
-                unavailable = Failure("unavailable", reason)  # not measured in another type instead
+                unavailable = Failure("unavailable", reason)  # never measured in another type
                 rows = [context.skipped(case, entry, None, unavailable) for entry in plan.entries_for(case)]
                 recorder.checkpoint(rows, case)
                 continue
@@ -202,8 +201,8 @@ def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -
     end_s = now_s + PEAKS_SHARE * (plan.end_s - now_s)
     try:
         dtypes = sorted({case.dtype for case in plan.cases})
-        for found in device_peaks(plan.device, dtypes, instruments.clocks[0], end_s):
-            writer.write(found)
+        for peak in device_peaks(plan.device, dtypes, instruments.clocks[0], end_s):
+            writer.write(peak)
     except (UnavailableError, ClockError, RuntimeError, MemoryError) as error:
         return (
             f"no percent of the roofline bound: the device peaks were not measured: {classify(error).reason}",
@@ -223,11 +222,11 @@ def _frozen_garbage() -> Iterator[None]:
 
 
 def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
-    """Yield, for each variant that was out of memory, the largest population that fits."""
+    """Yield the largest population that fits of each variant that was out of memory."""
     plan, recorder = context.plan, context.recorder
     if not plan.timed:
         return
-    # The forward is the only phase that base and naive have.
+    # Base and naive have only the forward.
     phase: Phase = "forward" if "forward" in plan.timed else plan.timed[0]
     for entry in plan.entries_for(case):
         spare_s = context.budget.spare_s
@@ -240,7 +239,7 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
                 found = max_population.largest(
                     fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises, the run goes on
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is a note
             recorder.note(f"no largest population of {entry.variant.name}: {classify(error).reason}")
             continue
         yield Measurement(
@@ -257,7 +256,7 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
 def _stopped(
     case: Case, later: Sequence[Case], context: RunContext, costs_s: Mapping[Variant, float]
 ) -> Iterator[Skipped]:
-    """Yield a reason for each larger case of a sweep on which a variant is not tried."""
+    """Yield the reason for each larger case of a sweep on which a variant is not measured."""
     plan = context.plan
     if not plan.sweep:
         return

@@ -13,12 +13,10 @@ from esbench.measure import timers
 from esbench.measure.interleave import (
     LATENCY,
     LEAST_ROUNDS,
-    MOST_CALLS,
     MOST_ROUNDS,
     REFERENCE_ROUNDS,
     TimedCall,
     Warm,
-    calls_per_visit,
     interleave,
     warm_up,
 )
@@ -48,12 +46,6 @@ def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
             Visit({"latency_ns": (1.0,), "warm_latency_ns": (2.0, value)})
 
 
-def test_a_visit_lasts_two_milliseconds_within_bounds() -> None:
-    """A visit has at least one call, at most the bound, otherwise as many as last two milliseconds."""
-    for call_ns, calls in ((5e9, 1), (2e6, 1), (1.9e6, 2), (1e5, 20), (1.0, MOST_CALLS), (0.0, MOST_CALLS)):
-        assert calls_per_visit(call_ns) == calls
-
-
 def warmed(
     cost_s: Callable[[int], float], bounds_s: tuple[float, float], budget_s: float
 ) -> tuple[Warm, FakeClock, int]:
@@ -80,7 +72,10 @@ def test_warm_up_ends_when_block_medians_are_flat() -> None:
 
 
 def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
-    """Warm-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once."""
+    """Warm-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once.
+
+    A visit lasts two milliseconds, also if a single call of the warm-up is slow.
+    """
     for budget_s, most_s in ((10.0, 3.0), (1.0, 1.0)):
         warm, clock, _ = warmed(lambda number: 0.01 * 1.05 ** min(number, 70), (0.3, 3.0), budget_s)
         assert most_s <= clock.now_s < most_s + 0.4  # the last block is completed
@@ -88,13 +83,8 @@ def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
     warm, _, calls = warmed(lambda _: 2.0, (0.3, 3.0), 1.0)
     assert warm == Warm(2e9, calls=1, slow=True, state="one call, longer than the budget")
     assert calls == 1
-
-
-def test_one_slow_call_does_not_make_the_visits_short() -> None:
-    """A slow call in the last block of the warm-up does not change the number of calls per visit."""
-    warm, _, calls = warmed(lambda number: 0.015 if number == 600 else 1e-5, (0.02, 0.02), 1.0)
-    assert calls <= 600 + MOST_CALLS
-    assert warm.calls == MOST_CALLS
+    warm, _, _ = warmed(lambda number: 0.015 if number == 600 else 1e-4, (0.2, 0.2), 1.0)
+    assert warm.calls in {20, 21}
 
 
 def test_garbage_is_not_collected_while_a_call_is_timed() -> None:

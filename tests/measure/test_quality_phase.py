@@ -154,14 +154,3 @@ def test_quality_is_no_timed_phase_and_alone_goes_below_zero() -> None:
     line = encode(row).replace(b'"quality"', b'"step"')
     with pytest.raises(msgspec.ValidationError, match=r"\$.samples\[0\]\[0\]"):
         msgspec.json.decode(line, type=Measurement)
-
-
-def test_a_case_names_its_sigma_where_it_is_not_the_default() -> None:
-    """A file without sigma means the default; sigma must be positive."""
-    assert CASE.sigma == 0.02
-    assert "sigma" not in CASE.label
-    assert msgspec.structs.replace(CASE, sigma=0.1).label.endswith("sigma=0.1")
-    line = msgspec.json.encode(CASE)
-    assert msgspec.json.decode(line.replace(b',"sigma":0.02', b""), type=Case) == CASE
-    with pytest.raises(msgspec.ValidationError, match="sigma"):
-        msgspec.json.decode(line.replace(b'"sigma":0.02', b'"sigma":0.0'), type=Case)

@@ -14,6 +14,7 @@ from esbench import store
 from esbench.measure import instruments as module
 from esbench.measure import runner
 from esbench.measure.instruments import Instruments, instruments
+from esbench.measure.plan import TRACES_SHARE, Budget
 from esbench.measure.profiler import ProfileError, Trace
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import Call, Visit
@@ -99,6 +100,9 @@ def test_a_time_budget_holds_for_the_traces() -> None:
     traced = measurements(lines, "launches")
     assert [row.phase for row in traced] == ["forward", "forward"]  # the second trace began in time
     assert "not all launches and streams were checked: time budget of the run" in summary.notes
+    plan = plan_of(*entries, end_s=1000.0)
+    assert Budget(plan, lambda: 0.0).spare_s == 1000.0
+    assert Budget(plan, lambda: 0.0, traces_last=True).spare_s == 1000.0 - 1000.0 * TRACES_SHARE
 
 
 def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
