@@ -4,11 +4,12 @@ All variants use AdamW, so that there is optimizer state. Compare fused kernels 
 with foreach.
 """
 
+import copy
 import gc
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -34,7 +35,6 @@ from impls.benchmark.training.workload import (
     AbstractTrainingWorkload,
     check,
     figure,
-    gradients,
     mean_square,
     peak_gradient_bytes,
     square,
@@ -42,7 +42,6 @@ from impls.benchmark.training.workload import (
 from impls.training.optimizer_in_backward import Granularity, OptimizerInBackward, Rule
 
 Kernel = Literal["loop", "foreach", "fused"]
-BETAS, EPS, DECAY = (0.9, 0.999), 1e-8, 0.01
 
 MANY_SMALL, FEW_LARGE, ACTIVATION_HEAVY, TIED = OPERATORS = REGISTRY.reserve(
     "ManySmall", "FewLarge", "ActivationHeavy", "Tied"
@@ -59,9 +58,7 @@ def adamw(kernel: Kernel, device: str, dtype: torch.dtype = torch.float32) -> Ru
     return partial(
         torch.optim.AdamW,
         lr=inputs.LEARNING_RATE,
-        betas=BETAS,
-        eps=EPS,
-        weight_decay=DECAY,
+        weight_decay=0.01,
         foreach=kernel == "foreach",
         fused=kernel == "fused",
         # A captured graph must count steps on the device. That count is float32, so float64 is left out.
@@ -208,38 +205,36 @@ class StepWorkload(AbstractTrainingWorkload):
 
     @override
     def call(self) -> Tensor:
-        y: Tensor = self._model(self._buffers.take())
-        mean_square(y).backward()
-        self._updater.finish()
-        return y.detach()
+        return step(self._model, self._updater, self._buffers.take())
 
     @override
     def verify(self) -> None:
-        for _ in range(2):  # AdamW's first step starts without moments
-            self.enter("step")
-            self._check_step()
-
-    def _check_step(self) -> None:
+        self.enter("step")
         parameters = dict(self._model.named_parameters())
-        weights = {name: one.detach().clone() for name, one in parameters.items()}
-        moments = {name: self._moments(one) for name, one in parameters.items()}
-        found: dict[str, Tensor] = {}
+        reference = copy.deepcopy((self._model, self._slots(), tuple(self.inputs)))
+        results: dict[str, Tensor] = {}
         handles = [
-            one.register_hook(
-                lambda gradient, name=name: found.update({f"gradient {name}": gradient.clone()})
+            parameter.register_hook(
+                lambda gradient, name=name: results.update({f"gradient of {name}": gradient.clone()})
             )
-            for name, one in parameters.items()
+            for name, parameter in parameters.items()
         ]
-        self.call()
+        for _ in self.inputs:  # AdamW's first step starts without moments
+            self.call()
         for handle in handles:
             handle.remove()
-        if left := [name for name, one in parameters.items() if one.grad is not None]:
+        if left := [name for name, parameter in parameters.items() if parameter.grad is not None]:
             message = f"gradients are left after the step: {', '.join(left)}"
             raise WrongResultError(message)
-        for name, one in parameters.items():
-            found |= _labelled(name, one.detach(), *self._moments(one)[1:])
-        learns = bool(self._updater.optimizers)
-        check(found, reference_step, self._model, weights, moments, self.inputs[0], learns)
+        results |= {f"weight {name}": parameter.detach() for name, parameter in parameters.items()}
+        results |= {f"moment of {name}": slots["exp_avg"] for name, slots in self._slots().items()}
+        check(results, reference_steps, *reference, bool(self._updater.optimizers))
+
+    def _slots(self) -> dict[str, dict[str, Tensor]]:
+        """Return the optimizers' state by the names of the parameters."""
+        names: dict[Tensor, str] = {one: name for name, one in self._model.named_parameters()}
+        optimizers = self._updater.optimizers
+        return {names[one]: slots for optimizer in optimizers for one, slots in optimizer.state.items()}
 
     @override
     def quality(self) -> Iterator[Figure]:
@@ -252,63 +247,59 @@ class StepWorkload(AbstractTrainingWorkload):
         yield figure("alive_count", "gc off", [before])
         yield figure("alive_count", "after collection", [after])
 
-    def _moments(self, parameter: nn.Parameter) -> tuple[int, Tensor, Tensor]:
-        """Return AdamW's step count and copies of its moments; zeros before the first step."""
-        for optimizer in self._updater.optimizers:
-            if found := optimizer.state.get(parameter):
-                return int(found["step"]), found["exp_avg"].clone(), found["exp_avg_sq"].clone()
-        return 0, torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+def step(model: nn.Module, updater: Updater, x: Tensor) -> Tensor:
+    """Take a training step; return the outputs."""
+    y: Tensor = model(x)
+    mean_square(y).backward()
+    updater.finish()
+    return y.detach()
 
 
-def _labelled(name: str, weight: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor]:
-    return {f"weight {name}": weight, f"first moment of {name}": first, f"second moment of {name}": second}
-
-
-@torch.no_grad()
-def reference_step(
+def reference_steps(
     model: nn.Module,
-    weights: Mapping[str, Tensor],
-    moments: Mapping[str, tuple[int, Tensor, Tensor]],
-    x: Tensor,
+    state: Mapping[str, Mapping[str, Tensor]],
+    rows: Iterable[Tensor],
     learns: bool,  # noqa: FBT001  passed on by check()
 ) -> dict[str, Tensor]:
-    """Return gradients, weights and moments of a step of AdamW (Loshchilov and Hutter 2019, algorithm 2)."""
-    with torch.enable_grad():
-        _, found = gradients(model, weights, x)
-    (beta1, beta2), rate = BETAS, inputs.LEARNING_RATE
-    expected = {f"gradient {name}": gradient for name, gradient in found.items()}
-    for name, gradient in found.items():
-        weight, (steps, first, second) = weights[name], moments[name]
+    """Return the last gradients, and weights and first moments after steps of torch's AdamW."""
+    parameters = dict(model.named_parameters())
+    optimizer = adamw("loop", "cpu")(list(parameters.values()))
+    for name, slots in state.items():
+        optimizer.state[parameters[name]].update({slot: value.clone() for slot, value in slots.items()})
+    for x in rows:
+        optimizer.zero_grad()
+        mean_square(model(x)).backward()
         if learns:
-            first = beta1 * first + (1 - beta1) * gradient
-            second = beta2 * second + (1 - beta2) * gradient * gradient
-            change = first / (1 - beta1 ** (steps + 1)) / ((second / (1 - beta2 ** (steps + 1))).sqrt() + EPS)
-            weight = weight - rate * DECAY * weight - rate * change
-        expected |= _labelled(name, weight, first, second)
-    return expected
+            optimizer.step()
+    results: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        results |= {f"gradient of {name}": parameter.grad, f"weight {name}": parameter.detach()}  # type: ignore[dict-item]  # there is one
+        if learns:
+            results[f"moment of {name}"] = optimizer.state[parameter]["exp_avg"]
+    return results
 
 
 def count_leaked(scheme: AbstractStep) -> tuple[int, int]:
     """Return how many of ``MODELS`` deleted models are alive without, and after, a garbage collection."""
+
+    def deleted_model() -> "weakref.ref[Tensor]":
+        model = nn.Linear(4, 4)
+        updater = scheme.attach(model, adamw(scheme.kernel, "cpu"))
+        step(model, updater, torch.ones(2, 4))
+        updater.close()
+        return weakref.ref(model.weight)
+
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        models = [_trained_and_deleted(scheme) for _ in range(MODELS)]
+        models = [deleted_model() for _ in range(MODELS)]
         before = sum(model() is not None for model in models)
         gc.collect()
         return before, sum(model() is not None for model in models)
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _trained_and_deleted(scheme: AbstractStep) -> "weakref.ref[Tensor]":
-    model = nn.Linear(4, 4)
-    updater = scheme.attach(model, adamw(scheme.kernel, "cpu"))
-    mean_square(model(torch.ones(2, 4))).backward()
-    updater.finish()
-    updater.close()
-    return weakref.ref(model.weight)
 
 
 build.register(AbstractStep, StepWorkload)

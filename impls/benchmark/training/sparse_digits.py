@@ -4,8 +4,7 @@ An MLP 64-128-128-10 with ReLU is trained on scikit-learn's digits with Adam: fi
 weights, masks and batches, the same for every variant. Nothing here is timed.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,18 +22,8 @@ from impls.training.rigl import RigLScheduler
 OPERATORS = REGISTRY.reserve("SparseDigits")
 SEEDS = range(5)
 STEPS, BATCH, LEARNING_RATE = 1500, 128, 3e-3
-DELTA = 25
-ALPHA = 0.3
 CHECKED_STEPS = 80
 """Steps of the training whose masks are checked."""
-
-
-class Outcome(NamedTuple):
-    """A trained network's accuracy on the test digits, and its number of weights."""
-
-    accuracy: float
-    nonzero: int
-    total: int
 
 
 @variant(mode="base", baseline=True, operators=OPERATORS)
@@ -56,23 +45,26 @@ class Trained:
     density: float = 1.0
 
 
-def network(seed: int, widths: Sequence[int] = (64, 128, 128, 10)) -> nn.Sequential:
-    """Return the MLP with seeded weights N(0, 2 / fan in) and zero biases."""
+class Outcome(NamedTuple):
+    """A trained network's accuracy on the test digits, and its number of weights without biases."""
+
+    accuracy: float
+    nonzero: int
+    total: int
+
+
+def train(
+    scheme: Trained | DenseDigits, seed: int, steps: int, device: str = "cpu"
+) -> tuple[nn.Module, RigLScheduler | None]:
+    """Train a network with seeded weights N(0, 2 / fan in); return it with its scheduler."""
+    data, generator = networks.digits(), Generator().manual_seed(seed)
     layers: list[nn.Module] = []
-    generator = Generator().manual_seed(seed)
-    for inp, out in itertools.pairwise(widths):
+    for inp, out in ((64, 128), (128, 128), (128, networks.CLASSES)):
         layer = nn.utils.skip_init(nn.Linear, inp, out)
         nn.init.normal_(layer.weight, 0, (2 / inp) ** 0.5, generator=generator)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def train(
-    scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu"
-) -> tuple[nn.Module, RigLScheduler | None]:
-    """Train a network; return it with its scheduler."""
-    data, model = networks.digits(), network(seed).to(device)
+    model = nn.Sequential(*layers[:-1]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
     scheduler = None
     if isinstance(scheme, Trained):
@@ -81,15 +73,14 @@ def train(
             optimizer,
             dense_allocation=scheme.density,
             T_end=int(0.75 * steps),
-            delta=DELTA,
-            alpha=ALPHA,
+            delta=25,
             sparsity_distribution="erk",
             static_topo=scheme.rule == "static",
             growth="random" if scheme.rule == "set" else "gradient",
             seed=seed,
         )
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    generator = Generator().manual_seed(seed)
+    generator.manual_seed(seed)
     for _ in range(steps):
         batch = torch.randint(len(data.train_y), (BATCH,), generator=generator)
         optimizer.zero_grad()
@@ -101,11 +92,10 @@ def train(
     return model, scheduler
 
 
-def outcome(scheme: Trained | DenseDigits, seed: int, steps: int = STEPS, device: str = "cpu") -> Outcome:
-    """Train and test a network; biases are not counted."""
-    model, _ = train(scheme, seed, steps, device)
+def outcome(scheme: Trained | DenseDigits, seed: int, device: str = "cpu") -> Outcome:
+    """Train and test a network."""
+    (model, _), data = train(scheme, seed, STEPS, device), networks.digits()
     weights = [one for one in model.parameters() if one.dim() > 1]
-    data = networks.digits()
     with torch.no_grad():
         predicted = model(data.test_x.to(device)).argmax(-1).cpu()
     return Outcome(
@@ -142,10 +132,10 @@ class DigitsWorkload(AbstractTrainingWorkload):
 
     @override
     def quality(self) -> Iterator[Figure]:
-        found = [outcome(self._scheme, seed, STEPS, self._device) for seed in SEEDS]
-        yield figure("accuracy", "test digits", (one.accuracy for one in found))
-        yield figure("nonzero_count", "weights", (one.nonzero for one in found))
-        yield figure("density_percent", "weights", (100 * one.nonzero / one.total for one in found))
+        outcomes = [outcome(self._scheme, seed, self._device) for seed in SEEDS]
+        yield figure("accuracy", "test digits", (one.accuracy for one in outcomes))
+        yield figure("nonzero_count", "weights", (one.nonzero for one in outcomes))
+        yield figure("density_percent", "weights", (100 * one.nonzero / one.total for one in outcomes))
 
 
 build.register(DenseDigits, DigitsWorkload)

@@ -79,14 +79,14 @@ class Trainer:
         model: its parameters are trained.
         finish: called after each backward pass; updates weights and frees gradients.
         masks: returns the masks of sparse weights by name.
-        kept: returns dense gradients that are kept outside ``.grad``.
+        copies: returns dense gradients that are stored outside ``.grad``.
 
     """
 
     model: nn.Sequential
     finish: Callable[[], object]
     masks: Callable[[], Masks] = field(default=dict)
-    kept: Callable[[], list[Tensor]] = field(default=list)
+    copies: Callable[[], list[Tensor]] = field(default=list)
 
     def step(self, x: Tensor) -> Tensor:
         """Take a step on rows; return the outputs."""
@@ -97,13 +97,13 @@ class Trainer:
 
     def dense_weights(self) -> dict[str, Tensor]:
         """Return copies of all weights, with zeros, and of biases, by their names in the dense network."""
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for path, module in self.model.named_children():
             if isinstance(module, AbstractSparseLinear):
-                found |= {f"{path}.weight": module.dense(), f"{path}.bias": module.bias}
+                weights |= {f"{path}.weight": module.dense(), f"{path}.bias": module.bias}
             else:
-                found |= {f"{path}.{name}": one for name, one in module.named_parameters()}
-        return {name: one.detach().clone() for name, one in found.items()}
+                weights |= {f"{path}.{name}": one for name, one in module.named_parameters()}
+        return {name: one.detach().clone() for name, one in weights.items()}
 
 
 class AbstractTraining(ABC):
@@ -125,7 +125,7 @@ class TrainingWorkload(AbstractTrainingWorkload):
     """A training step of a network."""
 
     phase: Phase = "step"
-    reason = "a training step is measured as a whole; topology updates by themselves, on TopologyUpdate"
+    reason = "a training step is measured as a whole; topology updates alone, on TopologyUpdate"
 
     def __init__(self, scheme: AbstractTraining, case: Case, device: str, seed: int) -> None:
         """Create the network, its rows and its optimizer."""
@@ -167,7 +167,7 @@ class TrainingWorkload(AbstractTrainingWorkload):
         trainer = self._new_trainer(inputs.LEARNING_RATE, delta)
         trainer.step(self.inputs[0])
         second = partial(trainer.step, self.inputs[1])
-        return peak_gradient_bytes(trainer.model.parameters(), second, trainer.kept)
+        return peak_gradient_bytes(trainer.model.parameters(), second, trainer.copies)
 
 
 def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], eps: float) -> None:
@@ -181,16 +181,13 @@ def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], 
     for x in rows:
         trainer.step(x)
     after = trainer.dense_weights()
-    found = {f"change of {name}": after[name] - before[name] for name in after}
-    check(found, reference_changes, plain, before, masks, tuple(rows), eps=eps)
-    for name, mask in masks.items():
-        if bool(after[name][~mask].any()):
-            message = f"an inactive entry of {name} is not zero"
-            raise WrongResultError(message)
+    changes = {f"change of {name}": after[name] - before[name] for name in after}
+    check(changes, reference_changes, plain, before, masks, tuple(rows), eps=eps)
+    check_zeros(masks, masks, after)
 
 
 def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> None:
-    """Check the masks of steps, every second of which moves entries.
+    """Check the masks of five steps, every second of which moves entries.
 
     The rule itself is checked in float64, where rounding makes no scores equal.
 
@@ -202,17 +199,28 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
         weights = trainer.dense_weights()
         before = {name: mask.clone() for name, mask in trainer.masks().items()}
         trainer.step(x)
-        masks, written = trainer.masks(), trainer.dense_weights()
-        if number % 2 and x.dtype is torch.float64:
-            _, found = gradients(plain, weights, x)
-            for name, mask in masks.items():
-                check_update(weights[name], found[name], before[name], mask, int(ALPHA * int(mask.sum())))
-        for name, mask in masks.items():
-            if int(mask.sum()) != int(before[name].sum()) or bool(written[name][~mask].any()):
-                message = f"{name} does not have exactly {int(before[name].sum())} nonzero entries"
-                raise WrongResultError(message)
+        masks = trainer.masks()
+        check_zeros(before, masks, trainer.dense_weights())
         if number % 2 and all(torch.equal(mask, before[name]) for name, mask in masks.items()):
             message = "no entry has moved"
+            raise WrongResultError(message)
+        if number % 2 and x.dtype is torch.float64:
+            _, slopes = gradients(plain, weights, x)
+            for name, mask in masks.items():
+                check_update(weights[name], slopes[name], before[name], mask, int(ALPHA * int(mask.sum())))
+
+
+def check_zeros(before: Masks, masks: Masks, weights: Mapping[str, Tensor]) -> None:
+    """Check that masks have as many active entries as before, and that other entries are zero.
+
+    Raises:
+        WrongResultError: they have not.
+
+    """
+    for name, mask in masks.items():
+        count = int(before[name].sum())
+        if int(mask.sum()) != count or bool(weights[name][~mask].any()):
+            message = f"{name} does not have exactly {count} nonzero entries"
             raise WrongResultError(message)
 
 
@@ -223,8 +231,8 @@ def reference_changes(
     now = dict(weights)
     velocity = {name: torch.zeros_like(one) for name, one in now.items()}
     for x in rows:
-        _, found = gradients(plain, now, x)
-        for name, gradient in found.items():
+        _, slopes = gradients(plain, now, x)
+        for name, gradient in slopes.items():
             masked = gradient * masks[name] if name in masks else gradient
             velocity[name] = MOMENTUM * velocity[name] + masked
             now[name] = now[name] - CHECKED_RATE * velocity[name]

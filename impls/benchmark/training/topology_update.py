@@ -1,4 +1,4 @@
-"""Topology updates by themselves: one rule for which weights are dropped and grown, computed in several ways.
+"""Topology updates without training: one rule for dropping and growing weights, computed in several ways.
 
 Weight, mask and gradients stay constant, so that every call finds the same scores; changed entries are zeroed
 in a second weight and a momentum that nothing reads.
@@ -35,10 +35,14 @@ class AbstractTopology(ABC):
 
 @variant(mode="base", baseline=True, operators=OPERATORS)
 @dataclass(frozen=True)
-class MaskMultiply:
-    """One multiplication of a weight by its mask: a lower bound of any update."""
+class MaskMultiply(AbstractTopology):
+    """One multiplication by the mask, of the gradient in place: a lower bound of any update."""
 
     density: float = 0.1
+
+    @override
+    def choose(self, weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
+        return gradient.mul_(mask)
 
 
 @variant(mode="naive", baseline=True, operators=OPERATORS, source="rigl-torch, rewritten")
@@ -71,37 +75,49 @@ class PartialSelection(AbstractTopology):
         return sparse_masks.drop_and_grow(weight, gradient, mask, count, narrowed=self.narrowed)[0]
 
 
-class MultiplyWorkload(AbstractTrainingWorkload):
-    """Multiplies a weight [out, in, *kernel] by a mask in place."""
+class TopologyWorkload(AbstractTrainingWorkload):
+    """Selects a new mask for a weight, by the gradients in the buffers, and zeroes changed entries."""
 
     phase: Phase = "update"
     reason = "a topology update has no other phase"
 
-    def __init__(self, scheme: AbstractTopology | MaskMultiply, case: Case, device: str, seed: int) -> None:
-        """Draw the mask and the buffers."""
+    def __init__(self, scheme: AbstractTopology, case: Case, device: str, seed: int) -> None:
+        """Draw weight [out, in, *kernel], gradients and mask."""
         shape, dtype = (case.out_channels, case.in_channels, *case.kernel_size), inputs.dtype_of(case)
         super().__init__(case, device, seed, inputs.normal(*shape, device=device, dtype=dtype, seed=seed))
-        nonzero = int(scheme.density * self.inputs[0].numel())
-        self._mask = sparse_masks.random_mask(self.inputs[0], nonzero, Generator().manual_seed(seed))
+        self._scheme = scheme
+        self._weight, _ = inputs.normal(*shape, device=device, dtype=dtype, seed=seed + 3)
+        nonzero = int(scheme.density * self._weight.numel())
+        self._mask = sparse_masks.random_mask(self._weight, nonzero, Generator().manual_seed(seed))
         self._count = int(ALPHA * nonzero)
+        self._weight.masked_fill_(~self._mask, 0)
+        self._changed, self._momentum = self._weight.clone(), torch.ones_like(self._weight)
 
     @override
     def call(self) -> Tensor:
-        weight: Tensor = self._buffers.take()
-        return weight.mul_(self._mask)
+        after = self._scheme.choose(self._weight, self._buffers.take(), self._mask, self._count)
+        if not isinstance(self._scheme, MaskMultiply):
+            sparse_masks.zero_changed([self._changed, self._momentum], self._mask, after)
+        return after
 
     @override
     def work(self, phase: Phase) -> Work | None:
-        one = self.inputs[0]
-        moved = 2 * one.nbytes + self._mask.nbytes
-        return Work(flops=one.numel(), moved_bytes=moved, output_bytes=one.nbytes)
+        mask, weight = self._mask.nbytes, self._weight.nbytes
+        if isinstance(self._scheme, MaskMultiply):
+            moved, output = 2 * weight + mask, weight
+            return Work(flops=self._weight.numel(), moved_bytes=moved, output_bytes=output)
+        # Reads weight, gradient and mask; writes the next mask and the changed entries.
+        return Work(flops=0, moved_bytes=2 * weight + 2 * mask, output_bytes=mask)
 
     @override
     def verify(self) -> None:
         self.enter("update")
-        expected = self.inputs[0].double() * self._mask
-        if not torch.equal(self.call().double(), expected):
-            message = "the product of weight and mask is wrong"
+        gradient = self.inputs[0].clone()
+        result = self.call()
+        if not isinstance(self._scheme, MaskMultiply):
+            check_update(self._weight, gradient, self._mask, result, self._count)
+        elif not torch.equal(result, gradient * self._mask):
+            message = "the product with the mask is wrong"
             raise WrongResultError(message)
 
     @override
@@ -110,36 +126,7 @@ class MultiplyWorkload(AbstractTrainingWorkload):
         raise UnavailableError(message)
 
 
-class TopologyWorkload(MultiplyWorkload):
-    """Selects a new mask for a weight, by the gradients in the buffers, and zeroes what changed."""
-
-    def __init__(self, scheme: AbstractTopology, case: Case, device: str, seed: int) -> None:
-        """Draw a weight in addition to the gradients."""
-        super().__init__(scheme, case, device, seed)
-        self._scheme = scheme
-        self._weight, _ = inputs.normal(
-            *self._mask.shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 3
-        )
-        self._weight.masked_fill_(~self._mask, 0)
-        self._changed, self._momentum = self._weight.clone(), torch.ones_like(self._weight)
-
-    @override
-    def call(self) -> Tensor:
-        after = self._scheme.choose(self._weight, self._buffers.take(), self._mask, self._count)
-        sparse_masks.zero_changed([self._changed, self._momentum], self._mask, after)
-        return after
-
-    @override
-    def work(self, phase: Phase) -> Work | None:
-        mask, weight = self._mask.nbytes, self._weight.nbytes
-        # Reads weight, gradient and mask; writes the next mask and the changed entries.
-        return Work(flops=0, moved_bytes=2 * weight + 2 * mask, output_bytes=mask)
-
-    @override
-    def verify(self) -> None:
-        self.enter("update")
-        after = self.call()
-        check_update(self._weight, self.inputs[0], self._mask, after, self._count)
+build.register(AbstractTopology, TopologyWorkload)
 
 
 @torch.no_grad()
@@ -180,8 +167,8 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
         raise WrongResultError(message)
     stay = int(was.sum()) - count
     least = magnitude[was].topk(stay).values.min() if stay else torch.inf
-    kept = now & was & (magnitude >= least)
-    if int(kept.sum()) < stay or not bool(now[was & (magnitude > least)].all()):
+    largest_stay = bool(now[was & (magnitude > least)].all())
+    if not largest_stay or int((now & was & (magnitude >= least)).sum()) < stay:
         message = "an entry of large magnitude was dropped"
         raise WrongResultError(message)
     rest = ~was | (magnitude < least)
@@ -190,7 +177,3 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
         if not worst >= best:
             message = f"an entry with gradient {worst:.3g} was grown instead of one with {best:.3g}"
             raise WrongResultError(message)
-
-
-build.register(MaskMultiply, MultiplyWorkload)
-build.register(AbstractTopology, TopologyWorkload)

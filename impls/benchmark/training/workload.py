@@ -81,7 +81,7 @@ def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case
 
 
 def figure(metric: str, method: str, samples: Iterable[float], reason: str = "") -> Figure:
-    """Return a figure, without samples if there is a reason for none."""
+    """Return a figure; one with a reason has no samples."""
     return Figure(metric, method, () if reason else tuple(map(float, samples)), reason)
 
 
@@ -96,12 +96,12 @@ def gradients(
     """Return the loss at given weights, and its gradients, by torch.autograd.grad."""
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
     loss = loss_of(torch.func.functional_call(model, leaves, x), x)
-    found = torch.autograd.grad(loss, list(leaves.values()))
-    return loss.detach(), dict(zip(leaves, found, strict=True))
+    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.detach(), dict(zip(leaves, slopes, strict=True))
 
 
 def check(
-    found: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
     computed: Callable[..., Mapping[str, Tensor]],
     *arguments: object,
     eps: float | None = None,
@@ -114,11 +114,11 @@ def check(
     """
     exact = computed(*_widened(arguments))
     for name, narrow in computed(*arguments).items():
-        reference.compare(name, found.get(name), exact[name], narrow, eps)
+        reference.compare(name, results.get(name), exact[name], narrow, eps)
 
 
 def _widened(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
-    """Return tensors, models, and tensors in containers in float64; everything else as it is."""
+    """Return tensors, models, and tensors in containers in float64, and other values unchanged."""
     if isinstance(value, Tensor):
         return reference.widened(value)
     if isinstance(value, nn.Module):
@@ -140,15 +140,15 @@ def peak_gradient_bytes(
     Args:
         parameters: those that are trained.
         step: a training step.
-        others: returns gradients that are kept outside ``.grad``.
+        others: returns gradients that are stored outside ``.grad``.
 
     """
     peak, watched = 0, list(parameters)
 
     def count(gradient: Tensor) -> None:
         nonlocal peak
-        held = [*(one.grad for one in watched if one.grad is not None), *others()]
-        peak = max(peak, gradient.nbytes + sum(one.nbytes for one in held))
+        alive = [*(one.grad for one in watched if one.grad is not None), *others()]
+        peak = max(peak, gradient.nbytes + sum(one.nbytes for one in alive))
 
     handles = [parameter.register_hook(count) for parameter in watched]
     step()
