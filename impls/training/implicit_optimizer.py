@@ -73,10 +73,12 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
 
     def __init__(self, model: nn.Module) -> None:
         """Collect the layers' optimizers."""
-        self._optimizers = [one.optimizer for one in model.modules() if isinstance(one, AutoOptimizer)]
-        names = {one: name for name, one in model.named_parameters() if one.requires_grad}
+        self._optimizers = [
+            module.optimizer for module in model.modules() if isinstance(module, AutoOptimizer)
+        ]
+        names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         covered = {parameter for optimizer in self._optimizers for parameter in optimizer.names}
-        if outside := [name for one, name in names.items() if one not in covered]:
+        if outside := [name for parameter, name in names.items() if parameter not in covered]:
             message = (
                 f"{', '.join(outside)}: not updated inside the backward pass; wrap all layers in "
                 "AutoOptimizer, or none"

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, Literal, NoReturn, Protocol, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -44,35 +44,28 @@ class BackwardError(RuntimeError):
     """An optimizer in backward was used in a way that would give wrong weights."""
 
 
-class Owner(Protocol):
-    """An object that updates parameters until it is closed."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-
-
 _OWNERS = WeakIdKeyDictionary()
-"""Parameter or optimizer -> weak reference to the object that updates it."""
+"""Parameter or optimizer -> weak reference to the OptimizerInBackward or RigLScheduler that manages it."""
 
 
-def owner_of(target: object) -> Owner | None:
-    """Return the open object that manages a parameter or an optimizer, if any."""
+def owner_of(target: object) -> object | None:
+    """Return the OptimizerInBackward or RigLScheduler that manages a parameter or an optimizer, if any."""
     reference = _OWNERS.get(target)
-    owner: Owner | None = reference and reference()
+    owner: Any = reference and reference()
     return None if owner is None or owner.is_closed else owner
 
 
-def claim(targets: Mapping[str, object], owner: Owner) -> None:
+def claim(targets: Mapping[str, object], owner: object) -> None:
     """Record an object as the owner of named parameters or optimizers; no reference keeps either alive.
 
     Raises:
         ValueError: one of them has an owner; nothing is recorded then.
 
     """
-    if taken := {name: other for name, target in targets.items() if (other := owner_of(target)) is not None}:
-        kind = type(next(iter(taken.values()))).__name__
-        message = f"{', '.join(taken)}: already managed by another {kind}: close() that one first"
+    owners = {name: owner_of(target) for name, target in targets.items()}
+    if owned := {name: type(other) for name, other in owners.items() if other is not None}:
+        kind = next(iter(owned.values())).__name__
+        message = f"{', '.join(owned)}: already managed by another {kind}: close() that one first"
         raise ValueError(message)
     for target in targets.values():
         _OWNERS[target] = weakref.ref(owner)
@@ -127,7 +120,7 @@ class AbstractBackwardOptimizer(Optimizer):
         return state
 
     def _group_names(self) -> list[list[str]]:
-        return [[self.names[one] for one in group["params"]] for group in self.param_groups]
+        return [[self.names[parameter] for parameter in group["params"]] for group in self.param_groups]
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
@@ -193,8 +186,10 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         if granularity not in get_args(Granularity):
             message = f"no granularity {granularity!r}; there are: {', '.join(get_args(Granularity))}"
             raise ValueError(message)
-        names = {one: name for name, one in model.named_parameters() if one.requires_grad}
-        self._frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
+        names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._frozen = {
+            name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad
+        }
         _check_model(model, names)
         self._trainable = list(names)
         self._ordinary = _build_ordinary(rule, names)
@@ -203,15 +198,19 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self.param_groups = self._ordinary.param_groups
         self.state = self._ordinary.state
         self.skipped: Counter[str] = Counter()
-        groups = {one: number for number, group in enumerate(self.param_groups) for one in group["params"]}
-        self._group_of = [groups[one] for one in self._trainable]
+        groups = {
+            parameter: number
+            for number, group in enumerate(self.param_groups)
+            for parameter in group["params"]
+        }
+        self._group_of = [groups[parameter] for parameter in self._trainable]
         self._is_rule_checked = False
         self._skip_nonfinite = skip_nonfinite
         self._layer_of = _layers(model, self._trainable)
         waits_for_layer = skip_nonfinite or granularity == "module"
         self._pending = _Pending(
             self._layer_of if waits_for_layer else range(len(names)),
-            [one.nbytes for one in names],
+            [parameter.nbytes for parameter in names],
             bucket_bytes if granularity == "bucket" else 0,
         )
         self._arrived: set[int] = set()  # indices of the parameters that had a gradient in this step
@@ -220,16 +219,16 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._handles: list[Any] = []
         # Parameters hold their hooks where the garbage collector cannot see them: use a weak reference.
         hook = partial(_on_gradient, weakref.ref(self))
-        claim({name: one for one, name in names.items()}, self)
-        for index, one in enumerate(names):
-            self._handles.append(one.register_post_accumulate_grad_hook(partial(hook, index)))
+        claim({name: parameter for parameter, name in names.items()}, self)
+        for index, parameter in enumerate(names):
+            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(hook, index)))
 
     @override
     def end_step(self) -> bool:
         if self.is_closed:
             message = "this optimizer was closed: it no longer updates the model"
             raise BackwardError(message)
-        if thawed := [name for name, one in self._frozen.items() if one.requires_grad]:
+        if thawed := [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
             message = f"{', '.join(thawed)}: frozen when this optimizer was created; close it, create another"
             raise BackwardError(message)
         if self._is_in_pass:
@@ -237,7 +236,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
                 "the last backward pass ended in an error: only some parameters were updated, and the other "
                 "gradients are dropped. Load earlier weights, or continue with a new step"
             )
-        if unused := [name for one, name in self.names.items() if one.grad is not None]:
+        if unused := [name for parameter, name in self.names.items() if parameter.grad is not None]:
             self._fail(f"{', '.join(unused)}: unused gradient, which is dropped. Continue with a new step")
         had_gradient = bool(self._arrived)
         self._arrived.clear()
@@ -406,7 +405,7 @@ class _Pending:
         if len(waiting) < self._layer_size[layer]:
             return []
         self._complete += self._incomplete.pop(layer)
-        self._complete_bytes += sum(self._sizes_bytes[one] for one in waiting)
+        self._complete_bytes += sum(self._sizes_bytes[number] for number in waiting)
         if self._complete_bytes < self._bucket_bytes:
             return []
         ready, self._complete, self._complete_bytes = self._complete, [], 0
@@ -426,9 +425,9 @@ def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
         message = "the model has no trainable parameter"
     elif any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         message = "DistributedDataParallel averages gradients only after they would have been used"
-    elif lazy := [name for one, name in names.items() if nn.parameter.is_lazy(one)]:
+    elif lazy := [name for parameter, name in names.items() if nn.parameter.is_lazy(parameter)]:
         message = f"{', '.join(lazy)}: no shape yet: run a batch through the model first"
-    elif used := [name for one, name in names.items() if one.grad is not None]:
+    elif used := [name for parameter, name in names.items() if parameter.grad is not None]:
         message = f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
     if message:
         raise ValueError(message)
@@ -437,9 +436,9 @@ def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
 def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
     """Build a rule's optimizer and check that it can step with some of its parameters at a time."""
     ordinary = rule(list(names))
-    parameters = {one for group in ordinary.param_groups for one in group["params"]}
+    parameters = {parameter for group in ordinary.param_groups for parameter in group["params"]}
     if differing := names.keys() ^ parameters:
-        named = ", ".join(names.get(one, "a parameter of another model") for one in differing)
+        named = ", ".join(names.get(parameter, "a parameter of another model") for parameter in differing)
         message = f"the rule's optimizer must have exactly the parameters it is given; it differs in {named}"
         raise ValueError(message)
     if isinstance(ordinary, torch.optim.LBFGS):
@@ -455,8 +454,8 @@ def _layers(model: nn.Module, trainable: Sequence[nn.Parameter]) -> list[int]:
         own = list(module.parameters(recurse=False))
         if parametrize.is_parametrized(module):
             own += module.get_submodule("parametrizations").parameters()
-        shared = {layers[one] for one in own if one in layers}
-        own += [one for one, layer in layers.items() if layer in shared]
+        shared = {layers[parameter] for parameter in own if parameter in layers}
+        own += [parameter for parameter, layer in layers.items() if layer in shared]
         layers.update(dict.fromkeys(own, number))
     return [layers[parameter] for parameter in trainable]
 
@@ -467,9 +466,9 @@ def _values(gradient: Tensor) -> Tensor:
 
 def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
     """Test all gradients at once; False may also mean that a sum or a norm overflowed."""
-    if all(one.is_cpu for one in gradients):
-        return cmath.isfinite(sum([one.sum().item() for one in gradients]))
-    return bool(nn.utils.get_total_norm([_values(one) for one in gradients]).isfinite())
+    if all(gradient.is_cpu for gradient in gradients):
+        return cmath.isfinite(sum([gradient.sum().item() for gradient in gradients]))
+    return bool(nn.utils.get_total_norm([_values(gradient) for gradient in gradients]).isfinite())
 
 
 def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
@@ -501,13 +500,13 @@ def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> S
         raise ValueError(message)
     aligned: State = {"state": {}, "param_groups": []}
     numbers = itertools.count()
-    for those in names:
-        if any(options[name] != options[those[0]] for name in those):
-            message = f"{', '.join(those)}: one group here, several in the state"
+    for group_names in names:
+        if any(options[name] != options[group_names[0]] for name in group_names):
+            message = f"{', '.join(group_names)}: one group here, several in the state"
             raise ValueError(message)
-        params = [next(numbers) for _ in those]
-        aligned["param_groups"].append({**options[those[0]], "params": params})
-        for number, name in zip(params, those, strict=True):
+        params = [next(numbers) for _ in group_names]
+        aligned["param_groups"].append({**options[group_names[0]], "params": params})
+        for number, name in zip(params, group_names, strict=True):
             if slots := state["state"].get(keys[name]):
                 aligned["state"][number] = slots
     return copy.deepcopy(aligned)

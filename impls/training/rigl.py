@@ -261,8 +261,8 @@ class RigLScheduler:
         self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         self._hooks: list[Any] = []
         self._generator = Generator().manual_seed(seed)
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        if missing := [name for name, weight in self._weights.items() if id(weight) not in held]:
+        optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if missing := [name for name, weight in self._weights.items() if id(weight) not in optimized]:
             message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
             raise ValueError(message)
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -298,7 +298,10 @@ class RigLScheduler:
             else:
                 gradient = layer.take_gradient()
             moved.append(layer.move(gradient, int(fraction * layer.nonzero), self._optimizer))
-        _warn_if_stuck(self.step, [one.name for one, did in zip(self.layers, moved, strict=True) if not did])
+        _warn_if_stuck(
+            self.step,
+            [layer.name for layer, has_moved in zip(self.layers, moved, strict=True) if not has_moved],
+        )
         self.updates += 1
         return False
 
@@ -323,8 +326,10 @@ class RigLScheduler:
             "shapes": self._shapes,
             "step": self.step,
             "updates": self.updates,
-            "masks": {one.name: one.mask.clone() for one in self.layers},
-            "gathered": {one.name: one.gathered.clone() for one in self.layers if one.gathered is not None},
+            "masks": {layer.name: layer.mask.clone() for layer in self.layers},
+            "gathered": {
+                layer.name: layer.gathered.clone() for layer in self.layers if layer.gathered is not None
+            },
             "generator": self._generator.get_state(),
         }
 
@@ -352,7 +357,10 @@ class RigLScheduler:
         }
         lines = []
         for name, tensors in parts.items():
-            nonzero, size = sum(int(one.count_nonzero()) for one in tensors), sum(map(torch.numel, tensors))
+            nonzero, size = (
+                sum(int(tensor.count_nonzero()) for tensor in tensors),
+                sum(map(torch.numel, tensors)),
+            )
             lines.append(f"{name}: {nonzero}/{size} nonzero, a sparsity of {1 - nonzero / size:.2%}")
         rule = self.schedule
         moves = "never" if rule.static_topo else f"every {rule.delta} steps before {rule.T_end}"
@@ -491,7 +499,11 @@ class RigLInBackward:
 def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:
     """Return the state that an optimizer keeps per entry of a weight, such as momentum."""
     slots = optimizer.state.get(weight, {}).values()
-    return [one for one in slots if isinstance(one, Tensor) and one.shape == weight.shape and one.dim()]
+    return [
+        tensor
+        for tensor in slots
+        if isinstance(tensor, Tensor) and tensor.shape == weight.shape and tensor.dim()
+    ]
 
 
 def has_other_ranks() -> bool:

@@ -124,13 +124,13 @@ def erk(shapes: Sequence[Sequence[int]], density: float) -> list[Fraction]:
     budget = _fraction(density) * sum(sizes)
     dense: set[int] = set()
     while len(dense) < len(shapes):
-        rest = [place for place in range(len(shapes)) if place not in dense]
-        left = budget - sum(sizes[place] for place in dense)
-        scale = left / sum(raw[place] * sizes[place] for place in rest)
-        largest = max(raw[place] for place in rest)
+        rest = [layer for layer in range(len(shapes)) if layer not in dense]
+        left = budget - sum(sizes[layer] for layer in dense)
+        scale = left / sum(raw[layer] * sizes[layer] for layer in rest)
+        largest = max(raw[layer] for layer in rest)
         if scale * largest <= 1:
-            return [Fraction(1) if place in dense else scale * raw[place] for place in range(len(shapes))]
-        dense |= {place for place in rest if raw[place] == largest}
+            return [Fraction(1) if layer in dense else scale * raw[layer] for layer in range(len(shapes))]
+        dense |= {layer for layer in rest if raw[layer] == largest}
     return [Fraction(1)] * len(shapes)
 
 

@@ -51,8 +51,8 @@ class Pattern(NamedTuple):
         rows, columns = mask.nonzero(as_tuple=True)
         order = torch.argsort(columns, stable=True)
         row_ends, column_ends = (
-            torch.cat([one.new_zeros(1, dtype=torch.long), one.cumsum(0)])
-            for one in (mask.sum(1), mask.sum(0))
+            torch.cat([counts.new_zeros(1, dtype=torch.long), counts.cumsum(0)])
+            for counts in (mask.sum(1), mask.sum(0))
         )
         return cls((mask.shape[0], mask.shape[1]), row_ends, columns, column_ends, rows[order], order)
 
