@@ -1,7 +1,7 @@
-"""The records of a run, shared by measuring and reading.
+"""The stored records of a run, shared by measuring and reading; no torch.
 
-Nothing here imports torch. Field names carry their unit; a metric's unit is the suffix of its
-name (``latency_ns``, ``peak_bytes``, ``utilization_percent``), see :mod:`esbench.units`.
+Field names carry their unit; a metric's unit is the suffix of its name (``latency_ns``, ``peak_bytes``,
+``utilization_percent``), see :mod:`esbench.units`.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ Scalar = bool | int | float | str
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
-"""The range of readings; decoding a file checks it and names the place."""
+"""A reading of an instrument; decoding checks the range."""
 Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]
-"""The range of quality figures: a correlation or a kappa may be below 0."""
+"""A quality figure; a correlation or a kappa may be below 0."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -29,32 +29,30 @@ PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "graph")}
 """Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
-"""The phase of quality figures, which is computed and not timed."""
+"""The phase of quality figures, which are computed and not timed."""
 LAUNCHES = "launches"
 """The metric of a trace: the kernels, copies and fills that a call launches."""
 OUT_OF_MEMORY = "out of memory"
-"""The beginning of a reason if memory did not suffice."""
+"""The first words of the reason of a row for which memory did not suffice."""
 OUT_OF_TIME = "time budget of the run"
 """The reason of rows that a time budget left out."""
-
-
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record whose decoder refuses unknown fields."""
-
-
-class _Line(_Strict, frozen=True, tag_field="record"):
-    """One line of a run's file; the field ``record`` tells its kind."""
-
-
 DENSE = "Perturbed"
 """The variant that others are compared with: an independent normal number per weight and member."""
 
 
-class Case(_Strict, frozen=True, kw_only=True):
-    """A case: the operator and its shape, the population and the dtype.
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Decoding refuses unknown fields."""
 
-    Channels are weights' channels: a weight is [out, in / groups, *kernel]. ``kernel_size`` and
-    ``input_size`` are empty for operators without spatial axes.
+
+class _Line(_Strict, frozen=True, tag_field="record"):
+    """One line of a run's file; the field ``record`` names its kind."""
+
+
+class Case(_Strict, frozen=True, kw_only=True):
+    """A computation to measure: the operator and its shape, the population and the dtype.
+
+    A weight is [out_channels, in_channels / groups, *kernel_size]. ``kernel_size`` and ``input_size`` are
+    empty for operators without spatial axes.
     """
 
     operator: str
@@ -81,7 +79,7 @@ class Case(_Strict, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> str:
-        """The column heading of the NESgpu tables: (out, in[, kernel, input size])."""
+        """The column heading in tables: (out, in[, kernel, input size])."""
         parts: list[object] = [self.out_channels, self.in_channels]
         parts += [self.kernel_size] if self.kernel_size else []
         parts += [self.input_size] if self.input_size else []
@@ -89,17 +87,18 @@ class Case(_Strict, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The label of the case, with every field that differs from its default."""
-        shown = {"operator", "out_channels", "in_channels", "kernel_size", "input_size"}
-        rest = _changed_fields(self, shown)
-        return f"{self.operator}{self.shape}" + (f" {rest}" if rest else "")
+        """The operator with its shape, then every other field that differs from its default."""
+        in_shape = {"operator", "out_channels", "in_channels", "kernel_size", "input_size"}
+        changed = [
+            f"{field.name}={_short(value)}"
+            for field in msgspec.structs.fields(self)
+            if field.name not in in_shape and (value := getattr(self, field.name)) != field.default
+        ]
+        return " ".join([f"{self.operator}{self.shape}", *changed])
 
 
 class Variant(_Strict, frozen=True, kw_only=True):
-    """A scheme with its options: one row of a table.
-
-    ``options`` holds, in field order, the options that differ from the scheme's defaults.
-    """
+    """A scheme with the options that differ from its defaults, in field order: one row of a table."""
 
     scheme: str
     options: tuple[tuple[str, Scalar], ...] = ()
@@ -121,10 +120,10 @@ class Variant(_Strict, frozen=True, kw_only=True):
 
 
 class Work(_Strict, frozen=True, kw_only=True):
-    """The minimum work of a call, as its variant declares it.
+    """The minimum work of a call, declared by its variant.
 
-    ``flops`` count a multiplication and an addition as two; ``moved_bytes`` are read or written once.
-    ``output_bytes`` are what the call returns: no peak is below them.
+    ``flops`` count a multiplication and an addition as two; ``moved_bytes`` are read or written once;
+    ``output_bytes`` is the size of the result, a lower bound of the peak.
     """
 
     flops: Sample
@@ -142,7 +141,7 @@ class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Request(_Strict, frozen=True, kw_only=True):
-    """The options or ``shapes`` that a run was started with, as ``--resume`` needs them."""
+    """The options or ``shapes`` with which a run was started, for ``--resume``."""
 
     variants: tuple[str, ...] = ()
     cases: str = "*"
@@ -156,8 +155,8 @@ class Request(_Strict, frozen=True, kw_only=True):
 class Environment(_Strict, frozen=True, kw_only=True):
     """The machine and software of a run; None if the machine does not report a field.
 
-    ``clocks`` says who sets the clock, ``load`` is the load average and ``foreign`` names other processes
-    on the GPU, both at the start; ``idle_w`` is what the GPU draws when it does nothing.
+    ``clocks`` is how the clock is set, ``load`` the load average and ``foreign`` the names of other processes
+    on the GPU, both at the start; ``idle_w`` is the power of the idle GPU.
     """
 
     device: Literal["cpu", "cuda"]
@@ -215,19 +214,21 @@ class RunHeader(_Line, frozen=True, kw_only=True, tag="run"):
 
 
 class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="measurement"):
-    """All samples of one (case, variant, phase, metric, method), as they were read.
-
-    ``samples`` holds one tuple for each round, so that a ratio can be taken inside a round:
-    the variants of a case are measured in the same rounds, round k of one beside round k of
-    another. ``group`` numbers the co-resident groups of a case: only measurements of the
-    same case, phase and group share their rounds.
-    ``stop`` says why sampling ended, ``warm_up`` how it began, ``labels`` what else must be said of the
-    samples. ``positions`` holds for each round how many calls were visited before this one on the way
-    forth; on the way back the order is reversed. ``conditions`` holds for each round those of its visits. In
-    a file they are stored with ``latency_ns`` alone; the reader copies them to the other times of the same
-    visits.
+    """All samples of one (case, variant, phase, metric, method), unchanged.
 
     In phase ``quality`` there is one round, its samples are replicates, and they may be below 0.
+
+    Attributes:
+        samples: one tuple for each round. The variants of a co-resident group are measured in the same
+            rounds, so that a ratio can be taken within a round.
+        group: number of the co-resident group of the case.
+        stop: why sampling ended.
+        warm_up: how it began.
+        labels: other remarks on the samples.
+        positions: for each round, how many calls were visited before this one in the first half of the round;
+            in the second half the order is reversed.
+        conditions: for each round those of its visits. In a file they are stored with ``latency_ns`` alone;
+            the reader copies them to the other times of the same visits.
 
     Raises:
         ValueError: a sample of a timed phase is below 0; the message names its place.
@@ -263,9 +264,9 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
 class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
     """A row without a number, and why.
 
-    ``unavailable``: this machine, or this variant by its nature, cannot (memory, device, dtype,
-    no such phase). ``failed``: it raised, or its check found it wrong; a run with one of these
-    ends with exit code 1. ``phase`` or ``method`` is None where the reason holds for all of them.
+    ``unavailable``: the variant cannot run here, or has no such phase. ``failed``: it raised, or its check
+    found it wrong; a run with such a row ends with exit code 1. ``phase`` or ``method`` is None if the reason
+    holds for all of them.
     """
 
     variant: Variant
@@ -277,9 +278,10 @@ class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
 
 
 class DevicePeak(_Line, frozen=True, kw_only=True, tag="device_peak"):
-    """A peak rate of the device, measured at the start of a run: ``samples`` are ns for ``amount``.
+    """A peak rate of the device, measured at the start of a run.
 
-    ``copy`` moves bytes, half of them read and half written; ``matmul`` does flops in ``dtype``.
+    ``samples`` are ns for ``amount``: the bytes that ``copy`` reads and writes, half of them each, or the
+    flops of ``matmul`` in ``dtype``.
     """
 
     kind: Literal["copy", "matmul"]
@@ -289,11 +291,16 @@ class DevicePeak(_Line, frozen=True, kw_only=True, tag="device_peak"):
 
 
 class Checkpoint(_Line, frozen=True, kw_only=True, tag="checkpoint"):
-    """All rows of a phase of a co-resident group are above this line; without a phase, all of the case.
+    """The end of the rows of a phase of a co-resident group; without a phase, of all rows of the case.
 
-    A run that was cut off is resumed after the last such line: ``wall_s`` is how long it took so far,
-    ``spent_s`` where that time went, ``costs_s`` what each variant took on this case. ``traced``: the
-    launches of the case are above, too, where they are counted after all timing.
+    A run that was cut off is resumed after its last checkpoint.
+
+    Attributes:
+        wall_s: duration of the run so far.
+        spent_s: activity -> its part of that time.
+        costs_s: variant -> its seconds on this case.
+        traced: whether the case's launches are stored, if they are counted after all timing.
+
     """
 
     case: Case
@@ -308,7 +315,7 @@ class Checkpoint(_Line, frozen=True, kw_only=True, tag="checkpoint"):
 class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):
     """The last line of a run that was not killed.
 
-    ``invalid`` says why its figures must not be used, ``spent_s`` where its time went.
+    ``invalid``: why its figures must not be used; ``spent_s``: activity -> seconds.
     """
 
     status: Literal["complete", "interrupted", "failed"]
@@ -322,7 +329,7 @@ Record = RunHeader | DevicePeak | Measurement | Skipped | Checkpoint | RunEnd
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was read back: its header, its rows, its end if it came to one."""
+    """A stored run; ``end`` is None if it was killed."""
 
     header: RunHeader
     rows: tuple[Row, ...]
@@ -332,12 +339,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The rows that hold samples."""
+        """The rows with samples."""
         return tuple(row for row in self.rows if isinstance(row, Measurement))
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """The rows that hold a reason."""
+        """The rows with a reason instead of samples."""
         return tuple(row for row in self.rows if isinstance(row, Skipped))
 
 
@@ -377,12 +384,3 @@ def slug(device_name: str) -> str:
 
 def _short(value: Scalar) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _changed_fields(record: msgspec.Struct, shown: set[str]) -> str:
-    changed = [
-        f"{field.name}={_short(value)}"
-        for field in msgspec.structs.fields(record)
-        if field.name not in shown and (value := getattr(record, field.name)) != field.default
-    ]
-    return " ".join(changed)
