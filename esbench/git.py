@@ -1,7 +1,7 @@
 """Queries to git: the commit of a folder, its uncommitted changes, and a hash of its code.
 
-Where only the files of a work tree arrive and its repository does not, ``ESBENCH_COMMIT`` gives the commit.
-Its value is what ``python -m esbench.git`` prints in the repository: ``<commit>:<hash of the code>``.
+On a machine with a copy of the files but without the repository, the environment variable ``ESBENCH_COMMIT``
+gives the commit. ``python -m esbench.git`` prints its value in the repository: ``<commit>:<hash of code>``.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from pathlib import Path
 from esbench.errors import UserError
 
 GENERATED = (":(exclude)results", ":(exclude)reports")
-"""What measuring itself writes is no change."""
+"""Files that measuring writes do not count as changes."""
 SECONDS = 120.0
-"""The timeout of a git command: it may hang on a network disk."""
-TOLD = "ESBENCH_COMMIT"
-"""The environment variable that tells the commit where git cannot."""
+"""Timeout of a git command, which may hang on a network disk."""
+VARIABLE = "ESBENCH_COMMIT"
+"""The environment variable with the commit, for machines without the repository."""
 CODE = (".py", ".json")
-"""What the files of code end in: tables of tuned kernels are code too."""
+"""Suffixes of files of code; tables of tuned kernels are code, too."""
 _WITHOUT_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
-"""A person's hooks are for their own work tree."""
+"""Hooks of the user are not run."""
 
 
 class GitError(UserError):
@@ -44,51 +44,51 @@ def git(
     if program is None:
         message = "git was not found on PATH"
         raise GitError(message)
-    # A hook that runs this has these set, and they would name another repository's index.
+    # In a hook of git these variables are set, and name the index of that hook's repository.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(  # noqa: S603  # git, with a revision that is held to be none of its options
+        done = subprocess.run(  # noqa: S603  # git; revisions come after --end-of-options
             [program, "-C", str(folder), *_WITHOUT_HOOKS, *arguments],
             capture_output=True,
             encoding="utf-8",
-            errors="surrogateescape",  # a file's name may be any bytes
+            errors="surrogateescape",  # the name of a file may be any bytes
             timeout=seconds,
             check=True,
             env={**inherited, **(environment or {})},
         )
     except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        message = f"git {arguments[0]}: {said[-1] if said else error}"
+        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        message = f"git {arguments[0]}: {lines[-1] if lines else error}"
         raise GitError(message) from error
     return done.stdout.strip("\n")
 
 
 def commit(package: Path, seconds: float = SECONDS) -> str | None:
-    """Return the commit of a package's folder, None if the package is not under version control.
+    """Return the commit of a package's folder, or that in :data:`VARIABLE`; None if neither is known.
 
-    A package that is installed inside some other repository is not: the commit of that repository says
-    nothing about the package's code. Then, or without git, the commit is what :data:`TOLD` says.
+    The commit counts only if the package is under version control, not merely installed in a folder of some
+    other repository.
     """
     try:
         _require_tracked(package, seconds)
         return git(package, "rev-parse", "HEAD", seconds=seconds)
     except GitError:
-        told = _told()
-        return told[0] if told else None
+        given = _given()
+        return given[0] if given else None
 
 
 def is_dirty(package: Path, seconds: float = SECONDS) -> bool | None:
     """Return whether anything in the work tree of a package is not committed, None if that is unknown.
 
-    Where :data:`TOLD` tells the commit, this is whether the code differs from that of the commit.
+    Without a repository, return whether the code differs from that of the commit in :data:`VARIABLE`.
     """
     try:
         _require_tracked(package, seconds)
         top = git(package, "rev-parse", "--show-toplevel", seconds=seconds)
         return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED, seconds=seconds))
     except GitError:
-        told = _told()
-        return code_hash(package.parent) != told[1] if told else None
+        given = _given()
+        return code_hash(package.parent) != given[1] if given else None
 
 
 def code_hash(top: Path) -> str:
@@ -113,23 +113,23 @@ def _require_tracked(package: Path, seconds: float) -> None:
     git(package, "ls-files", "--error-unmatch", "__init__.py", seconds=seconds)
 
 
-def _told() -> tuple[str, str] | None:
-    """Return commit and hash from the variable :data:`TOLD`, None if it is not set or malformed."""
-    found = re.fullmatch(r"([0-9a-f]{40}):([0-9a-f]{64})", os.environ.get(TOLD, ""))
-    return (found[1], found[2]) if found else None
+def _given() -> tuple[str, str] | None:
+    """Return commit and hash from :data:`VARIABLE`, None if it is not set or malformed."""
+    match = re.fullmatch(r"([0-9a-f]{40}):([0-9a-f]{64})", os.environ.get(VARIABLE, ""))
+    return (match[1], match[2]) if match else None
 
 
 def main() -> None:
-    """Print the value of :data:`TOLD` for the work tree that this file is in.
+    """Print the value of :data:`VARIABLE` for the repository that this file is in.
 
     Raises:
-        GitError: it is not the work tree of a repository, or something in it is not committed.
+        GitError: it is in no repository, or has uncommitted changes.
 
     """
     package = Path(__file__).parent
     _require_tracked(package, SECONDS)
     if is_dirty(package):
-        message = f"{package.parent} holds changes that are not committed: commit them, or leave {TOLD} unset"
+        message = f"{package.parent} has uncommitted changes: commit them, or leave {VARIABLE} unset"
         raise GitError(message)
     sys.stdout.write(f"{commit(package)}:{code_hash(package.parent)}\n")
 

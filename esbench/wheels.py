@@ -1,4 +1,4 @@
-"""``python -m esbench.wheels``: which packages measuring lacks here, and the command to download them.
+"""``python -m esbench.wheels`` prints the command to download the packages that measuring lacks here.
 
 For a machine that cannot reach a package registry, such as a rented GPU. Needs only the standard library.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MEASURING = ("filelock", "msgspec", "numpy", "nvidia-ml-py", "psutil", "torch", "typer", "typing-extensions")
-"""What ``esbench doctor`` and ``esbench run`` import; the other dependencies are for reports."""
+"""Packages that ``esbench doctor`` and ``esbench run`` import; other dependencies are for reports."""
 TESTING = ("hypothesis", "pytest", "pytest-xdist")
-"""What the tests on a GPU need besides."""
+"""Further packages that the tests on a GPU need."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -35,15 +35,15 @@ def _installed(name: str) -> bool:
 
 def main() -> int:
     """Print the command that downloads missing wheels into wheels/; return 1 if any is missing, else 0."""
-    wanted = missing()
-    if not wanted:
+    names = missing()
+    if not names:
         sys.stdout.write("nothing is missing\n")
         return 0
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
     sys.stdout.write(
         f"python3 -m pip download --only-binary=:all: --implementation cp --python-version {version} "
-        f"{platforms} --constraint constraints.txt --dest wheels {' '.join(wanted)}\n"
+        f"{platforms} --constraint constraints.txt --dest wheels {' '.join(names)}\n"
     )
     return 1
 

@@ -1,6 +1,5 @@
-"""What the commands share: the typer application, exit codes, common options, reading of stored runs."""
+"""Code shared by the commands: the typer application, exit codes, options, and reading of stored runs."""
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,27 +57,23 @@ def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[E
 
 
 def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
-    """As :func:`load_entries`, without variants that take long to set up unless variants were named."""
+    """Do the same as :func:`load_entries`, without variants ``on_request`` unless variants are named."""
     return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
 
 
 def say(problems: "Iterable[Problem]") -> None:
-    """Print problems of reading on stderr: one line each, and one line for all bad lines of a file."""
-    every = list(problems)
-    bad = Counter(one.path for one in every if one.line and one.lost)
-    for one in every:
-        count = bad[one.path] if one.line and one.lost else 1
-        if count == 1:
-            typer.echo(f"esbench: {one}", err=True)
-        elif count:
-            typer.echo(
-                f"esbench: {one.path}: {count} lines could not be read, the first: {one.within}", err=True
-            )
-            bad[one.path] = 0
+    """Print problems with stored runs on stderr, one line each; the bad lines of a file share one line."""
+    groups: dict[object, list[Problem]] = {}
+    for problem in problems:
+        key = problem.path if problem.line and problem.lost else problem
+        groups.setdefault(key, []).append(problem)
+    for first, *others in groups.values():
+        count = f"{first.path}: {1 + len(others)} lines could not be read, the first: {first.within}"
+        typer.echo(f"esbench: {count if others else first}", err=True)
 
 
 def note(text: str) -> None:
-    """Print a message on stderr, beside the result on stdout."""
+    """Print a message on stderr; stdout is for results."""
     typer.echo(text, err=True)
 
 
@@ -94,17 +89,16 @@ def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) 
         UserError: the device has no runs, or no device was named and there are several.
 
     """
-    names = ", ".join(known)
+    if device is None and len(known) == 1:
+        return next(iter(known.values()))
+    if device in known:
+        return known[device]
     if not known:
         message = f"no runs in {results}: measure with `esbench run`"
-    elif device in known:
-        return known[device]
-    elif device is not None:
-        message = no_such_device(device, known, results)
-    elif len(known) > 1:
-        message = f"several devices have runs in {results}, name one with --device: {names}"
+    elif device is None:
+        message = f"several devices have runs in {results}, name one with --device: {', '.join(known)}"
     else:
-        return next(iter(known.values()))
+        message = no_such_device(device, known, results)
     raise UserError(message)
 
 
@@ -112,7 +106,7 @@ def stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
     """Read the run in a file; print and return the problems.
 
     Raises:
-        UserError: the file holds no run; the message begins with ``option``, what takes the file.
+        UserError: the file holds no run; the message contains ``option``, which says where a run is expected.
 
     """
     from esbench.store import read_run
@@ -147,9 +141,9 @@ def check_writable(option: str, folder: Path) -> None:
         UserError: the folder, or one above it, is a file.
 
     """
-    there = next((one for one in (folder, *folder.parents) if one.exists()), None)
-    if there and not there.is_dir():
-        message = f"{option} {folder}: {there} is not a folder"
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if existing and not existing.is_dir():
+        message = f"{option} {folder}: {existing} is not a folder"
         raise UserError(message)
 
 

@@ -17,7 +17,7 @@ import torch
 
 import esbench
 from esbench import git as git_module
-from esbench.git import TOLD, GitError, code_hash, git
+from esbench.git import VARIABLE, GitError, code_hash, git
 from esbench.measure import environment as module
 from esbench.measure.environment import (
     DeviceError,
@@ -39,7 +39,7 @@ from tests.fresh_process import new_process
 @pytest.fixture(autouse=True)
 def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clear what other tests have cached about the GPU."""
-    monkeypatch.delenv(TOLD, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     with new_process(tmp_path, monkeypatch):
         yield
 
@@ -169,20 +169,20 @@ def test_the_commit_of_a_checkout(
     git_module.main()  # print the commit of a clean work tree
     told = capsys.readouterr().out.strip()
     assert told == f"{head}:{code_hash(tmp_path)}"
-    monkeypatch.setenv(TOLD, f"{'0' * 40}:{'0' * 64}")  # git takes precedence over the variable
+    monkeypatch.setenv(VARIABLE, f"{'0' * 40}:{'0' * 64}")  # git takes precedence over the variable
     assert found() == (head, False)
     (package / "__init__.py").write_text("x = 1\n")
     assert found() == (head, True)
-    with pytest.raises(GitError, match="not committed"):
+    with pytest.raises(GitError, match="has uncommitted changes"):
         git_module.main()
-    monkeypatch.delenv(TOLD)
+    monkeypatch.delenv(VARIABLE)
     git(tmp_path, "rm", "-q", "-f", "--cached", "-r", "esbench")
     assert (commit(), found()) == (None, (None, None))
 
     (package / "__init__.py").write_text("")
     shutil.rmtree(tmp_path / ".git")
     assert found() == (None, None)
-    monkeypatch.setenv(TOLD, told)
+    monkeypatch.setenv(VARIABLE, told)
     assert found() == (head, False)
     (package / "tuned.json").write_text("{} ")
     assert found() == (head, True)
@@ -193,7 +193,7 @@ def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert environment("cpu").commit is None
     for told in ("", "main", "0" * 40, f"{'0' * 40}:", f"{'0' * 40}:{'x' * 64}"):
-        monkeypatch.setenv(TOLD, told)
+        monkeypatch.setenv(VARIABLE, told)
         here = environment("cpu")
         assert (here.commit, here.dirty) == (None, None), told
 
