@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 from packaging.utils import canonicalize_name
 
-nox.options.default_venv_backend = "virtualenv"  # so that pip's own configuration decides which torch arrives
+nox.options.default_venv_backend = "virtualenv"  # pip's configuration decides which torch is installed
 nox.options.reuse_venv = "yes"
 
 CONSTRAINTS = Path("constraints.txt")
@@ -38,24 +38,15 @@ def tests(session: nox.Session) -> None:
 def tests_gpu(session: nox.Session) -> None:
     """Run the tests in tests/gpu, and those of kernels, on this machine's CUDA GPU."""
     install(session, *PROJECT, *group("test"))
-    seen = session.run(
+    available = session.run(
         "python", "-c", "import torch; print(torch.cuda.is_available())", silent=True, log=False
     )
-    if str(seen).strip() != "True":
-        session.error("tests_gpu needs a CUDA GPU, and torch sees none on this machine")
+    if str(available).strip() != "True":
+        session.error("tests_gpu needs a CUDA GPU, and torch finds none on this machine")
     # Tests that measure run alone. Deprecation warnings of torch and triton are no errors here.
     run = ("python", "-m", "pytest", "-W", "default")
-    others = (
-        "-n",
-        "logical",
-        "--maxprocesses",
-        "14",
-        "-m",
-        "not alone",
-        "tests/gpu",
-        "tests/kernels/launched",
-    )
-    for selection in (("-m", "alone", "tests/gpu"), others):
+    parallel = ("-n", "logical", "--maxprocesses", "14", "tests/gpu", "tests/kernels/launched")
+    for selection in (("-m", "alone", "tests/gpu"), ("-m", "not alone", *parallel)):
         session.run(*run, *selection, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -155,9 +146,8 @@ def sanitize(session: nox.Session) -> None:
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "--target-processes", "all"),
             *("python", "-m", "pytest", "tests/kernels/launched", *session.posargs),
             external=True,
-            env={
-                "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"
-            },  # a caching allocator would hide out-of-bounds accesses
+            # A caching allocator would hide out-of-bounds accesses.
+            env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
 
 
@@ -195,11 +185,11 @@ def browser(session: nox.Session) -> None:
     Needs a Chromium of the system, for instance from `apt-get install chromium`.
     """
     install(session, *PROJECT, *group("browser"))
-    shots = Path(session.create_tmp()) / "screenshots"
+    screenshots = Path(session.create_tmp()) / "screenshots"
     session.run(
         *("python", "-m", "pytest", "tests/browser", *session.posargs),
         # Without a browser these tests are skipped; here that is a failure.
-        env={"ESBENCH_BROWSER": "required", "ESBENCH_SCREENSHOTS": str(shots.resolve())},
+        env={"ESBENCH_BROWSER": "required", "ESBENCH_SCREENSHOTS": str(screenshots.resolve())},
     )
 
 
