@@ -277,30 +277,6 @@ def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: ran
     return values
 
 
-def drawn_at(kind: Kind, place: Place, members: Tensor, elements: Tensor) -> Tensor:
-    """Draw values of any members and elements, with the bits of :func:`fill`.
-
-    For parts of a weight and for single values. Synchronises with the device to check the counters.
-
-    Args:
-        kind: the distribution.
-        place: the draw.
-        members: int64 indices in the population.
-        elements: int64 indices in the flattened shape of one member; the two broadcast.
-
-    Raises:
-        ValueError: as for :func:`fill`.
-
-    """
-    calls = elements // kind.width
-    for name, counters in (("member", members), (f"element (a call for every {kind.width})", calls)):
-        if counters.numel():
-            _check(name, int(counters.min()), int(counters.max()))
-    made = kind.of(philox(place.key, calls, members, place.layer, place.draw))
-    lanes = (elements % kind.width).expand(made.shape[:-1]).unsqueeze(-1)
-    return made.gather(-1, lanes).squeeze(-1)
-
-
 def _check(what: str, least: int, most: int) -> None:
     if least < 0 or most > WORD:
         bad = least if least < 0 else most

@@ -41,13 +41,13 @@ class PopulationNoise:
     Attributes:
         members: the members that the noise is for.
         layers: noise of each layer, by name.
-        owner: identity of the population that drew it; only that population accepts it.
+        owner: the population that drew it; no other accepts it.
 
     """
 
     members: range
     layers: Mapping[str, LayerNoise]
-    owner: object
+    owner: "Population"
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +100,15 @@ class Population:
 
     The model is left unchanged: its parameters, ``state_dict`` and ``model(x)`` are the plain ones. Make one
     with :func:`perturb`.
+
+    Attributes:
+        model: the plain model.
+        layers: the perturbed layers with their schemes.
+        members: number of members.
+        sigma: scale of the noise.
+        antithetic: whether each member is evaluated with its noise and with its negative.
+        seed: seed of all noise.
+
     """
 
     def __init__(  # noqa: PLR0913  perturb() is the interface, and checks them
@@ -116,37 +125,12 @@ class Population:
         """Store arguments that :func:`perturb` has checked."""
         self._stream = stream
         self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
-        self._token = object()
-        self._model: nn.Module | None = model
-        self._layers = tuple(layers)
-
-    @property
-    def model(self) -> nn.Module:
-        """The plain model.
-
-        Raises:
-            RuntimeError: :meth:`restore` was called.
-
-        """
-        if self._model is None:
-            message = "restore() gave the model back: call perturb() for a new population"
-            raise RuntimeError(message)
-        return self._model
-
-    @property
-    def layers(self) -> tuple[PerturbedLayer, ...]:
-        """The perturbed layers with their schemes."""
-        return self._layers
+        self.model, self.layers = model, tuple(layers)
 
     @property
     def shard_multiple(self) -> int:
         """The population may be split at multiples of this number; the last part may be shorter."""
-        return math.lcm(self._stream.SHARD_MULTIPLE, *(layer.scheme.shard_multiple for layer in self._layers))
-
-    def restore(self) -> nn.Module:
-        """Return the plain model and end the population."""
-        model, self._model, self._layers = self.model, None, ()
-        return model
+        return math.lcm(self._stream.SHARD_MULTIPLE, *(layer.scheme.shard_multiple for layer in self.layers))
 
     @torch.no_grad()
     def sample(self, step: int | Tensor, members: range | None = None) -> PopulationNoise:
@@ -167,7 +151,6 @@ class Population:
             RuntimeError: a CUDA graph is being captured with a step that it would repeat at every replay.
 
         """
-        _ = self.model
         step = self._step(step)
         part = range(self.members) if members is None else members
         check_shard(part, self.members, self.shard_multiple)
@@ -175,14 +158,14 @@ class Population:
             part,
             {
                 layer.name: layer.sample(self.seed, step, part, sigma=self.sigma, stream=self._stream)
-                for layer in self._layers
+                for layer in self.layers
             },
-            self._token,
+            self,
         )
 
     def _step(self, step: int | Tensor) -> int | Tensor:
         """Return a step in the form that streams accept: an int, or keys on the device."""
-        device = self._layers[0].weight.device
+        device = self.layers[0].weight.device
         if isinstance(step, Tensor) and (step.is_cuda or issubclass(self._stream, PhiloxStream)):
             return step_on_device(self._stream, self.seed, step, device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -194,7 +177,7 @@ class Population:
         return whole_number("step", step)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  whatever the model returns
+    def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  the model's output
         """Run the model on rows [repeats * members, ...] with row = repeat * members + member.
 
         With antithetic sampling, the second half of the repeats sees the negated noise.
@@ -221,9 +204,10 @@ class Population:
             # The decorator would load the compiler and add overhead to every eager call.
             return torch.compiler.disable(self.call_with_activations)(x, noise)
         self._check_noise(noise)
-        rows, members = check_rows(x, len(noise.members), antithetic=self.antithetic), len(noise.members)
+        members = len(noise.members)
+        rows = check_rows(x, members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
-        context = MemberFunctionMode(self._layers, noise.layers, rows=rows, members=members, **options)
+        context = MemberFunctionMode(self.layers, noise.layers, rows=rows, members=members, **options)
         model = self.model
         with context:
             y = model(x)
@@ -260,20 +244,19 @@ class Population:
         """
         self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
-        device = self._layers[0].weight.device
+        device = self.layers[0].weight.device
         c = signed_utilities(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
         size = norm(c)
         evaluations = self.members * sides
-        _ = self.model
-        for layer in self._layers:
-            mine = noise.layers[layer.name]
-            layer.accumulate(mine, c / size, size / (evaluations * self.sigma), validate=validate)
+        for layer in self.layers:
+            drawn = noise.layers[layer.name]
+            layer.accumulate(drawn, c / size, size / (evaluations * self.sigma), validate=validate)
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
-                one = c / size / sides
-                layer.accumulate_rows(mine, one, size / evaluations, calls, validate=validate)
+                half = c / size / sides
+                layer.accumulate_rows(drawn, half, size / evaluations, calls, validate=validate)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -290,12 +273,12 @@ class Population:
         self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the parameters of a member with noise sigma E_m = ``changes``, by name."""
-        found = {name: plain[name] + change for name, change in changes.items()}
-        for layer in self._layers:
+        weights = {name: plain[name] + change for name, change in changes.items()}
+        for layer in self.layers:
             name = f"{layer.name}.weight".removeprefix(".")
             if name in changes:
-                found[name] = layer.effective_weight(plain[name], changes[name])
-        return found
+                weights[name] = layer.effective_weight(plain[name], changes[name])
+        return weights
 
     @torch.no_grad()
     def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
@@ -327,29 +310,29 @@ class Population:
         stop = stop if stop >= 0 else len(noise.members)
         return {
             f"{layer.name}.{name}".removeprefix("."): changes
-            for layer in self._layers
+            for layer in self.layers
             for name, changes in layer.dense_noise(
                 noise.layers[layer.name].narrow(start, stop), update_directions=update_directions
             ).items()
         }
 
     def _check_noise(self, noise: PopulationNoise) -> None:
-        if noise.owner is not self._token:
+        if noise.owner is not self:
             message = "this noise was drawn by another population: call this one's sample()"
             raise ValueError(message)
-        for layer in self._layers:
+        for layer in self.layers:
             layer.check_parameters()
             layer.check_noise(noise.layers[layer.name])
 
     @property
     def noise_bytes(self) -> int:
         """Memory of one step's noise for the whole population, in bytes; no noise is drawn."""
-        _, whole, stream = self.model, range(self.members), self._stream
-        shapes = (layer.sample(0, 0, whole, device="meta", stream=stream) for layer in self._layers)
+        whole, stream = range(self.members), self._stream
+        shapes = (layer.sample(0, 0, whole, device="meta", stream=stream) for layer in self.layers)
         return sum(noise.nbytes for noise in shapes)
 
 
-def perturb(  # noqa: PLR0913  each is a choice of the user's
+def perturb(  # noqa: PLR0913  each is an independent option
     model: nn.Module,
     scheme: AnyScheme | Mapping[str, AnyScheme],
     *,
@@ -385,7 +368,7 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
     """
     check_count("members", members)
     seed = whole_number("seed", seed)
-    if not (isinstance(sigma, int | float) and sigma > 0 and math.isfinite(sigma)):
+    if not (isinstance(sigma, int | float) and 0 < sigma < math.inf):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
     patterns = schemes_by_pattern(scheme)
@@ -396,15 +379,19 @@ def perturb(  # noqa: PLR0913  each is a choice of the user's
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
     check_layers(STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias")))
-    if antithetic and (
-        one := next((layer for layer in layers if not layer.scheme.supports_antithetic), None)
-    ):
-        message = (
-            f"{one.scheme} has no negative for antithetic sampling: the weights of {one.name!r} are binary"
-        )
-        raise ValueError(message)
-    drawn: dict[str, Any] = {"antithetic": antithetic, "seed": seed, "stream": STREAMS[stream]}
-    return Population(model, layers, members=members, sigma=sigma, **drawn)
+    for layer in layers:
+        if antithetic and not layer.scheme.supports_antithetic:
+            message = f"{layer.scheme} supports no antithetic sampling: weights of {layer.name!r} are binary"
+            raise ValueError(message)
+    return Population(
+        model,
+        layers,
+        members=members,
+        sigma=sigma,
+        antithetic=antithetic,
+        seed=seed,
+        stream=STREAMS[stream],
+    )
 
 
 def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
@@ -418,30 +405,30 @@ def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str,
     for pattern, value in patterns.items():
         if not isinstance(value, AbstractScheme):
             message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
-            raise ValueError(message)  # noqa: TRY004  one kind of error for every bad argument
+            raise ValueError(message)  # noqa: TRY004  as for every bad argument
     return patterns
 
 
-def stream_for(schemes: Iterable[AnyScheme], asked: str | None = None) -> str:
+def stream_for(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
     """Return the name of a stream that all schemes support: ``philox`` if one of them needs it.
 
     Raises:
-        ValueError: the stream asked for does not exist, or a scheme cannot draw from it.
+        ValueError: the named stream does not exist, or a scheme cannot draw from it.
 
     """
-    needing = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
-    if asked is None:
-        return "philox" if needing else "block"
-    if asked not in STREAMS:
-        message = f"no stream {asked!r}; there are: {', '.join(STREAMS)}"
+    fused = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
+    if name is None:
+        return "philox" if fused else "block"
+    if name not in STREAMS:
+        message = f"no stream {name!r}; there are: {', '.join(STREAMS)}"
         raise ValueError(message)
-    if needing and asked != "philox":
+    if fused and name != "philox":
         message = (
-            f"{needing} draws its noise inside a kernel, from the stream philox: leave stream out, or ask "
-            f"for philox, not {asked!r}"
+            f"{fused} draws its noise inside a kernel, from the stream philox: leave stream out or set it to "
+            f"'philox', got {name!r}"
         )
         raise ValueError(message)
-    return asked
+    return name
 
 
 def signed_utilities(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from impls.perturbation.member_ops import sum_of_pieces
-from impls.perturbation.noise import Noise, NoiseStream, PhiloxStream
+from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 
 N = TypeVar("N", bound=Noise)
@@ -289,12 +289,6 @@ class AbstractWrapper(AbstractScheme[N]):
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
-        if self.stream == "philox" and not isinstance(stream, PhiloxStream):
-            message = (
-                f"{self} draws its noise inside a kernel, by the counters of the stream philox: another "
-                "stream has other numbers. Leave the stream out, or ask for philox"
-            )
-            raise ValueError(message)
         return self.plain.sample(weight, stream)
 
     @override

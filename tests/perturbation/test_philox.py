@@ -99,9 +99,8 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
 
 @EVERY_KIND
 def test_any_part_has_the_bits_of_the_whole(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges of members and elements, columns of a weight, and tiles of any size have the same bits."""
-    outputs, inputs = 10, 30
-    whole = fill(kind, range(9), range(outputs * inputs))
+    """Ranges of members and elements, computed in tiles of any size, have the same bits."""
+    whole = fill(kind, range(9), range(300))
     for tile in (philox.TILE["cpu"], 1, 7, 300):
         monkeypatch.setitem(philox.TILE, "cpu", tile)
         for members, elements in (
@@ -111,10 +110,6 @@ def test_any_part_has_the_bits_of_the_whole(kind: Kind, monkeypatch: pytest.Monk
         ):
             part = fill(kind, members, elements)
             assert torch.equal(part, whole[members.start : members.stop, elements.start : elements.stop])
-    columns = torch.tensor([29, 3, 4, 17])
-    places = torch.arange(outputs).unsqueeze(1) * inputs + columns
-    shard = philox.drawn_at(kind, PLACE, torch.tensor([2, 0]).view(2, 1, 1), places)
-    assert torch.equal(shard.to(whole.dtype), whole.view(9, outputs, inputs)[[2, 0]][:, :, columns])
 
 
 @EVERY_KIND
@@ -130,8 +125,6 @@ def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
     for start in (2**32, 2**32 * kind.width - count):
         far = fill(kind, range(1), range(start, start + count))
         assert not any(torch.equal(values, far) for values in near)
-        elements = torch.arange(start, start + count)
-        assert torch.equal(philox.drawn_at(kind, PLACE, torch.tensor(0), elements).to(far.dtype), far[0])
 
 
 @EVERY_KIND
@@ -142,9 +135,6 @@ def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
         fill(kind, range(1), range(end - 1, end + 1))
     with pytest.raises(ValueError, match="member 4294967296 is outside the counter range"):
         fill(kind, range(WORD, WORD + 2), range(1))
-    for member, element in ((0, end), (2**32, 0), (-1, 0), (0, -1)):
-        with pytest.raises(ValueError, match="is outside the counter range"):
-            philox.drawn_at(kind, PLACE, torch.tensor(member), torch.tensor([element]))
     assert fill(kind, range(SHARED, SHARED + 1), range(end - 1, end)).isfinite().all()
     with pytest.raises(ValueError, match="is outside the counter range"):  # before anything is drawn
         philox.fill(torch.empty(1, end + 1, device="meta"), kind, PLACE, range(1), range(end + 1))

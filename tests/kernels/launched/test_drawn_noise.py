@@ -45,13 +45,15 @@ def filled(
 
 
 def expected(members: range, start: int, size: int, *, signs: bool) -> Tensor:
-    """Compute the same numbers in plain torch, one by one."""
-    member = torch.tensor([*members]).unsqueeze(1)
-    element = torch.arange(start, start + size).unsqueeze(0)
+    """Compute the same numbers in plain torch."""
     if not signs:
-        return plain.drawn_at(plain.NORMAL, PLACE, member, element)
-    words = plain.drawn_at(plain.BITS, PLACE, member, element // 64)
-    return ((words >> element % 64 & 1) * 2 - 1).float()
+        values = torch.empty(len(members), size)
+        return plain.fill(values, plain.NORMAL, PLACE, members, range(start, start + size))
+    words = range(start // 64, -(-(start + size) // 64))
+    bits = plain.fill(
+        torch.empty(len(members), len(words), dtype=torch.int64), plain.BITS, PLACE, members, words
+    )
+    return plain.signs(bits, 64 * len(words), torch.float32)[:, start % 64 : start % 64 + size]
 
 
 @BOTH
