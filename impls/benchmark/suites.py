@@ -1,6 +1,6 @@
 """Suites of layers: which variants are measured on which cases."""
 
-import msgspec
+from typing import Any
 
 from esbench.registry import Suite, suite
 from esbench.schema import PHASES, QUALITY, Case
@@ -30,26 +30,29 @@ README = (
 """Variants of the README's tables: NESgpu's schemes and one of each other family; 5 min in all."""
 
 
-def linear(out: int, inp: int, *, members: int = 1024) -> Case:
-    """Return a case of a linear layer."""
-    return Case(operator="Linear", out_channels=out, in_channels=inp, members=members)
+CHECKED: dict[str, Any] = {"bias": True, "members": 8, "dtype": "float64"}
+"""Fields of the cases on which every variant is checked."""
+
+
+def linear(out: int, inp: int, **options: Any) -> Case:  # noqa: ANN401  fields of a case
+    """Return a case of a linear layer, by default with 1024 members."""
+    return Case(**{"operator": "Linear", "out_channels": out, "in_channels": inp, **options})
 
 
 def conv2d(
-    out: int, inp: int, kernel_size: tuple[int, int], input_size: tuple[int, int], *, members: int = 1024
+    out: int,
+    inp: int,
+    kernel_size: tuple[int, int],
+    input_size: tuple[int, int],
+    **options: Any,  # noqa: ANN401  fields of a case
 ) -> Case:
-    """Return a case of a convolution."""
-    return Case(
-        operator="Conv2d",
-        out_channels=out,
-        in_channels=inp,
-        kernel_size=kernel_size,
-        input_size=input_size,
-        members=members,
+    """Return a case of a convolution, by default with 1024 members."""
+    return linear(
+        out, inp, **{"operator": "Conv2d", "kernel_size": kernel_size, "input_size": input_size, **options}
     )
 
 
-suite(
+SUITES = (
     Suite(
         name="readme",
         description="NESgpu's tables: three Linear and five Conv2d shapes, 1024 members; 5 min on an H200",
@@ -61,10 +64,7 @@ suite(
         # A graph cannot capture the generators of the stream ``block``.
         methods={"sample": ("eager",), "forward": ("graph",), "update": ("graph",), "step": ("eager",)},
         traced=("step",),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="quick",
         description="three small shapes, 256 members; two minutes on two CPU cores",
@@ -76,10 +76,7 @@ suite(
         ),
         phases=(*PHASES, QUALITY),
         cell_s=0.15,
-    )
-)
-
-suite(
+    ),
     Suite(
         name="population",
         description="forward against the population: Linear(256, 256), 64 to 65536 members",
@@ -90,10 +87,7 @@ suite(
         sweep="members",
         stop_s=4.0,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="width",
         description="forward against the width: square Linear layers of 64 to 8192 channels, 256 members",
@@ -104,10 +98,7 @@ suite(
         sweep="out_channels",
         stop_s=4.0,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="capacity",
         description="a population whose dense noise is 1.1 TB: Linear(4096, 4096), 16384 members, for a GPU",
@@ -117,25 +108,19 @@ suite(
         phases=("forward",),
         cell_s=0.5,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="digits",
         description="two small networks of handwritten digits: how close a step is to the gradient",
         variants=PLAIN,
         cases=(
-            Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=512),
-            Case(operator="DigitsCNN", out_channels=10, in_channels=1, input_size=(8, 8), members=512),
+            linear(10, 64, operator="DigitsMLP", members=512),
+            linear(10, 1, operator="DigitsCNN", input_size=(8, 8), members=512),
         ),
         phases=(*PHASES, QUALITY),
         cell_s=0.3,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="quality",
         description="effective members against members, 64 to 65536: Linear(64, 64) and a small Conv2d",
@@ -149,30 +134,19 @@ suite(
         sweep="members",
         stop_s=4.0,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="binary",
         description="binarized layers: three BinarizedLinear and two BinarizedConv2d shapes",
         cases=(
-            *(
-                Case(operator="BinarizedLinear", out_channels=out, in_channels=inp)
-                for out, inp in NESGPU_LINEAR
-            ),
-            *(
-                msgspec.structs.replace(conv2d(*shape, members=256), operator="BinarizedConv2d")
-                for shape in ((64, 64, (3, 3), (16, 16)), (128, 128, (3, 3), (8, 8)))
-            ),
+            *(linear(*shape, operator="BinarizedLinear") for shape in NESGPU_LINEAR),
+            conv2d(64, 64, (3, 3), (16, 16), operator="BinarizedConv2d", members=256),
+            conv2d(128, 128, (3, 3), (8, 8), operator="BinarizedConv2d", members=256),
         ),
         variants=("Binary*", "Base", "Naive"),
         phases=(*PHASES, QUALITY),
         cell_s=0.5,
-    )
-)
-
-suite(
+    ),
     Suite(
         name="gate",
         description="what `esbench gate` compares on a CPU: three small shapes, 64 members",
@@ -180,14 +154,11 @@ suite(
         cases=(
             linear(64, 64, members=64),
             conv2d(8, 8, (3, 3), (8, 8), members=64),
-            Case(operator="BinarizedLinear", out_channels=64, in_channels=64, members=64),
+            linear(64, 64, operator="BinarizedLinear", members=64),
         ),
         phases=("sample", "forward", "update"),
         cell_s=0.12,
-    )
-)
-
-suite(
+    ),
     Suite(
         name="gate_cuda",
         description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
@@ -195,10 +166,7 @@ suite(
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
         cell_s=0.6,
-    )
-)
-
-suite(
+    ),
     Suite(
         name="kernels",
         description="fused kernels and the schemes that they compute, for a GPU",
@@ -208,93 +176,45 @@ suite(
             *("Dropout*", "Regenerated*", "Binary*", "Base", "Naive"),
         ),
         cases=(
-            *(
-                msgspec.structs.replace(case, dtype="bfloat16")
-                for case in (
-                    conv2d(32, 32, (1, 1), (32, 32)),
-                    linear(1024, 1024),
-                    linear(1024, 1024, members=8192),
-                    linear(8192, 8192),
-                )
-            ),
-            Case(operator="BinarizedLinear", out_channels=1024, in_channels=1024),
+            conv2d(32, 32, (1, 1), (32, 32), dtype="bfloat16"),
+            linear(1024, 1024, dtype="bfloat16"),
+            linear(1024, 1024, dtype="bfloat16", members=8192),
+            linear(8192, 8192, dtype="bfloat16"),
+            linear(1024, 1024, operator="BinarizedLinear"),
         ),
         cell_s=0.5,
         # Sorted by width: on a CPU most variants stop before the last case, where a call takes seconds.
         sweep="out_channels",
         stop_s=120.0,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="unstored",
         description="a population whose dense noise is 2 TB, drawn in kernels: Linear(1024, 1024), for a GPU",
         variants=("FusedRegenerated*", "FusedLowRank*regenerated*", "Base"),
-        cases=(msgspec.structs.replace(linear(1024, 1024, members=2**20), dtype="bfloat16"),),
+        cases=(linear(1024, 1024, dtype="bfloat16", members=2**20),),
         phases=("forward", "update"),
         cell_s=10.0,
         active=(),
-    )
-)
-
-suite(
+    ),
     Suite(
         name="check",
         description="small float64 cases on which every variant is checked",
         cases=(
-            Case(operator="Linear", out_channels=5, in_channels=6, bias=True, members=8, dtype="float64"),
-            Case(
-                operator="Conv2d",
-                out_channels=4,
-                in_channels=6,
-                kernel_size=(3, 2),
-                input_size=(7, 6),
-                stride=(2, 1),
-                dilation=(1, 2),
-                padding=(1, 2),
-                groups=2,
-                bias=True,
-                members=8,
-                dtype="float64",
-            ),
-            Case(
-                operator="Conv2d",
-                out_channels=3,
-                in_channels=4,
-                kernel_size=(3, 3),
-                input_size=(5, 4),
-                padding="same",
-                padding_mode="circular",
-                bias=True,
-                members=8,
-                dtype="float64",
-            ),
-            Case(
-                operator="BinarizedLinear",
-                out_channels=5,
-                in_channels=70,
-                bias=True,
-                members=8,
-                dtype="float64",
-            ),
-            Case(
-                operator="BinarizedConv2d",
-                out_channels=4,
-                in_channels=6,
-                kernel_size=(3, 2),
-                input_size=(7, 6),
-                stride=(2, 1),
-                padding=(1, 2),
-                bias=True,
-                members=8,
-                dtype="float64",
+            linear(5, 6, **CHECKED),
+            conv2d(4, 6, (3, 2), (7, 6), stride=(2, 1), dilation=(1, 2), padding=(1, 2), groups=2, **CHECKED),
+            conv2d(3, 4, (3, 3), (5, 4), padding="same", padding_mode="circular", **CHECKED),
+            linear(5, 70, operator="BinarizedLinear", **CHECKED),
+            conv2d(
+                4, 6, (3, 2), (7, 6), operator="BinarizedConv2d", stride=(2, 1), padding=(1, 2), **CHECKED
             ),
             *backward.CHECKS,
             *rigl.CHECKS,
             *memory_reclaim.CHECKS,
             *shared_compile.CHECKS,
         ),
-    )
+    ),
 )
+
+for each in SUITES:
+    suite(each)
