@@ -30,7 +30,7 @@ def independent(count: int, seed: int) -> Tensor:
 
 
 def flipped(count: int, seed: int) -> Tensor:
-    """Return members with one shared core and their own signs for the inputs: kappa is OUT + 1."""
+    """Return members with one shared core and a sign per member and input: kappa is OUT + 1."""
     core, signs = normal(OUT, IN, seed=seed), normal(count, 1, IN, seed=seed + 1).sign()
     return (core * signs).flatten(1)
 
@@ -62,19 +62,8 @@ def replicates(draw: Draw, count: int, repeats: int, shift: float = 0.0) -> Tens
 
 
 def off(values: Tensor, expected: float) -> float:
-    """Return by how many standard errors the mean of values differs from the expected one."""
+    """Return the error of the mean of values, in standard errors."""
     return abs(values.mean().item() - expected) / (values.std().item() / math.sqrt(len(values)))
-
-
-@pytest.mark.parametrize(("draw", "kappa"), LAWS)
-def test_the_estimate_finds_known_laws(draw: Draw, kappa: float) -> None:
-    """The estimate finds the known kappa of each kind of noise, also with a common direction added."""
-    for shift in (0.0, 3.0):
-        values = replicates(draw, count=48, repeats=60, shift=shift)
-        # The squared length of a finite core varies, which lowers kappa + 1 by a factor of 1 + 2 / d.
-        exact = (kappa + 1) / (1 + 2 / SIZE) - 1 if draw is not independent else kappa
-        assert off(values, exact) < 4
-        assert values.std() / math.sqrt(60) < 0.02 * (1 + kappa)
 
 
 def test_the_estimate_has_no_bias_and_no_scale() -> None:
@@ -98,20 +87,10 @@ def test_the_estimate_has_no_bias_and_no_scale() -> None:
     with pytest.raises(ValueError, match="the same noise"):
         law.kappa(moments(equal), 50)
     law.kappa(moments(equal + 0.1 * torch.eye(8, 50)), 50)
-
-
-def test_moments_are_the_same_from_members_and_from_weights() -> None:
-    """Moments are the same sums whether there are fewer members than weights or more."""
-    rows = flipped(40, 3) + 1.0
-    few = moments(rows)
-    products = rows @ rows.T
-    apart = products - products.diag().diag()
-    sums = apart.sum(1)
-    added = torch.stack([products.trace(), sums.sum(), apart.square().sum(), sums.square().sum()]).tolist()
-    assert tuple(few) == pytest.approx((40, *added))
-    twice = torch.cat([rows, rows]).narrow(1, 0, 60)
-    padded = torch.cat([twice, torch.zeros(80, 40)], 1)
-    assert tuple(moments(twice)) == pytest.approx(tuple(moments(padded)))
+    # The sums are the same, computed from inner products of members or, for many members, of weights.
+    many = flipped(80, 3).narrow(1, 0, 60) + 1.0
+    padded = torch.cat([many, torch.zeros(80, 40)], 1)
+    assert tuple(moments(many)) == pytest.approx(tuple(moments(padded)))
 
 
 def cosines(draw: Draw, count: int, seed: int, gradients: int) -> Tensor:
@@ -123,8 +102,14 @@ def cosines(draw: Draw, count: int, seed: int, gradients: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("draw", "kappa"), LAWS)
-def test_the_law_is_that_of_the_cosine(draw: Draw, kappa: float) -> None:
-    """For d / 4 to 8 d members cos^2 is 1 / (1 + kappa + d / n), within 4 standard errors and 3 / d of it."""
+def test_the_estimate_and_the_law_are_right_for_known_noise(draw: Draw, kappa: float) -> None:
+    """The estimate finds kappa, also with a common direction added; cos^2 is 1 / (1 + kappa + d / n)."""
+    for shift in (0.0, 3.0):
+        values = replicates(draw, count=48, repeats=60, shift=shift)
+        # The squared length of a finite core varies, which lowers kappa + 1 by a factor of 1 + 2 / d.
+        exact = (kappa + 1) / (1 + 2 / SIZE) - 1 if draw is not independent else kappa
+        assert off(values, exact) < 4
+        assert values.std() / math.sqrt(60) < 0.02 * (1 + kappa)
     for share in (0.25, 1, 8):
         count, repeats = int(share * SIZE), 24
         means = [cosines(draw, count, 100 * seed, gradients=40).mean() for seed in range(repeats)]
@@ -150,7 +135,7 @@ def test_n_eff_of_a_kappa() -> None:
     assert statistics.mean(each) > 1.5 * exact
 
 
-def test_rare_pairs_that_were_not_met_are_in_what_is_unseen() -> None:
+def test_unseen_bounds_the_share_of_pairs_that_were_not_sampled() -> None:
     """Where similar pairs are too rare to be sampled, the fitted kappa is low by less than ``unseen``."""
     wide = 4000
     columns = torch.randint(wide, (24,), generator=Generator().manual_seed(1))
@@ -225,15 +210,8 @@ def logits(out: int, inp: int, scale: float = 1.0) -> nn.Module:
     return module
 
 
-def test_a_contrast_with_the_noise_itself_is_the_law() -> None:
-    """If the update sums the noise itself, the contrast is kappa of the inner products within 1 %."""
-    noise = normal(200, 300, seed=0) + 0.3 * normal(1, 300, seed=1) * normal(200, 1, seed=2)
-    noise += 3 * normal(1, 300, seed=3)  # a common direction is removed by centring
-    assert law.contrast(noise, noise, 10**9) == pytest.approx(law.kappa(moments(noise), 300), rel=1e-2)
-
-
 @pytest.mark.parametrize("group", [4, 16])
-def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
+def test_kappa_of_a_mixture_predicts_its_cosines(group: int) -> None:
     """Kappa of a mixture follows from the update's cosine over random linear fitnesses, within 5 %."""
     members, size, steps = 256, 12 * 16, 16
     subject = Subject(logits(12, 16), impls.BinaryMixture(group=group), members)
@@ -256,7 +234,7 @@ def test_kappa_of_a_mixture_is_what_gradients_lose(group: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
-def test_independent_bits_lose_what_their_variances_differ_by(scale: float) -> None:
+def test_kappa_of_independent_bits_depends_on_their_variances(scale: float) -> None:
     """Kappa of independent bits is 0 if all are fair, and grows as their probabilities approach 0 or 1."""
     subject = Subject(logits(24, 20, scale), impls.Binary(), 128)
     values = torch.tensor(law.fitted(subject, [law.sampled_moments(subject, step) for step in range(20)]))
