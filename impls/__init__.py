@@ -7,7 +7,7 @@ import impls.schemes  # isort: skip  # registered first: the order of tables
 import impls.benchmark.baselines
 import impls.benchmark.suites
 import impls.benchmark.workload
-import impls.training  # noqa: F401  imported for what it registers
+import impls.training
 from impls.binary.layers import BinarizedConv2d, BinarizedLinear, BinarizedMaxPool2d
 from impls.kernels.binary import FusedBinary
 from impls.kernels.blocks import FusedDropoutBlocks
@@ -21,28 +21,7 @@ from impls.kernels.sparse import FusedSparsePerturbed
 from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
-from impls.schemes import (
-    Binary,
-    BinaryMixture,
-    Compiled,
-    DropConnect,
-    DropoutBlocks,
-    DropoutMask,
-    Flipped,
-    FlippedSign,
-    Hadamard,
-    Loop,
-    LowRank,
-    LowRankSign,
-    NoiseTable,
-    Orthogonal,
-    Permuted,
-    Perturbed,
-    Regenerated,
-    RegeneratedSign,
-    SparsePerturbed,
-    Vmap,
-)
+from impls.schemes import *  # noqa: F403  every scheme is public
 
 __all__ = [
     "BLOCK",
@@ -53,14 +32,6 @@ __all__ = [
     "BinarizedConv2d",
     "BinarizedLinear",
     "BinarizedMaxPool2d",
-    "Binary",
-    "BinaryMixture",
-    "Compiled",
-    "DropConnect",
-    "DropoutBlocks",
-    "DropoutMask",
-    "Flipped",
-    "FlippedSign",
     "FusedBinary",
     "FusedDropoutBlocks",
     "FusedDropoutMask",
@@ -73,19 +44,8 @@ __all__ = [
     "FusedRegenerated",
     "FusedRegeneratedSign",
     "FusedSparsePerturbed",
-    "Hadamard",
-    "Loop",
-    "LowRank",
-    "LowRankSign",
-    "NoiseTable",
-    "Orthogonal",
-    "Permuted",
-    "Perturbed",
     "Population",
     "PopulationNoise",
-    "Regenerated",
-    "RegeneratedSign",
-    "SparsePerturbed",
-    "Vmap",
     "perturb",
 ]
+__all__ += impls.schemes.__all__

@@ -1,20 +1,21 @@
 """Perturbation schemes, one file per family; importing the package registers them in the order of tables."""
 
-from impls.schemes.dense import Perturbed  # isort: skip
-from impls.schemes.regenerated import Regenerated, RegeneratedSign  # isort: skip
-from impls.schemes.noise_table import NoiseTable  # isort: skip
-from impls.schemes.sparse import SparsePerturbed  # isort: skip
-from impls.schemes.lowrank import LowRank, LowRankSign  # isort: skip
-from impls.schemes.orthogonal import Orthogonal  # isort: skip
-from impls.schemes.permuted import Permuted  # isort: skip
-from impls.schemes.flipped import Flipped, FlippedSign  # isort: skip
-from impls.schemes.hadamard import Hadamard  # isort: skip
-from impls.schemes.dropout import DropConnect, DropoutMask  # isort: skip
-from impls.schemes.blocks import DropoutBlocks  # isort: skip
-from impls.schemes.binary import Binary  # isort: skip
-from impls.schemes.binary import BinaryMixture  # isort: skip
-from impls.schemes.compiled import Compiled  # isort: skip
-from impls.schemes.torch_baselines import Loop, Vmap  # isort: skip
+# isort: off
+from impls.schemes.dense import Perturbed
+from impls.schemes.regenerated import Regenerated, RegeneratedSign
+from impls.schemes.noise_table import NoiseTable
+from impls.schemes.sparse import SparsePerturbed
+from impls.schemes.lowrank import LowRank, LowRankSign
+from impls.schemes.orthogonal import Orthogonal
+from impls.schemes.permuted import Permuted
+from impls.schemes.flipped import Flipped, FlippedSign
+from impls.schemes.hadamard import Hadamard
+from impls.schemes.dropout import DropConnect, DropoutMask
+from impls.schemes.blocks import DropoutBlocks
+from impls.schemes.binary import Binary, BinaryMixture
+from impls.schemes.compiled import Compiled
+from impls.schemes.torch_baselines import Loop, Vmap
+# isort: on
 
 __all__ = [
     "Binary",

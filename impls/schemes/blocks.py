@@ -205,8 +205,16 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
+        blocks = self._blocks(weight.shape[2])
+        is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
         columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
-        return self._shared(weight.numel(), columns, members)
+        borders = pairwise(_borders(len(columns), blocks))
+        squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
+        if self.learns_from_rows or not is_balanced or squares is None:
+            return None
+        # Members of a group are equal; those of different groups have orthogonal rows of the matrix.
+        same = same_core_fraction(members, self.groups)
+        return weight.numel() * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
 
     def density(self, weight: torch.Size) -> float:
         """Return the share of the plain product that a forward computes."""
@@ -241,18 +249,6 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
         taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
         return matrix[taken][:, chosen] * host.signs("signs", gates)[0] > 0
-
-    def _shared(self, size: int, columns: Tensor, members: int) -> float | None:
-        """Return kappa for columns of these squared lengths; None if the gates are not balanced."""
-        blocks = self._blocks(len(columns))
-        is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
-        borders = pairwise(_borders(len(columns), blocks))
-        squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
-        if self.learns_from_rows or not is_balanced or squares is None:
-            return None
-        # Members of a group are equal; those of different groups have orthogonal rows of the matrix.
-        same = same_core_fraction(members, self.groups)
-        return size * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
 
     def _blocks(self, width: int) -> int:
         """Return the number of blocks of an axis of ``width`` channels.

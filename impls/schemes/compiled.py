@@ -1,4 +1,4 @@
-"""Any scheme compiled by torch.compile, to compare with the eager scheme and with fused kernels."""
+"""Any scheme compiled by torch.compile, for comparison with the eager scheme and with fused kernels."""
 
 import functools
 import importlib.util
@@ -34,7 +34,7 @@ LEAST_CAPABILITY = (7, 0)
         "Hadamard",
         "DropoutMask",
     ),
-    source="torch.compile, with the scheme as it is",
+    source="torch.compile on the unchanged scheme",
     on_request=True,  # each shape takes seconds to compile, and a correctness check has many
 )
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Compiled(AbstractWrapper[Noise]):
             raise UnknownNameError(message)
         if not isinstance(entry.scheme, AbstractScheme):
             message = f"{self}: {self.of} is a plain layer, not a scheme"
-            raise ValueError(message)  # noqa: TRY004  a person's choice of a name, and no argument's type
+            raise ValueError(message)  # noqa: TRY004  the name is wrong, not the type of an argument
         return entry.scheme
 
     @property
@@ -80,15 +80,15 @@ class Compiled(AbstractWrapper[Noise]):
         plain, weight = self.plain, module.weight
         assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
         if isinstance(plain, AbstractWrapper):
-            return f"{plain} is one scheme in another already"
+            return f"{plain} is itself another implementation of a scheme"
         if plain.draws_binary_weights:
-            return f"{plain} multiplies packed bits, which the compiler does not know"
+            return f"{plain} multiplies packed bits, which torch.compile does not support"
         if plain.learns_from_rows:
             return "its update differentiates rows by backpropagation, which does not compile to one program"
         if reason := plain.supports(module) or without_compiler(weight.device):
             return reason
         if _draws_in_forward(plain, weight):
-            return "its noise is drawn inside of its forward: a program would be of one step"
+            return "its noise is drawn in the forward: a program would repeat the noise of one step"
         return ""
 
     @override
@@ -108,7 +108,7 @@ class Compiled(AbstractWrapper[Noise]):
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the cache tells programs apart by the key
+def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the key distinguishes programs in the cache
     """Return the compiled program of a scheme's method for arguments of one kind.
 
     The compiler caches a few programs per code object and gives up beyond that, and schemes of one class have
@@ -136,36 +136,26 @@ def _kind(values: Tensor) -> tuple[Hashable, ...]:
 
 def without_compiler(device: torch.device) -> str:
     """Return why torch.compile does not work on this device; an empty string if it does."""
-    if device.type == "meta":
-        return ""
-    from torch._dynamo import eval_frame  # noqa: PLC0415  the compiler takes a second to load, and only these need it
+    # Loading the compiler takes a second, so other schemes do not import it.
+    from torch._dynamo import eval_frame  # noqa: PLC0415  see above
+    from torch._inductor import cpp_builder  # noqa: PLC0415  see above
 
     if not eval_frame.is_dynamo_supported():
-        return "torch.compile does not know this Python"
-    if device.type not in {"cpu", "cuda"}:
-        return f"torch.compile is used here on a CPU or a CUDA device, the layer is on {device.type}"
-    return _without_cpp() if device.type == "cpu" else _without_triton(device)
-
-
-def _without_triton(device: torch.device) -> str:
-    """Return why torch.compile does not work on this GPU; an empty string if it does."""
-    if importlib.util.find_spec("triton") is None:
-        return "torch.compile needs triton on a GPU, which is not installed"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_CAPABILITY:
-        have, need = (".".join(map(str, one)) for one in (capability, LEAST_CAPABILITY))
-        return f"torch.compile needs a GPU of capability {need} or more, this one has {have}"
-    return ""
-
-
-def _without_cpp() -> str:
-    """Return why there is no C++ compiler; an empty string if there is one."""
-    from torch._inductor import cpp_builder  # noqa: PLC0415  as slow to load, and only these need it
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except RuntimeError as error:
-        return f"torch.compile needs a C++ compiler on a CPU: {error}"
+        return "torch.compile does not support this version of Python"
+    if device.type == "cpu":
+        try:
+            cpp_builder.get_cpp_compiler()
+        except RuntimeError as error:
+            return f"torch.compile needs a C++ compiler on a CPU: {error}"
+    elif device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "torch.compile needs triton on a GPU, which is not installed"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < LEAST_CAPABILITY:
+            have, need = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
+            return f"torch.compile needs a GPU of capability {need} or more, this one has {have}"
+    elif device.type != "meta":
+        return f"torch.compile is supported on a CPU or a CUDA device, the layer is on {device.type}"
     return ""
 
 

@@ -55,13 +55,16 @@ N = TypeVar("N", bound=AbstractDropoutNoise)
 class AbstractDropout(AbstractScheme[N]):
     """A scheme whose noise is W times a factor: sigma E_m = W * xi_m."""
 
+    p: float
+    """Probability of dropping a value."""
+
     @abstractmethod
     def dropped(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
         """Apply each member's weight W (1 + xi_m) to its rows."""
 
-    @abstractmethod
-    def variance(self, weight: torch.Size) -> float:
-        """Return v, the variance of xi."""
+    def variance(self, weight: torch.Size) -> float:  # noqa: ARG002  for subclasses
+        """Return v, the variance of xi, for a weight [g, o, i, *taps]."""
+        return self.p / (1 - self.p)
 
     @override
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:
@@ -94,11 +97,6 @@ class DropoutNoise(AbstractDropoutNoise):
     kept: Tensor
 
 
-def variance(p: float) -> float:
-    """Return v, the variance of g / q for gates that are 0 with probability p."""
-    return p / (1 - p)
-
-
 def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
     """Draw gates, bool [m, *shape]; fair gates use one random bit each."""
     if p == FAIR:
@@ -108,7 +106,7 @@ def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
 
 def _xi(kept: Tensor, p: float, like: Tensor) -> Tensor:
     """Return g / q - 1 in the type of ``like``."""
-    return torch.where(kept, like.new_full((), variance(p)), -1.0)
+    return torch.where(kept, like.new_full((), p / (1 - p)), -1.0)
 
 
 def _scaled(values: Tensor, kept: Tensor, p: float) -> Tensor:
@@ -121,7 +119,7 @@ def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
 
-def _shared(weight: Tensor, squares: Tensor) -> float | None:
+def _kappa_of_gates(weight: Tensor, squares: Tensor) -> float | None:
     """Return kappa of gates on weights of squared lengths l: d sum l^2 / (sum l)^2 - 1."""
     share = concentration(squares)
     return None if share is None else weight.numel() * share - 1
@@ -178,10 +176,6 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
         return self.forward(op, weight, noise, x, noise.sigma)
 
     @override
-    def variance(self, weight: torch.Size) -> float:
-        return variance(self.p)
-
-    @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
@@ -196,24 +190,24 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     ) -> Tensor:
         y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
         xi = append_axes(_xi(noise.kept, self.p, y), y[0])
-        total: Tensor = pull(y * xi * append_axes(utilities / variance(self.p), y))[0]
+        total: Tensor = pull(y * xi * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         xi = torch.tensordot(utilities, _xi(noise.kept, self.p, utilities), dims=1)
-        return noise.weight.tensor * append_axes(self._beside(xi), noise.weight.tensor) / noise.sigma
+        return noise.weight.tensor * append_axes(self._broadcast(xi), noise.weight.tensor) / noise.sigma
 
     @override
     def dense_noise(self, noise: DropoutNoise) -> Tensor:
         weight = noise.weight.tensor.unsqueeze(0)
-        return weight * append_axes(self._beside(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
+        return weight * append_axes(self._broadcast(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
         # <E_m, E_m'> is the sum over columns of xi xi' times the column's squared length.
         columns = weight.double().square().transpose(1, 2).flatten(2).sum(2)
-        return None if self.side == "out" else _shared(weight, columns)
+        return None if self.side == "out" else _kappa_of_gates(weight, columns)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
@@ -226,7 +220,7 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
         dropped, ratio = _scaled(values, append_axes(noise.kept, values[0]), self.p), sigma / noise.sigma
         return dropped if _is_one(ratio) else _between(values, dropped, ratio)
 
-    def _beside(self, xi: Tensor) -> Tensor:
+    def _broadcast(self, xi: Tensor) -> Tensor:
         """View factors of channels [..., g, c] so that they broadcast to [..., g, o, i]."""
         return xi.unsqueeze(-2 if self.side == "in" else -1)
 
@@ -266,10 +260,6 @@ class DropConnect(AbstractDropout[DropoutNoise]):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     @override
-    def variance(self, weight: torch.Size) -> float:
-        return variance(self.p)
-
-    @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         weight = noise.weight.tensor
         total = sum_of_pieces(
@@ -284,7 +274,7 @@ class DropConnect(AbstractDropout[DropoutNoise]):
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
-        return _shared(weight, weight.double().square())
+        return _kappa_of_gates(weight, weight.double().square())
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:

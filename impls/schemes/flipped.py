@@ -84,11 +84,10 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         # One core at a time: the sums of signs for all of them would take as much memory as the cores.
-        total = None
-        for place, core in enumerate(noise.core):
-            signs = append_axes(self._summed_signs(noise, utilities, place), core)
-            total = core * signs if total is None else total.addcmul_(core, signs)
-        assert total is not None  # noqa: S101  there is a core
+        first, *others = noise.core
+        total = first * append_axes(self._summed_signs(noise, utilities, 0), first)
+        for place, core in enumerate(others, start=1):
+            total.addcmul_(core, append_axes(self._summed_signs(noise, utilities, place), core))
         return total
 
     def _summed_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:

@@ -138,11 +138,11 @@ def test_a_scheme_that_cannot_be_compiled_is_refused_with_a_reason() -> None:
     """Making a population raises an error; a workload is unavailable with the same reason."""
     for of, reason in (
         ("DropoutMask(side=out)", "differentiates rows"),
-        ("Compiled(of=Hadamard)", "one scheme in another already"),
+        ("Compiled(of=Hadamard)", "another implementation of a scheme"),
         ("Binary", "multiplies packed bits"),
-        ("FusedLowRankSign", "one scheme in another already"),
-        ("LowRank(rank=1, regenerated=True)", "drawn inside of its forward"),
-        ("Regenerated", "drawn inside of its forward"),
+        ("FusedLowRankSign", "another implementation of a scheme"),
+        ("LowRank(rank=1, regenerated=True)", "drawn in the forward"),
+        ("Regenerated", "drawn in the forward"),
         ("Base", "a plain layer, not a scheme"),
     ):
         with pytest.raises(ValueError, match=reason):
@@ -167,9 +167,9 @@ def test_a_missing_compiler_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(importlib.util, "find_spec", Mock(return_value=None))
     assert "needs triton on a GPU" in compiled.without_compiler(cuda)
     assert "the layer is on mps" in compiled.without_compiler(torch.device("mps"))
-    monkeypatch.setattr(eval_frame, "is_dynamo_supported", Mock(return_value=False))
-    assert compiled.without_compiler(cpu) == "torch.compile does not know this Python"
     assert not compiled.without_compiler(torch.device("meta"))
+    monkeypatch.setattr(eval_frame, "is_dynamo_supported", Mock(return_value=False))
+    assert compiled.without_compiler(cpu) == "torch.compile does not support this version of Python"
 
 
 def test_compiled_variants_take_part_on_request() -> None:
