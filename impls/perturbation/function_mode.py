@@ -120,7 +120,7 @@ class MemberFunctionMode(TorchFunctionMode):
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
             if layer is not None:
-                return self._answer(layer, read(*args, **kwargs))
+                return self._call_layer(layer, read(*args, **kwargs))
         if _changes_its_argument(func):
             self._refuse_use(func, args[:1])
         result = func(*args, **kwargs)
@@ -142,17 +142,17 @@ class MemberFunctionMode(TorchFunctionMode):
             )
             raise ValueError(message)
 
-    def _answer(self, layer: PerturbedLayer, call: Call) -> Tensor:
+    def _call_layer(self, layer: PerturbedLayer, call: Call) -> Tensor:
         if call.bias is not layer.bias:
             message = (
-                f"the weight of layer {layer.name!r} is used with another bias than the layer's own: "
+                f"the weight of layer {layer.name!r} is used with the bias of another layer: "
                 "exclude the layer, or call the layer itself"
             )
             raise ValueError(message)
         if call.x.shape[0] != self._rows:
             message = (
                 f"layer {layer.name!r} got {call.x.shape[0]} rows where the population has {self._rows}: "
-                "a model must keep the first axis of its input as it is"
+                "a model must not change the first axis of its input"
             )
             raise ValueError(message)
         self._reached = True

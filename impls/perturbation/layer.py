@@ -27,7 +27,7 @@ NORMALISATIONS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-"""Modules whose scale and shift get independent normal noise, whatever the scheme of the other layers."""
+"""Modules whose scale and shift get independent normal noise, with any scheme of the other layers."""
 
 
 class AbstractLogitLayer(nn.Module):
@@ -133,29 +133,29 @@ class PerturbedLayer:
         """
         is_affine = isinstance(module, NORMALISATIONS)
         groups = None if is_affine else getattr(module, "groups", 1)
-        own: AnyScheme = ScaleScheme() if is_affine else scheme
-        shown = name or type(module).__name__
-        if isinstance(module, AbstractLogitLayer) != own.draws_binary_weights:
+        chosen: AnyScheme = ScaleScheme() if is_affine else scheme
+        label = name or type(module).__name__
+        if isinstance(module, AbstractLogitLayer) != chosen.draws_binary_weights:
             message = (
-                f"{shown}: {scheme} does not support {type(module).__name__}: layers with binary weights, "
+                f"{label}: {scheme} does not support {type(module).__name__}: layers with binary weights, "
                 "such as BinarizedLinear, need a scheme that draws binary weights, such as Binary(), and "
                 "other layers need another scheme"
             )
             raise ValueError(message)
-        if reason := own.supports(module):
-            message = f"{shown}: {own}: {reason}"
+        if reason := chosen.supports(module):
+            message = f"{label}: {chosen}: {reason}"
             raise ValueError(message)
         parameters = dict(module.named_parameters(recurse=False))
-        layer = cls(name, parameters["weight"], parameters.get("bias"), own, groups, module)
+        layer = cls(name, parameters["weight"], parameters.get("bias"), chosen, groups, module)
         try:
             layer.sample(0, 0, range(1), device="meta")
         except ValueError as error:
-            message = f"{shown}: {error}"
+            message = f"{label}: {error}"
             raise ValueError(message) from None
         return layer
 
     def check_parameters(self) -> None:
-        """Check that the module still has the parameters it had.
+        """Check that the module's parameters are still the same objects.
 
         Raises:
             ValueError: one was replaced by another object.
@@ -217,7 +217,7 @@ class PerturbedLayer:
         draws = stream(seed, step, f"{self.name}.bias", members, place, self.bias.dtype)
         return LayerNoise(noise, draws.normal("dense", *self.bias.shape))
 
-    def forward(  # noqa: PLR0913  a context and what it is applied to
+    def forward(  # noqa: PLR0913  every argument of a member's forward
         self,
         op: AbstractOperator,
         rows: Tensor,
@@ -290,7 +290,7 @@ class PerturbedLayer:
             ValueError: there are no calls, or the sum does not fit the weight's type.
 
         """
-        assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller has asked
+        assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller checks learns_from_rows
         weight, recorded = self.grouped(self.weight), False
         for op, rows, _ in calls:
             x = op.split(rows, len(utilities))
@@ -300,7 +300,7 @@ class PerturbedLayer:
             recorded = True
         if not recorded:
             message = (
-                f"layer {self.name!r} learns from the rows it saw: evaluate with call_with_activations(x, "
+                f"the update of layer {self.name!r} needs its inputs: evaluate with call_with_activations(x, "
                 "noise) and pass the record that it returns to update()"
             )
             raise ValueError(message)
@@ -336,7 +336,7 @@ class PerturbedLayer:
 
 
 def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return the modules with trainable parameters of their own, by name, without the excluded ones.
+    """Return the modules that directly hold trainable parameters, by name, without the excluded ones.
 
     Args:
         model: the model.
@@ -385,12 +385,12 @@ def _obstacle(module: nn.Module) -> str:
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         return f"{kind}: scripted code cannot be perturbed"
-    own = dict(module.named_parameters(recurse=False))
-    if not isinstance(module, SUPPORTED) or set(own) - {"weight", "bias"}:
+    parameters = dict(module.named_parameters(recurse=False))
+    if not isinstance(module, SUPPORTED) or set(parameters) - {"weight", "bias"}:
         return kind
-    if isinstance(own.get("weight"), nn.UninitializedParameter):
+    if isinstance(parameters.get("weight"), nn.UninitializedParameter):
         return f"{kind}, not initialised: run the model once"
-    if "weight" not in own or len({parameter.requires_grad for parameter in own.values()}) > 1:
+    if "weight" not in parameters or len({p.requires_grad for p in parameters.values()}) > 1:
         return f"{kind} with only a part of weight and bias trainable"
     return ""
 

@@ -44,8 +44,8 @@ def append_axes(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
-# Signs are int8, whatever the type of the values they flip: a multiplication costs the same on a CPU, and
-# they take a quarter of the memory of float32. They are converted to a wider type only in sums.
+# Signs are int8 for values of any type: a multiplication costs the same on a CPU, and they take a quarter of
+# the memory of float32. They are converted to a wider type only in sums.
 
 
 def draw_signs(stream: NoiseStream, draw: str, *shape: int) -> Tensor:
@@ -98,7 +98,7 @@ def sum_outer_products(utilities: Tensor, outputs: Tensor, inputs: Tensor) -> Te
 def same_core_fraction(members: int, cores: int) -> float:
     """Return the fraction of pairs of different members that have the same core: about 1 / cores.
 
-    The kappa of one core is multiplied by it. It is 0 where each member has a core of its own.
+    The kappa of one core is multiplied by it. It is 0 where no two members share a core.
     """
     if members < 2:  # noqa: PLR2004  there are no pairs
         return 1.0

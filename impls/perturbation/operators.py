@@ -39,7 +39,7 @@ class AbstractOperator(ABC):
             return torch.addcmul(product, y, scale, out=y)
         return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
 
-    def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002  for those who override it
+    def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002  for subclasses
         """View activations or outputs [r, m, g, c, *s] as rows of a matrix product, [r, m, p, c].
 
         None if applying this weight is not a matrix product; matrix kernels then do not support it.

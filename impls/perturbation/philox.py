@@ -70,7 +70,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
         torch.bitwise_right_shift(low0, 32, out=high0).bitwise_xor_(c3).bitwise_xor_(second).bitwise_and_(
             WORD
         )
-        # The bits above 32 of the low halves are masked later, where they would matter.
+        # The bits above 32 of the low halves are masked later, where they matter.
         c0, c1, c2, c3, high1, low1, high0, low0 = high1, low1, high0, low0, c0, c1, c2, c3
     return c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)
 
@@ -140,8 +140,8 @@ def signs_of(words: Tensor) -> Tensor:
     """
     bytes_ = torch.arange(256, device=words.device).unsqueeze(1)
     table = ((bytes_ >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
-    found = table.view(torch.int64).flatten().index_select(0, words.view(torch.uint8).flatten().int())
-    return found.view(torch.int8).view(*words.shape[:-1], -1)
+    signs = table.view(torch.int64).flatten().index_select(0, words.view(torch.uint8).flatten().int())
+    return signs.view(torch.int8).view(*words.shape[:-1], -1)
 
 
 def signs(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:

@@ -89,7 +89,7 @@ class ActivationRecord:
         for name, calls in self.layers.items():
             if any(call.version != LayerCall.of(call.operator, call.rows).version for call in calls):
                 message = (
-                    f"the rows that layer {name!r} saw were changed in place since: its update needs them. "
+                    f"inputs of layer {name!r} were changed in place since its call: its update needs them. "
                     "Write y = y + x instead of y += x, or give each call its own inputs"
                 )
                 raise ValueError(message)

@@ -27,11 +27,11 @@ N = TypeVar("N", bound=Noise)
 class TensorRef:
     """A reference to a tensor that noise depends on but does not own, such as the weight it is scaled by.
 
-    It does not count towards the noise's memory, and :meth:`Noise.narrow` leaves it as it is.
+    It does not count towards the noise's memory, and :meth:`Noise.narrow` does not change it.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        """Refer to a tensor; later changes of it are seen."""
+        """Refer to a tensor; the reference follows later changes in place."""
         self.tensor = tensor
 
 
@@ -110,7 +110,7 @@ class AbstractScheme(ABC, Generic[N]):
     draws_binary_weights = False
     """Whether members have binary weights; only layers whose weights are logits take such a scheme."""
 
-    def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for those who override it
+    def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for subclasses
         """Return why the scheme cannot serve a layer on the layer's device; an empty string if it can."""
         return ""
 
@@ -136,7 +136,7 @@ class AbstractScheme(ABC, Generic[N]):
 
     # Optional: another form of the noise, of the weight or of the update.
 
-    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  # for those who override it
+    def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  for subclasses
         """Convert drawn noise to the form that ``forward`` reads; by default it is read as drawn."""
         return noise
 
@@ -147,7 +147,7 @@ class AbstractScheme(ABC, Generic[N]):
     def update_directions(self, noise: N) -> Tensor:
         """Return the tensors D_m that the update multiplies by utilities, [m, g, o, i, *taps].
 
-        They are E_m, unless the scheme says otherwise by :attr:`update_directions_differ`.
+        They are E_m, unless :attr:`update_directions_differ`.
         """
         return self.dense_noise(noise)
 
@@ -158,7 +158,7 @@ class AbstractScheme(ABC, Generic[N]):
 
     # Optional: quality.
 
-    def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for those who override it
+    def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for subclasses
         """Return the closed form of kappa in the quality law, or None if it is unknown.
 
         For a locally linear fitness with centred utilities, a generic gradient G and d weights, the estimate
@@ -172,13 +172,13 @@ class AbstractScheme(ABC, Generic[N]):
         """
         return None
 
-    def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for those who override it
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for subclasses
         """Return the standard deviation of E_m's entries; it is 1 unless the noise scales with the weight."""
         return 1.0
 
     # Optional: minimum work.
 
-    def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for those who override it
+    def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for subclasses
         """Return a lower bound of the arithmetic for a weight [g, o, i, *taps]; None: not declared."""
         return None
 
@@ -212,7 +212,7 @@ class AbstractDenseScheme(AbstractScheme[N]):
     Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m are not stored.
     """
 
-    def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for those who override it
+    def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for subclasses
         """Return the ranges (start, stop) of members, counted from the first, of each piece."""
         return [(0, members)]
 
@@ -279,7 +279,7 @@ class AbstractWrapper(AbstractScheme[N]):
     """A different implementation of a scheme, such as a fused kernel.
 
     Noise, reference implementation, quality and minimum work are those of :attr:`plain`, which must not draw
-    binary weights. Subclasses define ``forward``, ``weighted_sum`` and ``supports``.
+    binary weights. Subclasses define ``plain``, ``forward``, ``weighted_sum`` and ``supports``.
     """
 
     @property

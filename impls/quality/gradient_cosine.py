@@ -73,13 +73,13 @@ class Descent:
         losses, record = self.evaluate(population, noise)
         # Utilities are centred within each half, which removes the component common to all members.
         utilities = losses.mean(1, keepdim=True) - losses
-        kept = {name: parameter.grad for name, parameter in population.model.named_parameters()}
+        gradients = {name: parameter.grad for name, parameter in population.model.named_parameters()}
         population.model.zero_grad()
         population.update(noise, utilities.flatten(), record)
-        found = [p.grad.double().flatten() for p in population.model.parameters() if p.grad is not None]
+        estimate = [p.grad.double().flatten() for p in population.model.parameters() if p.grad is not None]
         for name, parameter in population.model.named_parameters():
-            parameter.grad = kept[name]
-        return torch.cat(found)
+            parameter.grad = gradients[name]
+        return torch.cat(estimate)
 
     def cosine(self, sigma: float, step: int) -> float:
         """Return the cosine of the estimate and backpropagation's gradient."""
@@ -88,7 +88,7 @@ class Descent:
     def evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, ActivationRecord]:
         """Return the losses of all members with their noise and with its negative, [2, members]."""
         members, losses = population.members, torch.zeros(2, population.members, dtype=torch.float64)
-        seen: dict[str, list[LayerCall]] = {}
+        calls: dict[str, list[LayerCall]] = {}
         for x, y in self._pieces(members):
             count = len(y)
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
@@ -96,9 +96,9 @@ class Descent:
             classes = y.repeat(2).repeat_interleave(members)
             each = functional.cross_entropy(logits.double(), classes, reduction="none")
             losses = losses.to(each.device) + each.view(2, count, members).sum(1)
-            for name, calls in record.layers.items():
-                seen.setdefault(name, []).extend(calls)
-        return losses / len(self.y), ActivationRecord(seen, noise)
+            for name, recorded in record.layers.items():
+                calls.setdefault(name, []).extend(recorded)
+        return losses / len(self.y), ActivationRecord(calls, noise)
 
     def _pieces(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
         count = max(1, ROWS_AT_ONCE // (2 * members))

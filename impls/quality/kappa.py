@@ -115,7 +115,7 @@ class Subject:
     def sample(self, step: int, count: int, *, update_directions: bool = False) -> Tensor:
         """Return the dense noise of randomly chosen members of one step, [count, d] in float32.
 
-        All pairs of members are equally likely, so that pairs with the same one of several cores occur as
+        All pairs of members are equally likely, so that pairs that share a core occur as
         often as in the whole population. Where drawing the whole population's noise would cost too much, all
         members of a smaller population are returned, if its pairs have the same kappa.
 
@@ -242,23 +242,23 @@ SMALLEST_SHARE = 2.0**-40
 """The least size of 1 + kappa n / d, so that a replicate of n_eff is finite."""
 
 
-def kappa(found: Moments, size: int) -> float:
+def kappa(sums: Moments, size: int) -> float:
     """Estimate kappa from the inner products of members of ``size`` numbers each.
 
     Raises:
         ValueError: there are fewer than four members, or nothing in which they differ.
 
     """
-    count = found.members
+    count = sums.members
     if count < NEEDED:
         message = f"kappa needs at least {NEEDED} members to estimate, there are {count}"
         raise ValueError(message)
-    centred = found.squares - 2 * found.margins / (count - 2) + found.total**2 / ((count - 1) * (count - 2))
+    centred = sums.squares - 2 * sums.margins / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
     shared = centred / (count * (count - 3))
-    trace = found.trace / count - found.total / (count * (count - 1))
-    if trace <= ROUNDING * found.trace / count:
+    trace = sums.trace / count - sums.total / (count * (count - 1))
+    if trace <= ROUNDING * sums.trace / count:
         message = "all members have the same noise: nothing remains after centring"
-        raise ValueError(message if found.trace else ZERO)
+        raise ValueError(message if sums.trace else ZERO)
     return size * shared / trace**2 - 1
 
 

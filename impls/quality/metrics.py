@@ -72,12 +72,12 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
     for sigma in gradient_cosine.SIGMAS:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield Figure("cosine", f"sigma={sigma:g}", cosines)
-    own = tuple(here.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
-    if min(own) <= 0:
+    cosines = tuple(here.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
+    if min(cosines) <= 0:
         yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
-        found = tuple(gradient_cosine.effective_members(one, subject.size) for one in own)
-        yield Figure("effective_members", MEASURED, found)
+        sizes = tuple(gradient_cosine.effective_members(one, subject.size) for one in cosines)
+        yield Figure("effective_members", MEASURED, sizes)
 
 
 def _law(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
@@ -96,27 +96,27 @@ def _law(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
     if declared is not None:
         yield Figure("kappa", DECLARED, (declared,))
     yield Figure("kappa", UNSEEN, (kappa.unseen(sampled, size),))
-    found = tuple(kappa.effective_members(members, size, value) for value in fitted)
-    yield Figure("effective_members", FITTED, found)
+    sizes = tuple(kappa.effective_members(members, size, value) for value in fitted)
+    yield Figure("effective_members", FITTED, sizes)
 
 
-def dots(found: Moments, size: int) -> tuple[float, float]:
+def dots(sums: Moments, size: int) -> tuple[float, float]:
     """Return mean and variance of <E_i, E_j> / sqrt(d), i != j: 0 and 1 for independent Gaussian members.
 
     Args:
-        found: moments of the members.
+        sums: moments of the members.
         size: d.
 
     """
-    pairs = found.members * (found.members - 1)
-    scale = size**0.5 * found.members / found.trace
-    mean = found.total / pairs * scale
-    return mean, found.squares / pairs * scale**2 - mean**2
+    pairs = sums.members * (sums.members - 1)
+    scale = size**0.5 * sums.members / sums.trace
+    mean = sums.total / pairs * scale
+    return mean, sums.squares / pairs * scale**2 - mean**2
 
 
-def member_correlation(found: Moments) -> float:
+def member_correlation(sums: Moments) -> float:
     """Return the correlation coefficient of the entries of two members, averaged over all pairs."""
-    return found.total / (found.members - 1) / found.trace
+    return sums.total / (sums.members - 1) / sums.trace
 
 
 def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:

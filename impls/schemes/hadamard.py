@@ -128,7 +128,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
     def _filtered(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
         """Convolve each channel with its member's taps and its sign; channels are groups."""
-        assert noise.taps is not None  # noqa: S101  the caller has asked
+        assert noise.taps is not None  # noqa: S101  the caller checks for taps
         members, groups, inputs = noise.inputs.shape
         signs = noise.inputs.view(members, groups * inputs, *[1] * (noise.taps.dim() + 1))
         own = (signs * noise.taps.view(members, 1, 1, 1, *noise.taps.shape[1:])).to(x.dtype)

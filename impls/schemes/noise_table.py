@@ -42,7 +42,7 @@ class NoiseTable(AbstractDenseScheme[TableNoise]):
     Memory    8 bytes per member; ratio * d numbers for d weights, and temporarily a piece of slices.
     Work      that of stored noise, plus a copy of each slice; ratio * d numbers are drawn.
     Quality   kappa = d / offsets = d / ((ratio - 1) d + 1): the members' second moment is a Toeplitz matrix
-              with 1 on the diagonal and the table's autocorrelations, of variance 1 / offsets, beside it;
+              with 1 on the diagonal and the table's autocorrelations, of variance 1 / offsets, off it;
               each of its d rows adds that much to |g|^2. For large d, kappa is 1 / (ratio - 1).
     """
 

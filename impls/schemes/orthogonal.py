@@ -23,7 +23,7 @@ class Orthogonal(AbstractLowRank):
     The members of a round share two orthogonal bases, U [o, o] and V [i * taps, i * taps], scaled to entries
     of unit variance, with o * i * taps pairs (u, v) of columns. Each member has ``rank`` pairs: E_m = sum of
     u v^T / sqrt(rank), with different u and v within a member where the widths allow. When all pairs are
-    used, the next round has other bases. Each group of a convolution has bases of its own.
+    used, the next round has other bases. Groups of a convolution have different bases.
 
     The bases are S C T: C is the discrete Hartley transform, which exists for any width; S and T are
     diagonals of fair signs; the first column of a round is random. T and the first column make second moments

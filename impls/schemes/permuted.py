@@ -122,7 +122,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             rows = _counted(noise, noise.outputs, utilities, core.shape[2])
             total = torch.einsum("cgok,cgkit->goit", rows, core)
         else:
-            # With both sides permuted, dense E_m are summed: there is no smaller sum.
+            # With both sides permuted, dense E_m are summed: no smaller sum is known.
             member_bytes = core[0, :, :1, :1].nbytes * noise.outputs.shape[2] * noise.width
             return sum_of_pieces(
                 torch.tensordot(utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1)

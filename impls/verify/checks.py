@@ -68,7 +68,7 @@ def check(setting: Setting) -> None:
     """Run every check on a scheme: forward, update, purity, independence, moments and splits.
 
     Raises:
-        WrongResultError: a check failed; the message says which.
+        WrongResultError: a check failed; the message names it.
 
     """
     members, repeats = 5, 4
@@ -110,14 +110,14 @@ def check_moments(setting: Setting) -> None:
 
 def _deviations(population: Population) -> dict[str, Tensor]:
     """Return the standard deviations that schemes declare, by parameter name and in the weight's shape."""
-    found = {}
+    deviations = {}
     for layer in population.layers:
         weight = layer.grouped(layer.weight.detach())
         deviation = torch.as_tensor(layer.scheme.noise_std(weight, population.sigma)).to(weight)
-        found[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
+        deviations[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
             layer.weight.shape
         )
-    return found
+    return deviations
 
 
 def check_purity(setting: Setting) -> None:
@@ -201,8 +201,8 @@ def check_split(setting: Setting) -> None:
     split = torch.cat([outputs for outputs, _ in runs])
     compare("forward in parts", split, y, y)
     shares = [
-        updated(population, part, utilities[row], seen)
-        for row, part, (_, seen) in zip(rows, parts, runs, strict=True)
+        updated(population, part, utilities[row], record)
+        for row, part, (_, record) in zip(rows, parts, runs, strict=True)
     ]
     for name, value in update.items():
         compare(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)

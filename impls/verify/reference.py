@@ -119,9 +119,9 @@ def check_update(
                 expected[name] = expected.get(name, 0) + weight * change[0].double()
                 narrow[name] = narrow.get(name, 0) + weight * change[0]
     if by_rows:
-        seen = (population, noise, x, members, utilities)
-        expected |= _node_gradients(double(population.model), by_rows, *seen)
-        narrow |= _node_gradients(population.model, by_rows, *seen)
+        evaluation = (population, noise, x, members, utilities)
+        expected |= _node_gradients(double(population.model), by_rows, *evaluation)
+        narrow |= _node_gradients(population.model, by_rows, *evaluation)
     utilities = utilities.to(next(iter(parameters.values())).device)
     if update:
         got = update(utilities)
@@ -132,7 +132,7 @@ def check_update(
         compare(f"update of {name}", got.get(name), value, narrow[name], eps)
 
 
-def _node_gradients(  # noqa: PLR0913, PLR0917  what a population saw, row by row
+def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
     model: nn.Module,
     layers: Mapping[str, PerturbedLayer],
     population: Population,
@@ -149,10 +149,10 @@ def _node_gradients(  # noqa: PLR0913, PLR0917  what a population saw, row by ro
         sigma = -population.sigma if side else population.sigma
         change = population.perturbation(noise, member)
         row = repeat * population.members + member
-        saw: dict[str, list[Tensor]] = {name: [] for name in layers}
+        inputs: dict[str, list[Tensor]] = {name: [] for name in layers}
         modules = {name: model.get_submodule(layer.name) for name, layer in layers.items()}
         hooks = [
-            module.register_forward_pre_hook(lambda _, args, calls=saw[name]: calls.append(args[0]))
+            module.register_forward_pre_hook(lambda _, args, calls=inputs[name]: calls.append(args[0]))
             for name, module in modules.items()
         ]
         _run(population, model, change, sigma, x[row : row + 1].to(dtype))
@@ -163,11 +163,9 @@ def _node_gradients(  # noqa: PLR0913, PLR0917  what a population saw, row by ro
         share = -(utilities[side, member] - common).item() / utilities.numel()
         for name, layer in layers.items():
             step = change[name].to(dtype) * sigma
-            for inputs in saw[name]:
-                pulled = _pulled_back(modules[name], step, inputs) * (
-                    share / _variance(layer, population.sigma)
-                )
-                totals[name] = totals.get(name, 0) + pulled
+            scale = share / _variance(layer, population.sigma)
+            for rows in inputs[name]:
+                totals[name] = totals.get(name, 0) + scale * _pulled_back(modules[name], step, rows)
     return totals
 
 
@@ -192,13 +190,13 @@ def updated(
 ) -> dict[str, Tensor]:
     """Return the gradients that an update accumulates, without changing ``.grad``."""
     parameters = dict(population.model.named_parameters())
-    kept = {name: parameter.grad for name, parameter in parameters.items()}
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None
     population.update(noise, utilities, record)
     got = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     for name, parameter in parameters.items():
-        parameter.grad = kept[name]
+        parameter.grad = gradients[name]
     return got
 
 
@@ -217,8 +215,8 @@ def _run(
 ) -> Tensor:
     plain = {name: value.detach() for name, value in model.named_parameters()}
     changes = {name: sigma * value.to(plain[name].dtype) for name, value in change.items()}
-    seen = {**plain, **population.effective_weights(plain, changes)}
-    result: Tensor = torch.func.functional_call(model, seen, (x,))
+    parameters = {**plain, **population.effective_weights(plain, changes)}
+    result: Tensor = torch.func.functional_call(model, parameters, (x,))
     return result
 
 
@@ -249,7 +247,7 @@ def compare(
         message = f"{what}: values are {got.dtype}, expected {narrow.dtype}"
         raise WrongResultError(message)
     norm = expected.double().norm().item()
-    # In float64 the reference has no error of its own; a real mistake is 1e9 times larger.
+    # In float64 the reference is exact; a real mistake is 1e9 times larger than this.
     roundings = 1024 if got.dtype is torch.float64 else 4
     spacing = torch.finfo(got.dtype).eps if eps is None else eps
     allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm

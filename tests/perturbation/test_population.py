@@ -311,7 +311,7 @@ def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
         if add is torch.add:
             population.update(noise, utilities, record)
         else:
-            with pytest.raises(ValueError, match=r"layer 'inner' saw were changed in place"):
+            with pytest.raises(ValueError, match=r"inputs of layer 'inner' were changed in place"):
                 population.update(noise, utilities, record)
 
 

@@ -128,7 +128,7 @@ def clipped(layer: nn.Linear, x: Tensor) -> Tensor:
         (lambda layer, x: layer(x) @ layer.weight.T, "layer 'layer' is used by"),
         (lambda layer, x: layer(x) @ torch.cat([layer.weight]), r"is used by torch\.cat"),
         (clipped, "is used by"),
-        (lambda layer, x: functional.linear(x, layer.weight), "with another bias than the layer's own"),
+        (lambda layer, x: functional.linear(x, layer.weight), "with the bias of another layer"),
         (lambda layer, x: layer(x.repeat(2, 1)), "layer 'layer' got 4 rows where the population has 2"),
         (lambda layer, x: x, "ran without using any of its 1 perturbed layers"),  # noqa: ARG005  left unused
     ],
