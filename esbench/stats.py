@@ -128,7 +128,7 @@ def outliers(measurement: Measurement) -> float:
     """Return the share of outliers among the samples; they are labelled, never dropped.
 
     An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
-    Detect and Handle Outliers, 1993). Where the MAD is zero there is no scale to call a sample far by.
+    Detect and Handle Outliers, 1993). If the MAD is zero there is no scale, and no outlier.
     """
     samples = _samples(measurement)
     if not _usable(samples):
@@ -157,7 +157,7 @@ def throttled(measurement: Measurement) -> float:
 def invalid(run: Run) -> tuple[str, ...]:
     """Return the reasons not to use the figures of a run, empty if there are none.
 
-    A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled beside more
+    A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled in more
     than 10 % of the visits. A clock that moves and the power cap are no reasons: without locked clocks a GPU
     regulates itself in this way, and the variants of a round share it. Both are labels of the samples, see
     :func:`off_clock` and :func:`throttled`.
@@ -169,7 +169,7 @@ def invalid(run: Run) -> tuple[str, ...]:
     slowed = sum(map(bool, causes)) / len(causes) if causes else 0.0
     if slowed > _TOLERATED:
         names = ", ".join(sorted(set().union(*causes)))
-        reasons.append(f"the GPU was throttled beside {100 * slowed:.0f} % of the visits ({names})")
+        reasons.append(f"the GPU was throttled in {100 * slowed:.0f} % of the visits ({names})")
     return tuple(reasons)
 
 
@@ -187,7 +187,7 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     """Return the ratio of ``a`` to ``b``, taken within rounds if the two share at least two.
 
     A quick call and a slow one leave the rounds at different times: those that both took part in
-    count. A single round is no group: a call beyond its budget has one sample, taken alone.
+    count. One shared round is too few: a call beyond its budget has a single sample, measured alone.
 
     ``None`` where there is no such number: no usable samples, a zero or negative divisor, or two
     measurements that no ratio may mix (another metric, another method).

@@ -4,8 +4,8 @@ Records hold numbers in the unit that the suffix of the metric's name says (``la
 ``peak_bytes``, ``power_w``); a name without a known suffix is a plain count. Nothing
 else in the project formats a measured number.
 
-How many digits are shown follows from the number's interval, by one rule, :func:`last_place`: what the
-interval leaves open is not printed, and what it settles is.
+The number of digits follows from the number's interval by one rule, :func:`last_place`: digits that the
+interval leaves open are not printed.
 """
 
 import math

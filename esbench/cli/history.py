@@ -43,7 +43,7 @@ def history(
 
     Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out history.svg
     """
-    from esbench.report.analysis.history import devices, nothing
+    from esbench.report.analysis.history import devices, why_empty
     from esbench.report.analysis.history import history as history_of
     from esbench.report.plots.history import history as draw
     from esbench.report.plots.history import panels
@@ -59,7 +59,7 @@ def history(
     chosen = of_device(device, devices(runs), results)
     found = history_of(chosen, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2)
     if not found.series:
-        raise UserError(one_line(nothing(found)))
+        raise UserError(one_line(why_empty(found)))
     for line in found.left_out:
         note(one_line(line))
     if shown := panels(found):

@@ -43,7 +43,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?")
 
 
 class Target(NamedTuple):
-    """What a scheme is recommended for: one shape, or the layers of a model.
+    """The layers to recommend a scheme for: one shape, or the layers of a model.
 
     Attributes:
         name: of the run that measures it.
@@ -286,7 +286,7 @@ def target_of(
     dtype: str | None,
     entries: Sequence[Entry],
 ) -> Target:
-    """Return what the options ask a scheme for.
+    """Return the layers that the options name.
 
     Args:
         linear: value of --linear.
@@ -297,7 +297,7 @@ def target_of(
         entries: the candidates.
 
     Raises:
-        UserError: not exactly one of the three is given, it is malformed, or the model cannot be perturbed.
+        UserError: not exactly one of the three is present, it is malformed, or the model cannot be perturbed.
 
     """
     if sum(one is not None for one in (linear, conv, model)) != 1:

@@ -32,8 +32,8 @@ METRICS = {
     "clock_hz": "Clock of the multiprocessors (NVML)",
     "temperature_c": "Temperature (NVML)",
     "throttled_percent": "Share of readings with a reason to throttle (NVML)",
-    "energy_j": "Energy of one call, with what the idle device draws",
-    "net_energy_j": "Net energy of one call, less what the idle device draws",
+    "energy_j": "Energy of one call, idle power included",
+    "net_energy_j": "Net energy of one call, idle power subtracted",
     "kappa": "Kappa of the quality law",
     "effective_members": "Effective members",
     "kept_percent": "Effective members as a share of all",
@@ -50,7 +50,7 @@ METRICS = {
 
 
 def layer(case: Case) -> str:
-    """Return the name of a layer as people say it: ``Conv2d 16 -> 32, 3x3, 28x28, stride=2``."""
+    """Return the name of a layer with its sizes: ``Conv2d 16 -> 32, 3x3, 28x28, stride=2``."""
     sizes = [f"{case.in_channels} -> {case.out_channels}"]
     sizes += ["x".join(map(str, size)) for size in (case.kernel_size, case.input_size) if size]
     plain = Case(operator=case.operator, out_channels=1, in_channels=1)
@@ -101,7 +101,7 @@ def _same_metric(grid: Grid) -> Iterator[Measurement]:
 
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:
-    """Dtype, batch and method of these columns; the method of a CPU is always "host" and left out."""
+    """Return dtype, batch and method of these columns; the method of a CPU is always "host" and left out."""
     batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
     if len(batches) > _MAX_BATCHES:
         batches = [f"{batches[0]} to {batches[-1]}"]
@@ -126,7 +126,7 @@ def source(run: Run) -> str:
 
 
 def origin(run: Run) -> str:
-    """Which run it is: device, suite, date, run id, commit, versions, and warnings."""
+    """Return the device, suite, date, id, commit and versions of a run, and warnings."""
     here = run.header.environment
     if is_published(run):
         return f"{source(run)}, not measured by esbench."
@@ -159,7 +159,7 @@ def stand_in(grid: Grid, reference: Reference) -> str:
     return f" {reference.variant.name} has no {grid.phase}: its {reference.phase} of the same case stands in."
 
 
-def ratios_taken(ratios: Sequence[Ratio]) -> str:
+def ratio_methods(ratios: Sequence[Ratio]) -> str:
     """Return how the multipliers of a block were computed, and the widths of their intervals."""
     methods = sorted({ratio.method for ratio in ratios})
     if len(methods) > 1:
@@ -168,7 +168,7 @@ def ratios_taken(ratios: Sequence[Ratio]) -> str:
 
 
 def shorten(reason: str, longest: int = _CELL_CHARS) -> str:
-    """Return the first clause of a reason, for a cell; a leading word that only says where is dropped."""
+    """Return the first clause of a reason, for a cell; a leading word that names a place is dropped."""
     clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
     return clause if len(clause) <= longest else f"{clause[: longest - 1].rstrip()}…"
 
@@ -199,14 +199,14 @@ def _disturbed(run: Run) -> str:
 
 
 def is_published(run: Run) -> bool:
-    """Return whether its figures are from a publication."""
+    """Return whether the figures of a run are from a publication."""
     return any(row.method == PUBLISHED for row in run.measurements)
 
 
 def sample_warnings(grid: Grid) -> Iterator[str]:
-    """Footnotes on the samples of a grid: labels, exhausted budgets, outliers, visits off clock or throttled.
+    """Yield footnotes on the samples of a grid: labels, budgets, outliers, clocks, throttling.
 
-    Each says in how many cells it occurs, and names one or the worst. No sample is dropped.
+    Each has the number of cells that it concerns, and names one or the worst. No sample is dropped.
     """
     names = dict(zip(grid.cases, headings(grid.cases), strict=True))
     rows = {f"{v.label(grid.operator)} {names[case]}": row for v, case, row in grid.cells}

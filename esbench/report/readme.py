@@ -22,7 +22,7 @@ from esbench.report.analysis.ranking import NOISE, rankings, recommend
 from esbench.report.formats.markdown import image
 from esbench.report.tables import measured, quality, recommendation
 from esbench.report.tables.measured import figures_only, section
-from esbench.report.tables.published import beside
+from esbench.report.tables.published import published_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.table import Section
 from esbench.report.text import escape, one_line
@@ -36,19 +36,19 @@ _LAYERS = ("Linear", "Conv2d")
 
 
 class ReadmeError(UserError):
-    """The README cannot be generated; the message says where and why."""
+    """The README cannot be generated; the message has the place and the reason."""
 
 
 @dataclass(frozen=True)
 class Printing:
-    """How blocks are printed, and the tables that they printed, so that figures can be traced."""
+    """Options of the blocks, and the tables that they printed, so that figures can be traced."""
 
     intervals: bool = False
     shown: list[Section] = field(default_factory=list)
 
 
 _PRINTING: ContextVar[Printing] = ContextVar("printing")
-"""That of the README that is being rendered: its blocks create their own page."""
+"""The printing of the README that is being rendered, for the pages that its blocks create."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Page:
         """
         found = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if found is None:
-            message = f"{', '.join(files)}: no shape has a rate beside that of dense noise"
+            message = f"{', '.join(files)}: dense noise has no rate at any shape"
             raise ReadmeError(message)
         self.printing.shown.append(found)
         table = found.blocks[0].table.markdown(intervals=self.printing.intervals)
@@ -129,14 +129,14 @@ class Page:
         return "\n" + "\n\n".join(filter(None, [table, notes, escape(found.origin)])) + "\n\n"
 
     def published(self, file: str, *published_files: str) -> str:
-        """Return the multipliers of a run beside published ones, a folded table for each operator.
+        """Return the multipliers of a run next to published ones, a folded table for each operator.
 
         Raises:
             ReadmeError: the runs have no shape in common.
 
         """
         run, published = self._run(file), [self._run(other) for other in published_files]
-        sections = [one for one in beside(run, *published) if ", forward:" in one.title]
+        sections = [one for one in published_sections(run, *published) if ", forward:" in one.title]
         if not sections:
             message = f"{file} and {', '.join(published_files)} have no shape in common"
             raise ReadmeError(message)
@@ -162,7 +162,7 @@ class Page:
         return self._markdown(file, measured.time_sections(self._run(file), operator, *chosen))
 
     def figures(self, file: str, operator: str) -> str:
-        """Other figures of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
+        """Return other figures of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
         return self._markdown(file, quality.figure_sections(self._run(file), operator))
 
     def ranking(self, file: str, case: str = "*", method: str = "*", variants: Sequence[str] = ("*",)) -> str:
@@ -225,8 +225,8 @@ def shown(readme: Path) -> list[Section]:
 def render(readme: Path, *, check: bool, intervals: bool = False, out: Path | None = None) -> str:
     """Run the cog blocks of a README; return the changes as a unified diff.
 
-    With ``check`` the file stays as it is. With ``intervals`` numbers stand with theirs. ``out`` is the file
-    to write, and to compare with, the README itself where none is named.
+    With ``check`` nothing is written. With ``intervals`` numbers have their intervals. ``out`` is the file to
+    write, and to compare with, by default the README.
 
     Raises:
         ReadmeError: the file cannot be read, or a block raises.
@@ -267,7 +267,7 @@ def _read(path: Path) -> str:
 
 
 def _error_line(error: str) -> str:
-    """Of cog's traceback, keep the first frame, which is the block's, and the error."""
+    """Return the place of the block and the error of a traceback of cog."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     block = re.match(r'File "(.+)", line (\d+)', lines[0])
     raised = lines[-1].removeprefix(f"{ReadmeError.__name__}: ")

@@ -63,7 +63,7 @@ def all_sections(run: Run) -> list[Section]:
 def render_reports(
     results: Path, out: Path, style: Style | None = None, device: str | None = None
 ) -> tuple[list[Path], list[Problem]]:
-    """Render the newest whole run of each suite on each device, and what others published: :func:`render`.
+    """Render the newest whole run of each suite on each device, and published figures: :func:`render`.
 
     ``device`` is the only device to render, by its short name, None for all.
     """
@@ -87,7 +87,7 @@ def render(
     ``<suite>-<dtype>``.
 
     Returns:
-        The files written, and what could not be read or written.
+        The files written, and the problems of reading and writing.
 
     """
     written: list[Path] = []

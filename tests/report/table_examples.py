@@ -12,7 +12,7 @@ from esbench.report.analysis.ranking import RankedVariant, recommend
 from esbench.report.site import all_sections, console_tables
 from esbench.report.tables import comparison, recommendation, roofline
 from esbench.report.tables.measured import time_sections
-from esbench.report.tables.published import beside
+from esbench.report.tables.published import published_sections
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section, ranking_sections
 from esbench.report.tables.recommendation import training_code
@@ -277,7 +277,7 @@ def published() -> Iterator[Example]:
     ]
     yield (
         "Measured beside published: the same batch shares a table, another one is warned of; padding counts",
-        "\n".join(section.markdown() for section in beside(here, *others)),
+        "\n".join(section.markdown() for section in published_sections(here, *others)),
     )
 
 

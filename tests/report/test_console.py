@@ -13,7 +13,7 @@ def test_a_ranked_shape_shows_the_best_dense_noise_and_base() -> None:
     """The table is sorted by n_eff per ms, at most 100 columns wide, and includes dense noise and base."""
     title, header, *table = run_summary(ranking_cases.run()).rstrip().splitlines()
     assert title.startswith("Linear 64 -> 64, 1024 members: n_eff per ms of a step, best 5 of ")
-    assert header.split() == ["n_eff/ms", "x", "dense", "step", "(ms)", "x", "plain", "kept", "MB"]
+    assert header.split() == ["n_eff/ms", "x", "dense", "step", "(ms)", "x", "plain", "n_eff/n", "MB"]
     assert len(table) <= 7
     assert max(map(len, (title, header, *table))) <= 100
     names = [line.split("  ")[0] for line in table]
@@ -56,8 +56,8 @@ def test_variants_that_keep_few_members_are_named() -> None:
     """They may be the fastest, and their time alone would mislead."""
     few = ranking_cases.run(rows(SQUARE))
     (text,) = warnings(few)
-    assert text.startswith("Linear 64 -> 64, of 1024 members: ")
-    assert "Flipped keeps 59.4" in text
+    assert text.startswith("Linear 64 -> 64, 1024 members, small n_eff: ")
+    assert "Flipped 59.4" in text
     assert "Hadamard" not in text
 
 

@@ -44,7 +44,7 @@ def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") ->
 
 
 def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
-    """Other differences: fields of the environment, the seed, and the code of variants in both."""
+    """Return other differences: fields of the environment, the seed, and the code of variants in both."""
 
     def facts(run: Run) -> dict[str, object]:
         here = msgspec.structs.asdict(run.header.environment)
@@ -65,7 +65,7 @@ def invalid(a: Run, b: Run) -> str:
 
 
 class Key(NamedTuple):
-    """What two rows have in common to be compared."""
+    """The fields in which two rows must agree to be compared."""
 
     variant: Variant
     case: Case
@@ -82,7 +82,7 @@ class Key(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the same code gives the same figure: counts, and what follows from the seed."""
+        """Whether the same code gives the same figure: counts, and figures that follow from the seed."""
         return self.metric in _COUNTS or self.phase == QUALITY
 
     @property
@@ -147,7 +147,7 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
         raise UserError(message)
     here, there = _measured(a), _measured(b)
     both = [_pair(key, here[key], there[key]) for key in here if key in there]
-    both.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # by table, then what grew most
+    both.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # the largest ratio first
     exact = [pair for pair in both if pair.key.is_exact]
     counts = [pair for pair in exact if pair.a != pair.b]
     return Comparison(

@@ -1,7 +1,7 @@
 """The runs of a device as series: one for each variant and case, ordered by the start of the runs.
 
 Only figures that may be compared stand in one series: of one device, case, phase, metric and method, from
-runs that are complete and valid. A multiplier is taken inside each run: the drift of the machine cancels.
+runs that are complete and valid. A multiplier is computed inside each run, so that drift cancels.
 """
 
 import math
@@ -46,7 +46,7 @@ class ChangePoint(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What the series of a panel share: case, method, and what a multiplier is relative to."""
+    """The case, method and reference of multipliers that the series of a panel share."""
 
     case: Case
     method: str
@@ -54,7 +54,7 @@ class Key(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The figure of one run, which is given by its position, with its 95 % interval."""
+    """The figure of a run, by its position, with the 95 % interval."""
 
     run: int
     value: float
@@ -104,7 +104,7 @@ class History:
 
     @property
     def panels(self) -> dict[Key, list[Series]]:
-        """The series by what they share."""
+        """The series of each panel."""
         found: dict[Key, list[Series]] = {}
         for one in self.series:
             found.setdefault(one.key, []).append(one)
@@ -128,7 +128,7 @@ def history(  # noqa: PLR0913  # the options of the command
     cases: str = "*",
     fewest: int = 1,
 ) -> History:
-    """Collect the series of the runs of one device; :func:`nothing` says why there is none.
+    """Collect the series of the runs of one device; :func:`why_empty` explains why there are none.
 
     Args:
         runs: of one device's folder, in any order.
@@ -247,14 +247,14 @@ def _chosen(
     chosen = [pair for pair in known if is_chosen(*pair)]
     if known and not chosen:
         labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
-        asked = f"variants {', '.join(variants)} and cases {cases}"
-        message = f"nothing matches {asked} in these runs; there are: {'; '.join(labels)}"
+        globs = f"variants {', '.join(variants)} and cases {cases}"
+        message = f"nothing matches {globs} in these runs; there are: {'; '.join(labels)}"
         raise UserError(one_line(message))
     return chosen
 
 
-def nothing(found: History) -> str:
-    """Return why a history has no series, and what could be shown instead."""
+def why_empty(found: History) -> str:
+    """Return why a history has no series, and which metrics there are."""
     if not found.runs:
         return f"no run of this device can be shown: {'; '.join(found.left_out)}"
     if found.few:

@@ -1,4 +1,4 @@
-"""A run as grids of variants by cases, one metric in each: what tables and plots are made from."""
+"""A run as grids of variants by cases, one metric in each: the input of tables and plots."""
 
 import itertools
 import math
@@ -39,8 +39,8 @@ _Key = tuple[Phase, str, str]  # phase, metric and method
 class Trace:
     """Where a figure comes from: the run, the rows, and how it follows from their samples.
 
-    The first row is that of the figure's variant and case; the others are what it was compared or combined
-    with.
+    The first row is that of the figure's variant and case; the others are those that it was compared or
+    combined with.
     """
 
     run_id: str

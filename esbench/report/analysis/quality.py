@@ -26,7 +26,7 @@ EXACT = "exact"
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
 """The methods by which kappa and n_eff are found."""
 UNSEEN = "unseen"
-"""The method of what pairs of members that did not occur may add to a fitted kappa."""
+"""The method of the bound on what a fitted kappa misses: pairs of members that were not sampled."""
 KAPPA, EFFECTIVE = "kappa", "effective_members"
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """A fitted kappa agrees with its closed form up to the larger of these tolerances."""

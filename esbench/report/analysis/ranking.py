@@ -27,7 +27,7 @@ _FEWEST_ROUNDS = 2
 
 @dataclass(frozen=True)
 class RankedVariant:
-    """A variant on a case with what its rate is made of; None where the run has no such row or number.
+    """A variant on a case with the rows of its rate; None where the run has no such row or number.
 
     Attributes:
         variant: the variant.

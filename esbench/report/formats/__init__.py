@@ -40,7 +40,7 @@ class Page:
         title: its title.
         runs: the runs that it shows.
         sections: its tables.
-        above: what is above the tables, in Markdown only.
+        above: Markdown above the tables; other formats leave it out.
 
     """
 

@@ -26,7 +26,7 @@ WORST = 5
 
 
 def summary(found: Comparison) -> str:
-    """Return the comparison in ten lines: the median shift, what changed most, and what is not comparable."""
+    """Return the comparison in ten lines: the median shift, the largest changes, and rows of one run only."""
     times = [pair for pair in found.pairs if pair.ratio and pair.key.metric == "latency_ns"]
     lines = [
         one_line(f"{name}: {captions.source(run)}, run {run.header.run_id}") for name, run in _sides(found)

@@ -1,4 +1,4 @@
-"""The result of a run in a few lines: the best variants beside dense noise and the plain layer."""
+"""The result of a run in a few lines: the best variants, dense noise and the plain layer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,7 +22,7 @@ FAILURES = 5
 _NAME = 42
 """Characters of a variant's name."""
 _FEW = 0.1
-"""A variant that keeps a smaller share of its members is warned of."""
+"""A smaller share of the members, n_eff / n, is warned of."""
 
 
 def run_summary(run: Run) -> str:
@@ -42,7 +42,7 @@ def run_summary(run: Run) -> str:
 
 
 def warnings(run: Run) -> list[str]:
-    """Return what to know besides the tables: failed variants, and those that keep few members."""
+    """Return warnings on failed variants, and on those with a small effective population."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
     found = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
@@ -56,13 +56,9 @@ def warnings(run: Run) -> list[str]:
                     if one.rate is not None and not one.variant.baseline and (one.share or 1.0) < _FEW
                 ]
                 few.sort(key=lambda one: one.share or 0.0)
-                names = [
-                    f"{one.variant.name} keeps {format_number(one.effective.value)}"
-                    for one in few
-                    if one.effective
-                ]
-                if names:
-                    found.append(f"{captions.layer(case)}, of {case.members} members: {listed(names)}")
+                sizes = [(one.variant.name, (one.share or 0.0) * case.members) for one in few]
+                if names := [f"{name} {format_number(size)}" for name, size in sizes]:
+                    found.append(f"{_place(case)}, small n_eff: {listed(names)}")
     return found
 
 
@@ -80,7 +76,7 @@ def ranking_table(case: Case, every: Sequence[RankedVariant]) -> str:
     rows = best[:BEST] + [one for one in best[BEST:] if one.variant.name == DENSE]
     base = next((one for one in every if one.variant.mode == "base"), None)
     table = [_row(one, reference) for one in [*rows, *([base] if base else [])]]
-    header = ("", "n_eff/ms", "x dense", "step (ms)", "x plain", "kept", "MB")
+    header = ("", "n_eff/ms", "x dense", "step (ms)", "x plain", "n_eff/n", "MB")
     count = f"best {min(BEST, len(best))} of {len(best)}"
     return f"{_place(case)}: n_eff per ms of a step, {count}\n{_table(header, table)}"
 
@@ -88,14 +84,14 @@ def ranking_table(case: Case, every: Sequence[RankedVariant]) -> str:
 def _row(one: RankedVariant, reference: RankedVariant | None) -> tuple[str, ...]:
     times = one.times(reference)
     rate = "" if one.rate is None else EXACT if one.is_exact else format_number(one.rate)
-    kept = percent_of_members(one.effective, one.case.members) if one.effective else ""
+    percent = percent_of_members(one.effective, one.case.members) if one.effective else ""
     return (
         _name(one.variant),
         rate,
         format_multiplier(times) if times else "",
         format_cell(LATENCY, one.step_ns) if one.step_ns else "",
         format_multiplier(one.multiplier.value) if one.multiplier else "",
-        kept,
+        percent,
         format_cell(PEAK, one.peak_bytes) if one.peak_bytes else "",
     )
 

@@ -71,7 +71,7 @@ class GridTable:
 
     @classmethod
     def of(cls, grid: Grid) -> Self:
-        """With all variants and cases of a grid."""
+        """Return a filler for all variants and cases of a grid."""
         return cls(grid, grid.variants, grid.cases)
 
     def table(self, cell: Callable[[Variant, Case, Measurement], Cell]) -> Table:
@@ -133,14 +133,14 @@ def section(grid: Grid) -> Section:
     blocks = [
         Block(title, "", figures),
         *(_multipliers(grid, found, multiplier) for multiplier in multipliers),
-        _host_beside_device(grid, found),
+        _host_and_device(grid, found),
     ]
     what = captions.short_metric(grid.metric)
     return grid_section(grid, what, filter(None, blocks), [*found.notes, *sample_warnings(grid)])
 
 
 def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iterable[str]) -> Section:
-    """Return a section of tables of a grid; ``what`` they show is part of the title."""
+    """Return a section of tables of a grid; ``what`` is the last part of the title."""
     return Section(
         title=f"{grid.operator}, {grid.phase}: {what}",
         origin=captions.origin(grid.run),
@@ -195,12 +195,12 @@ def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block 
         return number_cell(shown)
 
     table = found.table(cell)
-    taken = captions.ratios_taken(ratios) if multiplier != BYTES else ""
-    note = f": {multiplier.formula}{taken}.{captions.stand_in(grid, reference)}"
+    methods = captions.ratio_methods(ratios) if multiplier != BYTES else ""
+    note = f": {multiplier.formula}{methods}.{captions.stand_in(grid, reference)}"
     return Block(multiplier.title, note, table)
 
 
-def _host_beside_device(grid: Grid, found: GridTable) -> Block | None:
+def _host_and_device(grid: Grid, found: GridTable) -> Block | None:
     host = grid.with_metric(HOST)
     if grid.metric != LATENCY or not host.cells:
         return None
@@ -211,5 +211,5 @@ def _host_beside_device(grid: Grid, found: GridTable) -> Block | None:
         return Cell("{} / {}", (shown, median_number(grid.run, row)))
 
     title = f"Host time / device time ({quantity(HOST).column.symbol})"
-    note = ": what the host takes to issue a call, and what the device takes to run it."
+    note = ": the time of the host to issue a call, and of the device to run it."
     return Block(title, note, found.table(cell))

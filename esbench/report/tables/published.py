@@ -1,4 +1,4 @@
-"""Tables of measured multipliers beside published ones, for variants and shapes that both have."""
+"""Tables of measured multipliers next to published ones, for variants and shapes that both have."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from esbench.report.tables.table import Block, Cell, CellNumber, Footnotes, Sect
 from esbench.schema import Case, Measurement, Run, Variant
 
 
-def beside(measured: Run, *published: Run) -> list[Section]:
+def published_sections(measured: Run, *published: Run) -> list[Section]:
     """Return the tables of each operator and phase with published variants and shapes.
 
     Batch and dtype may differ; the captions say both.
@@ -41,7 +41,7 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
     ]
     if not blocks:
         return None
-    beside_it = (
+    others_conditions = (
         f"Beside it: {captions.origin(other.run)} {captions.conditions(other, other.cases)}"
         for other in others
     )
@@ -49,7 +49,7 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
     return Section(
         title=f"{here.operator}, {here.phase}: measured / published",
         origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, shown)}",
-        conditions=" ".join(beside_it),
+        conditions=" ".join(others_conditions),
         blocks=tuple(blocks),
         footnotes=tuple(notes),
     )
@@ -65,7 +65,7 @@ def _is_comparable(here: Grid, there: Grid) -> bool:
 
 
 def _block(here: Grid, others: Sequence[Grid], multiplier: Multiplier, notes: Footnotes) -> Block | None:
-    """Our multipliers beside the published ones, None if one side lacks the baseline."""
+    """Return our multipliers next to the published ones, None if one side lacks the baseline."""
     others = [other for other in others if other.reference(multiplier.mode)]
     if not others or not here.reference(multiplier.mode):
         return None

@@ -48,17 +48,17 @@ _DOTS = "pairs"
 _SPECTRUM = "one perturbation"
 _ACROSS = ("layers", "members", "steps")
 _LAW_NOTE = (
-    f": kappa fitted with a linear fitness beside its closed form, which holds where they differ by at most "
+    f": kappa fitted with a linear fitness, and its closed form, which holds if they differ by at most "
     f"{100 * RELATIVE:g} % or {ABSOLUTE:g}; scaled products of two members' perturbations, of mean 0 and "
     "variance 1 where they are independent; one perturbation's stable rank; correlation of entries."
 )
 _UNSEEN_NOTE = (
-    "below its closed form by more than its interval, which is no contradiction: rare pairs of members that "
-    "share much did not occur among the few that were looked at, and no interval covers what they add"
+    "below its closed form by more than its interval. This does not contradict it: rare pairs of members "
+    "that share much noise may be missing among the sampled pairs, and no interval covers their part"
 )
 _COSINE_NOTE = (
     ": cosine between the update and backpropagation's gradient of a trained network, by the scale of the "
-    "noise; n_eff there is with the curved fitness at the case's own sigma."
+    "noise; n_eff is that of the curved fitness at the sigma of the case."
 )
 
 
@@ -92,15 +92,15 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
             qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
         )
         from_fit, from_form = (qualities.trace(variant, case, KAPPA, method) for method in (LINEAR, CLOSED))
-        beside: list[Cell | None] = [Cell("no form") if fitted else None] * 3
+        form_cells: list[Cell | None] = [Cell("no form") if fitted else None] * 3
         if fitted and closed:
             rows = tuple(row for trace in (from_fit, from_form) if trace for row in trace.rows)
-            rule = "kappa as it was fitted, less its closed form"
+            rule = "fitted kappa, less its closed form"
             difference = Trace(qualities.run.header.run_id, rule, rows)
             verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
             if verdict != agrees(fitted, closed.mean, 0.0):
                 verdict = notes.mark(verdict, _UNSEEN_NOTE)
-            beside = [
+            form_cells = [
                 _plain("kappa_closed_form", closed.mean, from_form),
                 _plain("kappa_difference", fitted.mean - closed.mean, difference),
                 Cell(verdict),
@@ -109,7 +109,7 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
         return {
             "kappa": estimate_cell("kappa_fitted", fitted, from_fit),
             "±": Cell(half) if fitted else None,
-            **dict(zip(("closed form", "difference", "holds"), beside, strict=True)),
+            **dict(zip(("closed form", "difference", "holds"), form_cells, strict=True)),
             "dot mean": _mean(qualities, variant, case, "dot_mean", _DOTS),
             "dot variance": _mean(qualities, variant, case, "dot_variance", _DOTS),
             "stable rank": _mean(qualities, variant, case, "stable_rank", _SPECTRUM),
@@ -206,7 +206,7 @@ def _figure_heading(qualities: Qualities, case: Case, metric: str, method: str) 
     return heading + (f", {method}" if len(qualities.methods(case, metric)) > 1 else "")
 
 
-def _section(  # noqa: PLR0913, PLR0917  # what a section shows, and where it comes from
+def _section(  # noqa: PLR0913, PLR0917  # the parts of a section
     qualities: Qualities,
     case: Case,
     what: str,

@@ -35,14 +35,14 @@ from esbench.schema import DENSE, Case, Measurement, Run, Variant
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 BEST_TITLE = "Which scheme at which shape"
 _RATE_NOTE = (
-    f": n_eff independent members give as good a gradient, and a step is all that one update takes. Sorted; "
+    ": n_eff independent members give as good a gradient; a step is everything that an update takes. Sorted; "
     f"multiples of {DENSE} and of base in the same run. Kappa is that of the closed form, which has no "
     "interval, unless the fit contradicts it; of a fit the interval is that of the reciprocals of n_eff, in "
     "which the law is linear."
 )
 _EXACT_NOTE = (
-    f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness without error, "
-    "which no number of independent members equals; before all others, by time"
+    f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness has no error; these "
+    "variants come first, sorted by time"
 )
 _N_EFF = (
     "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
@@ -70,7 +70,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     ranked = every if ranked is None else ranked
     by_variant = {one.variant: one for one in ranked}
     reference, measured = dense(ranked), dense(every)
-    missing = f"{measured.label} is not among those that were asked for" if measured else ""
+    missing = f"{measured.label} is not among the requested variants" if measured else ""
     notes = Footnotes()
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
@@ -210,7 +210,7 @@ def best_schemes(runs: Sequence[Run], layers: Sequence[str], *, largest_only: bo
     """Return the best scheme of each shape of these operators, None if no run ranks dense noise.
 
     A row is a shape and population at which a scheme has a multiple of dense noise's rate; with
-    ``largest_only`` the largest of each shape. What several runs rank is taken from the first of them.
+    ``largest_only`` the largest of each shape. A case that several runs rank is taken from the first.
     """
     found: dict[Case, tuple[Case, tuple[Cell, ...]]] = {}
     notes = Footnotes()

@@ -32,12 +32,12 @@ def text(found: Recommendation, *, tables: bool = False) -> str:
 def _lines(found: Recommendation) -> Iterator[str]:
     best, part = found.best, found.part
     if best is None:
-        yield "No recommendation: no variant has a rate, the table says why."
+        yield "No recommendation: no variant has a rate; the table has the reasons."
         return
     if part.own < part.whole:
         yield (
             f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
-            f"like this has {part.own}: each layer's noise is the others' as well."
+            f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
         )
     reference, fastest = dense(found.ranked), min(found.ranked, key=lambda one: one.step_ns or 0.0)
     times = best.times(reference) if reference and reference != best else None

@@ -86,7 +86,7 @@ def _per_second(amount: Callable[[Work], float]) -> Callable[[Run, Measurement],
 _VIEWS: dict[str, tuple[Callable[[Run, Measurement], float | None], str]] = {
     "floor_percent": (
         _percent,
-        ": bound / median time, higher is better; what stays in a cache can beat it.",
+        ": bound / median time, higher is better; data that stays in a cache can beat it.",
     ),
     "achieved_bytes_per_s": (
         _per_second(lambda work: work.moved_bytes),

@@ -62,7 +62,7 @@ class CellNumber:
         return max(self.high - self.value, self.value - self.low)
 
     def text(self, *, intervals: bool = False) -> str:
-        """Return the number as a table shows it, with its interval if that is asked for and known."""
+        """Return the number as a table shows it, with its interval on request and if known."""
         with_interval = intervals or self.has_interval
         if self.kind == "quantity":
             return format_cell(self.name, self.value, self.half, with_interval=with_interval)
@@ -74,7 +74,7 @@ class CellNumber:
 class Cell:
     """The content of a cell: a template with ``{}`` for each number, or text without numbers.
 
-    ``skipped`` is the row that says why there is no number.
+    ``skipped`` is the row with the reason why there is no number.
     """
 
     template: str
@@ -127,7 +127,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Block:
-    """One table with its title and a note on what it compares."""
+    """A table with its title and a note on its figures."""
 
     title: str
     note: str
@@ -139,11 +139,11 @@ class Section:
     """The tables of one operator, phase, metric and method, with their captions and footnotes.
 
     Attributes:
-        title: what the tables show.
+        title: operator, phase and metric.
         origin: the run that they are from.
         conditions: dtype, batch and method.
         blocks: the tables.
-        footnotes: what to know of their cells and samples.
+        footnotes: reasons and warnings on cells and samples.
         run_id: the run of the reasons in the cells.
         heading_suffix: the end of the heading, where a page has several sections of this title.
 
@@ -223,10 +223,10 @@ def variants_table(
     """Return a table with a row for each variant; the first cell without a number shows its reason, if any.
 
     Args:
-        case: what the table is about.
+        case: the case of all rows.
         variants: its rows.
         cells: gives the cells of a variant by their headings, None where the run has no such number.
-        reason: says why a variant has no number.
+        reason: returns why a variant has no number.
         notes: the footnotes to add to.
 
     """
