@@ -7,7 +7,7 @@ never a median of the remaining samples.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from statistics import median as median_of  # of a visit's few samples, twenty times as fast as numpy's
 from typing import Literal
 
@@ -119,9 +119,22 @@ def median(measurement: Measurement) -> float | None:
     Samples of one round are alike, and a round of many must not outweigh one of few: over all samples the
     median may even lie outside the interval. ``None`` where there is no sample, or one is not finite.
     """
-    if not _usable(_samples(measurement)):
+    return _median(measurement.samples)
+
+
+_Rounds = tuple[tuple[float, ...], ...]
+
+
+@lru_cache(2**14)  # a report asks for each of them tens of times
+def _median(samples: _Rounds) -> float | None:
+    if not _usable([sample for round_ in samples for sample in round_]):
         return None
-    return middle([value for value in round_medians(measurement) if value is not None])
+    return middle([value for value in _round_medians(samples) if value is not None])
+
+
+@lru_cache(2**14)
+def _round_medians(samples: _Rounds) -> tuple[float | None, ...]:
+    return tuple(map(middle, samples))
 
 
 def outliers(measurement: Measurement) -> float:
@@ -175,7 +188,7 @@ def invalid(run: Run) -> tuple[str, ...]:
 
 def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
     """Return one median per round, ``None`` for a round without usable samples."""
-    return tuple(map(middle, measurement.samples))
+    return _round_medians(measurement.samples)
 
 
 def share_rounds(a: Measurement, b: Measurement) -> bool:
