@@ -59,6 +59,9 @@ def test_every_plot_is_laid_out_and_names_its_run(figures: Figures, tmp_path: Pa
         if width == "column":
             pixels = imread(figure.write(tmp_path / "a.png"))
             assert pixels.shape[1] == pytest.approx(300 * WIDTHS[width], abs=1)
+            assert (
+                pixels.shape[0] > 300 * figure.get_figheight() + 50
+            )  # title and notes lie outside the panels
             assert (pixels[..., 3] == 1).all()
             assert all((pixels[edge] == 1).all() for edge in (0, -1))  # nothing is cut off
 
@@ -152,6 +155,15 @@ def test_a_logarithmic_axis_has_plain_ticks() -> None:
         shown = [tick for tick in axes.get_yticks() if bottom <= tick <= top]
         assert 2 <= len(shown) <= 7, (low, ratio, inches)
         assert len({axes.yaxis.get_major_formatter()(tick) for tick in shown}) == len(shown)
+
+
+def test_names_of_lines_that_end_together_do_not_overlap() -> None:
+    """They stand below each other, in the order of the ends."""
+    axes = PlainFigure(figsize=(3, 2)).add_subplot()
+    axes.set_ylim(0, 10)
+    style.label_ends(axes, [style.Label(1, y, name) for name, y in (("b", 5.0), ("a", 5.1), ("c", 4.9))], 1.0)
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert boxes["a"].y0 > boxes["b"].y1 > boxes["b"].y0 > boxes["c"].y1
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=0x17F), max_size=60), st.floats(0.3, 2))
