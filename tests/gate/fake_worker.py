@@ -38,8 +38,9 @@ COUNTS = {"peak_bytes": 1000.0, "noise_bytes": 100.0, "launches": 7.0}
 class FakeWorker(WorkerProcess):
     """A worker that answers like a real one except for its fault."""
 
-    def __init__(self, orders: Orders, fault: str, number: int) -> None:
-        """Prepare the first message; ``number`` seeds the noise of the times."""
+    def __init__(self, orders: Orders, fault: str, number: int, visited: list[Arm]) -> None:
+        """Prepare the first message; ``number`` seeds the noise of the times, ``visited`` gets the visits."""
+        self.visited = visited
         self.arm, self.fault, self.is_head = orders.arm, fault, orders.arm == "head"
         self.launch_ns, self.visits = 0.0, 0
         self.rng = random.Random(f"{fault} {self.arm} {number}")  # noqa: S311  # noise, not a secret
@@ -84,6 +85,7 @@ class FakeWorker(WorkerProcess):
                 self.launch_ns = LAUNCH_NS * (1 if self.fault == "deaf" else units / 200) * (1 + more)
             case Visit(launches=launches):
                 self.visits += 1
+                self.visited.append(self.arm)
                 times = (self.launch_ns * (1 + self.rng.gauss(0, WITHIN)) for _ in range(launches))
                 return Visited(tuple(map(abs, times)))
         # Each process is slower or faster as a whole, as real ones are by their memory layout.
@@ -106,9 +108,11 @@ class FakeWorkers:
     def __init__(self, fault: str) -> None:
         """Start to count the pairs of processes."""
         self.fault, self.numbers = fault, itertools.count()
+        self.visited: list[Arm] = []
+        """The arm of each visit, in the order of visits."""
 
     @contextmanager
     def __call__(self, orders: Mapping[Arm, Orders]) -> Iterator[dict[Arm, WorkerProcess]]:
         """Start a worker for each arm."""
         number = next(self.numbers)
-        yield {arm: FakeWorker(order, self.fault, number) for arm, order in orders.items()}
+        yield {arm: FakeWorker(order, self.fault, number, self.visited) for arm, order in orders.items()}

@@ -21,7 +21,7 @@ PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
 WAIVER = '[[accept]]\ncell = "*"\nmetric = "latency_ns"\nreason = "meant to be so"\nexpires = 2999-01-01\n'
 
 
-def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
+def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tuple[int, str]:
     """Run a gate on fake workers with a fault; return its exit code and its messages other than "PASS"."""
     folder.mkdir()
     (folder / waivers.FILE).write_text(gate_toml, encoding="utf-8")
@@ -30,7 +30,7 @@ def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
         folders={arm: folder / arm for arm in ARMS},
         revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
         environment=synthetic.environment(),
-        start=FakeWorkers(fault),
+        start=FakeWorkers(fault) if isinstance(fault, str) else fault,
     )
     try:
         accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
@@ -83,7 +83,8 @@ def test_a_fault_ends_with_its_exit_code_and_is_named(
 
 def test_every_sample_is_on_disk(tmp_path: Path) -> None:
     """All cells have three replicates; suspects and controls have ten, with three times the rounds."""
-    outcome("none", tmp_path / "gate")
+    workers = FakeWorkers("none")
+    outcome(workers, tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
     found = [msgspec.json.decode(line, type=Line) for line in lines]
     replicates = [one for one in found if isinstance(one, Replicate)]
@@ -95,5 +96,10 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
             assert len(timed.first) == rounds
             assert len(timed.base) == len(timed.head) == 2 * rounds
             assert {*timed.first} == {*ARMS}
+    rounds_of_visits = zip(*(workers.visited[place::4] for place in range(4)), strict=True)
+    assert set(rounds_of_visits) == {
+        ("base", "head", "head", "base"),
+        ("head", "base", "base", "head"),
+    }
     orders = [[timed.cell for timed in one.cells] for one in replicates[:3]]
     assert orders[0] != orders[1] or orders[1] != orders[2]  # at least one order was shuffled
