@@ -17,7 +17,7 @@ def accuracy(
 ) -> None:
     """Compare the harness with other timers, with itself and with calls of known length; takes minutes.
 
-    A missed goal is reported and is no error. The study is stored at its end.
+    A missed goal is reported and is not an error. The study is stored at its end.
 
     Example: esbench accuracy --device cpu
     """

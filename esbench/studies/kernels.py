@@ -1,4 +1,4 @@
-"""The page ``reports/kernels.md``: the goals of fused kernels, and what they compile to.
+"""The page ``reports/kernels.md``: the goals of fused kernels, and their compiled code.
 
 Records of compiled kernels are stored in ``<results>/compiled/kernels.json``.
 """

@@ -81,7 +81,7 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     everywhere = power(0.02, MEAN)
     assert everywhere.share == everywhere.by_mean / 40 == 1
     assert power(0.0, "control").share > 0.9
-    # The arms are swapped at random, so an offset between them is no alarm.
+    # The arms are swapped at random, so an offset between them raises no alarm.
     assert gate_power.alarms(normal_study(0.004, 40, offset=0.05), SETTINGS, 20).alarmed == 0
     noisy = gate_power.alarms(normal_study(0.3, 6), SETTINGS, 60)
     assert noisy.failed <= 0.01 * 60 * 6

@@ -1,1 +1,1 @@
-"""Studies: what takes minutes, or compares times. `nox -s studies` runs them; the tests do not."""
+"""Tests that take minutes or compare times; only `nox -s studies` runs them."""

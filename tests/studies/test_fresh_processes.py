@@ -1,4 +1,4 @@
-"""What needs processes of its own, and so takes minutes: `nox -s studies`."""
+"""Tests that start fresh processes, which takes minutes: `nox -s studies`."""
 
 import sys
 
@@ -36,7 +36,7 @@ needs_compiler = pytest.mark.skipif(bool(refusal("cpu")), reason=refusal("cpu") 
     ("entry", "operator"), FAMILIES, ids=[f"{entry.variant.name}-{operator}" for entry, operator in FAMILIES]
 )
 def test_every_variant_agrees_with_the_reference(entry: Entry, operator: str) -> None:
-    """Each candidate is trained as the reference says, or the variant is unavailable with a reason."""
+    """Each candidate is trained like the reference, or the variant is unavailable with a reason."""
     try:
         workload = build(entry.scheme, CASES[operator], "cpu", 0)
     except UnavailableError as error:
@@ -48,7 +48,7 @@ def test_every_variant_agrees_with_the_reference(entry: Entry, operator: str) ->
 @needs_compiler
 @pytest.mark.parametrize("candidates", [4, 12])
 def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
-    """With torch's own compiler, whatever the number of architectures."""
+    """With torch's own compiler, for any number of architectures."""
     case = population(candidates, 8, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0), torch.get_num_threads())
     found = run_isolated(plan)
@@ -59,7 +59,7 @@ def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
 
 
 def test_whole_models_beyond_the_limit_are_not_reported() -> None:
-    """The fresh process says at which candidate the limit was reached."""
+    """The fresh process reports the candidate at which the limit was reached."""
     case = population(10, 5, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "whole", architectures(case, 0), 1, backend="eager", timed=False)
     found = run_isolated(plan)

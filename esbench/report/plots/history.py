@@ -41,7 +41,7 @@ class Panel(NamedTuple):
 def panels(found: History, fewest: int = 2) -> list[Panel]:
     """Return panels of cases that at least ``fewest`` runs have; variants with similar figures share a panel.
 
-    A series of a single run is no line.
+    A series of a single run is left out.
     """
     return [
         Panel(key, ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts])

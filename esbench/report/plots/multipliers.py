@@ -77,7 +77,7 @@ def largest_case(grid: Grid, variants: Sequence[Variant]) -> Case:
 
 
 def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
-    """Return the result: the cheapest variant, beside dense noise or the dearest."""
+    """Return the result: the cheapest variant, compared with dense noise or else the dearest."""
     every = [dot for row in rows.values() for dot in row]
     first = min(every, key=lambda dot: dot.ratio.value)
     dense = next((dot for dot in every if dot.variant.name == DENSE), every[-1])

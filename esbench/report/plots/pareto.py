@@ -45,7 +45,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     schemes = best_of_each_scheme(rankings.of(case)) if case else []
     found = [point for one in schemes if (point := _point(one))]
     exact = [one for one in schemes if one.is_exact and one.peak_bytes]
-    if case is None or len(found) < 2:  # noqa: PLR2004  # one point is no trade-off
+    if case is None or len(found) < 2:  # noqa: PLR2004  # a single point has nothing to be compared with
         return None
     best = front(found)
     figure = Figure(width)

@@ -52,7 +52,7 @@ METADATA: dict[str, dict[str, str | None]] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in this style, whatever the user's own matplotlib configuration is; also a decorator."""
+    """Draw in this style, independent of the user's matplotlib configuration; also a decorator."""
     with context(["default", Path(__file__).with_name("esbench.mplstyle")]):
         yield
 
@@ -183,7 +183,7 @@ class Figure(figure.Figure):
             title: what the figure shows.
             origin: the run that its numbers come from.
             notes: remarks, one paragraph each.
-            handles: what the panels share, for a legend below all of them.
+            handles: entries of the legend below all panels.
 
         """
         self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)

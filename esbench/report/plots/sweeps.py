@@ -65,7 +65,7 @@ class Line:
 
 @style.styled()
 def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
-    """Draw what a variant costs or keeps over the population or the width, in one panel with labelled lines.
+    """Draw times or shares of variants over the population or the width, in one panel with labelled lines.
 
     Times are multiples of the plain layer's, of the cheapest variant of each family. Shares are those of up
     to six schemes; the schemes that keep all members are one line. ``None`` if fewer than three cases differ
@@ -104,7 +104,7 @@ def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
 
 
 def longest_family(grid: Grid, kind: Sweep) -> list[Case]:
-    """Return the cases that differ only in what varies, of the family with the most cases, in its order."""
+    """Return the largest set of cases that differ only in the population or width, sorted by it."""
     families: dict[Case, list[Case]] = {}
     for case in grid.cases:
         if (rest := kind.rest(case)) is not None:

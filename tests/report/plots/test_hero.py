@@ -1,4 +1,4 @@
-"""The plot of members evaluated per ms beside n_eff per ms."""
+"""The plot of members evaluated per ms and n_eff per ms."""
 
 import msgspec
 import pytest
@@ -59,7 +59,7 @@ def test_an_exact_estimate_is_an_arrow() -> None:
     assert not figure.title.startswith("Orthogonal")
 
 
-def test_the_title_says_what_the_fastest_keeps_and_what_the_best_gives() -> None:
+def test_the_title_compares_the_fastest_scheme_with_the_best() -> None:
     """A fast scheme that loses most members is contrasted with the best; a single round gives no multiple."""
     (found,) = rankings(ranking_cases.run(), "Linear")
     ranked = found.of(SQUARE)
@@ -81,7 +81,7 @@ def test_the_title_says_what_the_fastest_keeps_and_what_the_best_gives() -> None
     assert "dense noise" not in finding(found.of(SQUARE))
 
 
-def test_one_scheme_alone_is_no_picture() -> None:
+def test_a_single_scheme_is_not_drawn() -> None:
     """Nothing is drawn of a run with dense noise and base only."""
     kept = [row for row in rows(SQUARE) if row.variant == DENSE or row.variant.baseline]
     (found,) = rankings(ranking_cases.run(kept), "Linear")

@@ -111,7 +111,7 @@ def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_range_of_figures_has_an_axis() -> None:
-    """Values of any range have a finite axis, in whatever order the runs are read."""
+    """Values of any range have a finite axis, independent of the order of the runs."""
     for figures in ((1e-300, 1e23), (1.0, 1.0), (1.0, 1.0000001)):
         runs = [a_run(day, rows(f)) for day, f in enumerate(figures, 1)]
         for order in (runs, runs[::-1]):

@@ -48,7 +48,7 @@ def test_fits_are_drawn_over_their_closed_forms() -> None:
     assert found.notes[0].endswith("Of 5 fits 5 lie in it, 0 are undecided by their intervals")
 
 
-def test_the_band_is_what_counts_as_equal() -> None:
+def test_the_band_shows_the_tolerance() -> None:
     """The band is 5 % or 0.02 on either side, over the whole axis."""
     form = figure(SPARSE, SQUARE, KAPPA, "closed form", 3000.0)
     fitted = figure(SPARSE, SQUARE, KAPPA, LINEAR, 3000.0, 3000.0)
@@ -76,7 +76,7 @@ def test_a_fit_that_contradicts_its_form_has_a_ring() -> None:
     assert "contradicts its form" not in legend(drawn(kappa(grid(rows()))))
 
 
-def test_variants_without_a_place_are_named() -> None:
+def test_variants_that_are_not_drawn_are_named() -> None:
     """A variant that is not drawn has a reason; without any closed form there is no plot."""
     kept = [row for row in rows() if row.variant != DENSE]
     found = drawn(kappa(grid([*kept, *without_forms(qualities(DENSE, SQUARE, 0.0, 0.01))])))

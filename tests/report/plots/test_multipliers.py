@@ -84,7 +84,7 @@ def test_without_anything_to_compare_there_is_no_figure() -> None:
     assert "No number, no usable samples: Perturbed" in figure.notes
 
 
-def test_published_figures_say_so() -> None:
+def test_published_figures_are_marked() -> None:
     """Their origin names neither a commit nor a run."""
     rows = [msgspec.structs.replace(time_row(v, linear(), 1.0), method="published") for v in (DENSE, BASE)]
     figure = drawn(multipliers(grid(rows)))

@@ -38,7 +38,7 @@ def stepped(kappas: dict[Variant, float] | None = None, bytes_: dict[Variant, in
 
 
 def named(figure: Figure) -> list[str]:
-    """Return the names beside the points."""
+    """Return the labels of the points."""
     return [text.get_text() for text in figure.axes[0].texts if text.get_text()]
 
 
@@ -47,7 +47,7 @@ def point(x: float, y: float, half: float = 0.0) -> Point:
     return Point(RankedVariant(DENSE, SQUARE), x, y, (y - half, y + half))
 
 
-def test_the_front_is_what_nothing_dominates() -> None:
+def test_the_front_has_the_points_that_no_other_dominates() -> None:
     """A variant that costs more is dominated if its gain is within the intervals."""
     fast, good, slow, bad = point(1, 0.1), point(2, 1.0), point(3, 1.0), point(2.5, 0.05)
     assert front([slow, bad, good, fast]) == [fast, good]
@@ -95,7 +95,7 @@ def test_names_cover_no_other_name_and_no_point() -> None:
         assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in boxes for x, y in places)
 
 
-def test_the_title_names_the_best_and_the_frugal() -> None:
+def test_the_title_names_the_best_scheme_and_one_with_less_memory() -> None:
     """It states how much less memory a scheme needs, and for which share of the best rate."""
     fast, frugal, useless = point(8, 1.0), point(2, 0.5), point(1, 0.01)
     names = {id(fast): "LowRank", id(frugal): "Flipped", id(useless): "DropoutBlocks"}
@@ -119,7 +119,7 @@ def test_an_exact_estimate_is_an_arrow() -> None:
     assert "4096 x 1" in figure.origin
 
 
-def test_what_has_no_place() -> None:
+def test_variants_without_memory_or_quality_have_no_point() -> None:
     """Without memory there is no figure; a quality that is not a number has no point."""
     without = [row for row in rows() if getattr(row, "metric", "") != "peak_bytes"]
     (found,) = rankings(ranking_cases.run(without), "Linear")

@@ -33,7 +33,7 @@ def test_calls_are_below_the_roof() -> None:
     assert all("Above" not in note for note in figure.notes)
 
 
-def test_what_is_above_the_roof_or_has_no_place_is_explained() -> None:
+def test_calls_above_the_roof_or_without_a_point_are_explained() -> None:
     """Notes name calls above a peak or with data in caches, and calls without work or times."""
     fast = working(time_row(LOOKUP, linear(), 0.1), 1e7, 1e4)
     figure = drawn(roofline(grid([*two(), fast], peaks=True)))

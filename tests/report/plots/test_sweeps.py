@@ -33,7 +33,7 @@ def over_members(*populations: int) -> list[Row]:
 
 
 def labels(axes: Axes) -> list[str]:
-    """Return the names beside the ends of the lines, from top to bottom."""
+    """Return the labels of the lines, from top to bottom."""
     return [one.get_text() for one in sorted(axes.texts, key=lambda one: -one.get_window_extent().y0)]
 
 
