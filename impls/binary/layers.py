@@ -79,14 +79,14 @@ class AbstractBinarized(AbstractLogitLayer):
         bias: bool,
         outputs: str,
         normalised: bool,
-        **place: Any,  # noqa: ANN401  torch's device and dtype
+        **factory_kwargs: Any,  # noqa: ANN401  torch's device and dtype
     ) -> None:
         """Create the parameters: logits [o, i, *taps] and thresholds [o]."""
         super().__init__()
         check_choice("outputs", outputs, "bits", "real")
         self.outputs, self.normalised = outputs, normalised
-        self.weight = nn.Parameter(torch.empty(shape, **place))
-        self.bias = nn.Parameter(torch.empty(shape[0], **place)) if bias else None
+        self.weight = nn.Parameter(torch.empty(shape, **factory_kwargs))
+        self.bias = nn.Parameter(torch.empty(shape[0], **factory_kwargs)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -126,8 +126,8 @@ class BinarizedLinear(AbstractBinarized):
         """Create a layer with random logits."""
         check_count("in_features", in_features)
         check_count("out_features", out_features)
-        shape, place = (out_features, in_features), {"device": device, "dtype": dtype}
-        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
+        shape, factory_kwargs = (out_features, in_features), {"device": device, "dtype": dtype}
+        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **factory_kwargs)
         self.in_features, self.out_features = in_features, out_features
 
     @override
@@ -177,8 +177,8 @@ class BinarizedConv2d(AbstractBinarized):
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_count(name, value)
         kernel = pair("kernel_size", kernel_size, 1)
-        shape, place = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
-        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **place)
+        shape, factory_kwargs = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
+        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **factory_kwargs)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
 

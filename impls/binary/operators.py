@@ -37,7 +37,7 @@ class AbstractPackedOperator(AbstractOperator):
     """A layer of packed bits, without its weight.
 
     Attributes:
-        channels: number of input channels, which the last axis of rows holds in words.
+        channels: number of input channels, packed in the last axis of rows.
         dtype: type of real outputs.
         outputs: ``real``, or ``bits``, packed like the input.
         normalised: normalise each output channel of each member over that member's rows and positions.

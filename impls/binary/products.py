@@ -197,7 +197,7 @@ def _sum_by_tables(words: Tensor, weights: Tensor) -> Tensor:
         tables = _tables(member_weights)
         for start in range(0, words[0].numel(), step):
             part = sums[:, start * lanes : (start + step) * lanes]
-            # Shared by all groups: allocating these costs more than what is computed in them.
+            # Shared by all groups: allocating these costs more than the arithmetic in them.
             work = words.new_empty(GROUP + GROUP // 2, part.shape[1] // lanes)
             index = torch.empty(part.shape[1], dtype=torch.int64, device=words.device)
             subset_sums = torch.empty_like(index, dtype=sums.dtype)

@@ -1,10 +1,10 @@
 """Search for the fastest tile sizes of the fused kernels on a GPU: ``python -m impls.kernels.autotune``.
 
-``nox -s tune`` runs it. The table of the GPU, ``tuned/<device>.json`` beside this file, is written after each
+``nox -s tune`` runs it. The table of the GPU, ``impls/kernels/tuned/<device>.json``, is written after each
 task, and the next search continues after the last one. Triton's own autotuner would search in each process
-that launches a kernel; here launches only look up what is committed (:mod:`impls.kernels.tiling`).
+that launches a kernel; here launches only look up the committed table (:mod:`impls.kernels.tiling`).
 
-Kernels that draw dense noise are not tuned: drawing takes most of their time, whatever the tile sizes.
+Kernels that draw dense noise are not tuned: drawing takes most of their time with any tile sizes.
 Kernels on packed bits choose their tiles by the number of rows.
 """
 
@@ -53,7 +53,7 @@ _PLAIN = _tilings(
     (128, 128, 32, 4, 4), (256, 64, 64, 8, 3), (64, 256, 64, 4, 3), (64, 256, 32, 4, 4),
     (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 4),
 )  # fmt: skip
-"""For kernels that multiply what they load: other noise is added when the sums are complete."""
+"""For kernels that multiply tiles as loaded, and add noise when the sums are complete."""
 _THROUGH_REGISTERS = _tilings(
     (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 256, 32, 8, 4), (128, 128, 64, 8, 3),
     (128, 128, 64, 8, 4), (128, 128, 32, 8, 4), (128, 128, 32, 4, 4), (64, 256, 64, 8, 3),
@@ -80,7 +80,7 @@ class Tunable(NamedTuple):
     Attributes:
         make: make a launch from operands and a tuple of ``more``.
         candidates: tile sizes to try besides the default, which must give the same result.
-        more: what the tile sizes depend on besides the sizes of the product, such as ranks to tune for.
+        more: further sizes that the tile sizes depend on, such as the ranks to tune for.
         is_sum: whether the kernel sums over rows, and is not a product of rows.
 
     """
@@ -225,7 +225,7 @@ def tune(task: Task) -> tuple[Configuration, list[str]]:
     tunable = TUNABLES[task.kernel]
     launch = tunable.launch(task.sizes, DTYPE, torch.device("cuda"))
     candidates = list(dict.fromkeys(one.clipped(*task.sizes[:3]) for one in tunable.candidates))
-    with patch.object(tiling, "tuned_tilings", return_value={}):  # defaults, not what was tuned before
+    with patch.object(tiling, "tuned_tilings", return_value={}):  # launches use defaults, not old results
         compile_all(launch, [None, *candidates])
         times, wrong = search(launch, candidates)
     best = fastest(times)

@@ -146,7 +146,7 @@ INT8_BLOCK_N = 128
 
 
 def int8_shape(rows: int) -> tuple[int, int]:
-    """Return BLOCK_K, in words, and the number of warps for a tile of ``rows`` rows.
+    """Return BLOCK_K (a number of words) and the number of warps for a tile of ``rows`` rows.
 
     Each thread then unpacks whole words of both operands, and has registers for its part of the product.
     """

@@ -2,9 +2,9 @@
 
 Each check runs a launcher on tensors of the device ``meta`` and looks at the code of the kernel that it would
 launch: instructions that make it fast, spilled registers and shared memory. ``nox -s kernels`` runs all
-checks and writes what was compiled for the report; the tests run one check of each kernel.
+checks and writes the registers and sizes for the report; the tests run one check of each kernel.
 
-Exit codes: 0 done; 1 a kernel does not compile to what it should; 2 triton is not installed.
+Exit codes: 0 done; 1 a check fails; 2 triton is not installed.
 """
 
 import argparse
@@ -114,7 +114,7 @@ class Check:
         launch: runs a launcher on meta tensors.
         required: instructions that must be there, as regular expressions; WGMMA stands for MMA before 9.0.
         forbidden: instructions that must not.
-        limit: a further check: return what is wrong, or an empty string.
+        limit: a further check, which returns a problem or an empty string.
         tf32: whether float32 products use TF32.
 
     """
@@ -155,7 +155,7 @@ def compile_check(check: Check, capability: int) -> Compiled:
     from triton.runtime.jit import KernelInterface  # noqa: PLC0415  triton need not be there
 
     no_gpu = SimpleNamespace(
-        # Triton keeps what it compiled by device.
+        # Triton caches compiled kernels by device.
         get_current_device=lambda: capability,
         get_current_stream=lambda _: 0,
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
@@ -242,7 +242,7 @@ def per_dtype(
     """Return a check of the same launch for each dtype.
 
     Args:
-        title: what the kernel computes.
+        title: of the checks, without the dtype.
         kernel: the kernel that is compiled.
         launch: runs the launcher on operands of a dtype.
         dtypes: of operands.
@@ -378,7 +378,7 @@ def low_rank() -> Iterator[Check]:
                 product(launches.drawn_low_rank, rank, signs=signs),
                 some,
                 PHILOX,
-                # Signs of ``up`` are drawn by each thread that has a row of theirs: cheaper than exchange.
+                # Each thread draws the signs of ``up`` for its own rows, which is cheaper than exchange.
                 calls=() if signs else ("BLOCK_M", "BLOCK_N"),
             )
         for rank, some in ((1, dtypes[:1]), (most, dtypes[1:])):

@@ -122,8 +122,8 @@ def select_tiling(kernel: str, gemm: Gemm, given: Tiling | None, default: Tiling
 
     """
     sizes = gemm.rows, *gemm.weight.shape
-    found = given or tuned(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
-    return found.clipped(*sizes)
+    tiling = given or tuned(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
+    return tiling.clipped(*sizes)
 
 
 def noise_scale(sigma: float | Tensor, x: Tensor, factor: float = 1.0) -> tuple[Tensor | None, float]:

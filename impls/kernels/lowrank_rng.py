@@ -62,19 +62,17 @@ DOWN_ROWS = 16
 """Most rows in a tile of :func:`low_rank_down_kernel`, of one member or of several."""
 
 DOWN_CHANNELS = 512
-"""Channels in its tile, summed over ranks."""
+"""Channels in a tile of it, summed over ranks."""
 
 DOWN_WARPS = 8
-"""Its warps."""
+"""Warps of a program of it."""
 
 MAX_IMAGES = 8
 """Members in a tile of rows up to which ``up`` is drawn for each member; above, for each row."""
 
 
 def down_tile(rank: int, width: int) -> tuple[int, int]:
-    """Return the rows and the Philox calls in a tile of :func:`low_rank_down_kernel`.
-
-    A call draws ``width`` values.
+    """Return the rows and the Philox calls, of ``width`` values, in a tile of :func:`low_rank_down_kernel`.
 
     A thread has 32 sums in registers; where one call for each rank is more than that, the tile has fewer
     rows.

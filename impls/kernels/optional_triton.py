@@ -1,7 +1,7 @@
 """Triton where it is installed, and otherwise a stand-in with which kernels can be defined but not launched.
 
-Kernels and the schemes that launch them are defined in the same files, and a scheme must be importable to say
-that its kernel needs triton. So each of these files imports ``tl`` and ``triton`` from here.
+A file defines a kernel and the scheme that launches it. A scheme must be importable even where triton is
+missing, so that it is refused with this reason: these files import ``tl`` and ``triton`` from here.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ if TYPE_CHECKING or importlib.util.find_spec("triton"):
 else:
 
     class Missing:
-        """Stands in for triton, for its decorators and for what they return."""
+        """Replaces triton, its decorators and the decorated kernels."""
 
         def __call__(self, *_: Any, **__: Any) -> Self:  # noqa: ANN401  Triton's functions have no type
             """Return itself, as a decorated kernel."""

@@ -82,7 +82,7 @@ class AbstractFused(AbstractWrapper[N]):
         shape = (*x.shape[:3], weight.shape[1], *x.shape[4:])
         y = torch.empty(shape, device=x.device, dtype=x.dtype)
         out = op.rows(y, weight)
-        assert out is not None  # noqa: S101  what serves an input serves its output
+        assert out is not None  # noqa: S101  an output is laid out like its input
         self.launch(rows, weight[0].flatten(1), noise, sigma, out)
         return y
 
@@ -92,7 +92,7 @@ class AbstractFused(AbstractWrapper[N]):
 
 
 class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
-    """A fused scheme whose update may use the recorded rows, as that of the wrapped scheme does."""
+    """A fused scheme of a wrapped scheme whose update may use the recorded rows."""
 
     @property
     @abstractmethod

@@ -96,7 +96,7 @@ def test_each_member_of_a_network_sees_its_own_bits() -> None:
 
 
 def test_each_member_is_normalised_over_its_rows_and_positions() -> None:
-    """A member's outputs have mean 0 and variance 1, whatever the rows of other members; in float32."""
+    """A member's outputs have mean 0 and variance 1, computed in float32 and independent of other members."""
     layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=torch.float64))
     population = perturb(layer, Binary(), members=3, sigma=1.0)
     noise, x = population.sample(0), bits.pack(coins(3 * 20, 96))

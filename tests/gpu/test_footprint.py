@@ -81,7 +81,7 @@ def test_launches_waits_and_streams_are_seen() -> None:
         b.zero_()
         a.copy_(b)
 
-    def beside() -> None:
+    def on_two_streams() -> None:
         a.add(1)
         with torch.cuda.stream(side):
             b.mul(2)
@@ -93,7 +93,7 @@ def test_launches_waits_and_streams_are_seen() -> None:
     waiting: tuple[Callable[[], object], ...] = (torch.cuda.synchronize, a[0].item)
     for wait in waiting:
         assert trace(wait, "cuda").waits != ()
-    found = trace(beside, "cuda")
+    found = trace(on_two_streams, "cuda")
     assert found.launches == 2
     assert len(found.other_streams) == 1
 

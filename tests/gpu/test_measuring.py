@@ -98,7 +98,7 @@ def test_eager_and_replayed_kernels_take_the_same_time(device: Cuda) -> None:
     assert graph == pytest.approx(eager, rel=0.03)
 
 
-def test_launching_is_in_no_figure_of_the_device(device: Cuda) -> None:
+def test_device_time_excludes_launching(device: Cuda) -> None:
     """The measured device time of twenty short kernels does not include the host's time to launch them."""
     x = torch.zeros(1, device="cuda")
 
@@ -124,8 +124,8 @@ def test_a_device_that_waits_for_the_host_is_labelled(device: Cuda) -> None:
     assert clock.visit(call, 3).dispatch_bound == 3
 
 
-def test_a_block_is_never_shorter_than_asked_for(device: Cuda) -> None:
-    """A blocking kernel of 1 ms lasts at least 1 ms, whatever the GPU's clock rate."""
+def test_a_blocking_kernel_is_not_shorter_than_requested(device: Cuda) -> None:
+    """A blocking kernel of 1 ms lasts at least 1 ms at any clock rate of the GPU."""
     start, end = device.event(), device.event()
     for _ in range(10):
         device.record(start)
@@ -135,7 +135,7 @@ def test_a_block_is_never_shorter_than_asked_for(device: Cuda) -> None:
         assert device.elapsed_ns(start, end) >= 1e6
 
 
-def test_the_flush_overwrites_twice_the_cache_and_is_not_in_the_figure(device: Cuda) -> None:
+def test_the_flush_overwrites_twice_the_cache_and_is_not_timed(device: Cuda) -> None:
     """A flush zeroes a buffer of twice the L2 cache, allocates nothing, and is not part of the time."""
     assert device.cache.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
     device.cache.rows.fill_(1)
@@ -148,7 +148,7 @@ def test_the_flush_overwrites_twice_the_cache_and_is_not_in_the_figure(device: C
     assert median(CudaClock("eager", device, Streak()).visit(lambda: None, 20).samples["latency_ns"]) < 1e4
 
 
-def test_what_fits_the_cache_is_slower_when_cold(device: Cuda) -> None:
+def test_data_that_fit_the_cache_are_slower_to_read_when_cold(device: Cuda) -> None:
     """Summing a quarter of the L2 cache takes over 10 % longer after a flush than with a warm cache."""
     size = torch.cuda.get_device_properties(0).L2_cache_size // 4
     x = torch.randn(size // 4, device="cuda")
@@ -156,7 +156,7 @@ def test_what_fits_the_cache_is_slower_when_cold(device: Cuda) -> None:
     assert median(taken.samples["latency_ns"]) > 1.1 * median(taken.samples["warm_latency_ns"])
 
 
-def test_a_replay_computes_from_what_its_inputs_hold_now(device: Cuda) -> None:
+def test_a_replay_reads_the_current_values_of_its_inputs(device: Cuda) -> None:
     """Replays use the captured inputs in turn and read their current values."""
     inputs = [torch.full((4,), float(value), device="cuda") for value in (1, 2)]
     numbers = iter(range(100))
@@ -168,7 +168,7 @@ def test_a_replay_computes_from_what_its_inputs_hold_now(device: Cuda) -> None:
     assert found == [[22.0] * 4, [24.0] * 4, [22.0] * 4]
 
 
-def test_what_cannot_be_captured_leaves_the_device_as_it_was(device: Cuda) -> None:
+def test_a_failed_capture_leaves_the_device_usable(device: Cuda) -> None:
     """After a failed capture, eager calls, random numbers, new captures and the allocator still work."""
     x = torch.randn(1000, device="cuda")
     clock = CudaClock("graph", device, Streak())
@@ -186,7 +186,7 @@ def test_what_cannot_be_captured_leaves_the_device_as_it_was(device: Cuda) -> No
     assert device.reserved_bytes() <= before
 
 
-def test_a_generator_that_is_seeded_inside_is_refused(device: Cuda) -> None:
+def test_a_call_that_seeds_a_generator_is_refused(device: Cuda) -> None:
     """A call that seeds a generator cannot be captured, since each replay would draw the same numbers."""
 
     def call() -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_a_generator_that_is_seeded_inside_is_refused(device: Cuda) -> None:
     assert torch.randn(8, device="cuda").isfinite().all()
 
 
-def test_a_graph_takes_its_memory_with_it(device: Cuda) -> None:
+def test_the_memory_of_a_graph_is_freed_with_it(device: Cuda) -> None:
     """The memory of a graph is freed once nothing refers to its replay."""
     torch.cuda.empty_cache()
     before = device.reserved_bytes()
@@ -211,7 +211,7 @@ def test_a_graph_takes_its_memory_with_it(device: Cuda) -> None:
     assert device.reserved_bytes() <= before
 
 
-def test_memory_that_is_taken_while_timed_is_told(device: Cuda) -> None:
+def test_memory_that_is_reserved_while_timed_is_marked(device: Cuda) -> None:
     """A visit in which the allocator reserves new memory is marked as grown; a second visit is not."""
     torch.cuda.empty_cache()
     call = partial(torch.empty, 64 * MIB, dtype=torch.uint8, device="cuda")
@@ -220,8 +220,8 @@ def test_memory_that_is_taken_while_timed_is_told(device: Cuda) -> None:
     assert not clock.visit(call, 2).grown
 
 
-def test_what_does_not_fit_on_the_gpu_is_recognised() -> None:
-    """The allocator's out-of-memory error is recognised by its type, whatever its message."""
+def test_out_of_memory_errors_are_recognised() -> None:
+    """The allocator's out-of-memory error is recognised by its type, not by its message."""
     with pytest.raises(torch.OutOfMemoryError) as error:
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
     assert is_out_of_memory(error.value)
@@ -236,9 +236,9 @@ def test_the_environment_names_the_gpu() -> None:
     assert (here.device_memory_bytes or 0) > 2**30
 
 
-def test_a_gpu_that_is_kept_busy_is_seen_to_be() -> None:
+def test_a_busy_gpu_has_a_high_utilisation() -> None:
     """NVML reports a busy GPU as more than half utilised; without readings the test is skipped."""
-    found = of_call(spin(10**8))
-    if "utilization_percent" not in found.samples:
-        pytest.skip(found.reason)
-    assert min(found.samples["utilization_percent"]) > 50
+    readings = of_call(spin(10**8))
+    if "utilization_percent" not in readings.samples:
+        pytest.skip(readings.reason)
+    assert min(readings.samples["utilization_percent"]) > 50

@@ -1,5 +1,7 @@
 """Philox noise on a CUDA GPU: the same values as on the CPU, and CUDA graphs that draw noise."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,6 +51,19 @@ def test_normals_are_those_of_the_cpu_up_to_its_functions() -> None:
     assert float((here - there).abs().max()) < 64 * torch.finfo(torch.float32).eps
 
 
+def capture(call: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
+    """Capture a call in a CUDA graph, after a call that warms it up; return the graph and its results."""
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        results = call()
+    return graph, results
+
+
 @pytest.mark.parametrize("scheme", [Regenerated(), RegeneratedSign(), NoiseTable()], ids=str)
 def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
     """A replayed graph of forward and update gives the results of direct calls on the new inputs."""
@@ -64,14 +79,7 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
         assert model.weight.grad is not None
         return y, model.weight.grad
 
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = call()
+    graph, captured = capture(call)
     x.normal_()
     utilities.normal_()
     graph.replay()
@@ -119,14 +127,7 @@ def test_replays_of_a_captured_step_draw_step_after_step(scheme: AnyScheme) -> N
         step.add_(1)
         return found
 
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        train()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = train()
+    graph, captured = capture(train)
     for number in (1, 2, 3):
         graph.replay()
         torch.cuda.synchronize()
@@ -144,7 +145,7 @@ CASE = Case(operator="Linear", out_channels=48, in_channels=64, bias=True, membe
     [FusedRegenerated(), FusedRegeneratedSign(), FusedLowRank(1, regenerated=True)],
     ids=str,
 )
-def test_a_clock_captures_every_phase_of_what_draws_in_its_kernels(scheme: AnyScheme, phase: Phase) -> None:
+def test_every_phase_of_a_scheme_that_draws_in_kernels_is_captured(scheme: AnyScheme, phase: Phase) -> None:
     """Every phase of a scheme that draws in kernels can be captured, and its replays match direct calls."""
     workload = build(scheme, CASE, "cuda", 0)
     workload.enter(phase)
@@ -154,7 +155,7 @@ def test_a_clock_captures_every_phase_of_what_draws_in_its_kernels(scheme: AnySc
 
 
 @pytest.mark.parametrize("phase", ["sample", "step"])
-def test_a_clock_says_why_the_stream_block_is_not_captured(phase: Phase) -> None:
+def test_the_stream_block_is_not_captured_with_the_reason(phase: Phase) -> None:
     """Capturing the stream block raises an error that suggests philox, and the device still works."""
     workload = build(Perturbed(), CASE, "cuda", 0)
     workload.enter(phase)

@@ -36,7 +36,7 @@ def test_kernels_are_right_in_the_interpreter(half: int) -> None:
 
 
 def test_without_triton_a_kernel_is_refused_with_the_reason() -> None:
-    """Without triton the package can be imported, and a fused scheme says that triton is missing."""
+    """Without triton the package can be imported, and a fused scheme is refused with the reason."""
     program = (
         "import sys; sys.modules['triton'] = None; import torch, impls, impls.kernels.lowrank\n"
         "print(impls.FusedLowRank(1).supports(torch.nn.Linear(2, 2, device='meta')))"

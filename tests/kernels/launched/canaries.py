@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 POISON = 0x7FC0DEAD7FC0DEAD
-"""NaN in float32 and in float64; in words, bits that would change a count of differing bits."""
+"""NaN in float32 and in float64; in packed bits a value that would change a count of differing bits."""
 
 AROUND = 512
 """Number of 64-bit words on each side of a buffer: more than a tile can reach beyond its edge."""

@@ -45,15 +45,6 @@ def test_bits_are_those_of_plain_torch(shape: tuple[int, ...]) -> None:
         assert torch.equal(drawn.p, plain.p), members
 
 
-def test_parts_of_a_population_have_the_bits_of_the_whole() -> None:
-    """Members drawn as a part of a population, here 2 to 6 of eleven, have the bits of the whole."""
-    population, _ = both(BinarizedLinear(70, 5), 11)
-    assert population.shard_multiple == 1
-    whole, part = population.sample(4), population.sample(4, range(2, 7))
-    words: Any = [noise.layers[""].weight for noise in (whole, part)]
-    assert torch.equal(words[0].words[2:7], words[1].words)
-
-
 LAYERS = [
     (lambda **options: BinarizedLinear(70, 37, **options), (70,), 1),
     (lambda **options: BinarizedLinear(64, 5, **options), (64,), 3),
@@ -79,17 +70,6 @@ def test_outputs_are_those_of_plain_torch(made: Any, row: tuple[int, ...], repea
                 torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)
             else:
                 assert torch.equal(y, expected), few
-
-
-def test_normalised_outputs_are_those_of_plain_torch() -> None:
-    """A layer that normalises over a member's rows has the plain scheme's outputs, in the layer's dtype."""
-    for dtype in (torch.float32, torch.float16):
-        layer = BinarizedLinear(70, 5, outputs="real", normalised=True, dtype=dtype)
-        fused, plain = both(layer, 3)
-        x = bits.pack(normal(3 * 6, 70, seed=1))
-        y, expected = fused(x, fused.sample(0)), plain(x, plain.sample(0))
-        assert y.dtype is dtype
-        torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-3, atol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 9])
@@ -120,7 +100,7 @@ def test_updates_err_at_most_twice_as_those_of_plain_torch(layer: nn.Module, dty
     compare("update", got, exact, near)
 
 
-def test_what_kernels_cannot_serve_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_settings_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unsupported streams, antithetic halves, layers and devices are refused, without any fallback."""
     layer = BinarizedLinear(4, 4).to(DEVICE)
     with pytest.raises(ValueError, match="has no negative"):

@@ -1,6 +1,6 @@
 """Noise drawn in kernels equals the stream's, in every kernel, tile and part of the population."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from impls.kernels.lowrank_rng import default_tiling, down_product, low_rank_rng
 from impls.kernels.philox import Draw, fill, round_keys
 from impls.kernels.tiling import Tiling
 from impls.perturbation import philox as plain
-from impls.perturbation.noise import PhiloxStream
 from impls.verify.reference import compare
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal
 
@@ -84,19 +83,7 @@ def test_normals_are_right_in_the_tails_and_in_the_middle() -> None:
     assert float(truth.abs().min()) < 1e-4
 
 
-def test_other_names_draw_other_numbers() -> None:
-    """A different seed, step, layer or draw gives different signs, which are those of its stream."""
-    before = filled(range(3), 0, 256, signs=True)
-    for change in ({"seed": 1}, {"step": 1}, {"layer": "1.weight"}, {"draw": "down"}):
-        names: dict[str, Any] = {"seed": 3, "step": 5, "layer": "0.weight", "draw": "dense", **change}
-        place, draw = plain.Place.of(**names), names.pop("draw")
-        stream = PhiloxStream(**names, members=range(3), device=torch.device("cpu"), dtype=torch.float32)
-        found = fill(torch.empty(3, 256, device=DEVICE), draw_of(range(3), place), signs=True).cpu()
-        assert torch.equal(found, stream.signs(draw, 256)), change
-        assert not torch.equal(found, before), change
-
-
-def test_what_has_no_counter_is_refused() -> None:
+def test_members_and_elements_without_a_counter_are_refused() -> None:
     """Members and elements beyond the 32-bit counters are refused, and values need one row per member."""
     for members in (range(0, 4, 2), range(-1, 1), range(2**32 - 1, 2**32 + 1)):
         with pytest.raises(ValueError, match="members must be"):
