@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -410,8 +411,9 @@ def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.Mo
         compare(f"product of {sizes} in {dtype} with {tiles}", y, exact, product.formula(x, weight, sigma))
 
 
-def test_no_rows_are_no_work() -> None:
-    """A product without repeats or positions returns its empty output."""
+def test_no_rows_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product without repeats or positions returns its empty output, and launches nothing."""
+    monkeypatch.setattr(gemm, "grid_of", Mock(side_effect=AssertionError))
     for family in FAMILIES.values():
         product = family.make(Sizes(0, 2, 1, 3, 4), SINGLE, torch.clone)
         for shape in ((0, 2, 1), (1, 2, 0)):
@@ -526,6 +528,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("L and R must have", lambda: outer.weighted_outer(zeros(4, 2), zeros(3, 2), zeros(2))),
     ("L and R must be", lambda: outer.weighted_outer(zeros(4, 2), zeros(4, 2).half(), zeros(2))),
     ("2 members does not match operands of 3", lambda: TWO.arguments(3, 1, 4)),
+    ("2 members does not match operands of 1", lambda: TWO.arguments(1, 1, 4)),
     ("members must be", lambda: LAST.arguments(2, 1, 4)),
     ("more calls than a counter", lambda: TWO.arguments(2, 4 * 2**32 + 1, 4)),
 ]
