@@ -78,9 +78,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
+def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line has the reason, the exit code is 2, and no run is stored."""
+    before = sorted(folder.rglob("*.jsonl"))
+    for factory, words in (
         ("tied", "0 and 1 share a weight but not their bias, which no scheme supports"),
         ("half_frozen", "cannot perturb 0 (Linear with only a part of weight and bias trainable)"),
         ("complex", "the model is complex64: only real floating point can be perturbed"),
@@ -88,18 +91,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("normed", "Sequential has no trainable Linear or Conv2d layer"),
         ("broken", "the model raises on rows of shape (1, 8)"),
         ("quarter", "0 is float8_e5m2; esbench measures float64, float32"),
-    ],
-)
-def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
-    folder: Path, capsys: pytest.CaptureFixture[str], factory: str, words: str
-) -> None:
-    """One line has the reason, the exit code is 2, and no run is stored."""
-    before = sorted(folder.rglob("*.jsonl"))
-    assert run("--model", f"some_models:{factory}", "--device", "cpu") == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert f"--model some_models:{factory}: {words}" in captured.err
+    ):
+        assert run("--model", f"some_models:{factory}", "--device", "cpu") == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert f"--model some_models:{factory}: {words}" in captured.err
     assert sorted(folder.rglob("*.jsonl")) == before
 
 

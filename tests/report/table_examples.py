@@ -276,7 +276,7 @@ def published() -> Iterator[Example]:
         )
     ]
     yield (
-        "Measured beside published: the same batch shares a table, another one is warned of; padding counts",
+        "Measured / published: another batch is warned of; padding counts",
         "\n".join(section.markdown() for section in published_sections(here, *others)),
     )
 

@@ -42,14 +42,10 @@ def changed(rows: list[Row], **fields: object) -> list[Row]:
     return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
-def with_header(run: Run, **fields: object) -> Run:
-    """Return the run with some fields of its header replaced."""
-    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, **fields))
-
-
 def elsewhere(run: Run, **fields: object) -> Run:
     """Return the run with some fields of its environment replaced."""
-    return with_header(run, environment=msgspec.structs.replace(run.header.environment, **fields))
+    here = msgspec.structs.replace(run.header.environment, **fields)
+    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, environment=here))
 
 
 def test_other_rows_do_not_match() -> None:
@@ -110,9 +106,15 @@ def test_different_devices_are_refused() -> None:
 
 def test_other_differences_are_listed() -> None:
     """Versions, seed, code, load and other processes are listed; the idle power of a device is not."""
-    a = with_header(synthetic.run(times()), code={"Perturbed": "aa", "Flipped": "bb"})
+    a = synthetic.run(times())
     b = elsewhere(a, torch="2.14.0", dirty=True, load=3.0, foreign=("python",), idle_w=9.0)
-    b = with_header(b, seed=7, code={"Perturbed": "ab", "Permuted": "cc"})
+    a, b = (
+        msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, seed=seed, code=code))
+        for run, seed, code in (
+            (a, 0, {"Perturbed": "aa", "Flipped": "bb"}),
+            (b, 7, {"Perturbed": "ab", "Permuted": "cc"}),
+        )
+    )
     assert differences(a, b) == {
         "seed": (0, 7),
         "torch": ("2.13.0", "2.14.0"),
@@ -127,8 +129,8 @@ def test_other_differences_are_listed() -> None:
 def test_odd_samples_are_no_numbers() -> None:
     """Missing, NaN and huge samples on either side make a table and JSON without NaN."""
     odd: tuple[tuple[tuple[float, ...], ...], ...] = (
-        *((), ((),), ((math.nan,),), ((math.inf, 1.0),)),
-        *(((ns,),) * 8 for ns in (0.0, 1e24, 1e-300)),
+        *((), ((math.nan,),), ((math.inf, 1.0),)),
+        *(((ns,),) * 8 for ns in (0.0, 1e24)),
     )
     for samples in odd:
         sides = [times()[:1], changed(times()[:1], samples=samples)]

@@ -27,22 +27,17 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
         for there in grids(run, here.operator, TIMES)
         if _is_comparable(here, there)
     ]
-    same_batch = [other for other in others if _batches(other) <= _batches(here)]
-    # Those with our batch and dtype share a table; each other one has its own.
-    groups = ([same_batch] if same_batch else []) + [
-        [other] for other in others if not _batches(other) <= _batches(here)
-    ]
     notes = Footnotes()
     blocks = [
         block
-        for group in groups
+        for other in others
         for multiplier in (SPEED, TIME)
-        if (block := _block(here, group, multiplier, notes))
+        if (block := _block(here, other, multiplier, notes))
     ]
     if not blocks:
         return None
     others_conditions = (
-        f"Beside it: {captions.origin(other.run)} {captions.conditions(other, other.cases)}"
+        f"Published: {captions.origin(other.run)} {captions.conditions(other, other.cases)}"
         for other in others
     )
     shown = [case for case in here.cases if any(_like(case, other) for other in others)]
@@ -64,32 +59,32 @@ def _is_comparable(here: Grid, there: Grid) -> bool:
     )
 
 
-def _block(here: Grid, others: Sequence[Grid], multiplier: Multiplier, notes: Footnotes) -> Block | None:
+def _block(here: Grid, other: Grid, multiplier: Multiplier, notes: Footnotes) -> Block | None:
     """Return our multipliers next to the published ones, None if one side lacks the baseline."""
-    others = [other for other in others if other.reference(multiplier.mode)]
-    if not others or not here.reference(multiplier.mode):
+    if not other.reference(multiplier.mode) or not here.reference(multiplier.mode):
         return None
     filled = GridTable(
         here,
-        tuple(variant for variant in here.variants if any(variant in other.variants for other in others)),
-        tuple(case for case in here.cases if any(_like(case, other) for other in others)),
+        tuple(variant for variant in here.variants if variant in other.variants),
+        tuple(case for case in here.cases if _like(case, other)),
         notes,
     )
 
     def cell(variant: Variant, case: Case, _: Measurement) -> Cell:
-        found = [multiple(here, variant, case, multiplier)]
-        for other in others:
-            like = _like(case, other)
-            found.append(multiple(other, variant, like, multiplier) if like else None)
+        like = _like(case, other)
+        figures = (
+            multiple(here, variant, case, multiplier),
+            multiple(other, variant, like, multiplier) if like else None,
+        )
         absent = CellNumber(multiplier.name, None, kind="multiple")
-        return Cell(" / ".join(["{}"] * len(found)), tuple(one or absent for one in found))
+        return Cell("{} / {}", tuple(one or absent for one in figures))
 
-    names = " / ".join(captions.device(other.run) for other in others)
     note = f": {multiplier.formula}."
-    if not _batches(others[0]) <= _batches(here):
-        ours, theirs = (captions.conditions(one, one.cases).removesuffix(".") for one in (here, others[0]))
+    if not _batches(other) <= _batches(here):
+        ours, theirs = (captions.conditions(one, one.cases).removesuffix(".") for one in (here, other))
         note += f" Not the same batch or number format: measured with {ours}, published with {theirs}."
-    return Block(f"{multiplier.title}, measured / {names}", note, filled.table(cell))
+    title = f"{multiplier.title}, measured / {captions.device(other.run)}"
+    return Block(title, note, filled.table(cell))
 
 
 def _batches(grid: Grid) -> set[tuple[str, int, int]]:
