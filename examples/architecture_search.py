@@ -60,7 +60,7 @@ def search(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    found = parser(__doc__, steps=100, learning_rate=0.01)
-    found.add_argument("--candidates", type=count, default=20, help="models trained in total (20)")
-    options = found.parse_args()
+    command_line = parser(__doc__, steps=100, learning_rate=0.01)
+    command_line.add_argument("--candidates", type=count, default=20, help="models trained in total (20)")
+    options = command_line.parse_args()
     ended(lambda: search(options))

@@ -90,12 +90,12 @@ def compare(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    found = parser(__doc__, steps=800, learning_rate=5e-3)
-    found.add_argument(
+    command_line = parser(__doc__, steps=800, learning_rate=5e-3)
+    command_line.add_argument(
         "--density",
         type=share,
         action="append",
         help="share of active weights; may be repeated (0.1 and 0.05)",
     )
-    options = found.parse_args()
+    options = command_line.parse_args()
     ended(lambda: compare(options))

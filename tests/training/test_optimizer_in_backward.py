@@ -206,6 +206,11 @@ def test_states_are_matched_by_name() -> None:
     train(model, optimizer, 2, 2)
     train(layered, joint, 2, 2)
     assert alike(model, layered)
+    state = joint.state_dict()
+    for group in state["param_groups"]:
+        group["lr"] = 0.5
+    joint.load_state_dict(state)
+    assert {group["lr"] for group in joint.param_groups} == {0.5}
     without_names = {"state": {}, "param_groups": [{"params": [0]}]}
     for its in (optimizer, joint):
         before = str(its.state_dict())

@@ -306,6 +306,12 @@ def test_sparse_products_are_those_of_the_dense_weight() -> None:
         ),
         sparse_products.BlockLinear(linear, sparse_products.block_mask(linear.weight, 0.2, 4, generator), 4),
     )
+    # Equally many inputs per output, whole blocks, and two of every four.
+    assert layers[1].mask().sum(1).tolist() == [1] * 8
+    assert layers[2].mask().unflatten(1, (-1, 4)).unflatten(0, (-1, 4)).sum((1, 3)).flatten().max() == 16
+    assert (
+        sparse_products.two_of_four_mask(linear.weight, generator).unflatten(1, (3, 4)).sum(-1) == 2
+    ).all()
     for layer in layers:
         mask, weight = layer.mask(), layer.dense().requires_grad_()
         assert not mask.any(0).all()
@@ -320,18 +326,6 @@ def test_sparse_products_are_those_of_the_dense_weight() -> None:
         torch.testing.assert_close((of_x, of_bias), (true_x, true_bias))
         values.data = of_values
         torch.testing.assert_close(layer.dense(), true_weight * mask)
-
-
-def test_masks_have_their_structure() -> None:
-    """Equally many inputs per output, whole blocks, and two of every four."""
-    generator = Generator().manual_seed(0)
-    assert sparse_products.constant_fan_in_mask(torch.empty(6, 50), 0.1, generator).sum(1).tolist() == [5] * 6
-    mask = sparse_products.block_mask(torch.empty(16, 32), 0.25, 8, generator)
-    counts = mask.unflatten(1, (-1, 8)).unflatten(0, (-1, 8)).sum((1, 3))
-    assert sorted(counts.flatten().tolist()) == [0] * 6 + [64] * 2
-    assert (
-        sparse_products.two_of_four_mask(torch.empty(6, 8), generator).unflatten(1, (2, 4)).sum(-1) == 2
-    ).all()
 
 
 def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,15 +363,12 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert found.candidate_ns == ()
 
 
-def test_calls_of_a_search_are_reproducible_and_free_what_leaks() -> None:
+def test_calls_of_a_search_are_reproducible_and_free_what_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two buffers are read in turn, from the same initial weights."""
     case = population(3, 5, 4)
     work = built("CleanSearch", case)
     work.enter("step")
-    first, second, third = (work.phases["step"]() for _ in range(3))
-    assert isinstance(first, Tensor)
-    assert isinstance(second, Tensor)
-    assert isinstance(third, Tensor)
+    first, second, third = (torch.as_tensor(work.phases["step"]()) for _ in range(3))
     assert first.shape == (3, architecture_search.STEPS)
     assert torch.equal(first, third)
     assert not torch.equal(first, second)
@@ -388,12 +379,11 @@ def test_calls_of_a_search_are_reproducible_and_free_what_leaks() -> None:
         assert outcomes[-1].alive > 0
         return outcomes[-1]
 
+    monkeypatch.setattr(architecture_search, "run", recorded)
     gc.disable()
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(architecture_search, "run", recorded)
-            for name in ("LeakySearch", "CleanSearch(linked=True)"):
-                built(name, case).phases["step"]()
+        for name in ("LeakySearch", "CleanSearch(linked=True)"):
+            built(name, case).phases["step"]()
         assert [outcome.alive for outcome in outcomes] == [0, 0]
     finally:
         gc.enable()

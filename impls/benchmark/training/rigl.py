@@ -190,7 +190,7 @@ class RigL(AbstractTraining):
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             if state.next_is_update():
                 for name, gradient, factor in zip(state.masks, gradients, factors, strict=True):
-                    state.move(name, gradient, lambda *given: sparse_masks.drop_and_grow(*given)[0])
+                    state.move(name, gradient, lambda *args: sparse_masks.drop_and_grow(*args)[0])
                     factor.copy_(state.masks[name])
             else:
                 torch._foreach_mul_(gradients, factors)  # as torch's own optimizers call it
@@ -302,8 +302,8 @@ class SemiStructured(AbstractProducts):
             message = "2:4 products need a CUDA GPU with sparse tensor cores"
             raise UnavailableError(message)
         if (capability := torch.cuda.get_device_capability(weight.device)) < SPARSE_TENSOR_CORES:
-            found, needed = (".".join(map(str, one)) for one in (capability, SPARSE_TENSOR_CORES))
-            message = f"this GPU has no sparse tensor cores: capability {found} < {needed}"
+            present, required = (".".join(map(str, one)) for one in (capability, SPARSE_TENSOR_CORES))
+            message = f"this GPU has no sparse tensor cores: capability {present} < {required}"
             raise UnavailableError(message)
         _check_dtype(weight, torch.float16, torch.bfloat16)
         mask = sparse_products.two_of_four_mask(weight, generator)

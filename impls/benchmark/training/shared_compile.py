@@ -149,34 +149,34 @@ def run_isolated(plan: Plan) -> Trial:
     """Run a trial in a fresh process with an empty cache; raise WrongResultError if weights are wrong."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
-        found = isolated(run_trial, plan, environment=environment)
-    if found.wrong:
-        raise WrongResultError(found.wrong)
-    return found
+        trial = isolated(run_trial, plan, environment=environment)
+    if trial.wrong:
+        raise WrongResultError(trial.wrong)
+    return trial
 
 
-def figures(found: Trial, way: Way) -> Iterator[Figure]:
+def figures(trial: Trial, way: Way) -> Iterator[Figure]:
     """Yield the figures of a trial.
 
     Break-even is the number of training steps, over all candidates, that repay the time for compiling.
     """
-    compile_ns = sum(found.compile_ns)
-    saved_ns = statistics.fmean(found.eager_step_ns or [0]) - statistics.fmean(found.step_ns or [0])
+    compile_ns = sum(trial.compile_ns)
+    saved_ns = statistics.fmean(trial.eager_step_ns or [0]) - statistics.fmean(trial.step_ns or [0])
     reasons = {}
     if way == "eager":
         reasons = dict.fromkeys(("compile_ns", "break_even_steps"), "nothing is compiled")
     elif saved_ns <= 0:
         reasons = {"break_even_steps": "never: a warm step is not faster than an eager one"}
     numbers: dict[str, Sequence[float]] = {
-        "graphs_count": [found.graphs],
+        "graphs_count": [trial.graphs],
         "compile_ns": [compile_ns],
-        "candidate_ns": found.candidate_ns,
-        "step_ns": found.step_ns,
-        "eager_step_ns": found.eager_step_ns,
+        "candidate_ns": trial.candidate_ns,
+        "step_ns": trial.step_ns,
+        "eager_step_ns": trial.eager_step_ns,
         "break_even_steps": [compile_ns / (saved_ns or 1)],
     }
     for name, samples in numbers.items():
-        yield figure(name, "fresh process and cache", samples, found.eager or reasons.get(name, ""))
+        yield figure(name, "fresh process and cache", samples, trial.eager or reasons.get(name, ""))
 
 
 def run_trial(plan: Plan) -> Trial:
