@@ -43,7 +43,7 @@ def digits(
 ) -> None:
     """Train handwritten digits with every variant, and compare each with dense noise; takes minutes.
 
-    A variant that learns worse is reported and is not an error. Exit code 1 if one fails or runs out of memory.
+    A variant that learns worse is reported and is not an error. Exit code 1 if one fails or is out of memory.
     Finished training runs are stored at once. Dense noise, Perturbed, always takes part; baselines take part
     only if --variants names them.
 
