@@ -5,12 +5,12 @@ raise or record what matters on a GPU:
 
 * Tensors of two devices in one operator raise :class:`DeviceMixError`, except for zero-dimensional CPU
   tensors that torch reads as numbers. So do a generator and a tensor of different devices, a CPU tensor given
-  to a Triton kernel, and a CPU tensor assigned to ``grad`` or ``data``.
+  to a Triton kernel, and a CPU tensor assigned to ``grad``.
 
 * Operations for which the host waits are recorded in :attr:`FakeDevice.waits`: reading a value (``item``,
-  ``tolist``, ``repr``, ``torch.save``, ``torch.equal``, ``if tensor:``), a shape that depends on values
-  (``nonzero``, boolean indices), a copy between host and device, ``synchronize``, and linear algebra that
-  checks its result on the host. None of these can be captured in a CUDA graph.
+  ``tolist``, ``torch.equal``, ``if tensor:``), a shape that depends on values (``nonzero``, boolean indices),
+  a copy between host and device, ``synchronize``, and linear algebra that checks its result on the host. None
+  of these can be captured in a CUDA graph.
 
 * Seeding a generator and drawing from a generator other than the default cannot be captured either: both are
   recorded in :attr:`FakeDevice.draws`.
@@ -44,16 +44,16 @@ EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.n
 FLOATING_ONLY = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.convolution)
 """Products that CUDA does not implement for integers."""
 FILLS = (aten.fill, aten.fill_, aten.masked_fill, aten.masked_fill_, aten.index_fill, aten.index_fill_)
-"""Besides pointwise operators, what reads a CPU tensor without dimensions as a number."""
+"""Operators besides pointwise ones that read a CPU tensor without dimensions as a number."""
 HIDDEN_WAITS = (
     *(aten.multinomial, aten.histc, aten.linspace, aten.logspace),
     *(aten._linalg_check_errors, aten._linalg_svd, aten._linalg_eigh, aten.linalg_eig, aten.linalg_pinv),
 )
 """Operators that read a value on the host inside their CUDA implementation."""
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__, Tensor.__reduce_ex__}
+READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
-ASSIGNED: dict[Any, str] = {getattr(Tensor, name).__set__: name for name in ("grad", "data")}
+SET_GRAD = Tensor.grad.__set__  # type: ignore[attr-defined]  # a property of C++
 MASKS = {torch.bool, torch.uint8}
 
 
@@ -72,8 +72,6 @@ class CudaTensor(Tensor):
     device = CUDA
     is_cuda = True
     is_cpu = False
-    on_read: Callable[[str], object] = print
-    """Called with the name of a method that reads values on the host."""
 
     @staticmethod
     def __new__(cls: type["CudaTensor"], values: Tensor) -> "CudaTensor":  # noqa: PYI034  torch's function has no type
@@ -89,11 +87,6 @@ class CudaTensor(Tensor):
     @override
     def get_device(self) -> int:
         return 0
-
-    @override
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # untyped in torch
-        CudaTensor.on_read("repr")
-        return f"CudaTensor({[*self.shape]}, {self.dtype})"
 
     @override
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -158,7 +151,7 @@ class FakeDevice(TorchDispatchMode):
         self.waits: list[str] = []
         self.draws: list[str] = []
         self.launches: list[str] = []
-        self.asked = CPU
+        self.target = CPU
         """The device of the tensors that the current call from Python creates."""
         self._tape: Tape | None = None
 
@@ -198,8 +191,8 @@ class FakeDevice(TorchDispatchMode):
             DeviceMixError: they differ.
 
         """
-        if device.type != self.asked.type:
-            message = f"{name} on {self.asked.type} with a generator on {device.type}"
+        if device.type != self.target.type:
+            message = f"{name} on {self.target.type} with a generator on {device.type}"
             raise DeviceMixError(message)
         if device.type == "cuda":
             self.draw(f"{name} with its own generator")
@@ -250,7 +243,7 @@ class FakeDevice(TorchDispatchMode):
             goes_to_cuda = on_cuda
         else:
             # torch's C++ code requests the CPU when it means the device of these tensors.
-            goes_to_cuda = device.type == "cuda" or (device.type == "cpu" and self.asked.type == "cuda")
+            goes_to_cuda = device.type == "cuda" or (device.type == "cpu" and self.target.type == "cuda")
             kwargs["device"] = CPU if device.type == "cuda" else device
         if rules.copies:
             if any(map(_is_host, _tensors(args))) if goes_to_cuda else on_cuda:
@@ -315,19 +308,26 @@ class _Calls(TorchFunctionMode):
         if name == "__get__":
             return func(*args)
         if name == "__set__":
-            return _assigned(func, *args)
+            return self._assigned(func, *args)
         if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
             return self._moved(func, *args, **kwargs)
         on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
-        asked = CUDA if on_cuda else CPU
+        target = CUDA if on_cuda else CPU
         if kwargs.get("device") is not None:
-            asked = torch.device(kwargs["device"])
-            kwargs["device"] = CPU if asked.type == "cuda" else asked
-        before, self._cuda.asked = self._cuda.asked, asked
+            target = torch.device(kwargs["device"])
+            kwargs["device"] = CPU if target.type == "cuda" else target
+        before, self._cuda.target = self._cuda.target, target
         try:
             return self._called(func, name, args, kwargs, on_cuda=on_cuda)
         finally:
-            self._cuda.asked = before
+            self._cuda.target = before
+
+    def _assigned(self, func: Any, tensor: Tensor, value: object) -> Any:
+        """Set an attribute of a tensor; a gradient must be on its device."""
+        if func == SET_GRAD and isinstance(value, Tensor) and value.device.type != tensor.device.type:
+            message = f"a gradient on {value.device.type} is assigned to a tensor on {tensor.device.type}"
+            raise DeviceMixError(message)
+        return func(tensor, value)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any, *, on_cuda: bool) -> Any:
         """Call a function that creates tensors on the requested device."""
@@ -341,7 +341,7 @@ class _Calls(TorchFunctionMode):
         if (generator := kwargs.get("generator")) is not None:
             self._cuda.check_generator(name, generator.device)
         result = func(*args, **kwargs)
-        if func in CREATED_ON_HOST and self._cuda.asked.type == "cuda" and type(result) is Tensor:
+        if func in CREATED_ON_HOST and self._cuda.target.type == "cuda" and type(result) is Tensor:
             self._cuda.wait(f"{name} from cpu to cuda")
             result = CudaTensor(result.clone())
         return result
@@ -356,7 +356,7 @@ class _Calls(TorchFunctionMode):
             device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
             device = device or tensor.device
         crosses = device.type != tensor.device.type
-        before, self._cuda.asked = self._cuda.asked, device
+        before, self._cuda.target = self._cuda.target, device
         try:
             return tensor.to(
                 CPU if device.type == "cuda" else device,
@@ -365,21 +365,7 @@ class _Calls(TorchFunctionMode):
                 memory_format=torch.preserve_format if layout is None else layout,
             )
         finally:
-            self._cuda.asked = before
-
-
-def _assigned(func: Any, tensor: Tensor, value: object) -> Any:
-    """Set an attribute of a tensor.
-
-    Raises:
-        DeviceMixError: it is ``grad`` or ``data``, and the value is on another device.
-
-    """
-    name = ASSIGNED.get(func)
-    if name and isinstance(value, Tensor) and value.device.type != tensor.device.type:
-        message = f"a tensor on {value.device.type} is assigned to {name} of one on {tensor.device.type}"
-        raise DeviceMixError(message)
-    return func(tensor, value)
+            self._cuda.target = before
 
 
 def _is_host(tensor: Tensor) -> bool:
@@ -514,7 +500,6 @@ def fake_cuda() -> Iterator[FakeDevice]:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)
-        patch.setattr(CudaTensor, "on_read", cuda.wait)
         stack.enter_context(calls)
         stack.enter_context(cuda)
         yield cuda

@@ -16,7 +16,7 @@ from esbench.registry import Entry, Figure, build
 from esbench.schema import Case, Mode, Phase, Variant, Work
 
 FEWEST_ROUNDS = 6
-"""With fewer there is no interval of a median: a call without noise leaves the rounds then."""
+"""The rounds of a call without noise: with fewer there is no interval of a median."""
 
 CASE = Case(operator="Linear", out_channels=4, in_channels=4, members=8)
 

@@ -134,9 +134,9 @@ def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profil
     try:
         with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
             return oracle.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
-    except OSError:  # not the fault of the variant
+    except OSError:  # of writing the trace
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a variant raises is reported
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is reported
         return classify(error)
     finally:
         release()

@@ -1,9 +1,8 @@
-"""Measuring variants on a device. Needs torch; shares only the records of runs with esbench.report."""
+"""Measuring variants on a device. Needs torch."""
 
 import os
 
-# From torch 2.13 on the profiler announces itself on stderr, and any release warns there when a
-# call frees what was allocated before profiling, which says nothing about our figures. Both are
-# read when torch is imported or first used, so this has to come before.
+# The profiler of torch 2.13 prints a line on stderr, and any release warns there if a call frees memory that
+# was allocated before profiling. Both variables are read when torch is imported or first used.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

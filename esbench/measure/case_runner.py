@@ -98,9 +98,9 @@ Around = Callable[[Entry], AbstractContextManager[None]]
 class CoResidentGroup:
     """The variants of one case that are set up at the same time.
 
-    A variant that does not fit beside the others is ``deferred`` to the next group; one that does not fit
-    beside base and naive alone is unavailable. ``failures`` has the variants that are not members, with their
-    reasons.
+    A variant that does not fit together with the others is ``deferred`` to the next group; one that does not
+    fit together with base and naive alone is unavailable. ``failures`` has the variants that are not members,
+    with their reasons.
     """
 
     case: Case
@@ -467,10 +467,10 @@ class CaseRunner:
         Args:
             entry: the variant.
             activity: the activity of the run to which the time is charged as well.
-            share: the part of the time of the case after which there is none left.
+            share: the part of the time of the case within which the variant may start.
 
         Raises:
-            UnavailableError: there is no time left.
+            UnavailableError: no time is left.
 
         """
         if not (self._number and is_baseline(entry)):
@@ -481,8 +481,8 @@ class CaseRunner:
             with stopwatch.on(activity):
                 yield
         finally:
-            taken_s = stopwatch.seconds() - start_s
-            self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + taken_s
+            cost_s = stopwatch.seconds() - start_s
+            self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + cost_s
 
 
 def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:

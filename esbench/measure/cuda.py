@@ -178,7 +178,7 @@ class Cuda:
             try:
                 outputs = call()
             except BaseException:  # a capture has to be ended after any error, which is raised again
-                with contextlib.suppress(RuntimeError):  # the call's own error says more
+                with contextlib.suppress(RuntimeError):  # the error of the call is raised
                     graph.capture_end()
                 raise
             graph.capture_end()

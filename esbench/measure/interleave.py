@@ -133,16 +133,16 @@ class TimedCall:
             with quiet():
                 if self._warm.calls > 1:
                     self._call()
-                taken = self._clock.visit(self._call, self._warm.calls)
+                visit = self._clock.visit(self._call, self._warm.calls)
             conditions = self._read_conditions()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
         else:
-            for metric, samples in taken.samples.items():
+            for metric, samples in visit.samples.items():
                 self._round[metric] = self._round.get(metric, ()) + samples
-            self._samples += len(taken.samples[LATENCY])
-            self._dispatch_bound += taken.dispatch_bound
-            self._grown += taken.grown
+            self._samples += len(visit.samples[LATENCY])
+            self._dispatch_bound += visit.dispatch_bound
+            self._grown += visit.grown
             self._round_conditions += (conditions,) if conditions else ()
         self.spent_s += self._clock.seconds() - start_s
 

@@ -82,7 +82,7 @@ class Nvml:
         bindings: a replacement for the module ``pynvml``, for tests.
 
     Raises:
-        NvmlError: there is no NVML here, or it does not know the device.
+        NvmlError: NVML is missing, or it does not know the device.
 
     """
 

@@ -100,9 +100,8 @@ def is_baseline(entry: Entry) -> bool:
 class Budget:
     """Divides the time until the end of a run equally among the cells that are not measured yet.
 
-    With little time, cells get fewer samples; rows for which there is no time left get :data:`OUT_OF_TIME` as
-    their reason. A case has a share of the time in proportion to its cells, which its variants may use up;
-    baselines may also use the time of later cases.
+    With little time, cells get fewer samples, and the last rows get :data:`OUT_OF_TIME` as their reason. The
+    time of a case is proportional to the number of its cells; baselines may also use the time of later cases.
 
     Attributes:
         cells: the cells of the current case that are not measured yet.
@@ -142,14 +141,14 @@ class Budget:
         return self._case_end_s - self._seconds() - needed_s
 
     def check(self, entry: Entry, share: float = 1.0) -> None:
-        """Check that there is time left for a variant.
+        """Check that time is left for a variant.
 
         Args:
             entry: the variant.
-            share: the part of the time of its case after which there is none.
+            share: the part of the time of its case within which the variant may start.
 
         Raises:
-            UnavailableError: there is no time left.
+            UnavailableError: no time is left.
 
         """
         until_s = self._end_s

@@ -159,11 +159,11 @@ def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
     path.parent.mkdir(parents=True, exist_ok=True)
     found = _take(call, device, path)
     on_gpu = device == "cuda"
-    with torch.autograd.profiler.profile(use_device="cuda" if on_gpu else None, use_kineto=True) as taken:
+    with torch.autograd.profiler.profile(use_device="cuda" if on_gpu else None, use_kineto=True) as profiled:
         call()
         if on_gpu:
             torch.cuda.synchronize()
-    table = taken.key_averages().table(
+    table = profiled.key_averages().table(
         sort_by="self_cuda_time_total" if on_gpu else "self_cpu_time_total",
         row_limit=ROWS,
         max_name_column_width=WIDTH,
@@ -175,8 +175,8 @@ def _take(call: Callable[[], object], device: str, path: Path) -> Trace:
     """Trace a call into a file until no record is missing."""
     for attempt in range(ATTEMPTS):
         with quiet():
-            taken = _take_cuda(call) if device == "cuda" else _take_cpu(call)
-        taken.export_chrome_trace(str(path))
+            profiled = _take_cuda(call) if device == "cuda" else _take_cpu(call)
+        profiled.export_chrome_trace(str(path))
         records = read(json.loads(path.read_text(encoding="utf-8")))
         try:
             return cuda_trace(records) if device == "cuda" else cpu_trace(records)
@@ -187,9 +187,9 @@ def _take(call: Callable[[], object], device: str, path: Path) -> Trace:
 
 
 def _take_cpu(call: Callable[[], object]) -> torch.autograd.profiler.profile:
-    with torch.autograd.profiler.profile() as taken, torch.autograd.profiler.record_function(CALL):
+    with torch.autograd.profiler.profile() as profiled, torch.autograd.profiler.record_function(CALL):
         call()
-    return taken
+    return profiled
 
 
 def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
@@ -201,7 +201,7 @@ def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
     # CUDA 12.6 it crashes if graphs were captured (pytorch#112507).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     # Without Kineto torch records no device.
-    with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True) as taken:
+    with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True) as profiled:
         marker = torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         with torch.autograd.profiler.record_function(MARKER):
@@ -211,7 +211,7 @@ def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
         with torch.autograd.profiler.record_function(CALL):
             call()
         torch.cuda.synchronize()
-    return taken
+    return profiled
 
 
 def _record(span: Mapping[str, Any]) -> Record:

@@ -144,7 +144,7 @@ class Recorder:
             self.enter(rows, line)
 
     def costs_s(self, case: Case) -> Mapping[str, float]:
-        """Return the seconds that each variant had taken on a case before the run was cut off."""
+        """Return the seconds that each variant took on a case in an earlier part of the run."""
         return self._costs_s.get(case, {})
 
     def reason(self, variant: Variant, case: Case) -> str:

@@ -186,9 +186,9 @@ class CudaClock:
         """Return how long the host takes to issue a call to an idle device."""
         start = self._device.now_ns()
         call()
-        taken = self._device.now_ns() - start
+        issued_ns = self._device.now_ns() - start
         self._device.synchronize()
-        return taken
+        return issued_ns
 
     def _device_ns(
         self, call: Call, calls: int, block_ns: float, *, flush: bool

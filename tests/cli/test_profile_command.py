@@ -13,7 +13,7 @@ from tests.cli.cli_runner import run
 load("impls")
 
 WRONG = '''
-"""A scheme whose update is twice what it should be."""
+"""A scheme whose update is twice the correct one."""
 from dataclasses import dataclass
 
 import impls

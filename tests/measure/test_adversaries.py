@@ -32,7 +32,7 @@ Act = Callable[[Phase, int, int], object]
 
 
 def failure_of(lines: list[Record], cheat: str = "Cheat") -> str:
-    """Return why the cheat failed; check that only the honest variant beside it was measured."""
+    """Return why the cheat failed; check that only the honest variant was measured."""
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert (row.variant.scheme, row.status) == (cheat, "failed")
     assert {line.variant.scheme for line in lines if isinstance(line, Measurement)} == {"Honest"}
@@ -184,7 +184,7 @@ def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
 
 
 def test_a_graph_that_skips_work_is_caught() -> None:
-    """A graph replayed on new inputs must return what the call itself returns."""
+    """A graph replayed on new inputs must return the result of the call."""
     world, buffers = World(), (torch.ones(4), torch.full((4,), 2.0))
 
     class SkippingClock(FakeClock):
@@ -317,7 +317,7 @@ LATE = "found after timing, on new inputs"
 
 
 def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
-    """Real instruments catch each cheat beside an honest scheme, which is measured.
+    """Real instruments catch each cheat, and the honest scheme is measured.
 
     The update is compared with the sum of written-out noise, for utilities that the scheme has not been
     called with.

@@ -254,10 +254,10 @@ def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
 
 def test_what_the_facade_asks_torch_for(facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits are never too short, a flush covers twice the cache, and times are whole nanoseconds."""
-    asked: list[int] = []
-    monkeypatch.setattr(cuda, "_spin", asked.append)
+    cycles: list[int] = []
+    monkeypatch.setattr(cuda, "_spin", cycles.append)
     facade.spin(1000.2)
-    assert asked == [2001]  # 2 GHz, rounded up
+    assert cycles == [2001]  # 2 GHz, rounded up
 
     assert facade.cache.nbytes >= 2000
     facade.cache.rows.fill_(1)

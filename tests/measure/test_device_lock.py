@@ -64,9 +64,9 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
     """The error has suite, process and time; a run that waits says so once, then runs."""
     said: list[str] = []
     with holder() as process:
-        told = refusal()
-        assert told.startswith(f"cpu is held by suite quick (pid {process.pid}, since 20")
-        assert told.endswith("); only one run at a time measures on a device")
+        message = refusal()
+        assert message.startswith(f"cpu is held by suite quick (pid {process.pid}, since 20")
+        assert message.endswith("); only one run at a time measures on a device")
         assert issubclass(LockError, UserError)
         with pytest.raises(LockError, match="suite quick"), holding("cpu", "", said.append, wait_s=0.05):
             pass
@@ -119,9 +119,9 @@ def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
     (folder / "file").write_text("", encoding="utf-8")
     with monkeypatch.context() as patch:
         patch.setenv("ESBENCH_LOCK_DIR", str(folder / "file" / "below"))
-        told = refusal()
-        assert told.startswith("cannot lock ")
-        assert "set ESBENCH_LOCK_DIR to a folder" in told
+        message = refusal()
+        assert message.startswith("cannot lock ")
+        assert "set ESBENCH_LOCK_DIR to a folder" in message
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")

@@ -58,8 +58,8 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(8)
     )
     found = findings()
-    told = {subject: found[subject] for subject in found if subject.startswith(("GPU", "unthr"))}
-    assert {subject: finding.why for subject, finding in told.items()} == {
+    gpu = {subject: found[subject] for subject in found if subject.startswith(("GPU", "unthr"))}
+    assert {subject: finding.why for subject, finding in gpu.items()} == {
         "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
         "GPU to one run": "no other run of esbench is on it",
         "GPU utilisation": "97 % now, driver 580.1",
@@ -70,7 +70,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
         "unthrottled GPU": "nothing reduces its clock now",
         "GPU to itself": "no other process computes on it",
     }
-    assert all(finding.able for finding in told.values())
+    assert all(finding.able for finding in gpu.values())
 
 
 def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:

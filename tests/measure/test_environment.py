@@ -167,8 +167,8 @@ def test_the_commit_of_a_checkout(
     (tmp_path / "results" / "run.jsonl").write_text("{}")
     assert found() == (head, False)
     git_module.main()  # print the commit of a clean work tree
-    told = capsys.readouterr().out.strip()
-    assert told == f"{head}:{code_hash(tmp_path)}"
+    value = capsys.readouterr().out.strip()
+    assert value == f"{head}:{code_hash(tmp_path)}"
     monkeypatch.setenv(VARIABLE, f"{'0' * 40}:{'0' * 64}")  # git takes precedence over the variable
     assert found() == (head, False)
     (package / "__init__.py").write_text("x = 1\n")
@@ -182,7 +182,7 @@ def test_the_commit_of_a_checkout(
     (package / "__init__.py").write_text("")
     shutil.rmtree(tmp_path / ".git")
     assert found() == (None, None)
-    monkeypatch.setenv(VARIABLE, told)
+    monkeypatch.setenv(VARIABLE, value)
     assert found() == (head, False)
     (package / "tuned.json").write_text("{} ")
     assert found() == (head, True)
@@ -192,10 +192,10 @@ def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPa
     """Without git, a commit needs the hash of its code beside it."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert environment("cpu").commit is None
-    for told in ("", "main", "0" * 40, f"{'0' * 40}:", f"{'0' * 40}:{'x' * 64}"):
-        monkeypatch.setenv(VARIABLE, told)
+    for value in ("", "main", "0" * 40, f"{'0' * 40}:", f"{'0' * 40}:{'x' * 64}"):
+        monkeypatch.setenv(VARIABLE, value)
         here = environment("cpu")
-        assert (here.commit, here.dirty) == (None, None), told
+        assert (here.commit, here.dirty) == (None, None), value
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

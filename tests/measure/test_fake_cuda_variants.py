@@ -138,7 +138,7 @@ def wrong_results(entry: Entry) -> Iterator[None]:
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the checks: one member's rows, moments of two steps that are not judged, no waiting."""
-    expect = checks._expect  # noqa: SLF001  there is no other way to see a moment and not judge it
+    expect = checks._expect  # noqa: SLF001  moments of two steps are too noisy for a decision
 
     def expected(*arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):

@@ -206,12 +206,12 @@ def test_conditions_are_read_beside_every_visit() -> None:
     """Each round has two readings, none from the warm-up; a device without readings has none."""
     world = World()
     readings = iter(Conditions(clock_hz=1e9 + number) for number in range(1000))
-    telling = timed(FakeScheme("A", world), world, conditions=lambda: next(readings))
-    silent = timed(FakeScheme("B", world), world)
-    interleave([telling, silent], order())
-    assert [len(beside) for beside in telling.conditions] == [2] * FEWEST_ROUNDS
-    assert telling.conditions[0][0].clock_hz == 1e9 + 1
-    assert silent.conditions == []
+    monitored = timed(FakeScheme("A", world), world, conditions=lambda: next(readings))
+    unmonitored = timed(FakeScheme("B", world), world)
+    interleave([monitored, unmonitored], order())
+    assert [len(beside) for beside in monitored.conditions] == [2] * FEWEST_ROUNDS
+    assert monitored.conditions[0][0].clock_hz == 1e9 + 1
+    assert unmonitored.conditions == []
 
 
 class LabellingClock(FakeClock):

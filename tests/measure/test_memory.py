@@ -113,7 +113,7 @@ before = resource.getrlimit(resource.RLIMIT_DATA)
 def refused(call):
     try:
         call()
-    except BaseException as error:  # what it is called is what is asked
+    except BaseException as error:
         return f"{type(error).__name__} {is_out_of_memory(error)}"
     return "fits"
 
@@ -124,7 +124,7 @@ held = []
 def call():
     held.clear()
     held.append(torch.ones(3))
-peak_bytes(call, "cpu")  # what the profiler says would be in the output
+peak_bytes(call, "cpu")  # a warning of the profiler would be in the output
 
 with ceiling(256 * MIB):
     print(refused(tensor(64)))
@@ -167,7 +167,7 @@ def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> N
     """Torch's and Python's errors are recognised; the ceiling is lifted at the end.
 
     A smaller allocation fits, and an inner ceiling cannot raise the outer one. The memory pass prints
-    nothing. The largest population found is what the memory allows: a tenth less memory holds fewer.
+    nothing. The largest population is limited by the memory.
     """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     *lines, population = done.stdout.splitlines()

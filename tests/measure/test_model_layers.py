@@ -120,7 +120,7 @@ def test_a_factory_may_give_its_own_rows(package: str) -> None:
 
 
 def test_a_factory_that_makes_no_model_is_one_line(package: str) -> None:
-    """The message says what the name or factory is, and what a factory must return."""
+    """The message has the fault, and the values that a factory may return."""
     for name, words in (
         (f"{package}:conv", "begins with Conv2d, so the shape of its rows is unknown: return (module, rows)"),
         (f"{package}:plain", "has no trainable parameter"),

@@ -63,10 +63,10 @@ def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
 
 def test_the_gpu_is_found_by_the_uuid_that_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch and NVML number GPUs differently. Without a GPU, or if torch fails, there is no UUID."""
-    asked: list[str] = []
-    install(monkeypatch, nvmlDeviceGetHandleByUUID=asked.append)
+    uuids: list[str] = []
+    install(monkeypatch, nvmlDeviceGetHandleByUUID=uuids.append)
     with Nvml():
-        assert asked == [current_uuid()] == [UUID]
+        assert uuids == [current_uuid()] == [UUID]
 
     def broken() -> int:
         message = "CUDA error:\nunspecified launch failure"

@@ -131,7 +131,7 @@ def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytes
 
 def test_conditions_are_stored_once_and_read_beside_each_time_of_the_visit(tmp_path: Path) -> None:
     """Rows of another group, method or phase, and metrics other than times, have their own."""
-    told = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
+    with_conditions = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
     others: list[dict[str, Any]] = [
         {"metric": "warm_latency_ns"},
         {"metric": "warm_latency_ns", "group": 1},
@@ -139,12 +139,14 @@ def test_conditions_are_stored_once_and_read_beside_each_time_of_the_visit(tmp_p
         {"metric": "warm_latency_ns", "phase": "update"},
         {"metric": "peak_bytes"},
     ]
-    silent = msgspec.structs.replace(told, conditions=())
+    without_conditions = msgspec.structs.replace(with_conditions, conditions=())
     with Writer(tmp_path, synthetic.header()) as writer:
-        writer.write(*(msgspec.structs.replace(silent, **changed) for changed in others), told)
+        writer.write(
+            *(msgspec.structs.replace(without_conditions, **changed) for changed in others), with_conditions
+        )
     run = stored_in(tmp_path)
     assert [bool(row.conditions) for row in run.measurements] == [True, False, False, False, False, True]
-    assert run.measurements[0].conditions == told.conditions
+    assert run.measurements[0].conditions == with_conditions.conditions
 
 
 @pytest.fixture
