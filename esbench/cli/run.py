@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,19 +54,6 @@ CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "
 """Options that --resume reads from the header of the run."""
 
 
-def checked_budget(seconds: float | None) -> float | None:
-    """Return a time budget in seconds.
-
-    Raises:
-        UserError: it is not a finite number of at least a second.
-
-    """
-    if seconds is not None and not 1 <= seconds < math.inf:
-        message = f"--budget {seconds:g}: give a finite number of seconds, at least 1"
-        raise UserError(message)
-    return seconds
-
-
 @app.command()
 def run(
     context: typer.Context,
@@ -103,7 +89,7 @@ def run(
             help="Time limit of this command in seconds, also with --resume: to keep it, fewer samples are "
             "taken, then the last variants are left out.",
             metavar="SECONDS",
-            callback=checked_budget,
+            min=1,
         ),
     ] = None,
     tables: Annotated[

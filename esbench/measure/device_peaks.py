@@ -33,11 +33,7 @@ ROOM = 1 / 8
 
 PRODUCT_NS = {"cpu": 8e6, "cuda": 1e6}
 """The least duration of a product."""
-LONG = 4
-"""A product of this many least durations is large enough in any case."""
 FIRST_SIDE, LAST_SIDE = 64, 16384
-GROWN = 3
-"""Twice the side is eight times the work: if it takes less than this factor longer, overhead dominates."""
 
 PEAK_S = {"cpu": 2.0, "cuda": 1.0}
 """About the seconds for one peak, with allocation and probes."""
@@ -101,15 +97,12 @@ def _copy(device: str, clock: Clock) -> DevicePeak:
 
 def _product(dtype: str, device: str, clock: Clock) -> DevicePeak:
     """Double the side of a product until it takes long enough, and measure it then."""
-    side, before_ns = FIRST_SIDE, math.inf
+    side = FIRST_SIDE
     with precision(dtype):
-        while True:
+        call = _multiplication(side, device, dtype)
+        while _fastest_ns(call, clock) < PRODUCT_NS[device] and side < LAST_SIDE:
+            side *= 2
             call = _multiplication(side, device, dtype)
-            took_ns = _fastest_ns(call, clock)
-            calculates = took_ns >= PRODUCT_NS[device] and took_ns >= GROWN * before_ns
-            if calculates or took_ns >= LONG * PRODUCT_NS[device] or side >= LAST_SIDE:
-                break
-            side, before_ns = 2 * side, took_ns
         return DevicePeak(kind="matmul", dtype=dtype, amount=2.0 * side**3, samples=_samples(call, clock))
 
 

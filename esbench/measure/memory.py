@@ -62,21 +62,15 @@ def footprint(
     with quiet():
         if device == "cuda":
             peak, kept = _cuda_levels(call)
-            reserved, read_process = int(torch.cuda.max_memory_reserved()), process_bytes
-        else:
-            peak, kept = _cpu_levels(call)
-            reserved, read_process = None, process_bytes or resident_bytes
-        return Footprint(peak, kept, reserved, read_process() if read_process else None)
+            reserved = int(torch.cuda.max_memory_reserved())
+            return Footprint(peak, kept, reserved, process_bytes() if process_bytes else None)
+        peak, kept = _cpu_levels(call)
+        return Footprint(peak, kept, None, int(psutil.Process().memory_info().rss))
 
 
 def peak_bytes(call: Callable[[], object], device: str) -> int:
     """Return the peak of the bytes that one call allocates, above those allocated before it."""
     return footprint(call, device).peak_bytes
-
-
-def resident_bytes() -> int:
-    """Return the bytes of this process that are in the machine's memory."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -101,7 +95,7 @@ def ceiling(limit_bytes: int | None = None) -> Iterator[None]:
     room = available_bytes() - RESERVE_BYTES if limit_bytes is None else limit_bytes
     _start_threads()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [held_bytes() + max(room, 0), soft, hard]
+    limits = [psutil.Process().memory_info().data + max(room, 0), soft, hard]
     limit = min(bound for bound in limits if bound != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
@@ -113,11 +107,6 @@ def ceiling(limit_bytes: int | None = None) -> Iterator[None]:
 def can_limit() -> bool:
     """Return whether this system can limit the data of a process."""
     return resource is not None and psutil.LINUX
-
-
-def held_bytes() -> int:
-    """Return the bytes of this process that count against its limit."""
-    return int(psutil.Process().memory_info().data)
 
 
 def available_bytes() -> int:

@@ -64,8 +64,8 @@ class ExactChecks:
 
     def failure(self, entry: Entry, operator: str) -> Failure | None:
         """Return the failure of a variant on this operator, if any."""
-        found = self.outcome(entry, operator)
-        return found if found and found.status == "failed" else None
+        outcome = self.outcome(entry, operator)
+        return outcome if outcome and outcome.status == "failed" else None
 
     def outcome(self, entry: Entry, operator: str) -> Failure | None:
         """Return the failure on the first wrong case, the reason if no case is available, otherwise None."""
@@ -75,24 +75,20 @@ class ExactChecks:
         return self._outcomes[key]
 
     def _check(self, entry: Entry, operator: str) -> Failure | None:
-        unavailable: Failure | None = None
-        is_checked = False
+        unavailable, is_checked = None, False
         for case in self._cases:
-            if case.operator == operator and entry.supports(case):
-                found = self._failure_on(case, entry)
-                if found and found.status == "failed":
-                    return found
-                is_checked |= found is None
-                unavailable = unavailable or found
+            if case.operator != operator or not entry.supports(case):
+                continue
+            try:
+                build(entry.scheme, case, self._device, self._seed).verify()
+                is_checked = True
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+                failure = classify(error)
+                failure = failure._replace(reason=f"{failure.reason} (on {case.label})")
+                if failure.status == "failed":
+                    return failure
+                unavailable = unavailable or failure
         return None if is_checked else unavailable
-
-    def _failure_on(self, case: Case, entry: Entry) -> Failure | None:
-        try:
-            build(entry.scheme, case, self._device, self._seed).verify()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
-            failure = classify(error)
-            return failure._replace(reason=f"{failure.reason} (on {case.label})")
-        return None
 
 
 class Fingerprint(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
-import pytest
 import torch
 
 from esbench.cli.run import plan_of
@@ -17,7 +16,6 @@ from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import CudaClock
 from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Conditions, Phase, Record, Request, Skipped
-from tests.cli import cli_runner
 from tests.fake_cuda import FakeCuda
 from tests.fakes import CASE, FakeScheme, World
 from tests.loop_cases import measure, measurements, rows_of
@@ -252,11 +250,3 @@ def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
     assert [suite.name for suite in suites if any(case.members >= 2**20 for case in suite.cases)] == [
         "unstored"
     ]
-
-
-def test_an_invalid_budget_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A budget is a finite number of at least a second."""
-    for budget in ("nan", "inf", "-5", "0"):
-        assert cli_runner.run("run", "--budget", budget) == 2
-        message = f"esbench: --budget {budget}: give a finite number of seconds, at least 1\n"
-        assert capsys.readouterr().err == message
