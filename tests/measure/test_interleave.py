@@ -13,6 +13,7 @@ from esbench.measure import timers
 from esbench.measure.interleave import (
     LATENCY,
     LEAST_ROUNDS,
+    MOST_CALLS,
     MOST_ROUNDS,
     REFERENCE_ROUNDS,
     TimedCall,
@@ -74,7 +75,7 @@ def test_warm_up_ends_when_block_medians_are_flat() -> None:
 def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
     """Warm-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once.
 
-    A visit lasts two milliseconds, also if a single call of the warm-up is slow.
+    A visit lasts two milliseconds within bounds, also if a single call of the warm-up is slow.
     """
     for budget_s, most_s in ((10.0, 3.0), (1.0, 1.0)):
         warm, clock, _ = warmed(lambda number: 0.01 * 1.05 ** min(number, 70), (0.3, 3.0), budget_s)
@@ -83,7 +84,10 @@ def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
     warm, _, calls = warmed(lambda _: 2.0, (0.3, 3.0), 1.0)
     assert warm == Warm(2e9, calls=1, slow=True, state="one call, longer than the budget")
     assert calls == 1
-    warm, _, _ = warmed(lambda number: 0.015 if number == 600 else 1e-4, (0.2, 0.2), 1.0)
+    warm, _, calls = warmed(lambda number: 0.015 if number == 600 else 1e-5, (0.02, 0.02), 1.0)
+    assert 600 < calls <= 600 + MOST_CALLS  # the slow call is in the last block
+    assert warm.calls == MOST_CALLS
+    warm, _, _ = warmed(lambda _: 1e-4, (0.02, 0.02), 1.0)
     assert warm.calls in {20, 21}
 
 
