@@ -24,7 +24,7 @@ from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
-from esbench.measure.plan import CHECKED_SHARE, MONITORED_PHASE, SET_UP_SHARE, Budget, Plan, is_baseline
+from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
 from esbench.measure.recorder import Recorder
 from esbench.measure.timers import Call, Clock
 from esbench.measure.validation import ExactChecks, TorchState
@@ -276,18 +276,25 @@ class CaseRunner:
 
     def _set_up(self, entries: Sequence[Entry]) -> None:
         """Set up and check the variants; write a row for each that is wrong, does not fit or has no time."""
+        budget, seconds = self.context.budget, self.context.recorder.stopwatch.seconds
+        start_s = seconds()
         for entry in entries:
             self._announce(entry, "set-up")
-            around = partial(self._charged, activity="set-up", share=SET_UP_SHARE)
+            members = len(self._group.members)
+            set_up_s = (seconds() - start_s) / max(members, 1)
+            reserve_s = set_up_s + (members + 1) * budget.variant_s
+            around = partial(self._charged, activity="set-up", reserve_s=reserve_s)
             self._group.admit(entry, self.context.checks, around)
             self._write_failures()
+        start_s, variants = seconds(), len(self._group.members)
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
+        budget.add_checks(variants, seconds() - start_s)
 
     def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
-        return self._charged(entry, "audit", CHECKED_SHARE)
+        return self._charged(entry, "audit")
 
     def _write_failures(self) -> None:
         """Write a row for each failure of the group since the last call."""
@@ -453,28 +460,27 @@ class CaseRunner:
         self, entry: Entry, phase: Phase, activity: str, action: Callable[[], T], method: str | None = None
     ) -> T | Skipped:
         """Return the result of an action on a variant, or the reason if it raises or no time is left."""
-        share = math.inf if activity == "memory" else 1.0  # a call that was timed may use later cases' time
         try:
-            with self._charged(entry, activity, share):
+            with self._charged(entry, activity):
                 return action()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             return self.context.skipped(self.case, entry, phase, classify(error), method)
 
     @contextlib.contextmanager
-    def _charged(self, entry: Entry, activity: str, share: float = 1.0) -> Iterator[None]:
+    def _charged(self, entry: Entry, activity: str, reserve_s: float = 0.0) -> Iterator[None]:
         """Check that there is time left, then charge the time inside the context to a variant.
 
         Args:
             entry: the variant.
             activity: the activity of the run to which the time is charged as well.
-            share: the part of the time of the case within which the variant may start.
+            reserve_s: seconds that have to be left in the case.
 
         Raises:
             UnavailableError: no time is left.
 
         """
         if not (self._number and is_baseline(entry)):
-            self.context.budget.check(entry, share)
+            self.context.budget.check(entry, reserve_s, is_timed=activity == "memory")
         stopwatch = self.context.recorder.stopwatch
         start_s = stopwatch.seconds()
         try:

@@ -13,8 +13,10 @@ MONITORED_PHASE: Phase = "forward"
 """The only phase whose utilisation and energy are read, because each reading takes seconds."""
 LEAST_CELL_S = 0.01
 """The least seconds for the samples of a cell: some short calls, or a single long one."""
-SET_UP_SHARE, CHECKED_SHARE = 0.4, 0.7
-"""The shares of a case's time after which no more variants are set up, and no more phases are checked."""
+GUESS_S = 0.05
+"""The expected seconds of the check of a phase, and of the overhead of a cell, before any is measured."""
+MARGIN = 2.0
+"""A variant is set up if this many times its expected seconds are left: slow calls exceed their share."""
 TRACES_SHARE = 0.1
 """The share of a time limit that is reserved for traces taken after all timings."""
 
@@ -123,16 +125,17 @@ class Budget:
         self._end_s = plan.end_s
         if traces_last and plan.end_s < math.inf:
             self._end_s -= TRACES_SHARE * (plan.end_s - seconds())
-        self._case_start_s, self._case_end_s = 0.0, self._end_s
+        self._case_end_s = self._end_s
+        self._phases, self._cells = len(plan.timed), plan.cells_of(plan.phases)
         self._overhead_s, self._measured = 0.0, 0
+        self._checks_s, self._checked = 0.0, 0
 
     def begin(self, cells: int, later: int) -> None:
         """Begin a case with this many cells before cases with ``later`` cells."""
         self.cells = cells
-        self._case_start_s = self._seconds()
-        share = cells / max(cells + later, 1)
+        now_s, share = self._seconds(), cells / max(cells + later, 1)
         if share:
-            self._case_end_s = self._case_start_s + share * (self._end_s - self._case_start_s)
+            self._case_end_s = now_s + share * (self._end_s - now_s)
 
     @property
     def spare_s(self) -> float:
@@ -140,22 +143,33 @@ class Budget:
         needed_s = self.cells * (LEAST_CELL_S + self._mean_overhead_s)
         return self._case_end_s - self._seconds() - needed_s
 
-    def check(self, entry: Entry, share: float = 1.0) -> None:
+    def check(self, entry: Entry, reserve_s: float = 0.0, *, is_timed: bool = False) -> None:
         """Check that time is left for a variant.
 
         Args:
             entry: the variant.
-            share: the part of the time of its case within which the variant may start.
+            reserve_s: seconds that have to be left in its case, unless it is a baseline.
+            is_timed: whether its call was timed already, so that it may also use the time of later cases.
 
         Raises:
             UnavailableError: no time is left.
 
         """
-        until_s = self._end_s
-        if not is_baseline(entry) and until_s < math.inf:
-            until_s = min(until_s, self._case_start_s + share * (self._case_end_s - self._case_start_s))
+        until_s = self._end_s if is_baseline(entry) or is_timed else self._case_end_s - reserve_s
         if self._seconds() >= until_s:
             raise UnavailableError(OUT_OF_TIME)
+
+    @property
+    def variant_s(self) -> float:
+        """The expected seconds of a variant on a case after its set-up, with the fewest samples."""
+        check_s = self._checks_s / self._checked if self._checked else GUESS_S * self._phases
+        overhead_s = self._mean_overhead_s if self._measured else GUESS_S
+        return MARGIN * (check_s + self._cells * (overhead_s + LEAST_CELL_S))
+
+    def add_checks(self, variants: int, seconds: float) -> None:
+        """Add the seconds that the checks of variants took before timing."""
+        self._checked += variants
+        self._checks_s += seconds
 
     def cell_s(self, cells: int) -> float:
         """Return the seconds for the samples of each of the next ``cells`` cells, which are now measured."""
