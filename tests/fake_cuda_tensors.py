@@ -53,7 +53,7 @@ HIDDEN_WAITS = (
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
-SET_GRAD = Tensor.grad.__set__  # type: ignore[attr-defined]  # a property of C++
+SET_GRAD = getattr(Tensor, "grad").__set__  # noqa: B009  mypy has the type of an instance's attribute
 MASKS = {torch.bool, torch.uint8}
 
 
