@@ -235,7 +235,7 @@ def row(table: str, label: str) -> list[str]:
 
 
 def test_tables_of_a_gpu(tmp_path: Path) -> None:
-    """Host times stand beside device times, and methods, dtypes and metrics have their own tables."""
+    """Host times are next to device times; methods, dtypes and metrics have their own tables."""
     found = readme_run()
     run, page = report_cases.store(tmp_path, found), Page(tmp_path)
     forward = page.phases(run, "Linear", "forward")

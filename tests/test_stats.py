@@ -46,7 +46,7 @@ def test_spread_is_over_all_samples() -> None:
 @given(st.lists(st.lists(POSITIVE, min_size=1, max_size=9), min_size=6, max_size=20))
 @example([[1.0] * 9, *[[2.0]] * 6])
 def test_the_median_lies_in_its_interval(rounds: list[list[float]]) -> None:
-    """Rounds weigh the same whatever their size, in the median and in its interval."""
+    """Rounds of any size weigh the same, in the median and in its interval."""
     measured = row(*map(tuple, rounds))
     middle = median(measured)
     found = interval([value for value in round_medians(measured) if value is not None])
@@ -78,7 +78,7 @@ def test_interval_of_few_values_is_their_range() -> None:
     assert Interval(0.0, 0.0, 1.0).relative == math.inf
 
 
-def test_interval_covers_exactly_what_it_promises() -> None:
+def test_interval_has_its_confidence_exactly() -> None:
     """The order statistics reach the confidence by binomial arithmetic; narrower ones do not."""
     for confidence, count in itertools.product((0.9, 0.95, 0.99), (8, 9, 20, 101, 1000, 5000)):
         found = interval(range(1, count + 1), confidence)
@@ -89,7 +89,7 @@ def test_interval_covers_exactly_what_it_promises() -> None:
         assert outside <= 1 - confidence < beyond
 
 
-def test_interval_holds_the_median_as_often_as_it_says() -> None:
+def test_interval_contains_the_true_median() -> None:
     """In many draws of a skewed distribution the true median is inside at least as often as stated."""
     draws = np.random.default_rng(0).exponential(size=(2000, 21))
     intervals = [interval(list(draw)) for draw in draws]
@@ -198,7 +198,7 @@ READABLE = st.one_of(st.floats(min_value=0), st.just(math.nan))
     st.lists(st.lists(READABLE, max_size=3), max_size=4),
 )
 def test_never_raises(a: list[list[float]], b: list[list[float]]) -> None:
-    """Whatever samples a foreign file has, the statistics are a number or None."""
+    """For any samples of a foreign file the statistics are a number or None."""
     one, other = row(*map(tuple, a)), row(*map(tuple, b))
     for found in (median(one), ratio(one, other)):
         assert found is None or isinstance(found, float | Ratio)

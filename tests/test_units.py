@@ -34,7 +34,7 @@ def test_three_significant_digits() -> None:
         assert format_number(value) == shown
 
 
-def test_no_number_is_said() -> None:
+def test_missing_numbers_are_absent() -> None:
     """A missing or non-finite number is never displayed as a number."""
     cases: list[float | None] = [
         None,
@@ -127,7 +127,7 @@ def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, floa
 
 
 @given(PAIRS)
-def test_what_is_shown_lies_within_what_is_meant(pair: tuple[float, float]) -> None:
+def test_rounding_stays_within_half_a_digit(pair: tuple[float, float]) -> None:
     """Number and half width have the same last place, and rounding changes each by at most half of it."""
     value, half = pair
     shown, _, width = format_number(value, half, with_interval=True).partition(" ± ")

@@ -148,7 +148,7 @@ def test_a_stored_run_answers_offline(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(list((tmp_path / "results").rglob("*.jsonl"))) == 1
 
 
-def test_offline_answers_from_another_device_and_says_so(
+def test_offline_answers_from_another_device_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a machine without own runs the committed ones answer, with a warning that names their device."""
@@ -160,7 +160,9 @@ def test_offline_answers_from_another_device_and_says_so(
     assert "population = perturb(model, Hadamard()" in captured.out
 
 
-def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_without_a_matching_run_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a run of this device, shape or variant there is one error line and exit code 2."""
     for folder, device_name, shape, words in (
         (
@@ -183,7 +185,9 @@ def test_offline_without_an_answer_says_so(tmp_path: Path, capsys: pytest.Captur
         assert words in captured.err
 
 
-def test_nothing_to_rank_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_ranking_the_reasons_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """If no variant supports the shape, each has its reason, the run is stored, and the exit code is 1."""
     arguments = ["--linear", "4x1", "--members", "8", "--device", "cpu", "--results", str(tmp_path)]
     assert run(*arguments, "--variants", "SparsePerturbed(k=2)") == 1
@@ -247,7 +251,7 @@ def test_run_by_shape_can_be_resumed() -> None:
     assert json.loads(msgspec.json.encode(request))["shapes"][0]["operator"] == "Linear"
 
 
-def test_interrupt_says_the_commands_that_go_on(
+def test_after_an_interrupt_the_next_commands_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The commands resume in the same results folder, then ask again for the stored answer."""

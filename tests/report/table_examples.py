@@ -246,7 +246,7 @@ def origins() -> Iterator[Example]:
 
 
 def published() -> Iterator[Example]:
-    """Yield examples of measured multipliers beside published ones."""
+    """Yield examples of measured and published multipliers."""
     here = synthetic.run(
         [
             *three(SMALL),

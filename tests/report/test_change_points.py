@@ -88,7 +88,7 @@ def test_a_clean_step_is_exactly_one(before: int, after: int, level: float, fact
 
 
 @given(st.integers(1, 40), st.floats(1e-300, 1e24), st.integers(0, 39), st.floats(0.01, 100))
-def test_one_odd_run_is_no_change(count: int, level: float, place: int, factor: float) -> None:
+def test_one_odd_run_is_not_a_change(count: int, level: float, place: int, factor: float) -> None:
     """A constant series has no change, even if a single value differs."""
     values = [level] * count
     values[place % count] *= factor

@@ -61,7 +61,7 @@ def test_variants_that_keep_few_members_are_named() -> None:
     assert "Hadamard" not in text
 
 
-def test_a_layer_is_named_as_people_say_it() -> None:
+def test_the_name_of_a_layer_has_its_sizes() -> None:
     """Sizes are multiplied out, and only options that differ from a plain layer's are named."""
     case = Case(
         operator="Conv2d", out_channels=32, in_channels=16, kernel_size=(3, 3), input_size=(28, 28), stride=2

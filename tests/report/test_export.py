@@ -181,7 +181,7 @@ def test_pytest_benchmark_reads_exported_runs(tmp_path: Path) -> None:
     assert (sizes.count(2), sizes.count(1)) == (len(of_fewer), len(names - of_fewer))
 
 
-def test_the_command_says_what_it_cannot_export(
+def test_the_command_warns_of_problems_with_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stdout has only the export; a bad line of the run is exit code 1, a bad option 2, in one line."""

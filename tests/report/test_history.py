@@ -91,7 +91,7 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
     assert "it ran on kind MIG, the newest one on kind GPU" in shown.left_out[1]
 
 
-def test_what_differs_is_another_series() -> None:
+def test_different_cases_and_methods_are_different_series() -> None:
     """Different cases, dtypes, methods or baselines make different series."""
     half = linear(256, dtype="bfloat16")
     other = [msgspec.structs.replace(row, method="graph") for row in rows(5.0)]

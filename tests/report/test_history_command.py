@@ -35,7 +35,7 @@ def test_a_history_is_a_table_and_a_plot(tmp_path: Path, capsys: Captured) -> No
     assert "Linear, forward: Time (method host)" in capsys.readouterr().out
 
 
-def test_what_is_left_out_or_cannot_be_read_is_on_stderr(tmp_path: Path, capsys: Captured) -> None:
+def test_left_out_runs_and_read_errors_are_on_stderr(tmp_path: Path, capsys: Captured) -> None:
     """Each run left out has a line; a damaged file is exit code 1, but the rest is shown."""
     runs = over_days(3.0, 3.0, 3.0)
     runs[1] = msgspec.structs.replace(runs[1], end=None)
@@ -90,7 +90,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     assert "(GPU B, 2 runs from 2026-01-01" in capsys.readouterr().out
 
 
-def test_without_ruptures_a_line_says_what_to_install(
+def test_without_ruptures_the_error_names_the_package(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command exits with 2; reports are written without this page, and no run counts as lost."""

@@ -186,7 +186,7 @@ def test_order_is_by_effective_members_per_millisecond() -> None:
 
 
 def test_exact_estimates_are_before_all_others() -> None:
-    """Exact estimates are first at every population, whatever their time or fit, ordered by time."""
+    """Exact estimates are first at every population, for any time or fit, ordered by time."""
     for members in (4096, 16384, 65536):
         case = linear(64, members=members)
         first = one_ranking(ranking_cases.run([*rows(case), *ranking_cases.orthogonal(case)])).of(case)[0]

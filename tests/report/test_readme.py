@@ -78,7 +78,7 @@ def test_a_ranking_of_chosen_variants(tmp_path: Path) -> None:
     assert rows == ["| Linear", "| :-", *(f"| {name}" for name in expected)]
 
 
-def test_a_picture_says_what_it_shows_and_is_of_its_run(tmp_path: Path) -> None:
+def test_a_picture_has_the_caption_of_its_run(tmp_path: Path) -> None:
     """Markup in its caption is escaped; a missing file, title or match with the run is an error."""
     caption = '<dc:title>&lt;b> &amp; "c"</dc:title><dc:description>run 2027-a</dc:description>'
     (tmp_path / "a.svg").write_text(f"<svg>{caption}</svg>")
@@ -111,7 +111,7 @@ def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
     assert "+| PerturbedLinear | 2.1 ± 0.2 |" in render(path, check=True, intervals=True)
 
 
-def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> None:
+def test_an_excerpt_is_the_first_table_below_a_heading(tmp_path: Path) -> None:
     """Only the first table below the heading is copied; a missing page, heading or table is an error."""
     text = "# A\n\n| no |\n\n### B\n\nwords\n\n| a |\n| 1 |\n\n| b |\n\n### C\n\nnone\n"
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
@@ -126,7 +126,7 @@ def test_a_table_of_a_page_that_is_generated_is_taken_over(tmp_path: Path) -> No
             page.excerpt(file, heading)
 
 
-def test_a_check_finds_what_would_change(tmp_path: Path) -> None:
+def test_a_check_prints_the_changes(tmp_path: Path) -> None:
     """A check writes nothing; its diff shows typed numbers, but not runs that the README does not name."""
     path = readme(tmp_path, "page.phases(run, 'Linear', 'forward')")
     before = path.read_bytes()
@@ -142,7 +142,7 @@ def test_a_check_finds_what_would_change(tmp_path: Path) -> None:
     assert changed == ["-|2.00x", "+|3.00x"]
 
 
-def test_what_cannot_be_generated_is_one_line(tmp_path: Path) -> None:
+def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
     """A block that raises, a truncated file and a README without readable blocks are named in one line."""
     path = readme(tmp_path, "CALL")
     text = path.read_text(encoding="utf-8")

@@ -63,7 +63,7 @@ def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> 
     ]
 
 
-def test_a_run_of_uncommitted_code_is_shown_if_there_is_no_other(tmp_path: Path) -> None:
+def test_a_run_of_uncommitted_code_is_the_second_choice(tmp_path: Path) -> None:
     """It is preferred to an invalid run, but not to an older run of committed code."""
     store(tmp_path, changed("20260107", end=None))
     store(tmp_path, changed("20260106", dirty=True))
