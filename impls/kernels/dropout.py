@@ -80,11 +80,11 @@ def dropped_kernel(
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    if factors is not None:
-        row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if INPUTS:
         kept += member * inputs
+        if factors is not None:
+            row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
         for start in range(0, inputs, BLOCK_K):
             offs_k = start + tl.arange(0, BLOCK_K)
             a = load_x(x, stride_xi, mask_m, offs_k, inputs)
@@ -103,6 +103,8 @@ def dropped_kernel(
         )
         is_kept = load_x(kept + member * outputs, 1, mask_m, offs_n, outputs) != 0
         if factors is not None:
+            # Loaded after the loop, in which they would take registers.
+            row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
             acc *= tl.where(is_kept, row_on[:, None], row_off[:, None])
         else:
             acc = tl.where(is_kept, acc * on, 0)
