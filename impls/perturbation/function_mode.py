@@ -7,7 +7,7 @@ a parameter raises an error, so no layer is silently left unperturbed.
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
@@ -44,18 +44,17 @@ def _conv2d(
 
 def _normalisation(function: Callable[..., Tensor]) -> tuple[int, Callable[..., Call]]:
     """Return the handler of a normalisation: torch normalises, and scale and shift are the member's."""
-    parameters = inspect.signature(function)
-    position = list(parameters.parameters).index("weight")
+    names = tuple(inspect.signature(function).parameters)
 
-    def read(*args: object, **kwargs: object) -> Call:
-        named = parameters.bind(*args, **kwargs).arguments
+    def read(*args: Any, **kwargs: Any) -> Call:  # noqa: ANN401  arguments of torch's function
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
         bias = named.pop("bias", None)
         y = function(**{**named, "weight": None})
         if "normalized_shape" in named:
             return Call(ChannelAffine(y.dim() - 1 - len(named["normalized_shape"]), 0), y, bias)
         return Call(ChannelAffine(0, y.dim() - 2), y, bias)
 
-    return position, read
+    return names.index("weight"), read
 
 
 HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
@@ -73,7 +72,8 @@ Other packages, such as :mod:`impls.binary`, add their layer functions here.
 """
 
 
-BATCH_NORM = inspect.signature(functional.batch_norm)
+BATCH_NORM = tuple(inspect.signature(functional.batch_norm).parameters)
+"""The names of batch_norm's parameters, in order."""
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -178,7 +178,7 @@ class MemberFunctionMode(TorchFunctionMode):
 
 def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise an error for a BatchNorm, perturbed or not, that uses batch statistics."""
-    named = BATCH_NORM.bind(*args, **kwargs).arguments
+    named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
     if named.get("training") or named.get("running_mean") is None:
         message = (
             "BatchNorm with batch statistics normalises across the population, so members would "

@@ -7,13 +7,17 @@ import msgspec
 
 from esbench.registry import REGISTRY, load, select_cases
 from esbench.studies import kernels
+from impls.benchmark import inputs
+from impls.training.networks import NETWORKS
 
 load("impls")
 
 
 def test_suites_select_what_their_descriptions_say() -> None:
     """Globs match in any dtype, sweeps ascend by powers of two, and capacity exceeds any device."""
+    operators = {"Linear", "Conv2d", *inputs.PACKED, *NETWORKS, *REGISTRY.reserved}
     for suite in REGISTRY.suites.values():
+        assert {case.operator for case in suite.cases} <= operators
         REGISTRY.select(suite.variants)
         for dtype in ("float32", "bfloat16"):
             cases = [msgspec.structs.replace(case, dtype=dtype) for case in suite.cases]
