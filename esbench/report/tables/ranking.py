@@ -74,7 +74,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     notes = Footnotes()
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
-        columns = _columns(rankings.grid, by_variant[variant], reference, notes, missing)
+        columns = ranking_columns(rankings.grid, by_variant[variant], reference, notes, missing)
         return {heading: cell() for heading, cell in columns.items()}
 
     table = variants_table(
@@ -105,7 +105,7 @@ def rate_cell(one: RankedVariant, trace: Trace | None = None) -> Cell | None:
     return number_cell(CellNumber(RATE_PER_MS, one.rate, trace, low, high, kind="number"), _template(one))
 
 
-def _columns(
+def ranking_columns(
     grid: Grid,
     one: RankedVariant,
     reference: RankedVariant | None,
@@ -240,6 +240,6 @@ def _best_row(ranking: Rankings, case: Case, notes: Footnotes) -> tuple[Cell, ..
     best = next((one for one in ranked if not one.variant.baseline and one.times(reference)), None)
     if best is None or best.multiplier is None or reference == best:
         return None
-    columns = _columns(ranking.grid, best, reference, notes)
+    columns = ranking_columns(ranking.grid, best, reference, notes)
     figures = [columns[name]() or notes.missing() for name in (RELATIVE_RATE, COST, "step (ms)", "peak (MB)")]
     return Cell(f"{case.members:,}"), Cell(best.variant.name), *figures

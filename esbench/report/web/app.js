@@ -1,179 +1,93 @@
-// The report page: an answer, figures, a table and a comparison, drawn from the JSON records in the page.
+// The report page: a choice, its answer, a table with dots, and a comparison of two runs. Every text of a figure comes
+// from the JSON in the page; this script selects, sorts and draws.
 "use strict";
 
-// --- Data ----------------------------------------------------------------------------------------------------------
+// --- Data -----------------------------------------------------------------------------------------------------------
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PHASES = ["sample", "forward", "update", "step", "quality"];
-const LATENCY = "latency_ns";
 const RATE = "n_eff_per_ms";
-const PEAK = "peak_bytes";
+const LATENCY = "latency_ns";
+const VALUE = 0;
+const LOW = 1;
+const HIGH = 2;
+const EVALUATED = 3;
 
-/** Device -> positions of its runs, newest first as in the data; published runs come last. */
-const DEVICES = new Map();
-DATA.runs.forEach((run, number) => {
-  run.device = `${run.environment.device_name}${run.published ? ", published by others" : ""}`;
-  DEVICES.set(run.device, [...(DEVICES.get(run.device) ?? []), number]);
-});
+const ANSWERS = new Map(DATA.answers.map((answer) => [answer.view, answer]));
+const VIEWS = DATA.views.map(describeView);
+/** The views in the order in which they are preferred: an answer by rate, an answer, a run without flaws, a new run. */
+const BY_PREFERENCE = [...VIEWS].sort((a, b) => firstDifference(preference(a), preference(b)));
 
-/** For each run: "quantity case" -> panel. */
-const PANELS = DATA.runs.map((run) => new Map(run.panels.map((panel) => [`${panel.quantity} ${panel.case}`, panel])));
-/** For each run: the cases that it measured. */
-const CASES = DATA.runs.map((run) => new Set(run.panels.map((panel) => panel.case)));
-
-/** The label of a variant on an operator, as in the tables. */
-function labelOf(variant, operator) {
-  const one = DATA.variants[variant];
-  return `${one.scheme}${one.baseline ? "" : operator}${one.options}`;
+/** A view with its choice (device, layer, ...), its records and its rows as objects. */
+function describeView(view, number) {
+  const [run, one, quantity] = [DATA.runs[view.run], DATA.cases[view.case], DATA.quantities[view.quantity]];
+  return {
+    ...view,
+    number,
+    run,
+    case: one,
+    quantity,
+    key: `${view.run} ${view.case}`,
+    columns: DATA.columns[view.columns],
+    rows: view.rows.map(([variant, marks, texts, rest]) => ({
+      ...{ kind: "", reason: "", remark: "" },
+      ...rest,
+      variant: DATA.variants[variant],
+      marks,
+      texts,
+    })),
+    choice: {
+      device: run.device,
+      layer: one.layer,
+      members: String(one.members),
+      run: run.id,
+      dtype: one.dtype,
+      phase: quantity.phase,
+      metric: `${quantity.metric}/${quantity.method}`,
+    },
+  };
 }
 
-/**
- * The figures of a quantity on a case in a run, in the unit of the quantity; an empty list where the run has none.
- * `kind` is "exact" or "at least" where the figure is no plain number, `floor` the roofline bound, `speed` and `time`
- * are multipliers, `reason` says why there is no figure, and `remark` warns about its samples.
- */
-function figuresOf(run, quantity, number) {
-  const panel = PANELS[run]?.get(`${quantity} ${number}`);
-  if (!panel) return [];
-  const { operator } = DATA.cases[number];
-  const { unit, metric } = DATA.quantities[quantity];
-  const missing = { kind: null, floor: null, kappa: null, flops: null, moved_bytes: null, reason: "", remark: "" };
-  return panel.figures.map(([variant, numbers, more = {}]) => ({
-    ...missing,
-    ...more,
-    ...interval(numbers),
-    variant,
-    label: labelOf(variant, operator),
-    baseline: DATA.variants[variant].baseline,
-    counts: !unit && metric !== RATE,
-    speed: interval(more.speed),
-    time: interval(more.time),
-    n_eff: interval(more.n_eff),
-  }));
+function preference({ number, quantity, run }) {
+  const isAnswer = ANSWERS.has(number);
+  const [isRate, isTime] = [quantity.metric === RATE, quantity.metric === LATENCY];
+  return [isAnswer && isRate, isAnswer, isRate, isTime, !run.flaws.length, !run.published, -number];
 }
 
-/** A stored [value, low, high], with null for what it lacks. */
-function interval(stored) {
-  if (!stored) return null;
-  const [value = null, low = null, high = null] = stored;
-  return { value, low, high };
+/** Compare two lists by their first difference, the larger value first. */
+function firstDifference(a, b) {
+  const place = a.findIndex((value, number) => value !== b[number]);
+  return place < 0 ? 0 : a[place] > b[place] ? -1 : 1;
 }
 
-/** The positions of the quantities that a run has of a case. */
-function quantitiesOf(run, number) {
-  return DATA.quantities.map((_, quantity) => quantity).filter((one) => PANELS[run].has(`${one} ${number}`));
+/** Whether a row has a figure; an exact one has no number. */
+function isKnown(row) {
+  return row.kind === "exact" || isNumber(row.marks[VALUE]);
 }
 
-/** The quantity of a phase and metric, by the wanted method where it is measured. */
-function quantityNumber(run, number, phase, metric, method) {
-  const found = quantitiesOf(run, number).filter((one) => {
-    const quantity = DATA.quantities[one];
-    return quantity.phase === phase && quantity.metric === metric;
-  });
-  return found.find((one) => DATA.quantities[one].method === method) ?? found[0];
+function isNumber(value) {
+  return typeof value === "number";
 }
 
-/** Whether higher values of a metric are better (1), lower ones (-1), or neither (0). */
-function betterOf(metric) {
-  if (metric === RATE || metric === "effective_members" || metric === "largest_members" || metric === "cosine") return 1;
-  if (/_(ns|bytes|j)$/.test(metric) || metric === "launches" || metric === "kappa") return -1;
-  return 0;
+/** The text of a row in a column, empty if the view has no such column. */
+function cellOf(view, row, column) {
+  return row.texts[view.columns.indexOf(column)] ?? "";
 }
 
-// --- Numbers as text: the rule of units.py, so that page and tables show the same digits ----------------------------
-
-const ABSENT = "n/a";
-const UNSURE = 3;
-const MOST = 6;
-const SMALLEST = 1e-6;
-const ROUNDING = 1e-9;
-/** A half width below 1.95 times a power of ten is shown with two digits, others with one. */
-const COARSE = 1.95;
-
-/** The power of ten of the leading digit after rounding to a number of digits. */
-function exponentOf(value, digits) {
-  return Number(value.toExponential(digits - 1).split("e")[1]);
+/** The number that a text begins with or has after a word: 12 for "at least 12x". */
+function numberIn(text) {
+  if (text === "exact") return Infinity;
+  return parseFloat(text.replace(/^\D*?(?=-?\d)/, ""));
 }
 
-/** The distance from a number to the farther end of its interval, null where one end is unknown. */
-function halfWidth({ value, low, high }) {
-  return low === null || high === null ? null : Math.max(high - value, value - low);
+function withCommas(value) {
+  return Number(value).toLocaleString("en-US");
 }
 
-/** The power of ten of the last digit shown: last_place in units.py. */
-function lastPlace(value, half = null) {
-  if (half === null || !Number.isFinite(half) || half <= ROUNDING * Math.abs(value)) {
-    return value ? Math.min(0, exponentOf(value, UNSURE) - UNSURE + 1) : 0;
-  }
-  const first = exponentOf(half, 1);
-  const place = half / Number(`1e${first}`) <= COARSE ? first - 1 : first;
-  if (!value) return place;
-  const leading = exponentOf(value, 1);
-  return Math.max(Math.min(place, leading), Math.min(0, leading - MOST + 1));
+function capitalized(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** A number rounded to a power of ten, half to even. */
-function fixed(value, place) {
-  const size = Math.abs(value);
-  const sign = value < 0 ? "-" : "";
-  if (size && size < SMALLEST && place <= exponentOf(value, 1)) {
-    return value.toExponential(exponentOf(value, 1) - place).replace(/e-(\d)$/, "e-0$1");
-  }
-  // All decimals, so that nothing is rounded twice.
-  const [whole, part] = size < 1e21 ? size.toFixed(100).split(".") : [String(BigInt(size)), ""];
-  const digits = whole + part;
-  const kept = whole.length - place;
-  const rest = digits.slice(Math.max(kept, 0)).padStart(digits.length - kept, "0");
-  const half = "5".padEnd(rest.length, "0");
-  let found = BigInt(digits.slice(0, Math.max(kept, 0)) || "0");
-  if (rest > half || (rest && rest === half && found % 2n)) found += 1n;
-  if (place > 0) return sign + (found * 10n ** BigInt(place)).toLocaleString("en-US");
-  const text = found.toString().padStart(1 - place, "0");
-  const front = BigInt(text.slice(0, text.length + place)).toLocaleString("en-US");
-  return sign + front + (place ? `.${text.slice(place)}` : "");
-}
-
-/** A number as text, with half the width of its interval if known: format_number in units.py. */
-function numberText(value, half = null) {
-  if (value === null || value === undefined || !Number.isFinite(value)) return ABSENT;
-  return value === 0 ? "0" : fixed(value, lastPlace(value, half));
-}
-
-/** A count as text: whole numbers have all of their digits. */
-function countText(value) {
-  return Number.isInteger(value) ? fixed(value, 0) : numberText(value);
-}
-
-/** A number as text, with the digits that its interval supports. */
-function valueText(figure) {
-  const half = halfWidth(figure);
-  return figure.counts && !half ? countText(figure.value) : numberText(figure.value, half);
-}
-
-/** The 95 % interval as text, with the digits of the figure or as many as distinguish its ends; empty without one. */
-function intervalText({ value, low, high }) {
-  if (low === null || low === high) return "";
-  if (high === null) return `at least ${numberText(low)}`;
-  const middle = value ?? low;
-  for (let place = lastPlace(middle, halfWidth({ value: middle, low, high })); ; place -= 1) {
-    const ends = [low, high].map((end) => fixed(end, place));
-    if (ends[0] !== ends[1] || place < -20) return ends.join(" to ");
-  }
-}
-
-/** A multiplier as text. */
-function multiplierText(ratio) {
-  return ratio && ratio.value !== null ? `${valueText(ratio)}x` : ABSENT;
-}
-
-/** A figure as text: "exact", "at least 12", or a number. */
-function figureText(figure) {
-  if (figure.kind === "exact") return "exact";
-  const number = valueText(figure);
-  return figure.kind && figure.value !== null ? `${figure.kind} ${number}` : number;
-}
-
-// --- Elements: text is always inserted as text, never as markup -----------------------------------------------------
+// --- Elements: text is inserted as text, never as markup ------------------------------------------------------------
 
 const SVG_NAMESPACE = document.getElementById("pen").namespaceURI;
 
@@ -188,1154 +102,735 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** A new element of HTML. */
 function html(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** A new element of SVG. */
 function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
 
-/** An element of the page, by its id. */
 function byId(id) {
   return document.getElementById(id);
 }
 
-/** Replace what an element holds. */
+/** Replace the content of an element. */
 function put(id, ...children) {
-  const element = typeof id === "string" ? byId(id) : id;
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
-  return element;
+  byId(id).replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== ""));
 }
 
-const PENCIL = document.createElement("canvas").getContext("2d");
-
-/** The width of a text in an SVG, in pixels. */
-function textWidth(text) {
-  PENCIL.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-  return PENCIL.measureText(text).width;
+/** A name that may be broken before a capital letter and after a parenthesis or comma. */
+function breakable(name) {
+  return name.split(/(?<=[a-z])(?=[A-Z])|(?<=[(,])/).flatMap((part, place) => (place ? [html("wbr"), part] : [part]));
 }
 
-/** A text shortened to a width in pixels. */
-function fitText(text, pixels) {
-  let most = Array.from(text).length;
-  while (most > 1 && textWidth(shorten(text, most)) > pixels) most -= 1;
-  return shorten(text, most);
+function paragraphs(kind, texts) {
+  return texts.map((text) => html("p", { class: kind }, text));
 }
 
-/** A text shortened to a number of characters by leaving out the middle; the end of a label identifies a variant. */
-function shorten(text, most) {
-  const letters = Array.from(text);
-  if (letters.length <= most) return text;
-  const front = Math.ceil((most - 1) * 0.6);
-  return `${letters.slice(0, front).join("")}…${letters.slice(letters.length - (most - 1 - front)).join("")}`;
+/** A list of terms, each with its text. */
+function listOf(kind, pairs) {
+  const groups = pairs.map(([term, text]) => html("div", {}, html("dt", {}, term), html("dd", {}, text)));
+  return html("dl", { class: kind || null }, groups);
 }
 
-/** A label that may be broken between its words. */
-function breakable(label) {
-  return label.split(/(?<=[a-z])(?=[A-Z])|(?<=\()/).flatMap((part, place) => (place ? [html("wbr"), part] : [part]));
+/** A table of texts, the first of each row its heading. */
+function tableOf(caption, heads, rows) {
+  return html(
+    "table",
+    {},
+    html("caption", {}, caption),
+    html("thead", {}, html("tr", {}, heads.map((text) => html("th", { scope: "col" }, text)))),
+    html("tbody", {}, rows.map(([first, ...rest]) => {
+      return html("tr", {}, html("th", { scope: "row" }, breakable(first)), rest.map((text) => html("td", {}, text)));
+    })),
+  );
 }
 
-/** Fill a figure of the page; it is hidden without a picture. */
-function show(id, caption, picture, note = "") {
-  const figure = byId(id);
-  figure.hidden = !picture;
-  if (!picture) return;
-  put(figure.querySelector("figcaption"), caption);
-  put(figure.querySelector(".chart"), picture);
-  put(figure.querySelector(".note"), note);
+/** Fill a select; one with a single option cannot be changed. An option is [value, text, group]. */
+function fillSelect(id, options, value) {
+  const groups = new Map([["", []]]);
+  for (const [option, text, group = ""] of options) {
+    groups.set(group, [...(groups.get(group) ?? []), html("option", { value: option }, text)]);
+  }
+  put(id, [...groups].map(([label, elements]) => (label ? html("optgroup", { label }, elements) : elements)));
+  byId(id).value = value;
+  byId(id).disabled = options.length < 2;
 }
 
-/** An SVG of a size in pixels, with a description for screen readers. */
-function picture(width, height, description, ...children) {
-  const box = `0 0 ${width} ${height}`;
-  return svg("svg", { viewBox: box, width, height, role: "img", "aria-label": description }, ...children);
+/** A button that copies a text, and says so. */
+function copyButton(label, text) {
+  const button = html("button", { type: "button", class: "copy", onclick: () => copy(text(), button, label) }, label);
+  return button;
 }
 
-// --- The selection and the link that restores it ---------------------------------------------------------------------
+async function copy(text, button, label) {
+  const done = await navigator.clipboard.writeText(text).then(() => "Copied", () => "Not allowed by the browser");
+  button.textContent = done;
+  put("status", done);
+  setTimeout(() => { button.textContent = label; }, 1500);
+}
 
-/** What a choice consists of; each restricts those after it. A metric is "<metric>/<method>". */
-const NAMES = ["device", "operator", "shape", "dtype", "members", "run", "phase", "metric"];
-const CASE_NAMES = ["operator", "shape", "dtype", "members"];
-const VIEWS = ["sort", "filter", "baselines", "variant", "a", "b", "quantity"];
+// --- The choice, and the link that restores it ----------------------------------------------------------------------
 
-/** The selection (choice) and how it is displayed (view). */
-const state = { choice: {}, view: {} };
+/** A choice restricts those after it. */
+const CHOICES = ["device", "layer", "members", "run", "dtype", "phase", "metric"];
+const DISPLAY = ["filter", "all", "sort", "open", "a", "b", "quantity"];
 
-/**
- * Complete a choice: what is not asked for, or does not exist, is filled in.
- * @param {object} wanted values asked for, by name
- * @param {object} start values to prefer where none is asked for
- */
-function resolved(wanted, start = {}) {
-  const found = {};
+/** The chosen view, and how the page displays it. */
+const state = { view: null, display: {} };
+
+/** Find the view that fits a choice best; return it with the parts of the choice that the page lacks. */
+function findView(wanted, current = {}) {
   const missing = [];
-  for (const name of NAMES) {
-    const options = optionsOf(name, found).map((option) => option.value);
-    const asked = wanted[name];
-    if (asked !== undefined && !options.includes(asked)) missing.push(`${name} ${asked}`);
-    const usual = name === "run" && wanted.phase !== undefined ? undefined : start[name];
-    found[name] = [asked, usual].find((value) => options.includes(value)) ?? preferred(name, options, { ...wanted, ...found });
+  let left = BY_PREFERENCE;
+  for (const name of CHOICES) {
+    const values = new Set(left.map((view) => view.choice[name]));
+    if (wanted[name] !== undefined && !values.has(wanted[name])) missing.push(`${name} ${wanted[name]}`);
+    const usual = name === "members" ? nearestNumber(values, wanted.members ?? current.members) : current[name];
+    const value = [wanted[name], usual].find((one) => values.has(one)) ?? left[0].choice[name];
+    left = left.filter((view) => view.choice[name] === value);
   }
-  return { found, missing };
+  return { view: left[0], missing };
 }
 
-/** The initial choice: the widest Linear layer ranked by a complete run of the newest device. */
-function first() {
-  const runs = DATA.runs.filter((run) => !run.published);
-  const device = [...runs].sort((a, b) => (a.id < b.id ? 1 : -1))[0]?.device;
-  const ranked = runs
-    .filter((run) => run.device === device)
-    .flatMap((run) => run.panels.map((panel) => ({ run, panel })))
-    .filter(({ panel }) => DATA.quantities[panel.quantity].metric === RATE);
-  if (!ranked.length) return {};
-  const order = ({ run, panel }) => {
-    const one = DATA.cases[panel.case];
-    const rates = panel.figures.filter(([, numbers]) => numbers.length).length;
-    return [!run.flaws.length, rates > 2, one.operator === "Linear", one.width ?? 0, one.members, run.id];
-  };
-  const { run, panel } = ranked.sort((a, b) => lexicographic(order(a), order(b)))[0];
-  const { operator, shape, dtype, members } = DATA.cases[panel.case];
-  return { device, operator, shape, dtype, members: String(members), run: run.id, phase: "step" };
+function nearestNumber(values, wanted) {
+  if (wanted === undefined) return undefined;
+  const distance = (value) => Math.abs(Math.log(Number(value) / Number(wanted)));
+  return [...values].sort((a, b) => distance(a) - distance(b))[0];
 }
 
-/** Compare two lists by their first difference, the larger one first. */
-function lexicographic(a, b) {
-  const place = a.findIndex((value, number) => value !== b[number]);
-  return place < 0 ? 0 : a[place] > b[place] ? -1 : 1;
+/** The options of a choice, given the choices before it. */
+function optionsOf(name) {
+  const before = CHOICES.slice(0, CHOICES.indexOf(name));
+  const fits = VIEWS.filter((view) => before.every((one) => view.choice[one] === state.view.choice[one]));
+  const option = (view) => [view.choice[name], optionText(name, view), name === "layer" ? view.case.group : ""];
+  const options = new Map(fits.map((view) => [view.choice[name], option(view)]));
+  if (!["layer", "members"].includes(name)) return [...options.values()];
+  const tasks = new Set(fits.filter((view) => view.case.task).map((view) => view.choice[name]));
+  const rank = ([value, , group]) => [!tasks.has(value), group === "Linear", group === "Conv2d"];
+  const inOrder = (a, b) => a[2].localeCompare(b[2], "en") || a[0].localeCompare(b[0], "en", { numeric: true });
+  return [...options.values()].sort((a, b) => firstDifference(rank(a), rank(b)) || inOrder(a, b));
 }
 
-/** The option to take if none was asked for: the current one, or what most readers look for. */
-function preferred(name, options, found) {
-  if (name === "metric") {
-    const wanted = [state.choice.metric?.split("/")[0], found.phase === "step" ? RATE : LATENCY, LATENCY, "kappa"];
-    return wanted.flatMap((metric) => options.filter((one) => one.split("/")[0] === metric))[0] ?? options[0];
-  }
-  if (name === "members") {
-    const near = Number(state.choice.members) || 1024;
-    const distance = (option) => Math.abs(Math.log(Number(option) / near));
-    return [...options].sort((a, b) => distance(a) - distance(b))[0];
-  }
-  if (name === "run") {
-    const number = caseNumber(found);
-    const phase = found.phase ?? state.choice.phase;
-    const order = (id) => {
-      const run = runNumber(id, found.device);
-      const held = quantitiesOf(run, number).some((quantity) => DATA.quantities[quantity].phase === phase);
-      return [held, !DATA.runs[run].flaws.length, id === state.choice.run];
-    };
-    return [...options].sort((a, b) => lexicographic(order(a), order(b)))[0];
-  }
-  const usual = [state.choice[name], ...(name === "phase" ? ["step", "forward"] : []), ...(name === "operator" ? ["Linear"] : [])];
-  return usual.find((option) => options.includes(option)) ?? options[0];
+function optionText(name, { choice, run, quantity }) {
+  if (name === "members") return withCommas(choice.members);
+  if (name === "metric") return quantity.method === "host" ? quantity.title : `${quantity.title} (${quantity.method})`;
+  if (name === "run") return runText(run);
+  return choice[name];
 }
 
-/** The options of a choice, given the choices before it. @returns {{value: string, text: string}[]} */
-function optionsOf(name, found) {
-  const plainOption = (value) => ({ value, text: value });
-  if (name === "device") return [...DEVICES.keys()].map(plainOption);
-  const runs = DEVICES.get(found.device) ?? [];
-  if (CASE_NAMES.includes(name)) {
-    const fits = (number) =>
-      CASE_NAMES.every((field) => found[field] === undefined || String(DATA.cases[number][field]) === found[field]);
-    const numbers = runs.flatMap((run) => [...CASES[run]].filter(fits));
-    const values = [...new Set(numbers.map((number) => String(DATA.cases[number][name])))];
-    return values.sort(inOrder).map((value) => ({ value, text: name === "members" ? `${value} members` : value }));
-  }
-  const number = caseNumber(found);
-  if (name === "run") return runs.filter((run) => CASES[run].has(number)).map((run) => runOption(DATA.runs[run]));
-  const quantities = quantitiesOf(runNumber(found.run, found.device), number).map((one) => DATA.quantities[one]);
-  if (name === "phase") {
-    return PHASES.filter((phase) => quantities.some((one) => one.phase === phase)).map(plainOption);
-  }
-  return quantities
-    .filter((one) => one.phase === found.phase)
-    .map((one) => ({ value: `${one.metric}/${one.method}`, text: `${one.title} (${one.method})` }));
+function runText(run) {
+  const text = run.published ? run.suite : `${run.started.slice(0, 10)} ${run.suite}`;
+  return [text, ...run.flaws].join(", ");
 }
 
-/** A run as an option: date, suite and flaws. */
-function runOption(run) {
-  const text = run.published ? run.suite : `${run.started.slice(0, 16).replace("T", " ")} ${run.suite}`;
-  return { value: run.id, text: [text, run.flaws.join(" and ")].filter(Boolean).join(", ") };
+function keptChoice({ choice: { device, layer, members } }) {
+  return { device, layer, members };
 }
 
-/** Compare numbers by size and words alphabetically. */
-function inOrder(a, b) {
-  return a.localeCompare(b, "en", { numeric: true });
+/** Choose a value; the choices before it stay, and device, layer and population stay if possible. */
+function choose(name, value) {
+  const { choice } = state.view;
+  const before = CHOICES.slice(0, CHOICES.indexOf(name)).map((one) => [one, choice[one]]);
+  state.view = findView({ ...Object.fromEntries(before), [name]: value }, keptChoice(state.view)).view;
+  delete state.display.sort;
+  refresh({ step: true });
 }
 
-/** The position of the chosen case. */
-function caseNumber(choice) {
-  return DATA.cases.findIndex((one) => CASE_NAMES.every((name) => String(one[name]) === choice[name]));
-}
-
-/** The position of a run by its id, on a device if that is given. */
-function runNumber(id, device) {
-  return DATA.runs.findIndex((run) => run.id === id && (device === undefined || run.device === device));
-}
-
-/** The chosen run, and after it all runs of its device. */
-function runsFrom(at) {
-  return [at.run, ...(DEVICES.get(state.choice.device) ?? [])];
-}
-
-/** The choice as positions in DATA. */
-function chosen() {
-  const { choice } = state;
-  const [metric, ...rest] = choice.metric.split("/");
-  const method = rest.join("/");
-  const run = runNumber(choice.run, choice.device);
-  const number = caseNumber(choice);
-  return { run, case: number, phase: choice.phase, metric, method, quantity: quantityNumber(run, number, choice.phase, metric, method) };
-}
-
-/** Read the choice and the view from the address; return the names of what does not exist. */
+/** Read choice and display from the address; return what the page lacks. */
 function readLink() {
   const link = new URLSearchParams(location.hash.replace(/^#/, ""));
-  const named = (names) => Object.fromEntries(names.filter((name) => link.has(name)).map((name) => [name, link.get(name)]));
-  const { found, missing } = resolved(named(NAMES), first());
-  state.choice = found;
-  state.view = named(VIEWS);
-  const { variant } = state.view;
-  if (variant !== undefined && variantNumber(variant) < 0) {
-    missing.push(`variant ${variant}`);
-    delete state.view.variant;
-  }
+  const named = (names) => Object.fromEntries([...link].filter(([name]) => names.includes(name)));
+  const { view, missing } = findView(named(CHOICES), keptChoice(VIEWS[DATA.start]));
+  state.view = view;
+  state.display = named(DISPLAY);
+  const { open } = state.display;
+  if (open !== undefined && !view.rows.some((row) => row.variant.name === open)) missing.push(`variant ${open}`);
   return missing;
 }
 
-/** Write the choice and the view to the address; a step adds an entry to the browser's history. */
+/** Write choice and display to the address; a step adds an entry to the browser's history. */
 function writeLink(step = false) {
-  const link = new URLSearchParams(Object.entries(state.choice));
-  for (const name of VIEWS) if (state.view[name]) link.set(name, state.view[name]);
-  const address = `#${link}`;
-  if (address === location.hash) return;
-  history[step ? "pushState" : "replaceState"](null, "", address);
+  const link = new URLSearchParams(Object.entries(state.view.choice));
+  for (const name of DISPLAY) if (state.display[name]) link.set(name, state.display[name]);
+  if (`#${link}` !== location.hash) history[step ? "pushState" : "replaceState"](null, "", `#${link}`);
 }
 
-// --- Rows and columns of the selection ---------------------------------------------------------------------------------
+// --- The answer -----------------------------------------------------------------------------------------------------
 
-/** The columns and the rows of the choice. A column is better with higher figures (1), lower ones (-1), or neither (0). */
-function table() {
-  const at = chosen();
-  const quantity = DATA.quantities[at.quantity];
-  const rows = new Map();
-  const main = { key: "main", title: shortTitle(quantity), unit: quantity.unit, better: betterOf(at.metric) };
-  const columns = [main];
+const LONG_TITLE = 44;
 
-  function rowOf({ variant, label, baseline }) {
-    if (!rows.has(variant)) rows.set(variant, { variant, label, baseline, cells: {}, reason: "", remark: "" });
-    return rows.get(variant);
-  }
-  /** Add the reasons, the remarks and a column of some figures. */
-  function add(figures, column, cell = (figure) => figure) {
-    const cells = figures.map((figure) => [figure, cell(figure)]).filter(([, one]) => one !== null);
-    if (!cells.some(([, one]) => rank(one) !== null)) return;
-    columns.push({ unit: "", ...column });
-    for (const [figure, one] of cells) rowOf(figure).cells[column.key] = one;
-  }
-  function explain(figures) {
-    for (const figure of figures) {
-      const row = rowOf(figure);
-      row.reason ||= figure.reason;
-      row.remark ||= figure.remark;
-    }
-  }
-
-  const here = figuresOf(at.run, at.quantity, at.case);
-  explain(here);
-  for (const figure of here) rowOf(figure).cells.main = figure;
-  if (at.metric !== RATE && at.metric !== LATENCY) {
-    add(here, { key: "multiple", title: "vs. base", better: -1, kind: "times" }, (one) => one.time);
-  } else {
-    const rates = at.phase === "step" ? other(at, "step", RATE) : [];
-    const latencies = other(at, at.phase, LATENCY);
-    if (at.metric === RATE) add(latencies, { key: "time", title: "Step", unit: "ms", better: -1 });
-    else add(rates, { key: "rate", title: "n_eff / ms", better: 1 });
-    explain(latencies);
-    add(latencies, { key: "speed", title: "vs. naive", better: 1, kind: "times" }, (one) => one.speed);
-    add(latencies, { key: "multiple", title: "vs. base", better: -1, kind: "times" }, (one) => one.time);
-    add(latencies, { key: "floor", title: "Floor", unit: "%", better: 1 }, (one) =>
-      one.floor === null || !one.value ? null : plain((100 * one.floor) / one.value),
-    );
-    const { members } = DATA.cases[at.case];
-    add(rates, { key: "kept", title: "n_eff / n", unit: "%", better: 1 }, (one) => memberShare(one, members));
-    add(rates, { key: "kappa", title: "kappa", better: -1 }, (one) => (one.kappa === null ? null : plain(one.kappa)));
-    add(peaks(at), { key: "peak", title: "Peak", unit: "MB", better: -1 });
-  }
-  return { columns, rows: [...rows.values()], main, quantity, at };
-}
-
-/** A short title of a quantity. */
-function shortTitle(quantity) {
-  return quantity.metric === RATE ? "n_eff / ms" : quantity.title.split(/ above| \(|,/)[0];
-}
-
-/** The figures of another metric of the same run and case, by the same method if possible. */
-function other(at, phase, metric) {
-  const quantity = quantityNumber(at.run, at.case, phase, metric, at.method);
-  return quantity === undefined ? [] : figuresOf(at.run, quantity, at.case);
-}
-
-/** The peak memory of the phase; for a step the maximum over all phases. */
-function peaks(at) {
-  const most = new Map();
-  for (const phase of at.phase === "step" ? PHASES : [at.phase]) {
-    for (const figure of other(at, phase, PEAK)) {
-      if (figure.value !== null && figure.value > (most.get(figure.variant)?.value ?? -1)) most.set(figure.variant, figure);
-    }
-  }
-  return [...most.values()];
-}
-
-/** A number without an interval as a cell. */
-function plain(value) {
-  return { value, low: null, high: null };
-}
-
-/** n_eff / n in percent, at most 100 unless the interval is above. */
-function memberShare(figure, members) {
-  if (figure.kind === "exact") return { ...plain(null), kind: "exact" };
-  if (figure.n_eff === null) return null;
-  const share = (end) => (end === null ? null : (100 * end) / members);
-  const [value, low, high] = [figure.n_eff.value, figure.n_eff.low, figure.n_eff.high].map(share);
-  return { value: low !== null && low <= 100 ? Math.min(value, 100) : value, low, high, kind: figure.kind };
-}
-
-/** The rows whose label contains every word of the filter. */
-function filtered(rows) {
-  const words = (state.view.filter ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-  const baselines = state.view.baselines !== "no";
-  return rows.filter((row) => (baselines || !row.baseline) && words.every((word) => row.label.toLowerCase().includes(word)));
-}
-
-/** Rows sorted as asked for, otherwise by the main column, best first; those without a number come last. */
-function sorted(rows, columns, main) {
-  const asked = state.view.sort ?? "";
-  const key = asked.replace(/^-/, "");
-  const known = key === "label" ? { key } : columns.find((one) => one.key === key);
-  const column = known ?? main;
-  const falling = known ? asked.startsWith("-") : column.better > 0;
-  const sign = falling ? -1 : 1;
-  const found = [...rows].sort((a, b) => {
-    if (column.key === "label") return sign * inOrder(a.label, b.label);
-    const [x, y] = [rank(a.cells[column.key]), rank(b.cells[column.key])];
-    if (x === null || y === null) return Number(x === null) - Number(y === null) || inOrder(a.label, b.label);
-    if (x === Infinity && y === Infinity) return (a.cells.time?.value ?? 0) - (b.cells.time?.value ?? 0);
-    return x === y ? inOrder(a.label, b.label) : sign * (x < y ? -1 : 1);
-  });
-  return { rows: found, key: column.key, falling };
-}
-
-/** The sort key of a cell, null without a figure: an exact estimate is above every number. */
-function rank(cell) {
-  if (!cell) return null;
-  return cell.kind === "exact" ? Infinity : cell.value;
-}
-
-// --- The answer: which variant to train with ----------------------------------------------------------------------------
-
-/** Write the answer of the chosen case: by n_eff per ms where a run of the device ranks it, otherwise by time. */
+/** Write the answer for the chosen case: that of the chosen run. */
 function showAnswer() {
-  const at = chosen();
-  const one = DATA.cases[at.case];
-  put("answer-where", `${one.operator} ${one.shape}, ${one.dtype}, ${one.members} members, on ${state.choice.device}`);
-  const run = runsFrom(at).find((number) => quantityNumber(number, at.case, "step", RATE, at.method) !== undefined);
-  const ranked = run === undefined ? [] : other({ ...at, run }, "step", RATE);
-  const figures = ranked.filter((figure) => !figure.baseline && rank(figure) !== null);
-  const answer = figures.length ? byRate(figures, { ...at, run }) : byTime(at);
-  put("answer-title", ...answer.title);
-  put("answer-why", answer.why);
-  const source = DATA.runs[figures.length ? run : at.run];
-  const flaws = source.flaws.length ? ` This run ${source.flaws.join(" and ")}.` : "";
-  put("answer-origin", `Run ${source.id}: ${source.origin}${flaws}`);
+  const { key, run, case: one } = state.view;
+  const answer = DATA.answers.find((found) => VIEWS[found.view].key === key);
+  const [first, second, ...rest] = answer.best.map((number) => html("em", {}, breakable(DATA.variants[number].name)));
+  const members = one.members > 1 ? `, ${withCommas(one.members)} members` : "";
+  put("answer-where", `${one.layer}${members}, on ${run.device}`);
+  const others = rest.length ? html("small", {}, `tied with ${rest.length + 1} others`) : second ? [" or ", second] : "";
+  put("answer-title", answer.lead, " ", first ?? "", others);
+  byId("answer-title").classList.toggle("long", byId("answer-title").textContent.length > LONG_TITLE);
+  put("answer-picks", answer.picks.map((pick) => pickOf(pick, answer.picks.length > 1)));
+  put("answer-code", codeOf(DATA.variants[answer.best[0]], one));
+  put("answer-notes", answer.notes.map((note) => html("li", {}, note)));
+  put("answer-origin", run.origin, run.flaws.length ? ` This run ${run.flaws.join(" and ")}.` : "");
 }
 
-/** The answer by n_eff per ms, from figures that are sorted by it. */
-function byRate(figures, at) {
-  const [best, ...others] = figures;
-  const isExact = best.kind === "exact";
-  const members = DATA.cases[at.case].members;
-  const latency = other(at, "step", LATENCY);
-  const step = latency.find((figure) => figure.variant === best.variant);
-  const fast = fastest(latency);
-  const close = others.filter((figure) => !isExact && figure.high !== null && best.low !== null && figure.high >= best.low);
-  const sentences = [];
-  if (step) {
-    const against = step.time ? `, ${multiplierText(step.time)} the plain layer's time` : "";
-    sentences.push(`A step of ${counted(members)} members takes ${valueText(step)} ms${against}.`);
-  }
-  const share = memberShare(best, members);
-  if (!isExact && share) sentences.push(`${membersCount(share)}.`);
-  if (close.length) sentences.push(`Tied with ${listed(close.map((figure) => figure.label))}: their intervals overlap.`);
-  if (step && step.low === null) sentences.push("Its step has too few rounds for an interval: measure it again before relying on it.");
-  if (fast && fast.variant !== best.variant) {
-    const figure = figures.find((one) => one.variant === fast.variant);
-    const counts = figure && memberShare(figure, members);
-    const worth = counts ? `with which ${membersCount(counts).toLowerCase()}` : "but its n_eff is not known";
-    sentences.push(`${fast.label} has the fastest step, ${valueText(fast)} ms, ${worth}.`);
-  }
-  const gives = isExact ? "the exact gradient of a linear fitness in each step" : `${figureText(best)} n_eff per ms`;
-  const or = close.length ? [" or ", html("em", {}, breakable(close[0].label))] : [];
-  return { title: ["Use ", html("em", {}, breakable(best.label)), ...or, `: ${gives}`], why: sentences.join(" ") };
+/** The figures of a recommended variant; with its name if there are several. */
+function pickOf({ variant, figures, why }, isNamed) {
+  const name = html("strong", {}, breakable(DATA.variants[variant].name));
+  const title = isNamed ? html("p", { class: "pick-name" }, name, why && `: ${why}`) : null;
+  return html("div", { class: "pick" }, title, listOf("", figures.map(([text, words]) => [words, text])));
 }
 
-/** n_eff / n as a sentence. */
-function membersCount(share) {
-  return share.value >= 99.95 ? "All members count" : `${figureText(share)} % of the members count`;
-}
-
-/** The answer by time, if no run ranks the case. */
-function byTime(at) {
-  const fast = fastest(other(at, at.phase, LATENCY));
-  if (!fast) return { title: ["No variant has a time here"], why: "The table shows the reasons." };
-  const against = fast.time === null ? "" : `, ${multiplierText(fast.time)} the plain layer's time`;
-  return {
-    title: ["Fastest ", `${at.phase}: `, html("em", {}, breakable(fast.label))],
-    why: `It takes ${valueText(fast)} ms${against}. No run of this device ranks this case by n_eff `
-      + "per ms. Time alone does not measure the gradient: a cheap scheme may waste most of the population.",
-  };
-}
-
-/** The fastest variant that is not a baseline. */
-function fastest(figures) {
-  const known = figures.filter((figure) => !figure.baseline && figure.value !== null);
-  return known.sort((a, b) => a.value - b.value)[0];
-}
-
-/** The first names and the number of others. */
-function listed(names) {
-  return names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more` : "");
-}
-
-// --- The table -------------------------------------------------------------------------------------------------------------
-
-/** A table with a caption, of rows that are elements; a heading is a text or an element. */
-function tableOf(caption, heads, rows) {
-  const head = heads.map((one) => (one instanceof Element ? one : html("th", { scope: "col" }, one)));
-  return html("table", {}, caption ? html("caption", {}, caption) : "", html("thead", {}, html("tr", {}, head)), html("tbody", {}, rows));
-}
-
-/** Write the table of the choice; return what it shows, for the figures. */
-function showTable() {
-  const { columns, rows, main, quantity, at } = table();
-  const { rows: order, key, falling } = sorted(filtered(rows), columns, main);
-  const best = order.find((row) => !row.baseline && rank(row.cells.main) !== null);
-  const isRanking = key === "main" && main.better !== 0 && falling === main.better > 0;
-  const heads = [{ key: "label", title: "Variant", unit: "" }, ...columns].map((column) => heading(column, key, falling));
-  const caption = `${quantity.title}, ${quantity.phase}, method ${quantity.method}; run ${DATA.runs[at.run].id}`;
-  put("table-scroll", tableOf(caption, heads, order.map((row) => line(row, columns, isRanking && row === best))));
-  put("count", `${order.length} of ${rows.length} variants`);
-  put("table-note", "The 95 % interval is below each figure. Click a variant for its details, or a heading to sort.");
-  return { main, quantity, at, rows: order };
-}
-
-/** The heading of a column: a button that sorts by it, best first; a second time reverses the order. */
-function heading(column, key, falling) {
-  const here = column.key === key;
-  const sort = () => {
-    const down = here ? !falling : (column.better ?? 0) > 0;
-    state.view.sort = (down ? "-" : "") + column.key;
-    refresh();
-    document.querySelector(`[data-sort="${column.key}"]`)?.focus();
-  };
-  const text = column.unit ? `${column.title} (${column.unit})` : column.title;
-  return html(
-    "th",
-    { scope: "col", "aria-sort": here ? (falling ? "descending" : "ascending") : null },
-    html("button", { type: "button", "data-sort": column.key, onclick: sort }, text),
-  );
-}
-
-/** A variant's row: its cells, or the reason why it has no figure. */
-function line(row, columns, isBest) {
-  const open = { type: "button", class: "link", "data-variant": row.variant, onclick: () => openDetail(row.variant) };
-  const name = html("th", { scope: "row" }, html("button", open, breakable(row.label)));
-  if (columns.every((column) => rank(row.cells[column.key]) === null)) {
-    return html("tr", {}, name, html("td", { class: "reason", colspan: columns.length }, row.reason || "not in this run"));
-  }
-  return html("tr", { class: isBest ? "best" : null }, name, columns.map((column) => cellOf(row, column)));
-}
-
-/** A cell: the figure with its interval, or in the first column the reason why there is none. */
-function cellOf(row, column) {
-  const cell = row.cells[column.key];
-  if (rank(cell) === null) {
-    const reason = column.key === "main" ? row.reason : "";
-    return html("td", { class: reason ? "reason" : null }, reason || "–");
-  }
-  const number = column.kind === "times" ? multiplierText(cell) : figureText(cell);
-  const range = cell.kind ? "" : intervalText(cell);
-  const remark = column.key === "main" ? row.remark : "";
-  return html("td", {}, number, [range, remark].filter(Boolean).map((text) => html("small", {}, text)));
-}
-
-// --- Axes ------------------------------------------------------------------------------------------------------------------
-
-/** A linear scale from 0, or a logarithmic one: `at` is the place of a value in the picture. */
-function scale(values, from, to, logarithmic) {
-  const known = values.filter((value) => Number.isFinite(value) && (!logarithmic || value > 0));
-  const most = Math.max(...known);
-  if (!logarithmic) {
-    const ticks = evenly(0, most || 1, 4);
-    const end = Math.max(ticks.at(-1), most || 1);
-    return { at: (value) => from + ((to - from) * value) / end, ticks };
-  }
-  const [low, high] = [Math.log10(Math.min(...known)) - 0.07, Math.log10(most) + 0.07];
-  return { at: (value) => from + ((to - from) * (Math.log10(value) - low)) / (high - low), ticks: decades(10 ** low, 10 ** high) };
-}
-
-/** Ticks of a logarithmic axis: powers of ten, in a small range also 2 and 5 times them, or at least two even steps. */
-function decades(least, most) {
-  const found = [];
-  const digits = Math.log10(most / least) < 2.2 ? [1, 2, 5] : [1];
-  for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(most)); power += 1) {
-    found.push(...digits.map((one) => one * 10 ** power).filter((value) => value >= least && value <= most));
-  }
-  return found.length > 1 ? found : evenly(least, most, 2);
-}
-
-/** The multiples in a range of the largest round step that has so many steps in it. */
-function evenly(least, most, count) {
-  const size = 10 ** Math.floor(Math.log10(most - least));
-  const inside = (step) => Math.floor(most / step + 1e-9) - Math.ceil(least / step - 1e-9) + 1;
-  const step = [1, 0.5, 0.25, 0.2, 0.1].map((one) => one * size).find((one) => inside(one) >= count);
-  const first = Math.ceil(least / step - 1e-9);
-  return Array.from({ length: inside(step) }, (_, place) => Number(((first + place) * step).toPrecision(12)));
-}
-
-/** The values whose labels do not overlap along a horizontal axis. */
-function labelled(values, at, text) {
-  let end = -Infinity;
-  return values.filter((value) => {
-    const half = textWidth(text(value)) / 2;
-    if (at(value) - half < end + 6) return false;
-    end = at(value) + half;
-    return true;
-  });
-}
-
-/** A number with commas. */
-function counted(value) {
-  return value.toLocaleString("en-US");
-}
-
-/** The label of a tick. */
-function tick(value) {
-  const size = Math.abs(value);
-  if (value !== 0 && (size >= 1e6 || size < 1e-4)) return value.toExponential(0).replace("e+", "e");
-  return Number(value.toPrecision(3)).toLocaleString("en-US", { maximumFractionDigits: 8 });
-}
-
-/** Rising positions moved apart to a gap: downwards, and from the upper bound back where they passed it. */
-function spaced(wanted, gap, high) {
-  const found = [];
-  wanted.forEach((place, number) => found.push(number ? Math.max(place, found[number - 1] + gap) : place));
-  for (let number = found.length - 1, end = high; number >= 0; number -= 1) {
-    found[number] = Math.min(found[number], end);
-    end = found[number] - gap;
-  }
-  return found;
-}
-
-/** The width available for a figure, in pixels. */
-function room(id) {
-  const box = byId(id);
-  box.hidden = false; // a hidden figure has no width
-  const style = getComputedStyle(box);
-  return Math.max(260, Math.floor(box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight)));
-}
-
-/** A line of a picture. */
-function stroke(kind, x1, x2, y1, y2) {
-  return svg("line", { class: kind, x1, x2, y1, y2 });
-}
-
-/** A text of a picture. */
-function words(x, y, text, anchor = "start", kind = null) {
-  return svg("text", { class: kind, x, y, "text-anchor": anchor }, text);
-}
-
-// --- Bars from 0, or dots on a logarithmic axis; a whisker is the 95 % interval, a tick the roofline bound ----------------
-
-const ROW = 24;
-const LARGE = 20;
-
-/** Draw the bars of what the table shows. */
-function showBars({ main, quantity, rows, at }) {
-  const told = rows.filter((row) => rank(row.cells.main) !== null && row.cells.main.kind !== "exact" && row.cells.main.value >= 0);
-  if (!told.length) return show("bars", "", null);
-  const width = room("bars");
-  const ends = told.flatMap(({ cells }) => [cells.main.value, cells.main.floor ?? cells.main.value]);
-  const positive = ends.filter((end) => end > 0);
-  const logarithmic = positive.length > 1 && Math.max(...positive) / Math.min(...positive) > LARGE;
-  const left = Math.min(Math.max(...told.map((row) => textWidth(row.label))) + 12, width * 0.46);
-  const axis = scale(ends, left, width - 64, logarithmic);
-  const top = 22;
-  const bottom = top + told.length * ROW + 4;
-  const best = told.find((row) => !row.baseline);
-  const lines = labelled(axis.ticks, axis.at, tick).map((value) => [
-    stroke("gridline", axis.at(value), axis.at(value), top - 4, bottom),
-    words(axis.at(value), 11, tick(value), "middle", "soft"),
-  ]);
-  const bars = told.map((row, place) => {
-    const kind = row.baseline ? "baseline" : row === best && main.better !== 0 ? "best" : "";
-    return bar(row, kind, top + place * ROW, { axis, left, logarithmic, width });
-  });
-  const name = `${quantity.title}${quantity.unit ? ` (${quantity.unit})` : ""}`;
-  const hidden = rows.length - told.length;
-  const notes = [
-    logarithmic && "Logarithmic axis.",
-    told.some((row) => isSure(row.cells.main)) && "The whisker is the 95 % interval.",
-    told.some((row) => row.cells.main.floor !== null) && "The orange tick is the roofline bound.",
-    hidden > 0 && `${hidden} variants without a number, or with an exact gradient, are only in the table.`,
-  ];
-  const description = `${name} as ${logarithmic ? "dots" : "bars"} for ${told.length} variants, in the order of the table below.`;
-  const caption = `${name}, ${quantity.phase}; ${DATA.cases[at.case].label}`;
-  return show("bars", caption, picture(width, bottom + 4, description, lines, bars), notes.filter(Boolean).join(" "));
-}
-
-/** Whether both ends of an interval are known and differ. */
-function isSure({ low, high }) {
-  return low !== null && high !== null && low < high;
-}
-
-/** A variant's bar, or its dot. */
-function bar(row, kind, y, { axis, left, logarithmic, width }) {
-  const figure = row.cells.main;
-  const middle = y + ROW / 2;
-  const at = (value) => (value > 0 || !logarithmic ? Math.min(Math.max(axis.at(value), left), width - 4) : left);
-  const end = at(figure.value);
-  let beside = end;
-  const parts = [
-    svg("title", {}, `${row.label}: ${figureText(figure)} (${intervalText(figure) || "no interval"})`),
-    svg("rect", { x: 0, y, width, height: ROW, fill: "transparent" }),
-    words(left - 8, middle + 4, fitText(row.label, left - 10), "end"),
-  ];
-  if (!logarithmic) parts.push(svg("rect", { class: "bar", x: left, y: middle - 6, width: Math.max(end - left, 1), height: 12, rx: 2 }));
-  else if (figure.value > 0) parts.push(stroke("guide", left, end, middle, middle), svg("circle", { class: "bar", cx: end, cy: middle, r: 4.5 }));
-  if (isSure(figure)) {
-    const [low, high] = [at(figure.low), at(figure.high)];
-    parts.push(stroke("whisker", low, high, middle, middle));
-    parts.push(...[low, high].map((x) => stroke("whisker", x, x, middle - 3, middle + 3)));
-    beside = Math.max(beside, high);
-  }
-  if (figure.floor > 0) {
-    parts.push(stroke("floor", at(figure.floor), at(figure.floor), middle - 8, middle + 8));
-    beside = Math.max(beside, at(figure.floor));
-  }
-  parts.push(words(Math.min(beside + 6, width - 44), middle + 4, figureText(figure), "start", "soft"));
-  return svg("g", { class: `chosen ${kind}`, onclick: () => openDetail(row.variant) }, parts);
-}
-
-// --- Plots with two logarithmic axes, whose points are named on the right ----------------------------------------------
-
-/** A frame for points: its scales, its grid, and the place of a name beside the end of each variant. */
-function frame(id, points, named, { left, name, at }) {
-  const width = room(id);
-  const height = Math.min(Math.max(320, width * 0.62), 430);
-  const bottom = height - 38;
-  const right = width - Math.min(Math.max(...named.map((point) => textWidth(point.label))) + 24, width * 0.42);
-  const x = scale(points.map((point) => point.x), left, right, true);
-  const y = scale(points.map((point) => point.y), bottom, 12, true);
-  const grid = [
-    (at ?? x.ticks).map((value) => stroke("gridline", x.at(value), x.at(value), 12, bottom)),
-    labelled(at ?? x.ticks, x.at, at ? counted : tick).map((value) => words(x.at(value), height - 22, at ? counted(value) : tick(value), "middle", "soft")),
-    y.ticks.map((value) => [
-      stroke("gridline", left, right, y.at(value), y.at(value)),
-      words(left - 6, y.at(value) + 4, tick(value), "end", "soft"),
-    ]),
-    words((left + right) / 2, height - 4, name, "middle", "soft"),
-  ];
-  const ordered = [...named].sort((a, b) => y.at(a.y) - y.at(b.y));
-  const places = spaced(ordered.map((point) => y.at(point.y)), 16, height - 44);
-  const names = ordered.map((point, order) => [
-    svg("path", { class: "leader", d: `M${x.at(point.x) + 7},${y.at(point.y)}L${right + 4},${places[order]}` }),
-    point.mark ? point.mark(right + 10, places[order]) : "",
-    words(right + (point.mark ? 19 : 7), places[order] + 4, fitText(point.label, width - right - 20)),
-  ]);
-  const nameOf = (point) => names[ordered.indexOf(point)];
-  return { x, y, nameOf, drawn: (description, ...parts) => picture(width, height, description, grid, ...parts) };
-}
-
-/** A group that opens a variant when it is clicked. */
-function opening(variant, ...parts) {
-  return svg("g", { class: "chosen", onclick: () => openDetail(variant) }, ...parts);
-}
-
-/** Draw n_eff per ms against peak memory for the chosen case, with the Pareto front. */
-function showPareto({ at, rows }) {
-  const shown = new Set(rows.map((row) => row.variant));
-  const most = new Map(peaks({ ...at, phase: "step" }).map((figure) => [figure.variant, figure]));
-  const points = other(at, "step", RATE)
-    .filter((rate) => shown.has(rate.variant) && rate.value > 0 && most.get(rate.variant)?.value > 0)
-    .map((rate) => ({ ...rate, rate, peak: most.get(rate.variant), x: most.get(rate.variant).value, y: rate.value }));
-  if (points.length < 2) return show("pareto", "", null);
-  const front = [];
-  for (const point of [...points].sort((a, b) => a.x - b.x || b.y - a.y)) {
-    if (!front.length || point.y > front.at(-1).y) front.push(point);
-  }
-  const { x, y, nameOf, drawn } = frame("pareto", points, front, { left: 46, name: "peak memory (MB), lower is better" });
-  const corners = front.map((point, place) => `${place ? `H${x.at(point.x)}V` : `M${x.at(point.x)},`}${y.at(point.y)}`);
-  const dots = points.map((point) => {
-    const ahead = front.includes(point);
-    return opening(
-      point.variant,
-      svg("title", {}, `${point.label}: ${figureText(point.rate)} n_eff per ms, peak ${figureText(point.peak)} MB`),
-      svg("circle", { class: ahead ? "dot ahead" : "dot", cx: x.at(point.x), cy: y.at(point.y), r: ahead ? 5.5 : 4 }),
-    );
-  });
-  const description = `n_eff per ms against peak memory of ${points.length} variants. On the front: ${front.map((point) => point.label).join(", ")}.`;
-  return show(
-    "pareto",
-    "n_eff per ms of a step against peak memory",
-    drawn(description, svg("path", { class: "front", d: corners.join("") }), dots, front.map((point) => opening(point.variant, nameOf(point)))),
-    "Labelled variants are on the Pareto front: no other has more n_eff per ms with less memory. Both axes are logarithmic.",
-  );
-}
-
-const LINES = 8;
-const FEWEST = 3;
-
-/** Draw the metric against the population for the first variants of the table, where a run has three populations. */
-function showSweep({ at, main, quantity, rows }) {
-  const swept = sweepOf(at);
-  const told = swept ? rows.filter((row) => swept.lines.get(row.variant)?.length > 1) : [];
-  const picked = told.slice(0, LINES).map((row, place) => {
-    const points = swept.lines.get(row.variant);
-    const color = `var(--s${place + 1})`;
-    return { ...row, points, color, ...points.at(-1), mark: (x, y) => markOf(place, x, y, color) };
-  });
-  if (!picked.length) return show("sweep", "", null);
-  const points = picked.flatMap((one) => one.points);
-  const { x, y, nameOf, drawn } = frame("sweep", points, picked, { left: 56, name: "members", at: swept.members });
-  const lines = picked.map((one) => {
-    const path = one.points.map((point, step) => `${step ? "L" : "M"}${x.at(point.x)},${y.at(point.y)}`).join("");
-    return opening(
-      one.variant,
-      svg("title", {}, one.label),
-      svg("path", { d: path, fill: "none", stroke: one.color, "stroke-width": 2 }),
-      one.points.map((point) => one.mark(x.at(point.x), y.at(point.y))),
-      nameOf(one),
-    );
-  });
-  const from = swept.run === at.run ? "" : ` From run ${DATA.runs[swept.run].id}: the chosen run has too few populations.`;
-  const more = told.length > LINES ? ` The first ${LINES} of ${told.length} in the table: filter or sort it to see others.` : "";
-  return show(
-    "sweep",
-    `${shortTitle(quantity)}${main.unit ? ` (${main.unit})` : ""}, ${quantity.phase}, against the population`,
-    drawn(`${quantity.title} against the population, for ${picked.map((one) => one.label).join(", ")}.`, lines),
-    `Both axes are logarithmic.${more}${from}`,
-  );
-}
-
-/** One of four marker shapes, so that lines can be distinguished without colour. */
-function markOf(place, x, y, color) {
-  const shapes = [
-    `M${x - 4},${y}a4,4 0 1,0 8,0a4,4 0 1,0 -8,0`,
-    `M${x - 4},${y - 4}h8v8h-8z`,
-    `M${x},${y - 5}l5,9h-10z`,
-    `M${x},${y - 5}l5,5l-5,5l-5,-5z`,
-  ];
-  return svg("path", { d: shapes[place % shapes.length], fill: color });
-}
-
-/** The run and the points of a sweep: the chosen run's, or the newest of the device that has one. */
-function sweepOf(at) {
-  const here = DATA.cases[at.case];
-  const family = [...DATA.cases.keys()]
-    .filter((number) => ["operator", "shape", "dtype"].every((name) => DATA.cases[number][name] === here[name]))
-    .sort((a, b) => DATA.cases[a].members - DATA.cases[b].members);
-  for (const run of runsFrom(at)) {
-    const lines = new Map();
-    const members = new Set();
-    for (const number of family) {
-      for (const { variant, value } of figuresOf(run, at.quantity, number)) {
-        if (!(value > 0)) continue;
-        if (!lines.has(variant)) lines.set(variant, []);
-        lines.get(variant).push({ x: DATA.cases[number].members, y: value });
-        members.add(DATA.cases[number].members);
-      }
-    }
-    if (members.size >= FEWEST) return { run, lines, members: [...members] };
-  }
-  return null;
-}
-
-// --- Details of a variant: formula, closed forms, measurements, usage -----------------------------------------------------
-
-const CLOSED = ["Memory", "Work", "Quality"];
-
-/** The name by which a link holds a variant. */
-function variantKey(number) {
-  return `${DATA.variants[number].scheme}${DATA.variants[number].options}`;
-}
-
-/** The position of a variant by that name. */
-function variantNumber(key) {
-  return DATA.variants.findIndex((_, number) => variantKey(number) === key);
-}
-
-/** Open a variant, by its number. */
-function openDetail(number) {
-  state.view.variant = variantKey(number);
-  writeLink(true);
-  showDetail();
-}
-
-/** Show the details of the variant in the address, or close them. */
-function showDetail() {
-  const dialog = byId("detail");
-  const number = variantNumber(state.view.variant);
-  if (number < 0) {
-    if (dialog.open) dialog.close();
-    return;
-  }
-  const title = html("h2", { id: "detail-title" }, breakable(labelOf(number, state.choice.operator)));
-  const close = html("button", { type: "button", id: "detail-close", onclick: () => dialog.close() }, "Close");
-  put(dialog, html("header", {}, title, close), html("div", { class: "body" }, detailBody(number)));
-  if (!dialog.open) dialog.showModal();
-  dialog.scrollTop = 0;
-}
-
-/** Everything below the title. */
-function detailBody(number) {
-  const variant = DATA.variants[number];
-  const about = DATA.schemes[variant.scheme];
-  const at = chosen();
-  const told = about
-    ? [html("p", { class: "formula" }, about.summary || "This scheme has no docstring."), ...about.text.map((text) => html("p", {}, text))]
-    : [html("p", { class: "warning" }, `No run stores the docstring of ${variant.scheme}: only its measurements are known.`)];
-  if (variant.source) told.push(html("p", { class: "quiet" }, `Source: ${variant.source}`));
-  return [...told, ...usage(variant, about, at), ...closedForm(variant.scheme, about), ...measured(number, at), ...qualityTable(number, at)];
-}
-
-/** The code that trains with it. */
-function usage(variant, about, at) {
-  if (!variant.code || !about) return [];
-  const { members, sigma } = DATA.cases[at.case];
+/** The code that trains with a variant, with a button that copies it. */
+function codeOf(variant, one) {
+  const about = DATA.schemes[variant?.documented];
+  if (!variant?.code || one.task || !about) return null;
   const imports = about.module === "impls"
-    ? `from impls import ${[variant.scheme, "perturb"].sort().join(", ")}`
-    : `from impls import perturb; from ${about.module} import ${variant.scheme}`;
-  const code = `${imports}\npopulation = perturb(model, ${variant.code}, members=${members}, sigma=${sigma})`;
-  return [html("h3", {}, "Usage"), html("pre", { tabindex: "0", id: "usage" }, html("code", {}, code))];
+    ? `from impls import ${[variant.documented, "perturb"].sort().join(", ")}`
+    : `from impls import perturb\nfrom ${about.module} import ${variant.documented}`;
+  const code = `${imports}\npopulation = perturb(model, ${variant.code}, members=${one.members}, sigma=${one.sigma})`;
+  const text = html("pre", {}, html("code", {}, code));
+  return html("div", { class: "code" }, text, copyButton("Copy", () => code));
+}
+
+// --- The rows of the table ------------------------------------------------------------------------------------------
+
+/** The rows to show: the best variant of each scheme or all, filtered and sorted; dense noise always. */
+function shownRows() {
+  const { view, display } = state;
+  const words = (display.filter ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  const matches = (row) => words.every((word) => row.variant.name.toLowerCase().includes(word));
+  const all = words.length || display.all || isShort(view) ? view.rows : bestOfSchemes(view.rows);
+  const found = all.filter(matches);
+  if (!found.length) return [];
+  const rows = view.rows.filter((row) => found.includes(row) || row.variant.role === "dense");
+  return sortedRows(rows);
+}
+
+/** Whether a view shows all of its variants in any case. */
+function isShort(view) {
+  return view.case.task && view.rows.length < 20;
+}
+
+/** The best variant of each scheme; of dense noise the plain variant, and every baseline with a figure. */
+function bestOfSchemes(rows) {
+  const best = new Map();
+  const hasDense = rows.some((row) => row.variant.role === "dense");
+  for (const row of rows) {
+    const { scheme, role, name } = row.variant;
+    if (role === "baseline" && !isKnown(row) && !isNumber(row.marks[EVALUATED])) continue;
+    if (hasDense && scheme === "Perturbed" && role !== "dense") continue;
+    const key = role === "baseline" ? name : scheme;
+    if (!best.has(key)) best.set(key, row);
+  }
+  return [...best.values()];
+}
+
+/** Rows sorted by a column, those without a number last; without a sort, best first as in the data. */
+function sortedRows(rows) {
+  const { sort } = state.display;
+  if (!sort) return rows;
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const column = state.view.columns.indexOf(sort.replace(/^-/, ""));
+  if (column < 0) return [...rows].sort((a, b) => sign * a.variant.name.localeCompare(b.variant.name, "en"));
+  const key = (row) => numberIn(row.texts[column] ?? "");
+  return [...rows].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
+    return x === y ? 0 : sign * (x < y ? -1 : 1);
+  });
+}
+
+// --- The table with dots --------------------------------------------------------------------------------------------
+
+const PHONE = window.matchMedia("(max-width: 40rem)");
+const TABLET = window.matchMedia("(max-width: 62rem)");
+
+/** Write the table of the chosen view, or say that nothing matches the filter. */
+function showTable() {
+  const { view, display } = state;
+  const rows = shownRows();
+  const axis = axisOf(rows);
+  const columns = shownColumns(rows);
+  put("table-title", tableTitle(view));
+  put("legend", legendOf(rows));
+  put("count", `${rows.length} of ${view.rows.length} variants`);
+  byId("filter").value = display.filter ?? "";
+  byId("all").checked = Boolean(display.all);
+  byId("all").parentElement.hidden = isShort(view);
+  byId("empty").hidden = rows.length > 0;
+  byId("dots").hidden = !rows.length;
+  if (!rows.length) put("empty-text", `No variant of this table has “${display.filter}” in its name.`);
+  const chart = html("th", { scope: "col", class: "chart" }, axisHead(axis));
+  put("dots-head", html("tr", {}, headOf("variant"), chart, columns.map(headOf)));
+  put("dots-body", rows.map((row) => rowOf(row, columns, axis)));
+}
+
+/** The columns of the table in which any row has a text. */
+function shownColumns(rows) {
+  const { view } = state;
+  return view.columns.slice(0, view.shown).filter((column) => rows.some((row) => cellOf(view, row, column)));
+}
+
+function tableTitle({ quantity, columns }) {
+  if (quantity.metric === RATE) return "Members evaluated per ms, and how many of them count";
+  const { phase, method } = quantity;
+  const where = phase === "quality" ? method : method === "host" ? phase : `${phase}, ${method}`;
+  return `${capitalized(columns[0])}: ${where}`;
+}
+
+/** A heading that sorts by its column, best first; a second click reverses the order. */
+function headOf(column) {
+  const { display, view } = state;
+  const isSorted = (display.sort ?? "").replace(/^-/, "") === column;
+  const isFalling = isSorted && display.sort.startsWith("-");
+  const isFirst = column === view.columns[0];
+  const isMore = isFirst ? view.quantity.better > 0 : /evaluated|dense|naive|kept/.test(column);
+  const next = isSorted ? (isFalling ? column : `-${column}`) : `${isMore ? "-" : ""}${column}`;
+  const sort = () => {
+    display.sort = next;
+    refresh();
+    byId("dots-head").querySelector(`[data-column="${CSS.escape(column)}"]`)?.focus();
+  };
+  const order = isSorted ? (isFalling ? "descending" : "ascending") : null;
+  const button = html("button", { type: "button", "data-column": column, onclick: sort }, column);
+  return html("th", { scope: "col", class: classOf(column), "aria-sort": order }, button);
+}
+
+/** The class of a column: a phone shows only "main", a tablet also "mid". */
+function classOf(column) {
+  if (column === "variant") return "name";
+  if (column === state.view.columns[0]) return "main";
+  return column.endsWith("dense noise") ? "mid" : "wide";
+}
+
+function isVisible(column) {
+  return !(PHONE.matches ? ["mid", "wide"] : TABLET.matches ? ["wide"] : []).includes(classOf(column));
+}
+
+/** A variant's row, and below it its details if it is open. */
+function rowOf(row, columns, axis) {
+  const { name, role } = row.variant;
+  const isOpen = state.display.open === name;
+  const toggle = () => {
+    state.display.open = isOpen ? "" : name;
+    refresh();
+    byId("dots-body").querySelector(`[data-variant="${CSS.escape(name)}"]`)?.focus();
+  };
+  const attributes = { type: "button", "data-variant": name, "aria-expanded": String(isOpen), onclick: toggle };
+  const told = { dense: "dense noise", baseline: "baseline", control: "for comparison only" }[role];
+  const button = html("button", attributes, breakable(name));
+  const head = html("th", { scope: "row", class: "name" }, button, told && html("small", {}, told));
+  const cellIn = (column) => html("td", { class: classOf(column) }, cellOf(state.view, row, column) || "–");
+  const width = columns.filter(isVisible).length + 1;
+  const cells = row.texts.some(Boolean)
+    ? [html("td", { class: "chart" }, dotsOf(row, axis)), columns.map(cellIn)]
+    : [html("td", { class: "reason", colspan: width }, row.reason || "not in this run")];
+  const line = html("tr", { class: role }, head, cells);
+  return isOpen ? [line, html("tr", { class: "detail" }, html("td", { colspan: width + 1 }, detailOf(row)))] : line;
+}
+
+/** The axis of some rows: logarithmic where all numbers are positive, otherwise linear; places are percentages. */
+function axisOf(rows) {
+  const values = rows.flatMap(({ marks }) => [marks[VALUE], marks[EVALUATED]]).filter(isNumber);
+  if (!values.length) return { ticks: [], at: () => 50 };
+  const isLogarithmic = values.every((value) => value > 0);
+  const bend = isLogarithmic ? Math.log10 : (value) => value;
+  const [low, high] = [Math.min(...values, isLogarithmic ? Infinity : 0), Math.max(...values)].map(bend);
+  const span = high - low || 1;
+  const at = (value) => Math.min(97, Math.max(3, 4 + (92 * (bend(value) - low)) / span));
+  return { ticks: isLogarithmic ? powers(low, high) : evenTicks(low, high), at, isLogarithmic };
+}
+
+/** Ticks of a logarithmic axis: powers of ten and, if there is room, 3 or 2 and 5 times them. */
+function powers(low, high) {
+  const ticks = (digits) => {
+    const exponents = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, place) => Math.floor(low) + place);
+    const all = exponents.flatMap((exponent) => digits.map((digit) => Number(`${digit}e${exponent}`)));
+    return all.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9);
+  };
+  const found = [[1, 2, 5], [1, 3], [1]].map(ticks).find((one) => one.length <= mostTicks()) ?? thinned(ticks([1]));
+  return found.length > 1 ? found : [10 ** low, 10 ** high];
+}
+
+function evenTicks(low, high) {
+  const step = 10 ** Math.floor(Math.log10(high - low || 1));
+  const count = Math.floor((high - low) / step + 1e-9) + 1;
+  return thinned(Array.from({ length: count }, (_, place) => (Math.ceil(low / step) + place) * step));
+}
+
+function thinned(ticks) {
+  const step = Math.ceil(ticks.length / mostTicks());
+  return ticks.filter((_, place) => place % step === 0);
+}
+
+function mostTicks() {
+  return PHONE.matches ? 3 : 6;
+}
+
+function tickText(value) {
+  const size = Math.abs(value);
+  if (value && (size >= 1e6 || size < 1e-3)) return value.toExponential(0).replace("e+", "e");
+  return Number(value.toPrecision(2)).toLocaleString("en-US", { maximumFractionDigits: 6 });
+}
+
+function axisHead(axis) {
+  const place = (tick) => ({ x: `${axis.at(tick)}%`, y: 14, "text-anchor": "middle" });
+  const texts = axis.ticks.map((tick) => svg("text", place(tick), tickText(tick)));
+  const name = state.view.quantity.metric === RATE ? "Members per ms of a step" : state.view.columns[0];
+  const label = `${name}, ${axis.isLogarithmic ? "logarithmic" : "linear"} axis: ${axis.ticks.map(tickText).join(", ")}`;
+  return svg("svg", { class: "axis", role: "img", "aria-label": label }, texts);
+}
+
+/** The marks of a row: an open circle for members evaluated, a filled mark for the figure, arrows for bounds. */
+function dotsOf(row, axis) {
+  const [value, low, high, evaluated] = row.marks;
+  const place = (number) => `${axis.at(number)}%`;
+  const line = (kind, from, to) => svg("line", { class: kind, x1: from, x2: to, y1: "50%", y2: "50%" });
+  const at = (x, shape) => svg("svg", { x, y: "50%", class: "mark" }, shape);
+  const upright = (x) => svg("line", { class: "grid", x1: x, x2: x, y1: "-100%", y2: "200%" });
+  const parts = axis.ticks.map((tick) => upright(place(tick)));
+  if (row.kind) {
+    const start = isNumber(value) ? place(value) : isNumber(evaluated) ? place(evaluated) : "50%";
+    parts.push(line("join", start, "98%"), at("99%", shapeOf("tip", ARROW)));
+  }
+  if (isNumber(value)) {
+    if (isNumber(evaluated)) parts.push(line("join", place(value), place(evaluated)));
+    else if (isNumber(low) && isNumber(high)) parts.push(line("whisker", place(low), place(high)));
+  }
+  if (isNumber(evaluated)) parts.push(at(place(evaluated), svg("circle", { class: "evaluated", r: 4.5 })));
+  if (isNumber(value)) parts.push(at(place(value), shapeOf("value", MARKS[row.variant.family])));
+  const label = labelOfMarks(row);
+  const attributes = { class: `dots ${familyClass(row.variant.family)}`, role: "img", tabindex: "0", "aria-label": label };
+  return svg("svg", attributes, svg("title", {}, label), parts);
+}
+
+function shapeOf(kind, path) {
+  return svg("path", { class: kind, d: path });
+}
+
+const ARROW = "M0,-5L7,0L0,5z";
+/** The marks of the families, as in the plots. */
+const MARKS = {
+  "dense noise": "M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0",
+  "low rank": "M-4.5,-4.5h9v9h-9z",
+  "sparse": "M0,-5.5L5.5,4.5H-5.5z",
+  "shared core": "M0,-6L6,0L0,6L-6,0z",
+  "dropout": "M0,5.5L5.5,-4.5H-5.5z",
+  "other": "M-5,-2.5L-2.5,-5L0,-2.5L2.5,-5L5,-2.5L2.5,0L5,2.5L2.5,5L0,2.5L-2.5,5L-5,2.5L-2.5,0z",
+};
+
+function familyClass(family) {
+  return `family-${family.replaceAll(" ", "-")}`;
+}
+
+/** The figures that a row's marks show, for screen readers and as a hint. */
+function labelOfMarks(row) {
+  const { view } = state;
+  const columns = view.columns.slice(0, view.quantity.metric === RATE ? 2 : 1);
+  const figures = columns.map((column) => `${column} ${cellOf(view, row, column) || "unknown"}`);
+  return `${row.variant.name}: ${figures.join(", ")} ${cellOf(view, row, "interval")}`.trim();
+}
+
+/** The marks of the shown rows with their names. */
+function legendOf(rows) {
+  const known = rows.filter(isKnown);
+  const families = Object.keys(MARKS).filter((family) => known.some((row) => row.variant.family === family));
+  const isRate = state.view.quantity.metric === RATE;
+  if (!families.length || (!isRate && families.length < 2)) return [];
+  const icon = { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" };
+  const entry = (kind, shape, text) => html("li", {}, svg("svg", { ...icon, class: kind }, shape), text);
+  const circle = svg("circle", { class: "evaluated", r: 4.5 });
+  return [
+    isRate ? [entry("", circle, "members evaluated per ms"), html("li", {}, "n_eff per ms by family:")] : null,
+    families.map((family) => entry(familyClass(family), shapeOf("value", MARKS[family]), family)),
+    known.some((row) => row.kind) ? entry("", shapeOf("tip", ARROW), "exact, or at least") : null,
+  ];
+}
+
+// --- Details of a variant, in place ---------------------------------------------------------------------------------
+
+/** Formula, code, and all figures of a variant on the chosen case. */
+function detailOf(row) {
+  const { variant } = row;
+  const about = DATA.schemes[variant.documented];
+  const formula = about?.summary ? [html("p", { class: "formula" }, about.summary), paragraphs("", about.text)] : [];
+  const remark = row.remark ? paragraphs("warning", [row.remark]) : [];
+  const source = variant.source ? paragraphs("quiet", [`Source: ${variant.source}`]) : [];
+  return html(
+    "div",
+    { class: "detail-body" },
+    html("div", {}, remark, formula, closedForms(variant.documented, about), source),
+    html("div", {}, codeOf(variant, state.view.case), figuresOf(variant)),
+  );
 }
 
 /** Memory, work and quality in closed form, also those of the scheme that a fused variant computes. */
-function closedForm(scheme, about) {
-  const found = [];
-  for (const [name, one] of [[scheme, about], [about?.of, DATA.schemes[about?.of]]]) {
-    const told = CLOSED.filter((key) => one?.closed[key]);
-    if (!told.length) continue;
-    found.push(html("h3", {}, name === scheme ? "Closed forms" : `Closed forms of ${name}, which it computes`));
-    found.push(html("dl", { class: "closed" }, told.map((key) => [html("dt", {}, key), html("dd", {}, one.closed[key])])));
-  }
-  const letters = "n members, r repeats, g groups, o and i channels out and in, taps of a kernel, d perturbed numbers.";
-  return found.length ? [...found, html("p", { class: "note" }, letters)] : [];
+function closedForms(name, about) {
+  const schemes = [[name, about], [about?.of, DATA.schemes[about?.of]]];
+  return schemes.filter(([, one]) => one && Object.keys(one.closed).length).map(([scheme, { closed }]) => [
+    scheme === name ? null : html("p", { class: "quiet" }, `It computes ${scheme}:`),
+    listOf("closed", Object.entries(closed)),
+  ]);
 }
 
-/** A small table of a run's figures on the chosen case, in a frame that scrolls. */
-function small(title, run, at, heads, rows) {
-  const caption = `${DATA.cases[at.case].label}; run ${DATA.runs[run].id}`;
-  const body = rows.map(([first, ...rest]) => html("tr", {}, html("th", { scope: "row" }, first), rest.map((cell) => html("td", {}, cell))));
-  const frame = { class: "scroll small", tabindex: "0", role: "region", "aria-label": `${title}, ${caption}` };
-  return html("div", frame, tableOf(caption, heads, body));
+/** All figures of a variant on the chosen case in the chosen run, or the reasons for missing ones. */
+function figuresOf(variant) {
+  const views = VIEWS.filter((view) => view.key === state.view.key);
+  const lines = views.flatMap((view) => view.rows.filter((row) => row.variant === variant).map((row) => ({ view, row })));
+  const ofMetric = (metric) => lines.filter(({ view }) => view.quantity.metric === metric);
+  const times = ofMetric(LATENCY);
+  const phases = new Set(times.map(({ view }) => view.quantity.phase));
+  const isShown = ({ metric, phase }) => [LATENCY, RATE].includes(metric) || (metric === "peak_bytes" && phases.has(phase));
+  const others = lines.filter(({ view }) => !isShown(view.quantity));
+  const reasons = lines.filter(({ row }) => row.reason).map(({ view, row }) => `${view.quantity.phase}: ${row.reason}`);
+  return [
+    ofMetric(RATE).map(rankingFigures),
+    framed(variant, "Times", ["Phase", "time (ms)", "±", "x plain", "x naive", "bound (ms)", "MB"], times.map(timeTexts)),
+    framed(variant, "Other figures", ["Figure", "value", "±"], others.map(otherTexts)),
+    paragraphs("quiet", [...new Set(reasons)]),
+  ];
 }
 
-/** Measurements on the chosen case from the chosen run, or from the newest other run that has any. */
-function measured(number, at) {
-  const found = runsFrom(at).map((run) => measuredIn(number, { ...at, run })).find((parts) => parts.length);
-  const label = DATA.cases[at.case].label;
-  return [html("h3", {}, "Measured"), ...(found ?? [html("p", {}, `No run of this device measured it on ${label}.`)])];
+function otherTexts({ view, row }) {
+  const { phase, method } = view.quantity;
+  const name = `${view.columns[0]}, ${phase === "quality" ? method : phase}`;
+  return [name, row.texts[0], cellOf(view, row, "interval")];
 }
 
-/** One row per phase and method of a run, and the reasons for missing ones. */
-function measuredIn(number, at) {
-  const rows = [];
-  const reasons = [];
-  for (const { figure, phase, method, metric } of figuresOfVariant(number, at.run, at)) {
-    if (metric !== LATENCY) continue;
-    if (figure.value === null) {
-      reasons.push(html("p", { class: "note" }, `${phase} (${method}): ${figure.reason}`));
-      continue;
-    }
-    const beside = [PEAK, "noise_bytes", "launches"].map((name) => {
-      const found = other({ ...at, method }, phase, name).find((one) => one.variant === number);
-      return found ? figureText(found) : ABSENT;
-    });
-    const traffic = figure.moved_bytes === null ? null : figure.moved_bytes / 1e6;
-    rows.push([
-      `${phase} (${method})`,
-      figureText(figure),
-      intervalText(figure) || ABSENT,
-      multiplierText(figure.time),
-      numberText(figure.floor),
-      countText(figure.flops),
-      numberText(traffic),
-      ...beside,
-    ]);
-  }
-  const heads = ["Phase", "Time (ms)", "95 % interval", "vs. base", "Roofline bound (ms)", "Minimum flops", "Minimum traffic (MB)", "Peak (MB)", "Noise (MB)", "Launches"];
-  return [...(rows.length ? [small("Measured", at.run, at, heads, rows)] : []), ...reasons];
+/** All columns of a ranking, which a narrow table leaves out. */
+function rankingFigures({ view, row }) {
+  return listOf("cells", view.columns.map((column) => [column, cellOf(view, row, column)]).filter(([, text]) => text));
 }
 
-/** The figures of its quality on the chosen case. */
-function qualityTable(number, at) {
-  for (const run of runsFrom(at)) {
-    const found = figuresOfVariant(number, run, at).filter(
-      ({ figure, phase, metric }) => (phase === "quality" || metric === RATE) && rank(figure) !== null,
-    );
-    if (!found.length) continue;
-    const rows = found.map(({ figure, title, method }) => [title, method, figureText(figure), intervalText(figure) || ABSENT]);
-    const heads = ["Figure", "Method", "Value", "95 % interval"];
-    return [html("h3", {}, "Quality of the gradient"), small("Quality", run, at, heads, rows)];
-  }
-  return [];
+function timeTexts({ view, row }) {
+  const { phase, method } = view.quantity;
+  const [time, plain] = view.columns;
+  const columns = [time, "interval", plain, "x faster than naive", "roofline bound (ms)", "memory (MB)"];
+  return [method === "host" ? phase : `${phase}, ${method}`, ...columns.map((column) => cellOf(view, row, column))];
 }
 
-/** The figures of a variant on the chosen case in a run, each with its quantity, by phase. */
-function figuresOfVariant(number, run, at) {
-  const found = quantitiesOf(run, at.case).flatMap((quantity) =>
-    figuresOf(run, quantity, at.case)
-      .filter((figure) => figure.variant === number)
-      .map((figure) => ({ figure, ...DATA.quantities[quantity] })),
-  );
-  return found.sort((a, b) => PHASES.indexOf(a.phase) - PHASES.indexOf(b.phase));
+/** A table that scrolls in its own frame, without rows that have no value and without empty columns. */
+function framed(variant, name, heads, lines) {
+  const rows = lines.filter(([, text]) => text);
+  if (!rows.length) return null;
+  const isUsed = (_, place) => rows.some((row) => row[place]);
+  const frame = { class: "scroll", tabindex: "0", role: "region", "aria-label": `${name} of ${variant.name}` };
+  return html("div", frame, tableOf(name, heads.filter(isUsed), rows.map((row) => row.filter(isUsed))));
 }
 
-// --- Two runs compared -----------------------------------------------------------------------------------------------------
+// --- The table as text ----------------------------------------------------------------------------------------------
+
+/** The shown rows as lists of texts, headings first. */
+function shownTexts() {
+  const rows = shownRows();
+  const columns = shownColumns(rows);
+  const texts = (row) => columns.map((column, place) => cellOf(state.view, row, column) || (place ? "" : row.reason));
+  return [["variant", ...columns], ...rows.map((row) => [row.variant.name, ...texts(row)])];
+}
+
+function asMarkdown([head, ...rows]) {
+  const clean = (text) => text.replace(/[\\|`*_<>[\]]/g, "\\$&").replace(/\s+/g, " ");
+  const rule = [":-", ...head.slice(1).map(() => "-:")];
+  const lines = [head.map(clean), rule, ...rows.map((row) => row.map(clean))];
+  return `${lines.map((line) => `| ${line.join(" | ")} |`).join("\n")}\n`;
+}
+
+/** Comma-separated values; a text that a spreadsheet would take for a formula begins with an apostrophe. */
+function asCsv(lines) {
+  const clean = (text) => {
+    const safe = /^[=+@\t\r]|^-(?!\d)/.test(text) ? `'${text}` : text;
+    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  return `${lines.map((line) => line.map(clean).join(",")).join("\r\n")}\r\n`;
+}
+
+// --- Two runs compared ----------------------------------------------------------------------------------------------
 
 const SHOWN = 200;
 const SAME_DEVICE = ["device_name", "cpu", "threads", "device_memory_bytes"];
 
-/** Fill a select. */
-function fill(id, options, value) {
-  const select = put(id, options.map((option) => html("option", { value: option.value }, shorten(option.text, 90))));
-  select.value = value;
-  select.disabled = options.length < 2;
-}
-
 /** Write the comparison of the two runs that are chosen. */
 function showComparison() {
-  const runs = DATA.runs.map((run) => ({ value: run.id, text: `${run.device}: ${runOption(run).text}` }));
-  runs.sort((a, b) => (a.value < b.value ? 1 : -1));
-  for (const side of ["a", "b"]) fill(`compare-${side}`, [{ value: "", text: "Choose a run" }, ...runs], state.view[side] ?? "");
-  put("compare-scroll");
-  const [a, b] = [runNumber(state.view.a), runNumber(state.view.b)];
-  const common = a < 0 || b < 0 ? [] : commonQuantities(a, b);
-  if (!common.length) {
-    const lost = ["a", "b"].filter((side) => state.view[side] && runNumber(state.view[side]) < 0);
-    const choose = `${lost.map((side) => `Run ${state.view[side]} is not in this page. `).join("")}Choose two runs.`;
-    put("compare-status", a < 0 || b < 0 ? choose : "These two runs have no case, phase, metric and method in common.");
-    fill("compare-quantity", [{ value: "", text: "None in common" }], "");
+  const { display } = state;
+  const options = DATA.runs.map((run) => [run.id, `${run.device}: ${runText(run)}`]);
+  for (const side of ["a", "b"]) fillSelect(`compare-${side}`, [["", "Choose a run"], ...options], display[side] ?? "");
+  const [a, b] = [display.a, display.b].map((id) => DATA.runs.find((run) => run.id === id));
+  const pairs = a && b ? commonViews(a, b) : new Map();
+  const quantity = pairs.has(display.quantity) ? display.quantity : [...pairs.keys()][0];
+  fillSelect("compare-quantity", [...pairs.keys()].map((key) => [key, key]), quantity);
+  byId("compare-quantity").parentElement.hidden = !pairs.size;
+  if (quantity) {
+    const lost = display.quantity && display.quantity !== quantity;
+    const warning = lost ? [`Not in both runs: ${display.quantity}. Another quantity is shown.`] : [];
+    writeComparison(pairs.get(quantity), [...warning, ...differences(a, b)]);
     return;
   }
-  const options = common.map((quantity) => {
-    const { title, phase, metric, method } = DATA.quantities[quantity];
-    return { value: `${phase}/${metric}/${method}`, text: `${phase}: ${title} (${method})` };
-  });
-  const wanted = state.view.quantity ?? `${state.choice.phase}/${state.choice.metric}`;
-  const place = options.findIndex((option) => option.value === wanted);
-  fill("compare-quantity", options, options[Math.max(place, 0)].value);
-  const missed = state.view.quantity !== undefined && place < 0 ? [`Not in both runs: ${wanted}. Another quantity is shown.`] : [];
-  writeComparison(a, b, common[Math.max(place, 0)], missed);
+  const unknown = [display.a, display.b].filter((id) => id && !DATA.runs.some((run) => run.id === id));
+  const lacking = unknown.map((id) => `Run ${id} is not in this page. `).join("");
+  put("compare-status", a && b ? "These two runs have no case, phase and metric in common." : `${lacking}Choose two runs.`);
+  put("compare-table");
 }
 
-/** The quantities that both runs measured on the same case, times first. */
-function commonQuantities(a, b) {
-  const shared = DATA.runs[a].panels.filter((panel) => PANELS[b].has(`${panel.quantity} ${panel.case}`));
-  const order = (quantity) => {
-    const { phase, metric } = DATA.quantities[quantity];
-    return [metric === LATENCY, -["step", "forward", "update", "sample", "quality"].indexOf(phase), -quantity];
-  };
-  return [...new Set(shared.map((panel) => panel.quantity))].sort((x, y) => lexicographic(order(x), order(y)));
-}
-
-/** Write the rows of a quantity, after warnings. */
-function writeComparison(a, b, quantity, missed) {
-  const { both, only, reasons } = matched(a, b, quantity);
-  both.sort((x, y) => (y.ratio.value ?? -1) - (x.ratio.value ?? -1));
-  const { title, unit, phase, method } = DATA.quantities[quantity];
-  const changed = both.filter(({ ratio }) => ratio.low !== null && (ratio.low > 1 || ratio.high < 1)).length;
-  const remarks = [
-    `${both.length} rows are in both${both.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}; `
-      + `for ${changed} of them the interval of B / A excludes 1. ${only[0]} only in A, ${only[1]} only in B.`,
-    ...reasons,
-    "The interval of B / A divides the ends of the two 95 % intervals, so its level is at least 90 %. It covers the spread "
-      + "within each process, not between processes: use `esbench gate` for a decision.",
-  ];
-  const paragraphs = (kind, texts) => texts.map((text) => html("p", { class: kind }, text));
-  put("compare-status", ...paragraphs("warning", [...missed, ...warnings(a, b)]), ...paragraphs("quiet", remarks));
-  const inUnit = unit ? ` (${unit})` : "";
-  const heads = ["Variant", "Case", `A${inUnit}`, `B${inUnit}`, "B / A", "Interval"].map((text, place) =>
-    html("th", { scope: "col", class: ["words", "words case"][place] ?? null }, text),
-  );
-  const rows = both.slice(0, SHOWN).map((row) =>
-    html(
-      "tr",
-      {},
-      html("th", { scope: "row" }, breakable(row.a.label), html("small", { class: "narrow" }, row.label)),
-      html("td", { class: "words case" }, row.label),
-      [figureText(row.a), figureText(row.b), multiplierText(row.ratio), intervalText(row.ratio) || ABSENT].map((text) => html("td", {}, text)),
-    ),
-  );
-  const caption = `${title}, ${phase}, method ${method}; A is ${DATA.runs[a].id}, B is ${DATA.runs[b].id}`;
-  put("compare-scroll", tableOf(caption, heads, rows));
-}
-
-/** The rows of both runs, the number of rows in only one of them, and the first reasons. */
-function matched(a, b, quantity) {
-  const both = [];
-  const only = [0, 0];
-  const reasons = new Set();
-  for (const number of new Set([...CASES[a], ...CASES[b]])) {
-    const [here, there] = [a, b].map((run) => new Map(figuresOf(run, quantity, number).map((figure) => [figure.variant, figure])));
-    for (const variant of new Set([...here.keys(), ...there.keys()])) {
-      const [x, y] = [here.get(variant), there.get(variant)];
-      const [inA, inB] = [rank(x) !== null, rank(y) !== null];
-      const { label } = DATA.cases[number];
-      if (inA && inB) both.push({ a: x, b: y, label, ratio: divided(x, y) });
-      else if (inA || inB) {
-        only[inA ? 0 : 1] += 1;
-        const reason = (inA ? y : x)?.reason;
-        if (reason && reasons.size < 3) reasons.add(`${(x ?? y).label}, ${label}: ${reason}`);
-      }
-    }
+/** The views of the same case and quantity in two runs, by the name of the quantity, times first. */
+function commonViews(a, b) {
+  const keyOf = (view) => `${DATA.cases.indexOf(view.case)} ${DATA.quantities.indexOf(view.quantity)}`;
+  const there = new Map(VIEWS.filter((view) => view.run === b).map((view) => [keyOf(view), view]));
+  const both = VIEWS.filter((view) => view.run === a && there.has(keyOf(view)));
+  const phases = ["quality", "sample", "update", "forward", "step"];
+  const order = ({ quantity }) => [quantity.metric === LATENCY, quantity.metric === RATE, phases.indexOf(quantity.phase)];
+  const found = new Map();
+  for (const view of both.sort((x, y) => firstDifference(order(x), order(y)))) {
+    const { phase, title, method } = view.quantity;
+    const name = `${phase}: ${title} (${method})`;
+    found.set(name, [...(found.get(name) ?? []), [view, there.get(keyOf(view))]]);
   }
-  return { both, only, reasons: [...reasons] };
-}
-
-/** B / A with its interval. */
-function divided(a, b) {
-  if (!(a.value > 0) || b.value === null) return { value: null, low: null, high: null };
-  const hasEnds = [a.low, a.high, b.low, b.high].every((end) => end !== null) && a.low > 0;
-  return { value: b.value / a.value, low: hasEnds ? b.low / a.high : null, high: hasEnds ? b.high / a.low : null };
-}
-
-/** Warnings about flaws of the runs and differences between their environments. */
-function warnings(a, b) {
-  const [x, y] = [a, b].map((run) => DATA.runs[run].environment);
-  const found = [["A", a], ["B", b]]
-    .filter(([, run]) => DATA.runs[run].flaws.length)
-    .map(([side, run]) => `Run ${side} ${DATA.runs[run].flaws.join(" and ")}.`);
-  const text = (value) => (value === undefined ? "unknown" : shorten(String(value), 60));
-  const apart = (names) =>
-    names.filter((name) => x[name] !== y[name]).map((name) => `${name}: ${text(x[name])} in A, ${text(y[name])} in B`).join("; ");
-  const devices = apart(SAME_DEVICE.filter((name) => x[name] !== undefined && y[name] !== undefined));
-  if (devices) found.push(`Different devices (${devices}): the ratio of times compares devices, not variants.`);
-  const others = apart([...new Set([...Object.keys(x), ...Object.keys(y)])].filter((name) => !SAME_DEVICE.includes(name)));
-  if (others) found.push(`Different in A and B: ${others}.`);
   return found;
 }
 
-// --- The page: drawing order, events -----------------------------------------------------------------------------
+/** Write the rows that both runs have, the worst change first. */
+function writeComparison(pairs, warnings) {
+  const rows = pairs.flatMap(([view, other]) => matchedRows(view, other));
+  const both = rows.filter((row) => row.ratio !== null).sort((x, y) => y.loss - x.loss);
+  const count = (kind) => both.filter((row) => row.kind === kind).length;
+  const summary = [
+    both.length && `B is ${ratioText(medianRatio(both))} A in the median of ${both.length} rows. `,
+    both.length && `Beyond the intervals of both, ${count("worse")} are worse and ${count("better")} better. `,
+    `${rows.length - both.length} rows are in only one of the runs.`,
+    both.length > SHOWN && ` The first ${SHOWN} are shown.`,
+  ];
+  put("compare-status", paragraphs("warning", warnings), html("p", {}, summary.filter(Boolean)));
+  const heads = ["Variant", "Case", "A", "B", "B / A", "Interval"];
+  const table = tableOf(`${pairs[0][0].columns[0]}, worst change first`, heads, both.slice(0, SHOWN).map(comparisonTexts));
+  table.querySelectorAll("tbody tr").forEach((line, place) => line.classList.add(both[place].kind || "same"));
+  put("compare-table", table);
+}
+
+function comparisonTexts({ name, label, textA, textB, ratio, low, high, kind }) {
+  const range = low === null ? "" : `${ratioText(low)} to ${ratioText(high)}`;
+  return [name, label, textA, textB, `${ratioText(ratio)}${kind && ` ${kind}`}`, range];
+}
+
+function medianRatio(rows) {
+  const ratios = rows.map((row) => row.ratio).sort((x, y) => x - y);
+  return (ratios[(ratios.length - 1) >> 1] + ratios[ratios.length >> 1]) / 2;
+}
+
+/** The variants of two views side by side; the ratio is null where one of them has no number. */
+function matchedRows(view, other) {
+  const [here, there] = [view, other].map(({ rows }) => new Map(rows.filter(isKnown).map((row) => [row.variant, row])));
+  return [...new Set([...here.keys(), ...there.keys()])].map((variant) => {
+    const [a, b] = [here.get(variant), there.get(variant)];
+    const texts = { textA: a?.texts[0] ?? "", textB: b?.texts[0] ?? "" };
+    return { ...change(a, b, view.quantity.better), ...texts, name: variant.name, label: view.case.label };
+  });
+}
+
+/** B / A, the ends of its interval, how much worse B is (above 1), and "worse" or "better" beyond the interval. */
+function change(a, b, better) {
+  const [x, y] = [a?.marks ?? [], b?.marks ?? []];
+  if (!(x[VALUE] > 0) || !(y[VALUE] >= 0)) return { ratio: null };
+  const hasEnds = [x[LOW], x[HIGH], y[LOW], y[HIGH]].every(isNumber) && x[LOW] > 0;
+  const [low, high] = hasEnds ? [y[LOW] / x[HIGH], y[HIGH] / x[LOW]] : [null, null];
+  const ratio = y[VALUE] / x[VALUE];
+  const loss = better > 0 ? 1 / ratio : ratio;
+  const isBeyond = better && hasEnds && (low > 1 || high < 1);
+  return { ratio, low, high, loss, kind: isBeyond ? (loss > 1 ? "worse" : "better") : "" };
+}
+
+/** A ratio with three significant digits, as format_multiplier in units.py without an interval. */
+function ratioText(value) {
+  return `${value >= 100 ? value.toFixed(0) : value.toPrecision(3)}x`;
+}
+
+/** Sentences on flaws of two runs and differences between their environments. */
+function differences(a, b) {
+  const flaws = [["A", a], ["B", b]].filter(([, run]) => run.flaws.length);
+  const found = flaws.map(([side, run]) => `Run ${side} ${run.flaws.join(" and ")}.`);
+  const [x, y] = [a.environment, b.environment];
+  const apart = [...new Set([...Object.keys(x), ...Object.keys(y)])].filter((name) => x[name] !== y[name]);
+  const sides = (name) => `${name}: ${x[name] ?? "unknown"} in A, ${y[name] ?? "unknown"} in B`;
+  const told = (names) => names.map(sides).join("; ");
+  const devices = apart.filter((name) => SAME_DEVICE.includes(name) && name in x && name in y);
+  const others = apart.filter((name) => !SAME_DEVICE.includes(name));
+  if (devices.length) found.push(`Different devices (${told(devices)}): the ratio compares devices, not variants.`);
+  if (others.length) found.push(`Different in A and B: ${told(others)}.`);
+  return found;
+}
+
+// --- The page -------------------------------------------------------------------------------------------------------
 
 /** Draw everything from the current choice. */
 function refresh({ step = false } = {}) {
   writeLink(step);
-  const found = {};
-  for (const name of NAMES) {
-    fill(`choose-${name}`, optionsOf(name, found), state.choice[name]);
-    found[name] = state.choice[name];
-  }
+  for (const name of CHOICES) fillSelect(`choose-${name}`, optionsOf(name), state.view.choice[name]);
   showAnswer();
-  byId("baselines").checked = state.view.baselines !== "no";
-  if (byId("filter").value !== (state.view.filter ?? "")) byId("filter").value = state.view.filter ?? "";
-  showPictures(showTable());
-  showDetail();
-}
-
-/** Draw the figures of what the table shows. */
-function showPictures(shown) {
-  showBars(shown);
-  showPareto(shown);
-  showSweep(shown);
-}
-
-/** Change a choice; the others stay if possible. */
-function choose(name, value) {
-  const before = NAMES.slice(0, NAMES.indexOf(name)).map((one) => [one, state.choice[one]]);
-  state.choice = resolved({ ...Object.fromEntries(before), [name]: value }).found;
-  delete state.view.sort;
-  refresh({ step: true });
+  showTable();
   showComparison();
 }
 
 /** Show what the address says. */
-function follow() {
+function followLink() {
   const missing = readLink();
   put("status", missing.length ? `Not in this page: ${missing.join(", ")}. The closest match is shown.` : "");
+  byId("more").open ||= state.view !== findView(keptChoice(state.view)).view;
   refresh();
-  showComparison();
 }
 
-/** List the runs of the page. */
 function showRuns() {
-  const runs = [...DATA.runs].sort((a, b) => Number(a.published) - Number(b.published) || (a.id < b.id ? 1 : -1));
-  const rows = runs.map((run) => {
-    const cells = [run.device, run.suite, run.started, run.flaws.join("; ") || "none"];
-    return html("tr", {}, html("th", { scope: "row" }, run.id), cells.map((text) => html("td", { class: "words" }, text)));
-  });
-  put("runs-scroll", tableOf("", ["Run", "Device", "Suite", "Started", "Flaws"], rows));
+  const rows = DATA.runs.map((run) => [run.id, run.device, run.suite, run.started, run.flaws.join("; ") || "none"]);
+  put("runs", tableOf(`${rows.length} runs`, ["Run", "Device", "Suite", "Started", "Flaws"], rows));
+  put("left-out", DATA.left_out.map((line) => html("li", {}, line)));
 }
 
-/** Register all event listeners. */
 function listen() {
   const on = (id, event, action) => byId(id).addEventListener(event, action);
-  for (const name of NAMES) on(`choose-${name}`, "change", (event) => choose(name, event.target.value));
-  on("choice", "submit", (event) => event.preventDefault());
-  on("filter", "input", (event) => {
-    state.view.filter = event.target.value;
+  const display = (name, value) => {
+    state.display[name] = value;
     refresh();
-  });
-  on("baselines", "change", (event) => {
-    state.view.baselines = event.target.checked ? "" : "no";
-    refresh();
+  };
+  for (const name of CHOICES) on(`choose-${name}`, "change", (event) => choose(name, event.target.value));
+  on("filter", "input", (event) => display("filter", event.target.value));
+  on("all", "change", (event) => display("all", event.target.checked ? "yes" : ""));
+  on("clear", "click", () => {
+    display("filter", "");
+    byId("filter").focus();
   });
   for (const name of ["a", "b", "quantity"]) {
-    on(`compare-${name}`, "change", (event) => {
-      state.view[name] = event.target.value;
-      writeLink();
-      showComparison();
-      byId(`compare-${name}`).focus();
-    });
+    on(`compare-${name}`, "change", (event) => display(name, event.target.value));
   }
   on("compare-swap", "click", () => {
-    [state.view.a, state.view.b] = [state.view.b, state.view.a];
-    writeLink();
-    showComparison();
+    [state.display.a, state.display.b] = [state.display.b, state.display.a];
+    refresh();
   });
-  on("detail", "close", () => {
-    const number = variantNumber(state.view.variant);
-    delete state.view.variant;
-    writeLink();
-    document.querySelector(`#table [data-variant="${number}"]`)?.focus();
-  });
-  on("detail", "click", (event) => {
-    if (event.target === byId("detail")) byId("detail").close();
-  });
-  // The address holds the choice, so that links inside of the page cannot be fragments.
+  // The address holds the choice, so that a link inside the page cannot be a fragment.
   on("skip", "click", (event) => {
     event.preventDefault();
     byId("main").focus();
   });
-  for (const button of document.querySelectorAll("[data-section]")) {
-    button.addEventListener("click", () => {
-      byId(button.dataset.section).scrollIntoView({ block: "start" });
-      byId(button.dataset.section).focus({ preventScroll: true });
-    });
-  }
-  window.addEventListener("hashchange", follow);
-  let width = window.innerWidth;
-  window.addEventListener("resize", () => {
-    if (window.innerWidth === width) return;
-    width = window.innerWidth;
-    showPictures(showTable());
-  });
+  window.addEventListener("hashchange", followLink);
+  for (const width of [PHONE, TABLET]) width.addEventListener("change", () => refresh());
+}
+
+/** Say that there is nothing to show, and why. */
+function showNothing() {
+  put("answer-title", "No run to show");
+  const lines = [...DATA.left_out, "Measure with: python -m esbench run"];
+  put("answer-notes", lines.map((line) => html("li", {}, line)));
+  for (const id of ["choice", "table", "compare"]) byId(id).hidden = true;
 }
 
 showRuns();
-listen();
-follow();
+if (VIEWS.length) {
+  put(
+    "copies",
+    copyButton("Copy as Markdown", () => asMarkdown(shownTexts())),
+    copyButton("Copy as CSV", () => asCsv(shownTexts())),
+    copyButton("Copy link", () => location.href),
+  );
+  listen();
+  followLink();
+} else showNothing();

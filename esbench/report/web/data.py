@@ -1,61 +1,47 @@
-"""The data of the report page: the figures of some runs as plain JSON records.
+"""The data of the report page as plain JSON: runs, cases, variants, views with their rows, and answers.
 
-Figures are computed by the same functions as the tables and are in the unit of their column. Each one belongs
-to a run, a quantity (phase, metric, method), a case and a variant, so that it can be traced to the samples of
-that row; the samples themselves are not in the page.
+Records refer to one another by position. The page computes no figure: each text is that of a table, and the
+numbers are there to be drawn and, in a comparison of two runs, divided.
 """
 
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LARGEST, PEAK, TIMES, Grid, grids, operators, quality_grids
-from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
-from esbench.report.analysis.ranking import Rankings, rankings
-from esbench.report.analysis.roofline import bound_ns
+from esbench.report.analysis.pivot import operators
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.recommendation import expression
-from esbench.report.tables.table import EMPTY_NOTE
 from esbench.report.text import one_line
-from esbench.schema import QUALITY, Case, Measurement, Run, SchemeDoc, Skipped, Variant
-from esbench.stats import Ratio, interval, median, round_medians
-from esbench.units import format_value, quantity
+from esbench.report.web.answers import TASKS, Answer, answer, is_control
+from esbench.report.web.views import RATE_METRIC, Row, View, better, metric_title, views
+from esbench.schema import DENSE, Case, Run, SchemeDoc, Variant
 
-RATE = "n_eff_per_ms"
-"""Effective population per millisecond of a step: a ranking's figure, not the metric of a stored row."""
-EXACT, AT_LEAST = "exact", "at least"
-"""Kinds of a figure that is not a plain number: above every number, or a lower bound."""
-SPECTRUM = "singular_values"
-"""A metric whose samples are one spectrum, and not replicates of one figure."""
 MAX_TEXT = 400
 """Characters of a name or a reason in the page; a run from elsewhere may have longer ones."""
-
+_DIGITS = 6
+"""Significant digits of a number that is drawn."""
 _PARAGRAPH = re.compile(r"\n\s*\n|\n(?=(?:Memory|Work|Quality)\s\s)")
 _CLOSED = re.compile(r"(Memory|Work|Quality)\s\s+(.*)", re.DOTALL)
-"""What a scheme's docstring says in closed form, a paragraph each."""
+"""A paragraph of a scheme's docstring with a closed form."""
 _REFERENCE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
-
-_NS_PER_MS = 1e6
-_DIGITS = 9
-"""Significant digits of a number in the page; at most 6 are shown."""
+_TRANSIENT = {"idle_w", "memory_bytes", "load", "foreign"}
+"""Fields of an environment that differ in every run."""
 
 Record = dict[str, Any]
-Panel = tuple[str, str, str, Case, list[tuple[Variant, Record]]]
-"""Phase, metric, method, case and the figure of each variant."""
 
 
 class _Table:
     """Records that others refer to by their position."""
 
-    def __init__(self, record: Callable[[Any], Record]) -> None:
+    def __init__(self, record: Callable[[Any], Any]) -> None:
         self._record = record
         self._positions: dict[Hashable, int] = {}
-        self.records: list[Record] = []
+        self.records: list[Any] = []
 
     def position(self, value: Hashable) -> int:
         """Return the position of a value's record, which is added if it is new."""
@@ -66,50 +52,56 @@ class _Table:
         return self._positions[key]
 
 
-def page_data(runs: Sequence[Run]) -> Record:
+def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
     """Return the data of a page.
 
     Args:
         runs: the runs to show, measured and published ones; those without rows are left out.
+        left_out: sentences on stored runs that are not shown.
 
     """
     shown = sorted((run for run in runs if run.rows), key=_age, reverse=True)
     sources = ChainMap(*(run.header.sources for run in shown))  # the newest run's first
     docs = ChainMap(*(run.header.docs for run in shown))
-    variants = _Table(lambda variant: _variant(variant, sources.get(variant.name, "")))
-    cases, quantities = _Table(_case), _Table(_quantity)
-    found = []
-    for run in shown:
-        header = run.header
-        found.append(
-            {
-                "id": short(header.run_id),
-                "suite": short(header.suite),
-                "started": short(header.started),
-                "origin": short(captions.origin(run)),
-                "published": captions.is_published(run),
-                "environment": _environment(run),
-                "flaws": [short(flaw) for flaw in flaws(run)],
-                "panels": [
-                    {
-                        "quantity": quantities.position((phase, metric, method)),
-                        "case": cases.position(case),
-                        "figures": [
-                            _entry(variants.position(variant), record) for variant, record in figures
-                        ],
-                    }
-                    for phase, metric, method, case, figures in panels(run)
-                    if figures
-                ],
-            }
-        )
+    variants = _Table(lambda variant: _variant(variant, sources, docs))
+    cases, quantities, columns = _Table(_case), _Table(_quantity), _Table(list)
+    every: list[tuple[int, View]] = []
+    answers: list[Record] = []
+    for number, run in enumerate(shown):
+        for found in _by_case(run):
+            answers.append(_answer(answer(found), len(every), variants.position))
+            every += [(number, view) for view in found]
     return {
-        "variants": variants.records,
+        "runs": [_run(run) for run in shown],
+        "views": [
+            {
+                "run": number,
+                "case": cases.position(view.case),
+                "quantity": quantities.position((view.phase, view.metric, view.method)),
+                "columns": columns.position(view.columns),
+                "shown": view.shown,
+                "rows": [_row(variants.position(row.variant), row) for row in view.rows],
+            }
+            for number, view in every
+        ],
+        "answers": answers,
+        "start": _start(shown, every),
         "cases": cases.records,
         "quantities": quantities.records,
+        "columns": columns.records,
+        "variants": variants.records,
         "schemes": {name: _scheme(doc) for name, doc in sorted(docs.items())},
-        "runs": found,
+        "left_out": [short(line) for line in left_out],
     }
+
+
+def _by_case(run: Run) -> Iterator[list[View]]:
+    """Yield the views of a run, those of one case at a time."""
+    for operator in operators(run):
+        found: dict[Case, list[View]] = {}
+        for view in views(run, operator):
+            found.setdefault(view.case, []).append(view)
+        yield from found.values()
 
 
 def short(text: str) -> str:
@@ -123,14 +115,54 @@ def _age(run: Run) -> tuple[bool, str]:
     return not captions.is_published(run), run.header.run_id
 
 
-def _environment(run: Run) -> Record:
-    """Return the fields that identify device and versions, without those that differ in every run."""
-    facts = msgspec.structs.asdict(run.header.environment) | {"seed": run.header.seed}
-    passing = {"idle_w", "memory_bytes", "load", "foreign"}
+def _run(run: Run) -> Record:
+    header = run.header
+    facts = msgspec.structs.asdict(header.environment) | {"seed": header.seed}
     return {
-        name: value if isinstance(value, bool | int | float) else short(str(value))
-        for name, value in facts.items()
-        if name not in passing and value is not None
+        "id": short(header.run_id),
+        "suite": short(header.suite),
+        "device": short(captions.device(run))
+        + (", published by others" if captions.is_published(run) else ""),
+        "published": captions.is_published(run),
+        "started": short(header.started),
+        "origin": short(captions.origin(run)),
+        "flaws": [short(flaw) for flaw in flaws(run)],
+        "environment": {
+            name: value if isinstance(value, bool | int | float) else short(str(value))
+            for name, value in facts.items()
+            if name not in _TRANSIENT and value is not None
+        },
+    }
+
+
+def _case(case: Case) -> Record:
+    task = TASKS.get(case.operator)
+    usual = msgspec.structs.replace(case, dtype="float32")
+    return {
+        "group": task.group if task else short(case.operator),
+        "layer": short(captions.layer(usual)),
+        "members": case.members,
+        "dtype": short(case.dtype),
+        "sigma": case.sigma,
+        "label": short(case.label),
+        "task": bool(task),
+    }
+
+
+def _variant(variant: Variant, sources: "ChainMap[str, str]", docs: "ChainMap[str, SchemeDoc]") -> Record:
+    from esbench.report.plots.style import family  # noqa: PLC0415  matplotlib is slow to import
+
+    role = "baseline" if variant.baseline else "control" if is_control(variant) else "scheme"
+    doc = docs.get(variant.scheme)
+    can_train = role == "scheme" and doc is not None and not doc.module.startswith("impls.benchmark")
+    return {
+        "name": short(variant.name),
+        "scheme": short(variant.scheme.removeprefix("Fused")),
+        "documented": short(variant.scheme),
+        "role": "dense" if variant.name == DENSE else role,
+        "family": family(variant.scheme),
+        "source": short(sources.get(variant.name, "")),
+        "code": expression(variant) if can_train else "",
     }
 
 
@@ -152,174 +184,52 @@ def _scheme(doc: SchemeDoc) -> Record:
     }
 
 
-def _variant(variant: Variant, source: str) -> Record:
-    can_train = variant.mode == "batched" and not variant.baseline
-    return {
-        "scheme": short(variant.scheme),
-        "options": short(variant.name.removeprefix(variant.scheme)),
-        "mode": variant.mode,
-        "baseline": variant.baseline,
-        "source": source,
-        "code": expression(variant) if can_train else "",
-    }
-
-
-def _case(case: Case) -> Record:
-    usual = msgspec.structs.replace(case, members=1024, dtype="float32")
-    return {
-        "operator": short(case.operator),
-        "shape": short(usual.label.removeprefix(case.operator)),
-        "dtype": short(case.dtype),
-        "members": case.members,
-        "sigma": case.sigma,
-        "width": case.out_channels if case.out_channels == case.in_channels else None,
-        "label": short(case.label),
-    }
-
-
 def _quantity(key: tuple[str, str, str]) -> Record:
     phase, metric, method = key
     return {
         "phase": phase,
         "metric": short(metric),
         "method": short(method),
-        "title": "n_eff per ms" if metric == RATE else short(captions.metric(metric)),
-        "unit": quantity(metric).column.symbol,
+        "title": short(metric_title(metric)),
+        "better": better(metric),
     }
 
 
-def panels(run: Run) -> Iterator[Panel]:
-    """Yield the figures of a run, each variant's on one case at a time, in the order of the tables."""
-    for operator in operators(run):
-        timed = grids(run, operator, TIMES)
-        others = [grid for grid in grids(run, operator, "") if not grid.metric.endswith(TIMES)]
-        for grid in [*timed, *others]:
-            for case in grid.cases:
-                rows = [(variant, grid.at(variant, case)) for variant in grid.variants]
-                figures = [(variant, _measured(grid, variant, case, row)) for variant, row in rows if row]
-                yield grid.phase, grid.metric, grid.method, case, figures
-        for ranking in rankings(run, operator):
-            yield from _ranked(ranking)
-        yield from _qualities(run, operator)
+def _answer(found: Answer, first: int, position: Callable[[Variant], int]) -> Record:
+    return {
+        "view": first + found.view,
+        "lead": found.lead,
+        "best": [position(variant) for variant in found.best],
+        "picks": [
+            {"variant": position(pick.variant), "figures": pick.figures, "why": pick.why}
+            for pick in found.picks
+        ],
+        "notes": [short(note) for note in found.notes],
+    }
 
 
-def _measured(grid: Grid, variant: Variant, case: Case, row: Measurement | Skipped) -> Record:
-    if isinstance(row, Skipped):
-        return {"reason": short(f"{row.status}: {row.reason}{_largest(grid, variant, case)}")}
-    value = median(row)
-    if value is None:
-        return {"reason": EMPTY_NOTE}
-    sure = interval([one for one in round_medians(row) if one is not None])
-    record = _figure(grid.metric, value, sure.low if sure else None, sure.high if sure else None)
-    timed = grid.metric.endswith(TIMES)
-    if timed or grid.metric == PEAK:
-        record |= _ratio("time", grid.multiplier(variant, case, "base"))
-    if timed:
-        record |= _ratio("speed", grid.multiplier(variant, case, "naive"))
-        record |= _numbers(floor=_in_column(grid.metric, bound_ns(grid.run, case.dtype, row.work)))
-        if row.work:
-            record |= _numbers(flops=row.work.flops, moved_bytes=row.work.moved_bytes)
-    return record | ({"remark": short("; ".join(row.labels))} if row.labels else {})
+def _start(runs: Sequence[Run], views: Sequence[tuple[int, View]]) -> int:
+    """Return the position of the view that the page begins with: the case of README's first picture."""
+
+    def key(place: int) -> tuple[bool, bool, bool, bool, int, int]:
+        number, view = views[place]
+        compared = any(row.variant.name == DENSE and row.is_known for row in view.rows)
+        is_ranking = view.metric == RATE_METRIC
+        layer = view.case.operator == "Linear"
+        is_whole = not any(flaws(runs[number]))
+        return is_ranking, compared, is_whole, layer, view.case.members, -place
+
+    return max(range(len(views)), key=key, default=0)
 
 
-def _largest(grid: Grid, variant: Variant, case: Case) -> str:
-    """Return the largest population that fits in memory, where it was searched for."""
-    largest = grid.largest(variant, case)
-    if largest is None:
-        return ""
-    # A search that ran out of time has not tried larger populations.
-    bound = "at least " if largest.stop == "budget" else ""
-    return f", {bound}{format_value(LARGEST, median(largest))} members fit"
-
-
-def _ranked(ranking: Rankings) -> Iterator[Panel]:
-    """Yield n_eff per ms with n_eff, kappa and the time multiplier that it is computed from."""
-    grid = ranking.grid
-    for case in ranking.cases:
-        figures = []
-        for one in ranking.of(case):
-            if one.variant.baseline and one.rate is None:
-                continue  # a plain layer has no effective population
-            low, high = ((end[0] * _NS_PER_MS) for end in one.reach) if one.reach else (None, None)
-            record = _figure(RATE, None if one.is_exact else one.rate, low, high)
-            if one.is_exact:
-                record["kind"] = EXACT
-            elif one.effective is not None and one.effective.is_bound and one.rate is not None:
-                record["kind"] = AT_LEAST
-            record |= _ratio("time", one.multiplier)
-            if one.effective:
-                n_eff = one.effective
-                record["n_eff"] = _interval(n_eff.value, n_eff.low, n_eff.high)
-            if one.kappa:
-                record |= _numbers(kappa=one.kappa.mean)
-            if one.skipped:
-                record["reason"] = short(f"{one.skipped.status}: {one.skipped.reason}")
-            figures.append((one.variant, record))
-        yield grid.phase, RATE, grid.method, case, figures
-
-
-def _qualities(run: Run, operator: str) -> Iterator[Panel]:
-    measured = dict.fromkeys(
-        (row.metric, row.method)
-        for row in run.measurements
-        if row.phase == QUALITY and row.case.operator == operator and row.metric != SPECTRUM
-    )
-    for metric, method in measured:
-        for grid in quality_grids(run, operator, metric, method):
-            for case in grid.cases:
-                rows = [(variant, grid.at(variant, case)) for variant in grid.variants]
-                yield QUALITY, metric, method, case, [(v, _quality(row)) for v, row in rows if row]
-
-
-def _quality(row: Measurement | Skipped) -> Record:
-    if isinstance(row, Skipped):
-        return {"reason": short(f"{row.status}: {row.reason}")}
-    if row.metric == EFFECTIVE:
-        try:
-            found = effective(row)
-        except ValueError as error:
-            return {"reason": str(error)}
-        record = _figure(row.metric, None if found.is_exact else found.value, found.low, found.high)
-        kind = EXACT if found.is_exact else AT_LEAST if found.is_bound else ""
-        return record | ({"kind": kind} if kind else {})
-    mean = estimate([sample for visit in row.samples for sample in visit])
-    if mean is None or not math.isfinite(mean.mean):
-        return {"reason": EMPTY_NOTE}
-    if mean.half is None:
-        return _figure(row.metric, mean.mean)
-    return _figure(row.metric, mean.mean, mean.mean - mean.half, mean.mean + mean.half)
-
-
-def _figure(metric: str, value: float | None, low: float | None = None, high: float | None = None) -> Record:
-    """Return a figure and its 95 % interval, in the unit of the metric's column."""
-    return {"figure": _interval(*(_in_column(metric, one) for one in (value, low, high)))}
-
-
-def _ratio(name: str, ratio: Ratio | None) -> Record:
-    return {name: _interval(ratio.value, ratio.low, ratio.high)} if ratio else {}
-
-
-def _in_column(metric: str, value: float | None) -> float | None:
-    return None if value is None else value / quantity(metric).column.size
-
-
-def _entry(position: int, record: Record) -> list[Any]:
-    """Return a figure as ``[variant, [value, low, high], rest of its record]``; an empty rest is left out."""
-    rest = {name: value for name, value in record.items() if name != "figure"}
-    return [position, record.get("figure", []), *([rest] if rest else [])]
-
-
-def _interval(*values: float | None) -> list[float | None]:
-    """Return a value and the ends of its interval, without missing ones at the end."""
-    found = [_number(value) for value in values]
-    while found and found[-1] is None:
-        found.pop()
-    return found
-
-
-def _numbers(**values: float | None) -> Record:
-    """Return the values that are finite, by their names."""
-    return {name: number for name, value in values.items() if (number := _number(value)) is not None}
+def _row(position: int, row: Row) -> list[Any]:
+    """Return a row as ``[variant, [value, low, high, evaluated], texts, rest]``; without an empty rest."""
+    rest = {"kind": row.kind, "reason": short(row.reason), "remark": short(row.remark)}
+    rest = {name: text for name, text in rest.items() if text}
+    marks = [_number(mark) for mark in row.marks]
+    while marks and marks[-1] is None:
+        marks.pop()
+    return [position, marks, list(row.texts), *([rest] if rest else [])]
 
 
 def _number(value: float | None) -> float | None:

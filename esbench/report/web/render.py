@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,30 +18,25 @@ from esbench.schema import Run
 PAGE = "index.html"
 
 
-def render_page(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Write ``<out>/index.html``; nothing if no run has a row.
+def render_page(runs: Sequence[Run], out: Path, left_out: Iterable[str] = ()) -> list[Path]:
+    """Write ``<out>/index.html``; without runs it says that there is nothing to show.
 
     The same runs give the same bytes.
 
     Args:
         runs: the runs to show, measured and published ones.
         out: the folder to write to.
+        left_out: sentences on stored runs that are not shown.
 
     """
-    text = page(runs)
-    if not text:
-        return []
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
-    path.write_text(text, encoding="utf-8", newline="\n")
+    path.write_text(page(runs, left_out), encoding="utf-8", newline="\n")
     return [path]
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Return the page of some measured and published runs as text; empty if no run has a row."""
-    data = page_data(runs)
-    if not data["runs"]:
-        return ""
+def page(runs: Sequence[Run], left_out: Iterable[str] = ()) -> str:
+    """Return the page of some measured and published runs as text."""
     style, script = read("style.css"), f"(() => {{\n{read('app.js')}}})();\n"
     environment = Environment(
         loader=PackageLoader("esbench.report.web", ""), autoescape=True, undefined=StrictUndefined
@@ -50,8 +45,7 @@ def page(runs: Sequence[Run]) -> str:
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}",
         style=Markup(style),  # noqa: S704  our own file, without text from any run
         script=Markup(script),  # noqa: S704  the same
-        data=Markup(as_json(data)),  # noqa: S704  JSON in which every character of a tag is escaped
-        count=len(data["runs"]),
+        data=Markup(as_json(page_data(runs, left_out))),  # noqa: S704  JSON with every character of a tag escaped
     )
 
 

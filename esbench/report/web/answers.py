@@ -1,0 +1,307 @@
+"""The answer at the top of the page: which variant to use on a case, its main figures, and what to know."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from esbench.report.text import listed
+from esbench.report.web.views import EXACT, RATE_METRIC, Row, View, better
+from esbench.schema import DENSE, Variant
+from esbench.stats import LATENCY
+
+CONTROLS = (
+    *("NoUpdate", "LeakingHook", "MaskMultiply", "Static", "Trained(rule=static"),
+    *("CleanSearch(linked", "CleanSearch(reclaim=collect, linked", "CleanSearch(reclaim=iterator, linked"),
+)
+"""The beginnings of the names of variants that are measured for comparison and never recommended."""
+_FEW = 0.5
+"""The fastest step is mentioned if it keeps a smaller share of its members."""
+_TOO_FEW = re.compile(r"\d+ rounds? of the step: too few for an interval")
+_NAMED = 5
+"""Tied variants that are named."""
+
+
+class Task(NamedTuple):
+    """A workload that is not a layer with a perturbation: what its answer is about.
+
+    Attributes:
+        group: its heading in the list of layers.
+        lead: the words before the best variant.
+        phase: the phase of the metric that decides.
+        metric: that metric.
+        words: what its figure is.
+        also: phase and metric of more figures of the best variant, and what they are.
+        method: the method of the metric, empty for any.
+
+    """
+
+    group: str
+    lead: str
+    phase: str
+    metric: str
+    words: str
+    also: tuple[tuple[str, str, str], ...] = ()
+    method: str = ""
+
+    def decides(self, view: View) -> bool:
+        """Return whether a view has the metric that decides."""
+        is_metric = (view.phase, view.metric) == (self.phase, self.metric)
+        return is_metric and self.method in {"", view.method}
+
+
+_GRADIENTS = ("quality", "live_gradient_bytes", "MB of gradients at most")
+_DENSITY = ("quality", "density_percent", "% of the weights in use")
+_BACKWARD = Task(
+    group="Optimizer inside the backward pass",
+    lead="Least gradient memory:",
+    phase="quality",
+    metric="live_gradient_bytes",
+    words="MB of gradients at most",
+    also=(("step", "peak_bytes", "MB peak memory of a step"), ("step", LATENCY, "ms a step")),
+)
+_STEP = Task(
+    "Sparse training (RigL)", "Fastest sparse step:", "step", LATENCY, "ms a step", (_GRADIENTS, _DENSITY)
+)
+_TOPOLOGY = Task(_STEP.group, "Fastest topology update:", "update", LATENCY, "ms an update")
+_ACCURACY = Task(
+    _STEP.group, "Most accurate sparse network:", "quality", "accuracy", "% of the test digits", (_DENSITY,)
+)
+_SEARCH = Task(
+    group="Architecture search",
+    lead="Fastest search that frees its models:",
+    phase="step",
+    metric=LATENCY,
+    words="ms a search",
+    also=(
+        ("quality", "alive_count", "objects alive after deletion"),
+        ("quality", "process_over_largest", "times the largest model's memory"),
+    ),
+)
+_COMPILED = Task(
+    group="Architecture search",
+    lead="Fastest compiled search:",
+    phase="quality",
+    metric="candidate_ns",
+    words="ms a candidate",
+    also=(
+        ("quality", "graphs_count", "graphs compiled"),
+        ("quality", "compile_ns", "ms of compiling"),
+        ("quality", "step_ns", "ms a warm step"),
+    ),
+)
+_DIGITS = Task(
+    group="Gradient of a trained network",
+    lead="Best gradient:",
+    phase="quality",
+    metric="effective_members",
+    words="effective members, at sigma",
+    also=(("quality", "kappa", "kappa"),),
+    method="at sigma",
+)
+TASKS = {
+    **dict.fromkeys(("ActivationHeavy", "FewLarge", "ManySmall", "Tied"), _BACKWARD),
+    **dict.fromkeys(("SparseMLP", "SparseCNN"), _STEP),
+    "TopologyUpdate": _TOPOLOGY,
+    "SparseDigits": _ACCURACY,
+    "Architectures": _SEARCH,
+    "CompiledArchitectures": _COMPILED,
+    **dict.fromkeys(("DigitsMLP", "DigitsCNN"), _DIGITS),
+}
+"""Operator -> its task."""
+
+
+class Pick(NamedTuple):
+    """A recommended variant: its main figures, each with the words below it, and why it is one."""
+
+    variant: Variant
+    figures: tuple[tuple[str, str], ...]
+    why: str = ""
+
+
+class Answer(NamedTuple):
+    """The answer for a case in a run.
+
+    Attributes:
+        view: the position of the view that it is read from.
+        lead: the words before the best variants.
+        best: the best variant, and those that are tied with it.
+        picks: the figures of the best variant and of the next one, if the two are tied or the first is exact.
+        notes: sentences on what else to know.
+
+    """
+
+    view: int
+    lead: str
+    best: tuple[Variant, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def answer(views: Sequence[View]) -> Answer:
+    """Return the answer from the views of one case in one run: by rate, by a task's metric, or by time."""
+    task = TASKS.get(views[0].case.operator)
+    places = [
+        n for n, view in enumerate(views) if (task.decides(view) if task else view.metric == RATE_METRIC)
+    ]
+    for phase in ("step", "forward", "update", "sample"):
+        places += [n for n, view in enumerate(views) if (view.phase, view.metric) == (phase, LATENCY)]
+    place = next((n for n in places if candidates(views[n])), next(iter(places), 0))
+    view = views[place]
+    rows = candidates(view)
+    if not rows:
+        return Answer(place, "No variant has a figure here: the table gives the reasons")
+    if task:
+        rows = _fastest_of_equals(views, rows)
+    best, tied = rows[0], _tied(rows, view.metric)
+    shown = [best, *tied[:1]]
+    notes = _ties_note(best, tied)
+    if view.metric == RATE_METRIC:
+        lead, figures = "Use", _rate_figures
+        if best.kind == EXACT:
+            shown = [best, *(row for row in rows if row.kind != EXACT)][:2]
+        notes += _rate_notes(view, rows)
+    elif task and task.decides(view):
+        lead, figures = task.lead, partial(_task_figures, task, views)
+        notes += _task_notes(view, best)
+    else:
+        lead, figures = f"Fastest {view.phase}:", _time_figures
+        if any(row.variant.name == DENSE for row in view.rows):
+            notes.append(_TIME_ALONE)
+    picks = (Pick(row.variant, tuple(figures(view, row)), _why(row, best)) for row in shown)
+    return Answer(place, lead, tuple(row.variant for row in (best, *tied)), tuple(picks), tuple(notes))
+
+
+_TIME_ALONE = (
+    "n_eff was not measured here. Time alone does not measure the gradient: a fast scheme may waste most of "
+    "its members."
+)
+
+
+def candidates(view: View) -> list[Row]:
+    """Return the rows with a figure, best first, without baselines and controls."""
+    return [
+        row
+        for row in view.rows
+        if row.is_known
+        and row.variant.mode == "batched"
+        and not row.variant.baseline
+        and not is_control(row.variant)
+    ]
+
+
+def is_control(variant: Variant) -> bool:
+    """Return whether a variant is measured for comparison only."""
+    return variant.name.startswith(CONTROLS)
+
+
+def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
+    """Return rows with those of the best value sorted by the time of a step."""
+    steps = next((view.rows for view in views if (view.phase, view.metric) == ("step", LATENCY)), ())
+    place = {row.variant: n for n, row in enumerate(steps)}
+    return sorted(rows, key=lambda row: (row.marks[:1] != rows[0].marks[:1], place.get(row.variant, 0)))
+
+
+def _tied(rows: Sequence[Row], metric: str) -> list[Row]:
+    """Return the rows after the first whose interval overlaps that of the first."""
+    best, *others = rows
+    if best.kind == EXACT:
+        return []
+    sign = better(metric) or -1
+    worst = min(sign * end for end in best.ends)
+    return [row for row in others if max(sign * end for end in row.ends) >= worst]
+
+
+def _ties_note(best: Row, tied: Sequence[Row]) -> list[str]:
+    names = [row.variant.name for row in tied]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        [f"Tied with {best.variant.name}: {', '.join(names[:_NAMED])}{more}. Their 95 % intervals overlap."]
+        if tied
+        else []
+    )
+
+
+def _why(row: Row, best: Row) -> str:
+    if row.kind == EXACT:
+        return "finds the gradient of a linear fitness without error"
+    if row is best:
+        return ""
+    return "best of the others" if best.kind == EXACT else "tied, its 95 % interval overlaps"
+
+
+def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
+    cells = dict(zip(view.columns, row.texts, strict=True))
+    is_exact = row.kind == EXACT
+    if any(one.variant.name == DENSE for one in view.rows):
+        words = "so no multiple of dense noise" if is_exact else "the n_eff per ms of dense noise"
+        yield cells["x dense noise"] or "unknown", words
+    yield cells["x plain layer"] or "unknown", "the time of the plain layer"
+    yield (
+        f"{cells['kept (%)']}{'' if is_exact else ' %'}",
+        "all members kept, and more" if is_exact else "of the members kept",
+    )
+    yield f"{cells['step (ms)']} ms", f"a step of {view.case.members:,} members"
+    if cells["memory (MB)"]:
+        yield f"{cells['memory (MB)']} MB", "peak memory"
+
+
+def _rate_notes(view: View, rows: Sequence[Row]) -> Iterator[str]:
+    best, members = rows[0], view.case.members
+    reference = next((row for row in view.rows if row.variant.name == DENSE), None)
+    if reference and not reference.is_known:
+        why = reference.reason.partition(": ")[2]
+        yield f"Dense noise, which others are compared with, has no rate here: {why}."
+    if few := _TOO_FEW.search(best.remark):
+        yield f"The time of {best.variant.name} is uncertain: {few[0]}."
+    fastest = max(rows, key=lambda row: row.marks[3] or 0.0)
+    rate, _, _, evaluated = fastest.marks
+    if rate is not None and rate < _FEW * (evaluated or 0.0):
+        cells = dict(zip(view.columns, fastest.texts, strict=True))
+        yield (
+            f"{fastest.variant.name} has the fastest step, {cells['step (ms)']} ms, but keeps only "
+            f"{cells['n_eff']} of its {members:,} members."
+        )
+
+
+def _time_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
+    time, plain, naive, faster, memory, *_ = row.texts
+    yield f"{time} ms", f"a {view.phase} of {view.case.members:,} members"
+    if faster and row.variant.name != DENSE:
+        yield faster, "faster than dense noise"
+    if plain:
+        yield plain, f"the time of {view.columns[1].removeprefix('x ').replace('plain', 'the plain')}"
+    if naive:
+        yield naive, "faster than one call per member"
+    if memory:
+        yield f"{memory} MB", "peak memory"
+
+
+def _task_figures(task: Task, views: Sequence[View], view: View, row: Row) -> Iterator[tuple[str, str]]:
+    yield row.texts[0], task.words
+    for reference in _references(view):
+        yield reference.texts[0], f"{task.words} with {reference.variant.name}"
+    for phase, metric, words in task.also:
+        others = next((one.rows for one in views if (one.phase, one.metric) == (phase, metric)), ())
+        for other in others:
+            if other.variant == row.variant and other.is_known:
+                yield other.texts[0], words
+
+
+def _references(view: View) -> list[Row]:
+    """Return the row of the baseline that a task is compared with, if it has one."""
+    known = [
+        row
+        for row in view.rows
+        if row.is_known and row.variant.mode != "batched" and not is_control(row.variant)
+    ]
+    return sorted(known, key=lambda row: row.variant.mode)[:1]  # base before naive
+
+
+def _task_notes(view: View, best: Row) -> Iterator[str]:
+    sign = better(view.metric)
+    for row in _references(view):
+        if sign * (row.marks[0] or 0.0) > sign * (best.marks[0] or 0.0):
+            yield f"No variant is better than {row.variant.name}: {row.texts[0]}."
+    if controls := [row.variant.name for row in view.rows if is_control(row.variant)]:
+        yield f"For comparison only: {listed(controls)}."

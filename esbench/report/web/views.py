@@ -1,0 +1,273 @@
+"""A run as views: the rows of one metric on one case, with the numbers to draw and the texts to show.
+
+The texts come from the functions that fill the tables, so that page and tables have the same figures.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from esbench.report import captions
+from esbench.report.analysis.pivot import PEAK, TIMES, Grid, grids, quality_grids
+from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
+from esbench.report.analysis.roofline import bound_ns
+from esbench.report.tables.measured import BYTES, SPEED, TIME, Multiplier, median_number, multiple
+from esbench.report.tables.ranking import COST, RATE, RELATIVE_RATE, ranking_columns
+from esbench.report.tables.table import (
+    EMPTY_NOTE,
+    INTERVAL,
+    NOTHING,
+    CellNumber,
+    Footnotes,
+    n_eff_cell,
+    n_eff_interval_cell,
+)
+from esbench.schema import DENSE, QUALITY, Case, Measurement, Run, Skipped, Variant
+from esbench.stats import median
+from esbench.units import format_cell, format_multiplier, format_number, quantity
+
+RATE_METRIC = "n_eff_per_ms"
+"""Effective population per ms of a step: a figure of rankings, not the metric of a stored row."""
+EXACT, AT_LEAST = "exact", "at least"
+"""Kinds of a figure that is above every number, or of which only a lower bound is known."""
+_UNSHOWN = {"process_bytes", "singular_values", "stable_rank", "dot_mean", "dot_variance", "correlation"}
+"""Metrics that only the tables show."""
+_LAW = {("kappa", "closed form"), ("kappa", "unseen")}
+_MARK = re.compile(r" \[\d+\]$")
+"""The number of a footnote at the end of a cell."""
+_NS_PER_MS = 1e6
+
+
+class Row(NamedTuple):
+    """A variant in a view.
+
+    Attributes:
+        variant: the variant.
+        marks: the value, the ends of its interval and, in a ranking, members evaluated per ms; to draw.
+        texts: the text of each column.
+        kind: ``EXACT``, ``AT_LEAST`` or empty.
+        reason: why there is no value.
+        remark: a warning about the samples.
+
+    """
+
+    variant: Variant
+    marks: tuple[float | None, ...] = ()
+    texts: tuple[str, ...] = ()
+    kind: str = ""
+    reason: str = ""
+    remark: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a figure, possibly an exact one."""
+        return self.kind == EXACT or (bool(self.marks) and self.marks[0] is not None)
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """The value and the known ends of its interval."""
+        ends = tuple(mark for mark in self.marks[:3] if mark is not None)
+        return (*ends, math.inf) if self.kind in {EXACT, AT_LEAST} else ends
+
+
+class View(NamedTuple):
+    """One metric of a run on one case, best row first; the table shows the first ``shown`` columns."""
+
+    phase: str
+    metric: str
+    method: str
+    case: Case
+    columns: tuple[str, ...]
+    shown: int
+    rows: tuple[Row, ...]
+
+
+RATE_COLUMNS = (
+    *("n_eff / ms", "evaluated / ms", "x dense noise", "x plain layer", "kept (%)", "step (ms)"),
+    *("memory (MB)", "n_eff", "interval of n_eff", "kappa", "noise (MB)"),
+)
+_OF_RANKING = (RATE, "", RELATIVE_RATE, COST, "n_eff / n (%)", "step (ms)", "peak (MB)")
+_OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
+"""The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`."""
+
+
+def views(run: Run, operator: str) -> Iterator[View]:
+    """Yield the views of an operator: rankings, times, memory and other metrics, quality."""
+    ranked = rankings(run, operator)
+    for ranking in ranked:
+        for case in ranking.cases:
+            yield _ranked(ranking, case)
+    others = (grid for grid in grids(run, operator, "") if not grid.metric.endswith(TIMES))
+    for grid in (*grids(run, operator, TIMES), *others):
+        if grid.metric not in _UNSHOWN:
+            yield from (_measured(grid, case) for case in grid.cases)
+    for metric, method in _quality_metrics(run, operator, is_ranked=bool(ranked)):
+        for grid in quality_grids(run, operator, metric, method):
+            yield from (_quality(grid, case) for case in grid.cases)
+
+
+def _ranked(ranking: Rankings, case: Case) -> View:
+    every = ranking.of(case)
+    rows = [
+        _ranked_row(ranking.grid, one, dense(every)) for one in every if one.step or not one.variant.baseline
+    ]
+    return View("step", RATE_METRIC, ranking.grid.method, case, RATE_COLUMNS, 7, tuple(rows))
+
+
+def _ranked_row(grid: Grid, one: RankedVariant, reference: RankedVariant | None) -> Row:
+    notes = Footnotes()
+    columns = ranking_columns(grid, one, reference, notes)
+    evaluated = one.case.members / (one.step_ns / _NS_PER_MS) if one.step_ns else None
+
+    def text(heading: str) -> str:
+        if not heading:
+            return format_number(evaluated) if evaluated else ""
+        cell = columns[heading]()
+        return _MARK.sub("", cell.text()).removeprefix(NOTHING) if cell else ""
+
+    low, high = one.rate_interval or (None, None)
+    is_bound = one.effective is not None and one.effective.is_bound and one.rate is not None
+    return Row(
+        one.variant,
+        (None if one.is_exact else one.rate, low, high, evaluated),
+        tuple(text(heading) for heading in (*_OF_RANKING, *_OF_DETAIL)),
+        kind=EXACT if one.is_exact else AT_LEAST if is_bound else "",
+        reason=f"{one.skipped.status}: {one.skipped.reason}" if one.skipped else "",
+        remark="; ".join(notes.notes),
+    )
+
+
+def _measured(grid: Grid, case: Case) -> View:
+    """Return times with their multiples, or another metric that is a median of samples."""
+    base = grid.reference("base")
+    plain = "x plain layer" if base is None or base.variant.scheme == "Base" else f"x {base.variant.name}"
+    shown: tuple[str, ...] = (_title(grid),)
+    if grid.metric.endswith(TIMES):
+        shown += (plain, "x faster than naive", "x faster than dense noise", "memory (MB)")
+    elif grid.metric == PEAK:
+        shown += (plain,)
+    columns = (*shown, "interval", *(["roofline bound (ms)"] if grid.metric.endswith(TIMES) else []))
+    rows = [
+        _row(variant, row, partial(_numbers, grid, variant, case))
+        for variant in grid.variants
+        if (row := grid.at(variant, case))
+    ]
+    sorted_rows = _sorted(grid.metric, rows)
+    return View(grid.phase, grid.metric, grid.method, case, columns, len(shown), sorted_rows)
+
+
+def metric_title(metric: str) -> str:
+    """Return the name of a metric in a heading, without its unit."""
+    if metric == RATE_METRIC:
+        return "n_eff per ms"
+    known = metric in captions.METRICS
+    return captions.short_metric(metric) if known else metric.rpartition("_")[0].replace("_", " ") or metric
+
+
+def _title(grid: Grid) -> str:
+    symbol = quantity(grid.metric).column.symbol
+    name = metric_title(grid.metric)
+    return f"{name} ({symbol})" if symbol else name
+
+
+def _row(
+    variant: Variant, row: Measurement | Skipped, shown: Callable[[Measurement], tuple[CellNumber, list[str]]]
+) -> Row:
+    if isinstance(row, Skipped):
+        return Row(variant, reason=f"{row.status}: {row.reason}")
+    number, texts = shown(row)
+    if number.value is None:
+        return Row(variant, reason=EMPTY_NOTE)
+    size = quantity(number.name).column.size
+    marks = tuple(None if one is None else one / size for one in (number.value, number.low, number.high))
+    return Row(variant, marks, tuple(texts), remark="; ".join(row.labels))
+
+
+def _numbers(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tuple[CellNumber, list[str]]:
+    """Return the number of a measured row, and the texts of its columns."""
+    number = median_number(grid.run, row)
+
+    def times(multiplier: Multiplier) -> str:
+        shown = multiple(grid, variant, case, multiplier)
+        return shown.text() if shown else ""
+
+    if not grid.metric.endswith(TIMES):
+        return number, [number.text(), *([times(BYTES)] if grid.metric == PEAK else []), _half(number)]
+    dense_row = grid.at(Variant(scheme=DENSE), case)
+    reference = median(dense_row) if isinstance(dense_row, Measurement) else None
+    faster = format_multiplier(reference / number.value) if reference and number.value else ""
+    peak = _peak(grid, variant, case)
+    bound = bound_ns(grid.run, case.dtype, row.work)
+    texts = [number.text(), times(TIME), times(SPEED), faster, peak, _half(number)]
+    return number, [*texts, format_cell(grid.metric, bound) if bound else ""]
+
+
+def _peak(grid: Grid, variant: Variant, case: Case) -> str:
+    """Return the peak memory of the phase, which is read by a method of its own."""
+    key = (variant, case, grid.phase, PEAK)
+    rows = (row for row in grid.run.measurements if (row.variant, row.case, row.phase, row.metric) == key)
+    found = next((median_number(grid.run, row) for row in rows), None)
+    return found.text() if found else ""
+
+
+def _half(number: CellNumber) -> str:
+    """Return half the width of the interval: ``± 0.02``."""
+    _, sign, half = number.text(intervals=True).partition("±")
+    return f"{sign}{half}"
+
+
+def _quality_metrics(run: Run, operator: str, *, is_ranked: bool) -> list[tuple[str, str]]:
+    """Return metrics and methods of the phase quality, without kappa and n_eff if a ranking has them."""
+    rows = (row for row in run.measurements if row.phase == QUALITY and row.case.operator == operator)
+    found = dict.fromkeys((row.metric, row.method) for row in rows)
+    ranked = {"kappa", EFFECTIVE} if is_ranked else set()
+    return [key for key in found if key[0] not in _UNSHOWN | ranked and key not in _LAW]
+
+
+def _quality(grid: Grid, case: Case) -> View:
+    rows = [_quality_row(variant, row) for variant in grid.variants if (row := grid.at(variant, case))]
+    sorted_rows = _sorted(grid.metric, rows)
+    return View(grid.phase, grid.metric, grid.method, case, (_title(grid), "interval"), 1, sorted_rows)
+
+
+def _quality_row(variant: Variant, row: Measurement | Skipped) -> Row:
+    if isinstance(row, Measurement) and row.metric == EFFECTIVE:
+        try:
+            size = effective(row)
+        except ValueError as error:
+            return Row(variant, reason=str(error))
+        cells = n_eff_cell(EFFECTIVE, size, None), n_eff_interval_cell(size)
+        ends = (end if math.isfinite(end) else None for end in (size.value, size.low, size.high))
+        kind = EXACT if size.is_exact else AT_LEAST if size.is_bound else ""
+        return Row(variant, tuple(ends), tuple(cell.text() if cell else "" for cell in cells), kind)
+    return _row(variant, row, _mean)
+
+
+def _mean(row: Measurement) -> tuple[CellNumber, list[str]]:
+    found = estimate([sample for visit in row.samples for sample in visit])
+    mean, half = (found.mean, found.half) if found else (None, None)
+    low, high = (mean - half, mean + half) if mean is not None and half else (None, None)
+    number = CellNumber(row.metric, mean, low=low, high=high)
+    return number, [number.text(), _half(number)]
+
+
+def better(metric: str) -> int:
+    """Return 1 if higher values of a metric are better, -1 if lower ones are, 0 if neither."""
+    if metric in {RATE_METRIC, EFFECTIVE, "largest_members", "cosine", "accuracy"}:
+        return 1
+    is_cost = metric.endswith((TIMES, "_bytes", "_j", "_over_largest"))
+    return -1 if is_cost or metric in {"launches", "kappa", "alive_count"} else 0
+
+
+def _sorted(metric: str, rows: list[Row]) -> tuple[Row, ...]:
+    """Return rows best first; those without a figure come last."""
+
+    def key(row: Row) -> tuple[bool, float]:
+        if row.kind == EXACT:
+            return False, -math.inf
+        return not row.is_known, (row.marks[0] or 0.0) * -(better(metric) or 1) if row.is_known else 0.0
+
+    return tuple(sorted(rows, key=key))
