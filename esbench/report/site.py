@@ -109,7 +109,7 @@ def render(
             written += _render_history(runs, out / cut(device))
         except UserError as error:
             problems.append(Problem(out / cut(device) / HISTORY, f"is not written: {error}", lost=False))
-    written += render_page([*selected.pages.values(), *published], out)
+    written += render_page([*selected.pages.values(), *published], out, selected.left_out)
     studies: tuple[Callable[[], list[Path]], ...] = (
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),

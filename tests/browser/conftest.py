@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from esbench.report.web.render import page, read
+from esbench.report.web.render import page
 from esbench.schema import Run
 from tests.report.web_cases import NEW, OLD, usual
 
@@ -33,15 +33,10 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+LAPTOP, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 
 Open = Callable[..., "Page"]
 Violations = Callable[["Page"], list[dict[str, Any]]]
-
-
-def script_section(title: str) -> str:
-    """Return a self-contained part of the page's script, by the title above it."""
-    return next(part for part in read("app.js").split("// --- ") if part.startswith(title)).partition("\n")[2]
 
 
 def lacking(reason: str) -> NoReturn:
@@ -82,14 +77,17 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
         link: str = "",
         *,
         expected: str = "",
+        left_out: Sequence[str] = (),
+        name: str = "index",
         **options: Any,
     ) -> "Page":
         wanted.extend([expected] if expected else [])
-        file = tmp_path / "index.html"
+        file = tmp_path / f"{name}.html"
         if not file.exists():
             three = [usual(OLD), usual(NEW, 1.3), usual("2025", 2.0, "GPU 1")]
-            file.write_text(page(three if runs is None else runs), encoding="utf-8")
+            file.write_text(page(three if runs is None else runs, left_out), encoding="utf-8")
         context = browser.new_context(**{"viewport": LAPTOP, **options})
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append(context)
         tab = context.new_page()
         tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
@@ -119,12 +117,3 @@ def violations() -> Violations:
         return violated
 
     return found
-
-
-@pytest.fixture(scope="session")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder for pictures of the page: one set by the user, or one of this session."""
-    named = os.environ.get("ESBENCH_SCREENSHOTS")
-    folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -1,73 +1,177 @@
-"""The data of the report page: figures can be traced to samples, and foreign text stays text."""
+"""The data of the report page: its texts are those of the tables, and foreign text stays text."""
 
 import importlib
 import json
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import matplotlib as mpl
 import msgspec
 import pytest
 
-from esbench import units
 from esbench.cli.options import load_entries
 from esbench.registry import REGISTRY, scheme_docs
-from esbench.report.site import all_sections
-from esbench.report.tables.table import (
-    MEMORY_MULTIPLIER,
-    RATE_PER_MS,
-    SPEED_MULTIPLIER,
-    TIME_MULTIPLIER,
-)
+from esbench.report.analysis.pivot import grids, operators
+from esbench.report.analysis.ranking import rankings
+from esbench.report.plots.style import FAMILIES
+from esbench.report.site import selection
+from esbench.report.tables import measured
+from esbench.report.tables.ranking import ranking_section
+from esbench.report.web.answers import TASKS, Answer, answer
 from esbench.report.web.data import MAX_TEXT
-from esbench.report.web.render import as_json, page, render_page
-from esbench.schema import SchemeDoc
+from esbench.report.web.render import as_json, page, read, render_page
+from esbench.report.web.views import RATE_METRIC, views
+from esbench.schema import Row, Run, SchemeDoc, Variant
 from esbench.store import read_run
 from tests import synthetic
+from tests.report.ranking_cases import CORES, HADAMARD, LOW_RANK, SQUARE, figure, orthogonal, rows
 from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual
+from tests.synthetic import BASE, DENSE, time_row, variant
 
 QUICK = ROOT / "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
-COLUMNS = {TIME_MULTIPLIER: "time", MEMORY_MULTIPLIER: "time", SPEED_MULTIPLIER: "speed"}
-"""The name of a table's number -> its place in the page's data."""
+RANKING = {
+    "n_eff / ms": "n_eff / ms",
+    "rate, x Perturbed": "x dense noise",
+    "time, x base": "x plain layer",
+    "n_eff / n (%)": "kept (%)",
+    "step (ms)": "step (ms)",
+    "peak (MB)": "memory (MB)",
+    "kappa": "kappa",
+}
+"""The heading of a ranking's table -> the column of the page."""
+MULTIPLES = {"Time multiplier vs. base": "x plain layer", "Speed multiplier vs. naive": "x faster than naive"}
 
 
-def test_figures_are_those_of_the_tables() -> None:
-    """The page's data has every time, byte count, multiplier and rate of a committed run, with intervals."""
+Key = tuple[str, str, str, str, str]
+"""Case, variant, phase, metric and column of the page."""
+
+
+def table_texts(run: Run) -> Iterator[tuple[Key, str]]:
+    """Yield the texts of a run's rankings, and of its tables of times, memory and other metrics."""
+    for operator in operators(run):
+        for ranking in rankings(run, operator):
+            for case in ranking.cases:
+                (block,) = ranking_section(ranking, case).blocks
+                for one, texts in zip(ranking.of(case), block.table.texts(), strict=True):
+                    for heading, text in zip(block.table.headings, texts, strict=True):
+                        column = RANKING.get(heading, "")
+                        yield (case.label, one.variant.name, "step", RATE_METRIC, column), text
+        for grid in grids(run, operator, ""):
+            first, *others = measured.section(grid).blocks
+            blocks = {first.title[0].lower() + first.title[1:]: first}
+            blocks |= {MULTIPLES[block.title]: block for block in others if block.title in MULTIPLES}
+            for column, block in blocks.items():
+                for one, texts in zip(grid.variants, block.table.texts(), strict=True):
+                    for case, text in zip(grid.cases, texts, strict=True):
+                        yield (case.label, one.name, grid.phase, grid.metric, column), text
+
+
+def test_texts_are_those_of_the_tables() -> None:
+    """Each time, multiple, peak and figure of a ranking of a committed run reads as in its tables."""
     run, _ = read_run(QUICK)
     assert run
-    shown = {}
-    for _, quantity, case, name, figure in figures(embedded(page([run]))):
-        place = (case["label"], name, quantity["phase"], quantity["method"], quantity["metric"])
-        scale = units.quantity(quantity["metric"]).column.size
-        values = [figure.get(end) for end in ("value", "low", "high")]
-        shown[*place, ""] = [value and value * scale for value in values]
-        for column in ("time", "speed"):
-            if column in figure:
-                shown[*place, column] = figure[column]
+    shown = {
+        (case["label"], name, quantity["phase"], quantity["metric"], column): text
+        for _, quantity, case, name, row in figures(embedded(page([run])))
+        for column, text in row["texts"].items()
+    }
     checked = Counter[str]()
-    cells = (
-        cell
-        for section in all_sections(run)
-        for block in section.blocks
-        for row in block.table.cells
-        for cell in row
+    for key, text in table_texts(run):
+        figure = re.sub(r" \[\d+\]$", "", text)  # without its footnote
+        if key in shown and re.match(r"exact|(at least |about )?-?\d", figure):
+            assert shown[key] == figure, key
+            checked[key[-1]] += 1
+    wanted = {*RANKING.values(), *MULTIPLES.values(), "time (ms)"}
+    assert min(checked[column] for column in wanted) > 50, checked
+
+
+def test_committed_runs_fit_in_a_megabyte() -> None:
+    """The page of the committed runs is at most 1 MB, and every task that they measured has an answer."""
+    runs = list(selection(ROOT / "results", ROOT / "reports").pages.values())
+    text = page(runs)
+    assert len(text) < 1_000_000
+    data = embedded(text)
+    for found in data["answers"]:
+        view = data["views"][found["view"]]
+        assert found["best"], data["cases"][view["case"]]["label"]
+        roles = {data["variants"][number]["role"] for number in found["best"]}
+        assert roles <= {"scheme", "dense"}, found
+    assert {case["group"] for case in data["cases"]} >= {task.group for task in TASKS.values()}
+    start = data["views"][data["start"]]
+    assert data["cases"][start["case"]]["label"] == "Linear(64, 64) members=16384"
+
+
+def answered(found: list[Row], operator: str = "Linear") -> Answer:
+    """Return the answer of a run's only case."""
+    return answer(list(views(synthetic.run(found), operator)))
+
+
+def test_the_answer_is_the_best_rate() -> None:
+    """The best scheme has five figures; a fast one that keeps few members is named with how many."""
+    found = answered(rows())
+    assert (found.lead, found.best) == ("Use", (HADAMARD,))
+    assert {words: text for text, words in found.picks[0].figures} == {
+        "the n_eff per ms of dense noise": "40.0x",
+        "the time of the plain layer": "5.00x",
+        "of the members kept": "100 %",
+        "a step of 1,024 members": "5.00 ms",
+        "peak memory": "1.00 MB",
+    }
+    assert found.notes == (
+        "Flipped has the fastest step, 4.00 ms, but keeps only 59.4 of its 1,024 members.",
     )
-    for number in (number for cell in cells for number in cell.numbers):
-        if number.trace is None or number.value is None or number.trace.rows[0].phase == "quality":
-            continue
-        row = number.trace.rows[0]
-        metric = "n_eff_per_ms" if number.name == RATE_PER_MS else row.metric
-        if number.name in {row.metric, RATE_PER_MS, *COLUMNS}:
-            column = COLUMNS.get(number.name, "")
-            key = (row.case.label, row.variant.name, row.phase, row.method, metric, column)
-            for found, end in zip(shown[key], (number.value, number.low, number.high), strict=False):
-                assert end is None or found == pytest.approx(end, rel=1e-6), (key, number)
-            checked[number.name] += 1
-    assert min(checked[name] for name in ("latency_ns", "peak_bytes", RATE_PER_MS, *COLUMNS)) > 50, checked
+
+
+def test_ties_and_exact_estimates_are_said() -> None:
+    """A tied variant is recommended as well; after an exact one the best of the others is shown."""
+    other = variant("LowRank", rank=2)
+    times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
+    tied = [*rows(), *qualities_of(other), time_row(other, SQUARE, *times, phase="step")]
+    found = answered(tied)
+    assert set(found.best) == {HADAMARD, other}
+    assert [pick.why for pick in found.picks] == ["", "tied, its 95 % interval overlaps"]
+    found = answered([*rows(), *orthogonal(SQUARE)])
+    assert [one.name for one in found.best] == ["Orthogonal"]
+    assert [pick.variant.name for pick in found.picks] == ["Orthogonal", "Hadamard"]
+    assert "exact" in dict(found.picks[0].figures)
+
+
+def qualities_of(one: Variant) -> list[Row]:
+    """Return the quality rows of another variant with independent members."""
+    return [figure(one, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0)]
+
+
+def test_controls_and_baselines_are_never_recommended() -> None:
+    """A control may have the best figure, but another variant is recommended, and the control is named."""
+    case = msgspec.structs.replace(SQUARE, operator="SparseMLP", members=1)
+    steps = {Variant(scheme="DenseTraining", mode="base", baseline=True): 3.0, variant("Static"): 1.0}
+    measured_steps = {**steps, variant("RigL"): 4.0, variant("RigL", by="foreach"): 5.0}
+    found = answered(
+        [time_row(one, case, *[ms] * 7, phase="step") for one, ms in measured_steps.items()], "SparseMLP"
+    )
+    assert (found.lead, found.best) == ("Fastest sparse step:", (variant("RigL"),))
+    assert found.notes == ("No variant is better than DenseTraining: 3.00.", "For comparison only: Static.")
+
+
+def test_without_qualities_the_fastest_is_shown_with_a_warning() -> None:
+    """A case without n_eff is answered by time; a run of failures alone says that there is no figure."""
+    found = answered(
+        [time_row(one, SQUARE, *[ms] * 7) for one, ms in ((BASE, 1.0), (DENSE, 9.0), (CORES, 3.0))]
+    )
+    assert (found.lead, found.best) == ("Fastest forward:", (CORES,))
+    assert ("3.00x", "faster than dense noise") in found.picks[0].figures
+    assert "n_eff was not measured" in found.notes[0]
+    failed = [synthetic.skipped(one, SQUARE, "out of memory: 9 GB", "forward") for one in (DENSE, LOW_RANK)]
+    found = answered([*failed])
+    assert found.best == ()
+    assert found.lead.startswith("No variant has a figure here")
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
-    """The page links to no other file, its policy forbids other scripts, and it has no samples."""
+    """The page links to no other file and forbids other scripts; the same runs give the same bytes."""
     text = page([usual()])
     tags = parsed(text).tags
     wanted = {"src", "href", "data", "srcset", "action", "poster"}
@@ -75,21 +179,25 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     (policy,) = [one["content"] for tag, one in tags if one.get("http-equiv")]
     assert str(policy).startswith("default-src 'none'; style-src 'sha256-")
     assert "http" not in text.replace("http-equiv", "")
-    first = usual().measurements[-1]
-    longer = msgspec.structs.replace(first, samples=tuple((2e6,) for _ in range(1000)))
-    run = msgspec.structs.replace(usual(), rows=tuple(longer if r == first else r for r in usual().rows))
-    assert abs(len(page([run])) - len(text)) < 100
     (path,) = render_page([usual()], tmp_path)
     assert path.read_bytes() == render_page([usual()], tmp_path / "again")[0].read_bytes()
 
 
+def test_families_have_the_colours_of_the_plots() -> None:
+    """In the light theme each family has its colour of the plots."""
+    light = read("style.css").partition("@media")[0]
+    for name, look in FAMILIES.items():
+        assert f"--{name.removesuffix(' noise').replace(' ', '-')}: {mpl.colors.to_hex(look.color)};" in light
+    assert {f'"{name}":' in read("app.js") for name in FAMILIES} == {True}
+
+
 def test_what_names_carry_stays_text() -> None:
     """Markup in a name, reason or label adds no tag and cannot end the script; long text is cut."""
-    text = page([evil(), usual()])
+    text = page([evil(), usual()], [EVIL])
     data = embedded(text)
     assert any(ALERT in one["scheme"] for one in data["variants"])
-    assert any(ALERT in figure.get("reason", "") for *_, figure in figures(data))
-    assert any(ALERT in figure.get("remark", "") for *_, figure in figures(data))
+    assert any(ALERT in row.get("reason", "") for *_, row in figures(data))
+    assert any(ALERT in row.get("remark", "") for *_, row in figures(data))
     assert len(parsed(text).tags) == len(parsed(page([usual()])).tags)
     assert "onerror=" not in {name for _, attributes in parsed(text).tags for name in attributes}
     assert ALERT not in text
@@ -104,13 +212,13 @@ def test_what_names_carry_stays_text() -> None:
 
 
 def test_figures_without_a_number_have_their_reason() -> None:
-    """Skipped rows and rows without samples have reasons; infinite numbers are left out."""
-    found = {name: figure for *_, name, figure in figures(embedded(page([evil()])))}
+    """Skipped rows and rows without samples have reasons; infinite numbers are refused."""
+    found = {name: row for *_, name, row in figures(embedded(page([evil()])))}
     assert found["Reasoned"]["reason"].startswith("unavailable: </script>")
     assert "without any" in found["Empty"]["reason"]
     reasons = [
-        figure["reason"]
-        for _, quantity, case, name, figure in figures(embedded(page([usual()])))
+        row["reason"]
+        for _, quantity, case, name, row in figures(embedded(page([usual()])))
         if (name, case["label"], quantity["metric"]) == ("Hadamard", "Linear(512, 512)", "latency_ns")
     ]
     assert reasons == ["unavailable: out of memory: 9 GB"]
@@ -118,17 +226,20 @@ def test_figures_without_a_number_have_their_reason() -> None:
         as_json(float("inf"))
 
 
-def test_runs_of_any_device_and_type_are_shown_together(tmp_path: Path) -> None:
-    """Runs are listed newest first; a run without rows is left out, and without any row there is no page."""
+def test_runs_of_any_device_and_type_are_shown_together() -> None:
+    """Runs are listed newest first; a run without rows is left out."""
     other = usual(OLD, device_name="GPU 1")
     wide = synthetic.run(synthetic.three(synthetic.linear(dtype="bfloat16")), suite="wide", run_id="2025")
     empty = msgspec.structs.replace(usual(OLD), rows=())
     data = embedded(page([wide, usual(), other, empty]))
     assert [run["id"] for run in data["runs"]] == [NEW, OLD, "2025"]
-    assert [run["environment"]["device_name"] for run in data["runs"]] == ["Test CPU", "GPU 1", "Test CPU"]
+    assert [run["device"] for run in data["runs"]] == ["Test CPU", "GPU 1", "Test CPU"]
     assert {one["dtype"] for one in data["cases"]} == {"float32", "bfloat16"}
-    assert render_page([empty], tmp_path / "out") == []
-    assert list(tmp_path.iterdir()) == []
+
+
+def with_docs(docs: dict[str, SchemeDoc]) -> Run:
+    """Return the usual run with other docstrings."""
+    return msgspec.structs.replace(usual(), header=msgspec.structs.replace(usual().header, docs=docs))
 
 
 def test_docstrings_of_schemes() -> None:
@@ -145,16 +256,13 @@ def test_docstrings_of_schemes() -> None:
     }
     assert {one["source"] for one in data["variants"] if one["scheme"] == "LowRank"} == {"arXiv:2511.16652"}
     fused = SchemeDoc(module="impls", text=":class:`LowRank` in one kernel.")
-    header = msgspec.structs.replace(usual().header, docs={"Fused": fused})
-    data = embedded(page([msgspec.structs.replace(usual(), header=header)]))
-    assert data["schemes"]["Fused"]["of"] == "LowRank"
+    assert embedded(page([with_docs({"Fused": fused})]))["schemes"]["Fused"]["of"] == "LowRank"
 
 
 def test_every_scheme_states_memory_work_and_quality() -> None:
     """The page has the closed forms of each registered scheme that perturbs."""
     entries = [e for e in load_entries(None, None) if e.package == "impls"]
-    header = msgspec.structs.replace(usual().header, docs=scheme_docs(entries))
-    schemes = embedded(page([msgspec.structs.replace(usual(), header=header)]))["schemes"]
+    schemes = embedded(page([with_docs(scheme_docs(entries))]))["schemes"]
     workloads = {e.variant.scheme for e in entries if set(e.operators or [""]) <= REGISTRY.reserved}
     perturbing = schemes.keys() - workloads - {"Base", "Naive"}
     assert len(perturbing) > 20

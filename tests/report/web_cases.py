@@ -136,15 +136,20 @@ def embedded(text: str) -> dict[str, Any]:
 
 
 def figures(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str, Record]]:
-    """Yield every figure of a page's data: (run, quantity, case, variant's name, figure)."""
+    """Yield every row of a page's data: (run, quantity, case, variant's name, row)."""
     found = []
-    for run in data["runs"]:
-        for panel in run["panels"]:
-            quantity, case = data["quantities"][panel["quantity"]], data["cases"][panel["case"]]
-            for number, interval, *rest in panel["figures"]:
-                one = data["variants"][number]
-                figure = dict(zip(("value", "low", "high"), interval, strict=False))
-                for record in rest:
-                    figure |= record
-                found.append((run, quantity, case, f"{one['scheme']}{one['options']}", figure))
+    for view in data["views"]:
+        columns = data["columns"][view["columns"]]
+        for number, marks, texts, *rest in view["rows"]:
+            row = {
+                "marks": marks,
+                "texts": dict(zip(columns, texts, strict=False)),
+                **(rest[0] if rest else {}),
+            }
+            place = (
+                data["runs"][view["run"]],
+                data["quantities"][view["quantity"]],
+                data["cases"][view["case"]],
+            )
+            found.append((*place, data["variants"][number]["name"], row))
     return found

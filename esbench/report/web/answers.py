@@ -164,6 +164,8 @@ def answer(views: Sequence[View]) -> Answer:
     elif task and task.decides(view):
         lead, figures = task.lead, partial(_task_figures, task, views)
         notes += _task_notes(view, best)
+    elif view.metric != LATENCY:
+        lead, figures = f"Best by {view.columns[0]}:", _only_figure
     else:
         lead, figures = f"Fastest {view.phase}:", _time_figures
         if any(row.variant.name == DENSE for row in view.rows):
@@ -262,6 +264,10 @@ def _rate_notes(view: View, rows: Sequence[Row]) -> Iterator[str]:
             f"{fastest.variant.name} has the fastest step, {cells['step (ms)']} ms, but keeps only "
             f"{cells['n_eff']} of its {members:,} members."
         )
+
+
+def _only_figure(view: View, row: Row) -> Iterator[tuple[str, str]]:
+    yield row.texts[0], view.columns[0]
 
 
 def _time_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:

@@ -441,14 +441,16 @@ function axisOf(rows) {
   const bend = isLogarithmic ? Math.log10 : (value) => value;
   const [low, high] = [Math.min(...values, isLogarithmic ? Infinity : 0), Math.max(...values)].map(bend);
   const span = high - low || 1;
-  const at = (value) => Math.min(97, Math.max(3, 4 + (92 * (bend(value) - low)) / span));
+  const share = (value) => (isLogarithmic && value <= 0 ? 0 : (bend(value) - low) / span);
+  const at = (value) => Math.min(97, Math.max(3, 4 + 92 * share(value)));
   return { ticks: isLogarithmic ? powers(low, high) : evenTicks(low, high), at, isLogarithmic };
 }
 
 /** Ticks of a logarithmic axis: powers of ten and, if there is room, 3 or 2 and 5 times them. */
 function powers(low, high) {
   const ticks = (digits) => {
-    const exponents = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, place) => Math.floor(low) + place);
+    const first = Math.floor(low);
+    const exponents = Array.from({ length: Math.ceil(high) - first + 1 }, (_, place) => first + place);
     const all = exponents.flatMap((exponent) => digits.map((digit) => Number(`${digit}e${exponent}`)));
     return all.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9);
   };
@@ -697,7 +699,7 @@ function writeComparison(pairs, warnings) {
   const both = rows.filter((row) => row.ratio !== null).sort((x, y) => y.loss - x.loss);
   const count = (kind) => both.filter((row) => row.kind === kind).length;
   const summary = [
-    both.length && `B is ${ratioText(medianRatio(both))} A in the median of ${both.length} rows. `,
+    both.length && `B / A is ${ratioText(medianRatio(both))} in the median of ${both.length} rows. `,
     both.length && `Beyond the intervals of both, ${count("worse")} are worse and ${count("better")} better. `,
     `${rows.length - both.length} rows are in only one of the runs.`,
     both.length > SHOWN && ` The first ${SHOWN} are shown.`,

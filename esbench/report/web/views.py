@@ -126,7 +126,8 @@ def _ranked_row(grid: Grid, one: RankedVariant, reference: RankedVariant | None)
         if not heading:
             return format_number(evaluated) if evaluated else ""
         cell = columns[heading]()
-        return _MARK.sub("", cell.text()).removeprefix(NOTHING) if cell else ""
+        shown = _MARK.sub("", cell.text()) if cell else ""
+        return "" if shown == NOTHING else shown
 
     low, high = one.rate_interval or (None, None)
     is_bound = one.effective is not None and one.effective.is_bound and one.rate is not None

@@ -1,0 +1,201 @@
+"""The table with dots, its details, the comparison of two runs, the keyboard, and accessibility."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import synthetic
+from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
+from tests.report.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.report.web_cases import NEW, OLD
+from tests.synthetic import BASE, DENSE, linear, time_row, variant
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+WIDE = "#layer=Linear 512 -> 512"
+COMPARED = f"#a={OLD}&b={NEW}&quantity=forward: time (host)"
+DETAIL = "#open=LowRank(rank%3D1)"
+
+
+def names(page: "Page") -> list[str]:
+    """Return the variants of the table, from the top."""
+    return page.locator("#dots tbody th button").all_inner_texts()
+
+
+def focused(page: "Page", property_: str = "id") -> str:
+    """Return a property of the focused element."""
+    found: str = page.evaluate(f"document.activeElement.{property_}")
+    return found
+
+
+def tabbed(page: "Page", there: str, most: int = 80) -> None:
+    """Press Tab until the expected element has the focus."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate(there):
+            return
+    pytest.fail(f"{most} tabs did not reach: {there}")
+
+
+def test_sorting(opened: Open) -> None:
+    """A heading sorts with the best first, the second time in reverse; rows without a number come last."""
+    page = opened(link=WIDE)
+    assert names(page) == ["Base", "LowRank(rank=1)", "Perturbed", "Naive", "Hadamard"]
+    page.click("#dots thead button >> text=x faster than naive")
+    assert page.locator("#dots [aria-sort]").get_attribute("aria-sort") == "descending"
+    assert names(page) == ["Base", "LowRank(rank=1)", "Perturbed", "Naive", "Hadamard"]
+    page.click("#dots thead button >> text=x faster than naive")
+    assert page.locator("#dots [aria-sort]").get_attribute("aria-sort") == "ascending"
+    assert names(page) == ["Naive", "Perturbed", "LowRank(rank=1)", "Base", "Hadamard"]
+
+
+def test_filtering(opened: Open) -> None:
+    """Words keep the variants with all of them; an empty table says so and offers to clear the filter."""
+    page = opened()
+    few = names(page)
+    assert "Flipped(cores=8)" in few
+    assert "Flipped" not in few
+    page.check("#all")
+    assert len(names(page)) > len(few)
+    page.fill("#filter", "flipped 8")
+    assert names(page) == ["Flipped(cores=8)", "Perturbed"]
+    page.fill("#filter", "nothing at all")
+    assert "nothing at all" in page.inner_text("#empty")
+    assert not page.is_visible("#dots")
+    page.click("#clear")
+    assert focused(page) == "filter"
+    assert len(names(page)) > len(few)
+
+
+def test_marks_have_the_places_of_their_numbers(opened: Open) -> None:
+    """On the logarithmic axis equal ratios are equal distances, and a whisker spans the interval."""
+    times = {BASE: [1.0], DENSE: [8.0 + one / 10 for one in range(7)], variant("Flipped"): [4.0]}
+    page = opened([synthetic.run([time_row(one, linear(), *ms) for one, ms in times.items()])])
+    places = {
+        name: float(mark.get_attribute("x").rstrip("%"))
+        for name, mark in zip(names(page), page.locator("#dots svg.mark:has(path.value)").all(), strict=True)
+    }
+    assert places["Flipped"] - places["Base"] == pytest.approx(
+        2 / 3.05 * (places["Perturbed"] - places["Base"]), rel=0.01
+    )
+    assert page.locator("#dots .whisker").count() == 1
+    assert page.locator("#dots svg.dots").first.get_attribute("aria-label") == "Base: time (ms) 1.00"
+
+
+def test_negative_and_huge_numbers_are_drawn(opened: Open) -> None:
+    """A metric below 0 has a linear axis, 1e24 and 0 have their places; no coordinate is NaN."""
+    kappas = [
+        figure(one, SQUARE, "kappa", "linear fitness", at, at) for one, at in ((DENSE, -0.5), (LOW_RANK, 0.5))
+    ]
+    page = opened([synthetic.run(kappas)], name="kappa")
+    assert "linear axis" in str(page.locator("svg.axis").get_attribute("aria-label"))
+    assert page.locator("#dots path.value").count() == 2
+    odd = [time_row(one, linear(), ms) for one, ms in ((BASE, 1.0), (DENSE, 0.0), (variant("Huge"), 1e18))]
+    page = opened([synthetic.run(odd)], name="odd")
+    assert not {"NaN", "Infinity"} & set(page.inner_html("#dots").replace('"', " ").split())
+    assert page.locator("#dots path.value").count() == 3
+
+
+def test_a_variant_opens_in_place(opened: Open) -> None:
+    """A name opens formula, source, closed forms, code and all figures, below its row."""
+    page = opened(link=WIDE)
+    page.click("#dots >> text=LowRank(rank=1)")
+    detail = page.inner_text("#dots .detail")
+    for text in ("E_m = up_m @ down_m / sqrt(rank).", "arXiv:2511.16652", "n * rank * (o + i) numbers."):
+        assert text in detail
+    table = page.locator("#dots .detail table").first
+    heads, cells = (table.locator(where).all_inner_texts() for where in ("thead th", "tbody tr > *"))
+    found = dict(zip(heads, cells, strict=True))
+    assert (found["Phase"], found["time (ms)"], found["±"], found["x plain"]) == (
+        "forward",
+        "39.2",
+        "± 0.2",
+        "1.50x",
+    )
+    page.click("#dots >> text=LowRank(rank=1)")
+    assert page.locator("#dots .detail").count() == 0
+    page.click("#dots >> text=Hadamard")
+    assert "unavailable: out of memory: 9 GB" in page.inner_text("#dots .detail")
+
+
+def test_two_runs_compared(opened: Open) -> None:
+    """Both runs' rows are shown worst first, coloured beyond the intervals, with the median shift."""
+    page = opened()
+    page.select_option("#compare-a", OLD)
+    page.select_option("#compare-b", NEW)
+    page.select_option("#compare-quantity", "forward: time (host)")
+    rows = [row.split("\t") for row in page.locator("#compare-table tbody tr").all_inner_texts()]
+    (wide,) = [row for row in rows if row[:2] == ["Base", "Linear(512, 512)"]]
+    assert wide[2:5] == ["20.12", "26.16", "1.30x worse"]
+    ratios = [float(row[4].partition("x")[0]) for row in rows]
+    assert ratios == sorted(ratios, reverse=True)
+    assert "B / A is 1.30x in the median" in page.inner_text("#compare-status")
+    assert page.locator("#compare-table tr.worse").count() > 0
+    page.click("#compare-swap")
+    assert "B / A is 0.769x in the median" in page.inner_text("#compare-status")
+    assert page.locator("#compare-table tr.better").count() > 0
+    other = opened(link=f"#{page.url.partition('#')[2]}")
+    assert other.inner_text("#compare") == page.inner_text("#compare")
+
+
+def test_runs_that_cannot_be_compared(opened: Open) -> None:
+    """Different devices, an unknown run and an unknown quantity are said."""
+    page = opened(link=f"#a={NEW}&b=2025&quantity=forward: nothing")
+    assert "Different devices (device_name: Test CPU in A, GPU 1 in B" in page.inner_text("#compare-status")
+    assert "Not in both runs: forward: nothing." in page.inner_text("#compare-status")
+    other = opened(link=f"#a={NEW}&b=never")
+    assert other.inner_text("#compare-status").startswith("Run never is not in this page.")
+
+
+def test_keys_alone(opened: Open) -> None:
+    """The keyboard is enough to skip, choose, sort, filter, open, read marks and compare."""
+    page = opened()
+    page.keyboard.press("Tab")
+    assert focused(page) == "skip"
+    page.keyboard.press("Enter")
+    assert focused(page) == "main"
+    tabbed(page, "document.activeElement.id === 'choose-layer'")
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == "choose-layer"
+    assert page.inner_text("h1").startswith("Fastest")
+    page.keyboard.press("ArrowUp")
+    tabbed(page, "document.activeElement.id === 'filter'")
+    page.keyboard.type("hada")
+    assert focused(page) == "filter"
+    assert names(page) == ["Hadamard", "Perturbed"]
+    tabbed(page, "document.activeElement.dataset.column === 'variant'")
+    page.keyboard.press("Enter")
+    assert focused(page, "dataset.column") == "variant"
+    tabbed(page, "document.activeElement.dataset.variant !== undefined")
+    page.keyboard.press("Enter")
+    assert focused(page, "ariaExpanded") == "true"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
+        "Hadamard: n_eff / ms 205"
+    )
+    tabbed(page, "document.activeElement.id === 'compare-a'")
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == "compare-a"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("link", [DETAIL, COMPARED, "#filter=zz"], ids=["detail", "compared", "empty"])
+def test_axe_finds_nothing(
+    opened: Open, violations: Violations, scheme: str, viewport: dict[str, int], link: str
+) -> None:
+    """No view of the page has a violation, in both themes and at phone width, where nothing is cut off."""
+    page = opened(link=link, color_scheme=scheme, viewport=viewport)
+    found: list[dict[str, Any]] = violations(page)
+    assert [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None:
+    """A control without a name is found, which shows that the check works."""
+    page = opened()
+    page.evaluate(
+        "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-layer'))"
+    )
+    assert "select-name" in {one["id"] for one in violations(page)}
