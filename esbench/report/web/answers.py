@@ -163,7 +163,7 @@ def answer(views: Sequence[View]) -> Answer:
         notes += _rate_notes(view, rows)
     elif task and task.decides(view):
         lead, figures = task.lead, partial(_task_figures, task, views)
-        notes += _task_notes(view, best)
+        notes += _task_notes(task, view, best)
     elif view.metric != LATENCY:
         lead, figures = f"Best by {view.columns[0]}:", _only_figure
     else:
@@ -215,13 +215,14 @@ def _tied(rows: Sequence[Row], metric: str) -> list[Row]:
 
 
 def _ties_note(best: Row, tied: Sequence[Row]) -> list[str]:
+    """Return a sentence that names several tied variants; a single one is among the picks."""
     names = [row.variant.name for row in tied]
+    if len(names) < 2:  # noqa: PLR2004  see above
+        return []
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (
-        [f"Tied with {best.variant.name}: {', '.join(names[:_NAMED])}{more}. Their 95 % intervals overlap."]
-        if tied
-        else []
-    )
+    return [
+        f"Tied with {best.variant.name}: {', '.join(names[:_NAMED])}{more}. Their 95 % intervals overlap."
+    ]
 
 
 def _why(row: Row, best: Row) -> str:
@@ -304,10 +305,10 @@ def _references(view: View) -> list[Row]:
     return sorted(known, key=lambda row: row.variant.mode)[:1]  # base before naive
 
 
-def _task_notes(view: View, best: Row) -> Iterator[str]:
+def _task_notes(task: Task, view: View, best: Row) -> Iterator[str]:
     sign = better(view.metric)
     for row in _references(view):
         if sign * (row.marks[0] or 0.0) > sign * (best.marks[0] or 0.0):
-            yield f"No variant is better than {row.variant.name}: {row.texts[0]}."
+            yield f"{row.variant.name} is better than all of them: {row.texts[0]} {task.words}."
     if controls := [row.variant.name for row in view.rows if is_control(row.variant)]:
         yield f"For comparison only: {listed(controls)}."

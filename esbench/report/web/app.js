@@ -160,15 +160,14 @@ function fillSelect(id, options, value) {
 
 /** A button that copies a text, and says so. */
 function copyButton(label, text) {
-  const button = html("button", { type: "button", class: "copy", onclick: () => copy(text(), button, label) }, label);
+  const button = html("button", { type: "button", class: "copy", onclick: copy }, label);
+  async function copy() {
+    const done = await navigator.clipboard.writeText(text()).then(() => "Copied", () => "Not allowed by the browser");
+    button.textContent = done;
+    put("status", done);
+    setTimeout(() => { button.textContent = label; }, 1500);
+  }
   return button;
-}
-
-async function copy(text, button, label) {
-  const done = await navigator.clipboard.writeText(text).then(() => "Copied", () => "Not allowed by the browser");
-  button.textContent = done;
-  put("status", done);
-  setTimeout(() => { button.textContent = label; }, 1500);
 }
 
 // --- The choice, and the link that restores it ----------------------------------------------------------------------
@@ -404,7 +403,7 @@ function headOf(column) {
 function classOf(column) {
   if (column === "variant") return "name";
   if (column === state.view.columns[0]) return "main";
-  return column.endsWith("dense noise") ? "mid" : "wide";
+  return column.includes("dense") ? "mid" : "wide";
 }
 
 function isVisible(column) {
@@ -424,7 +423,7 @@ function rowOf(row, columns, axis) {
   const told = { dense: "dense noise", baseline: "baseline", control: "for comparison only" }[role];
   const button = html("button", attributes, breakable(name));
   const head = html("th", { scope: "row", class: "name" }, button, told && html("small", {}, told));
-  const cellIn = (column) => html("td", { class: classOf(column) }, cellOf(state.view, row, column) || "–");
+  const cellIn = (column) => html("td", { class: classOf(column) }, shortened(cellOf(state.view, row, column)));
   const width = columns.filter(isVisible).length + 1;
   const cells = row.texts.some(Boolean)
     ? [html("td", { class: "chart" }, dotsOf(row, axis)), columns.map(cellIn)]
@@ -433,17 +432,26 @@ function rowOf(row, columns, axis) {
   return isOpen ? [line, html("tr", { class: "detail" }, html("td", { colspan: width + 1 }, detailOf(row)))] : line;
 }
 
+function shortened(text) {
+  return text.replace("at least ", "≥ ").replace("about ", "≈ ") || "–";
+}
+
 /** The axis of some rows: logarithmic where all numbers are positive, otherwise linear; places are percentages. */
 function axisOf(rows) {
   const values = rows.flatMap(({ marks }) => [marks[VALUE], marks[EVALUATED]]).filter(isNumber);
   if (!values.length) return { ticks: [], at: () => 50 };
   const isLogarithmic = values.every((value) => value > 0);
+  if (state.view.quantity.metric !== RATE) values.push(...rows.flatMap(endsOf).filter((end) => !isLogarithmic || end > 0));
   const bend = isLogarithmic ? Math.log10 : (value) => value;
   const [low, high] = [Math.min(...values, isLogarithmic ? Infinity : 0), Math.max(...values)].map(bend);
   const span = high - low || 1;
   const share = (value) => (isLogarithmic && value <= 0 ? 0 : (bend(value) - low) / span);
   const at = (value) => Math.min(97, Math.max(3, 4 + 92 * share(value)));
   return { ticks: isLogarithmic ? powers(low, high) : evenTicks(low, high), at, isLogarithmic };
+}
+
+function endsOf({ marks }) {
+  return [marks[LOW], marks[HIGH]].filter(isNumber);
 }
 
 /** Ticks of a logarithmic axis: powers of ten and, if there is room, 3 or 2 and 5 times them. */
@@ -611,7 +619,7 @@ function rankingFigures({ view, row }) {
 function timeTexts({ view, row }) {
   const { phase, method } = view.quantity;
   const [time, plain] = view.columns;
-  const columns = [time, "interval", plain, "x faster than naive", "roofline bound (ms)", "memory (MB)"];
+  const columns = [time, "interval", plain, "faster than naive", "roofline bound (ms)", "memory (MB)"];
   return [method === "host" ? phase : `${phase}, ${method}`, ...columns.map((column) => cellOf(view, row, column))];
 }
 

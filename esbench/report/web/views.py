@@ -147,7 +147,7 @@ def _measured(grid: Grid, case: Case) -> View:
     plain = "x plain layer" if base is None or base.variant.scheme == "Base" else f"x {base.variant.name}"
     shown: tuple[str, ...] = (_title(grid),)
     if grid.metric.endswith(TIMES):
-        shown += (plain, "x faster than naive", "x faster than dense noise", "memory (MB)")
+        shown += (plain, "faster than naive", "faster than dense", "memory (MB)")
     elif grid.metric == PEAK:
         shown += (plain,)
     columns = (*shown, "interval", *(["roofline bound (ms)"] if grid.metric.endswith(TIMES) else []))
