@@ -347,6 +347,8 @@ function sortedRows(rows) {
 
 const PHONE = window.matchMedia("(max-width: 40rem)");
 const TABLET = window.matchMedia("(max-width: 62rem)");
+const N_EFF = "n_eff: the members with independent noise that would give as good a gradient. "
+  + "The line between two marks is what shared noise loses.";
 
 /** Write the table of the chosen view, or say that nothing matches the filter. */
 function showTable() {
@@ -355,6 +357,7 @@ function showTable() {
   const axis = axisOf(rows);
   const columns = shownColumns(rows);
   put("table-title", tableTitle(view));
+  put("table-note", view.quantity.metric === RATE ? N_EFF : "");
   put("legend", legendOf(rows));
   put("count", `${rows.length} of ${view.rows.length} variants`);
   byId("filter").value = display.filter ?? "";
@@ -613,7 +616,9 @@ function otherTexts({ view, row }) {
 
 /** All columns of a ranking, which a narrow table leaves out. */
 function rankingFigures({ view, row }) {
-  return listOf("cells", view.columns.map((column) => [column, cellOf(view, row, column)]).filter(([, text]) => text));
+  const name = (column) => (column === "interval" ? "± of n_eff / ms" : column);
+  const cells = view.columns.map((column) => [name(column), cellOf(view, row, column)]);
+  return listOf("cells", cells.filter(([, text]) => text));
 }
 
 function timeTexts({ view, row }) {

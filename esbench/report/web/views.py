@@ -15,7 +15,7 @@ from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
 from esbench.report.analysis.roofline import bound_ns
 from esbench.report.tables.measured import BYTES, SPEED, TIME, Multiplier, median_number, multiple
-from esbench.report.tables.ranking import COST, RATE, RELATIVE_RATE, ranking_columns
+from esbench.report.tables.ranking import COST, RATE, RELATIVE_RATE, ranking_columns, rate_cell
 from esbench.report.tables.table import (
     EMPTY_NOTE,
     INTERVAL,
@@ -87,7 +87,7 @@ class View(NamedTuple):
 
 RATE_COLUMNS = (
     *("n_eff / ms", "evaluated / ms", "x dense noise", "x plain layer", "kept (%)", "step (ms)"),
-    *("memory (MB)", "n_eff", "interval of n_eff", "kappa", "noise (MB)"),
+    *("memory (MB)", "interval", "n_eff", "interval of n_eff", "kappa", "noise (MB)"),
 )
 _OF_RANKING = (RATE, "", RELATIVE_RATE, COST, "n_eff / n (%)", "step (ms)", "peak (MB)")
 _OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
@@ -129,12 +129,15 @@ def _ranked_row(grid: Grid, one: RankedVariant, reference: RankedVariant | None)
         shown = _MARK.sub("", cell.text()) if cell else ""
         return "" if shown == NOTHING else shown
 
+    shown = [text(heading) for heading in _OF_RANKING]
+    rate = rate_cell(one)
+    half = _half(rate.numbers[0]) if rate and rate.numbers else ""
     low, high = one.rate_interval or (None, None)
     is_bound = one.effective is not None and one.effective.is_bound and one.rate is not None
     return Row(
         one.variant,
         (None if one.is_exact else one.rate, low, high, evaluated),
-        tuple(text(heading) for heading in (*_OF_RANKING, *_OF_DETAIL)),
+        (*shown, half, *(text(heading) for heading in _OF_DETAIL)),
         kind=EXACT if one.is_exact else AT_LEAST if is_bound else "",
         reason=f"{one.skipped.status}: {one.skipped.reason}" if one.skipped else "",
         remark="; ".join(notes.notes),
