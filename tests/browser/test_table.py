@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 WIDE = "#layer=Linear 512 -> 512"
-COMPARED = f"#a={OLD}&b={NEW}&quantity=forward: time (host)"
+COMPARED = f"#a={OLD}&b={NEW}&quantity=forward: time (ms), host"
 DETAIL = "#open=LowRank(rank%3D1)"
 
 
@@ -60,6 +60,9 @@ def test_filtering(opened: Open) -> None:
     assert len(names(page)) > len(few)
     page.fill("#filter", "flipped 8")
     assert names(page) == ["Flipped(cores=8)", "Perturbed"]
+    page.evaluate("location.hash = location.hash + '&open=Flipped'")
+    page.locator("#dots .detail").wait_for()
+    assert "Flipped" in names(page)
     page.fill("#filter", "nothing at all")
     assert "nothing at all" in page.inner_text("#empty")
     assert not page.is_visible("#dots")
@@ -124,7 +127,7 @@ def test_two_runs_compared(opened: Open) -> None:
     page = opened()
     page.select_option("#compare-a", OLD)
     page.select_option("#compare-b", NEW)
-    page.select_option("#compare-quantity", "forward: time (host)")
+    page.select_option("#compare-quantity", "forward: time (ms), host")
     rows = [row.split("\t") for row in page.locator("#compare-table tbody tr").all_inner_texts()]
     (wide,) = [row for row in rows if row[:2] == ["Base", "Linear(512, 512)"]]
     assert wide[2:5] == ["20.12", "26.16", "1.30x worse"]

@@ -176,6 +176,8 @@ def test_no_runs_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, report(tmp_path))
     assert str(result.exception).startswith(f"no run with rows in {results}:")
     assert f"left out, without a row: {WHOLE}" in result.stderr
+    page = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
+    assert f"left out, without a row: {WHOLE}" in page
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:

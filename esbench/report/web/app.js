@@ -297,7 +297,7 @@ function codeOf(variant, one) {
 
 // --- The rows of the table ------------------------------------------------------------------------------------------
 
-/** The rows to show: the best variant of each scheme or all, filtered and sorted; dense noise always. */
+/** The rows to show: the best variant of each scheme or all, filtered and sorted; dense noise and an open row always. */
 function shownRows() {
   const { view, display } = state;
   const words = (display.filter ?? "").toLowerCase().split(/\s+/).filter(Boolean);
@@ -305,8 +305,8 @@ function shownRows() {
   const all = words.length || display.all || isShort(view) ? view.rows : bestOfSchemes(view.rows);
   const found = all.filter(matches);
   if (!found.length) return [];
-  const rows = view.rows.filter((row) => found.includes(row) || row.variant.role === "dense");
-  return sortedRows(rows);
+  const isFixed = ({ variant }) => variant.role === "dense" || variant.name === display.open;
+  return sortedRows(view.rows.filter((row) => found.includes(row) || isFixed(row)));
 }
 
 /** Whether a view shows all of its variants in any case. */
@@ -699,8 +699,8 @@ function commonViews(a, b) {
   const order = ({ quantity }) => [quantity.metric === LATENCY, quantity.metric === RATE, phases.indexOf(quantity.phase)];
   const found = new Map();
   for (const view of both.sort((x, y) => firstDifference(order(x), order(y)))) {
-    const { phase, title, method } = view.quantity;
-    const name = `${phase}: ${title} (${method})`;
+    const { phase, method } = view.quantity;
+    const name = `${phase}: ${view.columns[0]}, ${method}`;
     found.set(name, [...(found.get(name) ?? []), [view, there.get(keyOf(view))]]);
   }
   return found;
@@ -714,7 +714,7 @@ function writeComparison(pairs, warnings) {
   const summary = [
     both.length && `B / A is ${ratioText(medianRatio(both))} in the median of ${both.length} rows. `,
     both.length && `Beyond the intervals of both, ${count("worse")} are worse and ${count("better")} better. `,
-    `${rows.length - both.length} rows are in only one of the runs.`,
+    `${rows.length - both.length} rows are in only one of the runs or have no ratio.`,
     both.length > SHOWN && ` The first ${SHOWN} are shown.`,
   ];
   put("compare-status", paragraphs("warning", warnings), html("p", {}, summary.filter(Boolean)));
