@@ -32,6 +32,8 @@ MIN_HISTORY_RUNS = 3
 MIN_PLOTTED_RUNS = 20
 """Runs of a case whose history is plotted; fewer are easier to read in the table."""
 
+_UNREAD = 20
+"""Unread files and lines that the web page lists."""
 _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", "energy_j"}
 """The metrics that a terminal shows besides times."""
 
@@ -109,7 +111,9 @@ def render(
             written += _render_history(runs, out / cut(device))
         except UserError as error:
             problems.append(Problem(out / cut(device) / HISTORY, f"is not written: {error}", lost=False))
-    written += render_page([*selected.pages.values(), *published], out, selected.left_out)
+    unread = [f"{one.path.name}: {one.within}" for one in problems if one.lost]
+    left_out = [*selected.left_out, *unread[:_UNREAD]]
+    written += render_page([*selected.pages.values(), *published], out, left_out)
     studies: tuple[Callable[[], list[Path]], ...] = (
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),

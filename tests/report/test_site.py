@@ -178,6 +178,10 @@ def test_no_runs_is_an_error(tmp_path: Path) -> None:
     assert f"left out, without a row: {WHOLE}" in result.stderr
     page = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
     assert f"left out, without a row: {WHOLE}" in page
+    file = tmp_path / store(tmp_path, a_run(PART))
+    file.write_text(file.read_text(encoding="utf-8").replace('"schema":6', '"schema":3'), encoding="utf-8")
+    CliRunner().invoke(app, report(tmp_path))
+    assert "written with schema version 3" in (tmp_path / "reports/index.html").read_text(encoding="utf-8")
 
 
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
