@@ -67,7 +67,7 @@ def test_a_choice_changes_answer_and_table(opened: Open) -> None:
     assert "2025" in page.inner_text("#answer-origin")
     page.click("#more summary")
     page.select_option("#choose-metric", "peak_bytes/allocator")
-    assert page.inner_text("#table-title").startswith("Peak memory (MB)")
+    assert page.inner_text("#table-title").lower().startswith("peak memory (mb)")
     page.go_back()
     page.go_back()
     assert page.input_value("#choose-layer") != "Linear 512 -> 512"

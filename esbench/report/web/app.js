@@ -83,10 +83,6 @@ function withCommas(value) {
   return Number(value).toLocaleString("en-US");
 }
 
-function capitalized(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1);
-}
-
 // --- Elements: text is inserted as text, never as markup ------------------------------------------------------------
 
 const SVG_NAMESPACE = document.getElementById("pen").namespaceURI;
@@ -381,7 +377,7 @@ function tableTitle({ quantity, columns }) {
   if (quantity.metric === RATE) return "Members evaluated per ms, and how many of them count";
   const { phase, method } = quantity;
   const where = phase === "quality" ? method : method === "host" ? phase : `${phase}, ${method}`;
-  return `${capitalized(columns[0])}: ${where}`;
+  return `${columns[0]}: ${where}`;
 }
 
 /** A heading that sorts by its column, best first; a second click reverses the order. */
@@ -444,44 +440,33 @@ function axisOf(rows) {
   const values = rows.flatMap(({ marks }) => [marks[VALUE], marks[EVALUATED]]).filter(isNumber);
   if (!values.length) return { ticks: [], at: () => 50 };
   const isLogarithmic = values.every((value) => value > 0);
-  if (state.view.quantity.metric !== RATE) values.push(...rows.flatMap(endsOf).filter((end) => !isLogarithmic || end > 0));
+  if (state.view.quantity.metric !== RATE) {
+    const ends = rows.flatMap(({ marks }) => [marks[LOW], marks[HIGH]]).filter(isNumber);
+    values.push(...ends.filter((end) => !isLogarithmic || end > 0));
+  }
   const bend = isLogarithmic ? Math.log10 : (value) => value;
   const [low, high] = [Math.min(...values, isLogarithmic ? Infinity : 0), Math.max(...values)].map(bend);
   const span = high - low || 1;
   const share = (value) => (isLogarithmic && value <= 0 ? 0 : (bend(value) - low) / span);
   const at = (value) => Math.min(97, Math.max(3, 4 + 92 * share(value)));
-  return { ticks: isLogarithmic ? powers(low, high) : evenTicks(low, high), at, isLogarithmic };
+  return { ticks: ticksOf(low, high, isLogarithmic), at, isLogarithmic };
 }
 
-function endsOf({ marks }) {
-  return [marks[LOW], marks[HIGH]].filter(isNumber);
-}
-
-/** Ticks of a logarithmic axis: powers of ten and, if there is room, 3 or 2 and 5 times them. */
-function powers(low, high) {
-  const ticks = (digits) => {
-    const first = Math.floor(low);
-    const exponents = Array.from({ length: Math.ceil(high) - first + 1 }, (_, place) => first + place);
-    const all = exponents.flatMap((exponent) => digits.map((digit) => Number(`${digit}e${exponent}`)));
-    return all.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9);
-  };
-  const found = [[1, 2, 5], [1, 3], [1]].map(ticks).find((one) => one.length <= mostTicks()) ?? thinned(ticks([1]));
-  return found.length > 1 ? found : [10 ** low, 10 ** high];
-}
-
-function evenTicks(low, high) {
-  const step = 10 ** Math.floor(Math.log10(high - low || 1));
-  const count = Math.floor((high - low) / step + 1e-9) + 1;
-  return thinned(Array.from({ length: count }, (_, place) => (Math.ceil(low / step) + place) * step));
-}
-
-function thinned(ticks) {
-  const step = Math.ceil(ticks.length / mostTicks());
-  return ticks.filter((_, place) => place % step === 0);
-}
-
-function mostTicks() {
-  return PHONE.matches ? 3 : 6;
+/** Round values on an axis, as many as there is room for: even steps, or 1, 2, 5 or 1, 3 or 1 times powers of ten. */
+function ticksOf(low, high, isLogarithmic) {
+  const most = PHONE.matches ? 3 : 6;
+  const step = isLogarithmic ? 1 : 10 ** Math.floor(Math.log10(high - low || 1));
+  const first = Math.floor(low / step);
+  const places = Array.from({ length: Math.ceil(high / step) - first + 1 }, (_, number) => first + number);
+  const decades = (digits) => places.flatMap((place) => digits.map((digit) => Number(`${digit}e${place}`)));
+  const bend = isLogarithmic ? Math.log10 : Number;
+  const isInside = (value) => bend(value) >= low - 1e-9 && bend(value) <= high + 1e-9;
+  const choices = isLogarithmic ? [[1, 2, 5], [1, 3], [1]].map(decades) : [places.map((place) => place * step)];
+  const inside = choices.map((values) => values.filter(isInside));
+  const ticks = inside.find((values) => values.length <= most) ?? inside.at(-1);
+  const every = Math.ceil(ticks.length / most);
+  if (isLogarithmic && ticks.length < 2) return [10 ** low, 10 ** high];
+  return ticks.filter((_, place) => place % every === 0);
 }
 
 function tickText(value) {
