@@ -23,16 +23,7 @@ from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import missing_type, precision
 from esbench.measure.instruments import no_wait
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.registry import (
-    REGISTRY,
-    Entry,
-    WrongResultError,
-    cases_of,
-    load,
-    load_installed,
-    phases_named,
-    suited,
-)
+from esbench.registry import REGISTRY, Entry, cases_of, load, load_installed, phases_named, suited
 from esbench.report.analysis.quality import Qualities
 from esbench.schema import (
     QUALITY,
@@ -45,6 +36,7 @@ from esbench.schema import (
     RunHeader,
     Skipped,
 )
+from esbench.workload import WrongResultError
 
 NEEDS = "esbench.pytest_plugin needs pytest-benchmark: pip install 'pytest-benchmark[histogram]'"
 

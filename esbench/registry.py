@@ -1,8 +1,8 @@
 """Variants and suites: how packages register them, how they are loaded, and how they are chosen by name.
 
-A package of variants registers with :func:`variant` and :func:`suite`, and extends :func:`build` and
-:func:`trainer` for its schemes. The harness never imports such a package itself: :func:`load` finds it by
-module name, file or entry point.
+A package of variants registers with :func:`variant` and :func:`suite`, and extends the functions of
+:mod:`esbench.workload` for its schemes. The harness never imports such a package itself: :func:`load` finds
+it by module name, file or entry point.
 """
 
 import dataclasses
@@ -15,9 +15,8 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import singledispatch
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -28,13 +27,10 @@ from esbench.schema import (
     QUALITY,
     Case,
     Mode,
-    Outcome,
     Phase,
-    Recipe,
     Scalar,
     SchemeDoc,
     Variant,
-    Work,
 )
 
 Scheme = TypeVar("Scheme", bound=type)
@@ -53,139 +49,6 @@ class UnknownNameError(UserError):
 
 class PluginError(UserError):
     """A package of variants that cannot be loaded; the message names it and the reason."""
-
-
-class UnavailableError(Exception):
-    """The variant cannot run here; the message is the reason stored in its row."""
-
-
-class WrongResultError(Exception):
-    """A variant differs from the reference implementation; the message has the place and the difference."""
-
-
-# Interfaces of a package of variants
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A quality figure of a variant: one number for each replicate, or the reason for having none."""
-
-    metric: str
-    method: str
-    samples: tuple[float, ...] = ()
-    reason: str = ""
-
-
-class Workload(Protocol):
-    """A variant set up on a case and a device, as the measuring loop uses it.
-
-    Consecutive calls of a phase read different inputs, so that a result cannot be reused.
-    """
-
-    def enter(self, phase: Phase) -> None:
-        """Prepare the inputs of a phase and free those of other phases; called before the phase is measured.
-
-        It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
-        begin at the first input and step, and the tensors that the graph reads keep their place.
-        """
-
-    @property
-    def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        """The call of each phase that the variant has; it returns the computed tensor or nested tensors."""
-
-    @property
-    def unavailable(self) -> Mapping[Phase, str]:
-        """Phases that the variant does not have, with the reason."""
-
-    @property
-    def inputs(self) -> Sequence[Any]:
-        """The tensors that the calls of the entered phase read in turn; empty if it reads none.
-
-        The first call after ``enter`` reads the first. The harness may write other numbers into them.
-        """
-
-    def work(self, phase: Phase) -> Work | None:
-        """Return the minimum work of a call of this phase, or None if it is unknown."""
-
-    @property
-    def noise_bytes(self) -> int:
-        """The bytes of the noise state of one step, 0 without a state."""
-
-    def verify(self) -> None:
-        """Compare the variant with the reference implementation on this case.
-
-        Raises:
-            WrongResultError: it computes something else.
-
-        """
-
-    def confirm(self, phase: Phase) -> None:
-        """Compare the call of the entered phase with the reference implementation on new inputs.
-
-        The inputs are written into the tensors that were read while the call was timed.
-
-        Raises:
-            WrongResultError: it computes something else.
-
-        """
-
-    def quality(self) -> Iterable[Figure]:
-        """Compute the variant's effect on the gradient, repeatably; it is not timed.
-
-        Called after ``enter("quality")``. A workload may lack this method.
-
-        Raises:
-            UnavailableError: the variant has no quality, and why.
-
-        """
-        ...
-
-
-@singledispatch
-def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
-    """Set a registered scheme up on a case; packages extend this with ``@build.register``.
-
-    Raises:
-        UnavailableError: the scheme cannot serve the case here, and why.
-
-    """
-    message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
-    raise UnavailableError(message)
-
-
-class Trainer(Protocol):
-    """The interface for training with a kind of scheme; measuring does not need it.
-
-    A scheme has the package's own type, a model is an ``nn.Module``.
-    """
-
-    def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # see the class
-        """Return whether the scheme's update needs the rows that its layers saw."""
-
-    def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # see the class
-        """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
-
-    def prepare(self, recipe: Recipe) -> None:
-        """Check that a training of the digits study can begin.
-
-        Raises:
-            UserError: there is no such network, or its data is missing.
-
-        """
-
-    def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # see the class
-        """Train a network of the digits study.
-
-        Raises:
-            UnavailableError: the scheme cannot serve the network.
-
-        """
-
-
-@singledispatch
-def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on
-    """Return the trainer of a scheme, None if unknown; packages extend this with ``@trainer.register``."""
-    return None
 
 
 # Registration
@@ -538,8 +401,8 @@ def named(names: str) -> tuple[str, ...]:
         UserError: it is not empty but contains no name.
 
     """
-    found = tuple(name.strip() for name in names.split(",") if name.strip())
-    if names and not found:
+    stripped = tuple(name.strip() for name in names.split(",") if name.strip())
+    if names and not stripped:
         message = f"{names!r} contains no name: give comma-separated names, or leave the option out"
         raise UserError(message)
-    return found
+    return stripped

@@ -12,8 +12,9 @@ from esbench.measure.instruments import Instruments
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
 from esbench.measure.timers import Call, Visit
-from esbench.registry import Entry, Figure, build
+from esbench.registry import Entry
 from esbench.schema import Case, Mode, Phase, Variant, Work
+from esbench.workload import Figure, build
 
 FEWEST_ROUNDS = 6
 """The rounds of a call without noise: with fewer there is no interval of a median."""

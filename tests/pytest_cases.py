@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import torch
 from esbench.schema import Case, QUALITY
-from esbench.registry import Suite, UnavailableError, WrongResultError, build, suite, variant
+from esbench.registry import Suite, suite, variant
+from esbench.workload import UnavailableError, WrongResultError, build
 from impls import AbstractAdditiveScheme
 from impls.perturbation.noise import Noise
 from impls.benchmark.workload import PopulationWorkload

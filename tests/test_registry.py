@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.registry import PluginError, Registry, Suite, UnknownNameError, build, load, select_cases
+from esbench.registry import PluginError, Registry, Suite, UnknownNameError, load, select_cases
 from esbench.schema import Case, Variant
+from esbench.workload import build
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from esbench import store
 from esbench.errors import UserError
-from esbench.registry import Entry, UnavailableError, trainer
+from esbench.registry import Entry
 from esbench.report.site import render_reports
 from esbench.schema import Outcome, Recipe, Variant
 from esbench.studies.digits import (
@@ -29,6 +29,7 @@ from esbench.studies.digits import (
 )
 from esbench.studies.digits import page as digits_page
 from esbench.studies.digits_run import begin, check_resumable, conduct, train
+from esbench.workload import UnavailableError, trainer
 from tests.cli.cli_runner import run
 from tests.study_cases import HERE
 

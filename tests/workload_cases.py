@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from torch import Tensor
 
-from esbench.registry import REGISTRY, Entry, Workload, build, load
+from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case, Phase, Work
+from esbench.workload import Workload, build
 from impls.benchmark.inputs import is_packed
 
 load("impls")

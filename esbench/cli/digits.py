@@ -11,8 +11,9 @@ import typer
 
 from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_usual, note
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, Entry, trainer
+from esbench.registry import REGISTRY, Entry
 from esbench.schema import Recipe
+from esbench.workload import trainer
 
 DEFAULT = Recipe(network="DigitsMLP")
 

@@ -9,8 +9,9 @@ import typer
 
 from esbench.cli.options import FAILED, Plugins, app, load_entries, note
 from esbench.errors import UserError
-from esbench.registry import DTYPES, REGISTRY, Entry, UnavailableError, build, cases_of, phases_named
+from esbench.registry import DTYPES, REGISTRY, Entry, cases_of, phases_named
 from esbench.schema import PHASES, QUALITY, Case, Phase
+from esbench.workload import UnavailableError, build
 
 if TYPE_CHECKING:
     from esbench.measure.failure import Failure

@@ -26,9 +26,10 @@ from esbench.cli.options import (
 )
 from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
 from esbench.errors import UserError
-from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs, trainer
+from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
 from esbench.report.text import listed
 from esbench.schema import Case, Request, Run, Variant
+from esbench.workload import trainer
 
 if TYPE_CHECKING:
     from esbench.measure.model_layers import Layers

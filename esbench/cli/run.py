@@ -26,7 +26,6 @@ from esbench.errors import UserError
 from esbench.registry import (
     DTYPES,
     REGISTRY,
-    WrongResultError,
     candidates,
     cases_of,
     load,
@@ -38,6 +37,7 @@ from esbench.registry import (
 )
 from esbench.schema import PHASES, Environment, Request, Run
 from esbench.store import Unfinished, Writer
+from esbench.workload import WrongResultError
 
 if TYPE_CHECKING:
     from esbench.measure.instruments import Instruments

@@ -43,19 +43,9 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.interleave import warm_up
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.registry import (
-    REGISTRY,
-    Entry,
-    Suite,
-    UnknownNameError,
-    Workload,
-    WrongResultError,
-    build,
-    load,
-    load_installed,
-    suited,
-)
+from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, load, load_installed, suited
 from esbench.schema import QUALITY, Phase
+from esbench.workload import Workload, WrongResultError, build
 
 WARM_S = 0.005
 """Seconds of warm-up of a call on a CPU. The first visits of a cell warm it up, too, and are trimmed."""

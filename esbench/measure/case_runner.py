@@ -28,7 +28,7 @@ from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
 from esbench.measure.recorder import Recorder
 from esbench.measure.timers import Call, Clock
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.registry import Entry, Figure, UnavailableError, Workload, build, is_reference
+from esbench.registry import Entry, is_reference
 from esbench.schema import (
     LAUNCHES,
     OUT_OF_TIME,
@@ -41,6 +41,7 @@ from esbench.schema import (
     Skipped,
     Variant,
 )
+from esbench.workload import Figure, UnavailableError, Workload, build
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ import torch
 from esbench.measure.float32_precision import missing_type, precision, tensor_dtype
 from esbench.measure.memory import available_bytes, is_out_of_memory
 from esbench.measure.timers import Call, Clock
-from esbench.registry import UnavailableError
 from esbench.schema import OUT_OF_TIME, DevicePeak
+from esbench.workload import UnavailableError
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 """The folder in which Linux gives the sizes of the caches."""

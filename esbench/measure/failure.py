@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 
 from esbench.errors import UserError
 from esbench.measure.memory import is_out_of_memory
-from esbench.registry import UnavailableError, WrongResultError
 from esbench.schema import OUT_OF_MEMORY
+from esbench.workload import UnavailableError, WrongResultError
 
 TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 """The part of torch's message with the number of bytes."""

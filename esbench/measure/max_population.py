@@ -9,8 +9,9 @@ import torch
 
 from esbench.measure.case_runner import release
 from esbench.measure.memory import is_out_of_memory
-from esbench.registry import Entry, build
+from esbench.registry import Entry
 from esbench.schema import Case, Phase
+from esbench.workload import build
 
 METHOD = "bisection"
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from esbench.registry import Entry, UnavailableError
+from esbench.registry import Entry
 from esbench.schema import METHODS, OUT_OF_TIME, PHASES, QUALITY, Case, Phase, Skipped, Variant
+from esbench.workload import UnavailableError
 
 MONITORED_PHASE: Phase = "forward"
 """The only phase whose utilisation and energy are read, because each reading takes seconds."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from esbench.measure.timers import quiet
-from esbench.registry import UnavailableError
+from esbench.workload import UnavailableError
 
 METHOD = "profiler"
 

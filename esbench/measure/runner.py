@@ -22,7 +22,7 @@ from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
 from esbench.measure.timers import ClockError
 from esbench.measure.validation import ExactChecks
 from esbench.progress import Show
-from esbench.registry import Entry, UnavailableError, scheme_docs
+from esbench.registry import Entry, scheme_docs
 from esbench.schema import (
     OUT_OF_MEMORY,
     QUALITY,
@@ -41,6 +41,7 @@ from esbench.schema import (
     Variant,
 )
 from esbench.store import Unfinished
+from esbench.workload import UnavailableError
 
 PEAKS_SHARE = 0.2
 """The largest share of a time budget for the device peaks."""

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from esbench.errors import UserError
 from esbench.measure import cuda
-from esbench.registry import UnavailableError
 from esbench.schema import METHODS
+from esbench.workload import UnavailableError
 
 Call = cuda.Call
 

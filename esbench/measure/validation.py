@@ -24,8 +24,9 @@ from esbench.measure import cuda, interleave, timers
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
-from esbench.registry import Entry, Workload, WrongResultError, build
+from esbench.registry import Entry
 from esbench.schema import Case, Phase, Variant
+from esbench.workload import Workload, WrongResultError, build
 
 PATIENCE_S = (0.003, 0.03)
 """Bounds of the wait for a result that is written late, by default as long as the call took."""

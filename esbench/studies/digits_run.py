@@ -12,10 +12,11 @@ from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import classify
 from esbench.progress import Show
-from esbench.registry import Entry, UnavailableError, trainer
+from esbench.registry import Entry
 from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
 from esbench.studies.digits import SCHEMA, Study, Training, Untrained, study_path
+from esbench.workload import UnavailableError, trainer
 
 
 def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import Figure, UnavailableError, Workload, build, variant
+from esbench.registry import variant
 from esbench.schema import Case, Phase, Work
+from esbench.workload import Figure, UnavailableError, Workload, build
 from impls.benchmark import inputs
 from impls.benchmark.minimum_work import Extent
 from impls.verify import reference

@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from esbench.errors import UserError
-from esbench.registry import UnavailableError
 from esbench.schema import Case
+from esbench.workload import UnavailableError
 from impls.binary import bits
 from impls.binary.layers import BinarizedConv2d, BinarizedLinear
 from impls.training.networks import NETWORKS, shape_of, trained

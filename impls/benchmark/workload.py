@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from esbench.registry import Figure, UnavailableError, Workload, build
 from esbench.schema import Case, Phase, Work
+from esbench.workload import Figure, UnavailableError, Workload, build
 from impls.benchmark import inputs, minimum_work
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme

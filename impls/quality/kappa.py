@@ -47,7 +47,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esbench.registry import UnavailableError
+from esbench.workload import UnavailableError
 from impls.perturbation.layer import PerturbedLayer, perturbed_layers, trainable_modules
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.population import Population, perturb

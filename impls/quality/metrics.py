@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from esbench.registry import Figure
+from esbench.workload import Figure
 from impls.perturbation.population import perturb
 from impls.quality import gradient_cosine, kappa
 from impls.quality.gradient_cosine import Descent

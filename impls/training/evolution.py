@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.registry import UnavailableError, trainer
 from esbench.schema import Outcome, Recipe
+from esbench.workload import UnavailableError, trainer
 from impls.perturbation.layer import perturbed_layers, trainable_modules
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme

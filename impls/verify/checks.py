@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.registry import WrongResultError
+from esbench.workload import WrongResultError
 from impls.binary import bits
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme

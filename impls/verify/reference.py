@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from esbench.registry import WrongResultError
+from esbench.workload import WrongResultError
 from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
 

@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 import impls
-from esbench.registry import REGISTRY, Entry, build
+from esbench.registry import REGISTRY, Entry
 from esbench.schema import PHASES, Case, Work
+from esbench.workload import build
 from impls.benchmark.inputs import is_packed
 from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, tensors, workload
 

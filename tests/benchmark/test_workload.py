@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import impls
-from esbench.registry import Workload, build
 from esbench.schema import Case, Phase
+from esbench.workload import Workload, build
 from tests.workload_cases import (
     CASES,
     CHECKS,

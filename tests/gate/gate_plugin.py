@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from esbench.schema import Case
-from esbench.registry import Suite, UnavailableError, WrongResultError, build, suite, variant
+from esbench.registry import Suite, suite, variant
+from esbench.workload import UnavailableError, WrongResultError, build
 
 CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)
 suite(Suite("tiny", "", cases=(CASE,), variants=("Tiny*",), phases=("forward",), cell_s=0.01))

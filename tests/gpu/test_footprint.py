@@ -13,8 +13,9 @@ from esbench.measure.max_population import fitting, largest
 from esbench.measure.memory import footprint
 from esbench.measure.profiler import profile, trace
 from esbench.measure.timers import clocks
-from esbench.registry import REGISTRY, Entry, build, load
+from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case
+from esbench.workload import build
 from tests.workload_cases import NUMBERS
 
 load("impls")

@@ -2,9 +2,10 @@
 
 import pytest
 
-from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
+from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case
 from esbench.studies.kernels import SUITES
+from esbench.workload import UnavailableError, build
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

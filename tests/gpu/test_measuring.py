@@ -14,7 +14,7 @@ from esbench.measure.gpu_monitor import of_call
 from esbench.measure.interleave import warm_up
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.timers import Call, CudaClock, Visit
-from esbench.registry import UnavailableError
+from esbench.workload import UnavailableError
 
 pytestmark = pytest.mark.alone
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from esbench.measure import validation
 from esbench.measure.cuda import Cuda, Streak
 from esbench.measure.timers import CudaClock
-from esbench.registry import UnavailableError, build
 from esbench.schema import PHASES, Case, Phase
+from esbench.workload import UnavailableError, build
 from impls import (
     FusedLowRank,
     FusedRegenerated,

@@ -8,8 +8,9 @@ from torch import nn
 
 import impls
 from esbench.measure.float32_precision import precision
-from esbench.registry import Entry, build, load
+from esbench.registry import Entry, load
 from esbench.schema import Case
+from esbench.workload import build
 from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import NoiseStream
 from tests.workload_cases import CHECKS, NUMBERS, pairs

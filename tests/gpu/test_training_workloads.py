@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
+from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case
+from esbench.workload import UnavailableError, build
 from impls.benchmark.training.rigl import mlp
 
 load("impls")

@@ -17,8 +17,8 @@ from esbench.measure.gpu_monitor import Activity
 from esbench.measure.profiler import ProfileError
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
-from esbench.registry import UnavailableError, WrongResultError
 from esbench.schema import Case, Checkpoint, Measurement, Phase, Record, Skipped
+from esbench.workload import UnavailableError, WrongResultError
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeScheme, World, raising
 from tests.loop_cases import measure, measurements, plan_of, rows_of, skipped
 

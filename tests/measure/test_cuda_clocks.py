@@ -14,7 +14,7 @@ from esbench.measure import cuda
 from esbench.measure.cuda import Streak
 from esbench.measure.interleave import warm_up
 from esbench.measure.timers import LONGEST_BLOCK_NS, Call, ClockError, CudaClock, clocks
-from esbench.registry import UnavailableError
+from esbench.workload import UnavailableError
 from tests.fake_cuda import FakeCuda
 
 METHODS = ("eager", "graph")

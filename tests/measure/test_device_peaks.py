@@ -17,7 +17,7 @@ from esbench.measure.device_peaks import (
     device_peaks,
 )
 from esbench.measure.timers import Call, HostClock, Visit
-from esbench.registry import UnavailableError
+from esbench.workload import UnavailableError
 
 MIB = 2**20
 

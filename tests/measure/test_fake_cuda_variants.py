@@ -26,8 +26,9 @@ from esbench.measure.plan import Plan
 from esbench.measure.profiler import Trace
 from esbench.measure.runner import run_cases
 from esbench.measure.timers import CudaClock, HostClock
-from esbench.registry import REGISTRY, Entry, UnavailableError, Workload, WrongResultError, build, load
+from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import PHASES, QUALITY, Case, Measurement, Phase, Record, Skipped
+from esbench.workload import UnavailableError, Workload, WrongResultError, build
 from impls.benchmark.inputs import is_packed, layer, rows
 from impls.benchmark.training import backward, memory_reclaim, shared_compile
 from impls.benchmark.training.architecture_search import Search, architectures

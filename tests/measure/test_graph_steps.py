@@ -14,8 +14,8 @@ import impls
 from esbench.measure import validation
 from esbench.measure.cuda import Streak
 from esbench.measure.timers import CudaClock
-from esbench.registry import UnavailableError, WrongResultError, build
 from esbench.schema import PHASES, Case, Phase
+from esbench.workload import UnavailableError, WrongResultError, build
 from impls import Population, perturb
 from impls.benchmark.workload import PopulationWorkload
 from impls.perturbation.scheme import AnyScheme

@@ -15,7 +15,8 @@ import torch
 from esbench.measure import memory
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import footprint, is_out_of_memory, peak_bytes
-from esbench.registry import UnavailableError, WrongResultError, build, load
+from esbench.registry import load
+from esbench.workload import UnavailableError, WrongResultError, build
 from tests.workload_cases import BITS, CHECKS, ENTRIES, LINEAR, suits
 
 load("impls")
@@ -104,7 +105,8 @@ import resource, time
 import torch
 from esbench.measure.max_population import fitting, largest
 from esbench.measure.memory import ceiling, is_out_of_memory, peak_bytes
-from esbench.registry import Entry, build
+from esbench.registry import Entry
+from esbench.workload import build
 from esbench.schema import Case, Variant
 
 MIB = 1024 * 1024

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from esbench.measure.recorder import Stopwatch
-from esbench.registry import Figure, UnavailableError, build, phases_named
+from esbench.registry import phases_named
 from esbench.schema import PHASES, QUALITY, Case, Checkpoint, Measurement, Phase, Skipped, Variant
 from esbench.store import encode
+from esbench.workload import Figure, UnavailableError, build
 from tests.fakes import CASE, FakeScheme, FakeWorkload, World
 from tests.loop_cases import measure, measurements, skipped
 

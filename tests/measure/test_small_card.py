@@ -14,8 +14,9 @@ from esbench.measure.float32_precision import missing_type
 from esbench.measure.plan import Plan
 from esbench.measure.runner import run_cases
 from esbench.measure.timers import HostClock
-from esbench.registry import REGISTRY, UnavailableError, load
+from esbench.registry import REGISTRY, load
 from esbench.schema import Record
+from esbench.workload import UnavailableError
 from impls.benchmark.training.rigl import SemiStructured
 from impls.kernels.scheme import AbstractFused
 from impls.schemes import Compiled

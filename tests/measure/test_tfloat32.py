@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 import impls
-from esbench.registry import WrongResultError, build
 from esbench.schema import PHASES
+from esbench.workload import WrongResultError, build
 from impls.benchmark.inputs import TFLOAT32_EPS, dtype_of
 from impls.perturbation.member_ops import append_axes
 from impls.perturbation.operators import AbstractOperator, Linear

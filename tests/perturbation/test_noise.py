@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from esbench.registry import WrongResultError
+from esbench.workload import WrongResultError
 from impls.kernels.dense_rng import FusedRegenerated
 from impls.perturbation import philox
 from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream

@@ -13,7 +13,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 import impls
-from esbench.registry import WrongResultError
+from esbench.workload import WrongResultError
 from impls.perturbation import noise as streams
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AnyScheme

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, UnavailableError, build
+from esbench.registry import REGISTRY
 from esbench.schema import PHASES, QUALITY, Case
+from esbench.workload import UnavailableError, build
 from impls.benchmark import inputs
 from impls.benchmark.baselines import Base, Naive
 from impls.perturbation.scheme import AbstractRowScheme, AnyScheme

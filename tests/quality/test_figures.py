@@ -9,8 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import Entry, UnavailableError, build
+from esbench.registry import Entry
 from esbench.schema import QUALITY, Case
+from esbench.workload import UnavailableError, build
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa, metrics

@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 import impls
-from esbench.registry import UnavailableError
 from esbench.report.analysis.quality import n_eff_of_replicates
+from esbench.workload import UnavailableError
 from impls.perturbation.scheme import AnyScheme
 from impls.quality import kappa as law
 from impls.quality.kappa import Subject, moments, sample_size

@@ -15,8 +15,9 @@ from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
 from esbench.cli.options import load_usual
-from esbench.registry import REGISTRY, Entry, UnavailableError, UnknownNameError, build, load, suited
+from esbench.registry import REGISTRY, Entry, UnknownNameError, load, suited
 from esbench.schema import Case
+from esbench.workload import UnavailableError, build
 from impls import Compiled, Population, perturb
 from impls.schemes import compiled
 from impls.verify.reference import check_forward, check_update

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from esbench.measure.float32_precision import precision
-from esbench.registry import Entry, build
+from esbench.registry import Entry
 from esbench.schema import Case
+from esbench.workload import build
 from impls import Population, perturb
 from impls.benchmark import inputs
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esbench.registry import WrongResultError
+from esbench.workload import WrongResultError
 from impls.perturbation import function_mode
 from impls.perturbation.member_ops import append_axes
 from impls.perturbation.noise import STREAMS, BlockStream, Noise, NoiseStream

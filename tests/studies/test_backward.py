@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from esbench.registry import Workload, build
 from esbench.schema import Case
+from esbench.workload import Workload, build
 from impls.benchmark.training.backward import (
     FEW_LARGE,
     MANY_SMALL,

@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 
-from esbench.registry import REGISTRY, Entry, UnavailableError, WrongResultError, build, load
+from esbench.registry import REGISTRY, Entry, load
+from esbench.workload import UnavailableError, WrongResultError, build
 from impls.benchmark.training import architecture_search, memory_reclaim, shared_compile
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,

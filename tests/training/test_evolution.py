@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import impls
-from esbench.registry import REGISTRY, UnavailableError, trainer
+from esbench.registry import REGISTRY
 from esbench.schema import Recipe
 from esbench.studies.digits_run import train
+from esbench.workload import UnavailableError, trainer
 from impls import Perturbed, SparsePerturbed, perturb
 from impls.training import networks
 from impls.training.evolution import centred_ranks, effective_members, evolve, is_unbiased

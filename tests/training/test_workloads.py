@@ -13,18 +13,9 @@ from torch import Generator, Tensor, nn
 from typing_extensions import override
 
 from esbench.measure import memory, validation
-from esbench.registry import (
-    REGISTRY,
-    Entry,
-    UnavailableError,
-    Workload,
-    WrongResultError,
-    build,
-    load,
-    suited,
-    with_references,
-)
+from esbench.registry import REGISTRY, Entry, load, suited, with_references
 from esbench.schema import Case
+from esbench.workload import UnavailableError, Workload, WrongResultError, build
 from impls.benchmark.training import (
     architecture_search,
     backward,

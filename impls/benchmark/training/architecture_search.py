@@ -14,8 +14,9 @@ from torch import Generator, Tensor, nn
 from torch.optim import SGD
 from torch.utils.hooks import RemovableHandle
 
-from esbench.registry import REGISTRY, WrongResultError
+from esbench.registry import REGISTRY
 from esbench.schema import Case
+from esbench.workload import WrongResultError
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import check, gradients
 from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, isolated

@@ -19,17 +19,9 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from esbench.registry import (
-    REGISTRY,
-    Figure,
-    Suite,
-    UnavailableError,
-    WrongResultError,
-    build,
-    suite,
-    variant,
-)
+from esbench.registry import REGISTRY, Suite, suite, variant
 from esbench.schema import QUALITY, Case, Phase
+from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import (
     AbstractTrainingWorkload,

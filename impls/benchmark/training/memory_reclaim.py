@@ -14,16 +14,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from esbench.registry import (
-    Figure,
-    Suite,
-    UnavailableError,
-    WrongResultError,
-    build,
-    suite,
-    variant,
-)
+from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
+from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark.training import architecture_search
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,

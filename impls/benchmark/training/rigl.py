@@ -10,8 +10,9 @@ from torch import Generator, Tensor, nn
 from torch.optim import SGD, Optimizer
 from typing_extensions import override
 
-from esbench.registry import Suite, UnavailableError, suite, variant
+from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
+from esbench.workload import UnavailableError
 from impls.benchmark.training import sparse_digits, topology_update
 from impls.benchmark.training.sparse_training import (
     ALPHA,

@@ -15,16 +15,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from esbench.registry import (
-    Figure,
-    Suite,
-    UnavailableError,
-    WrongResultError,
-    build,
-    suite,
-    variant,
-)
+from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
+from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark.training.architecture_search import (
     COMPILED,
     LEARNING_RATE,

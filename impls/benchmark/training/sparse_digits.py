@@ -13,8 +13,9 @@ from torch import Generator, nn
 from typing_extensions import override
 
 from esbench.errors import UserError
-from esbench.registry import REGISTRY, Figure, UnavailableError, WrongResultError, build, variant
+from esbench.registry import REGISTRY, variant
 from esbench.schema import Case
+from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
 from impls.training import networks
 from impls.training.rigl import RigLScheduler

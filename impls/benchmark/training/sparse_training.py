@@ -13,8 +13,9 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import REGISTRY, Figure, UnavailableError, WrongResultError, build
+from esbench.registry import REGISTRY
 from esbench.schema import Case, Phase
+from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.topology_update import check_update
 from impls.benchmark.training.workload import (

@@ -12,8 +12,9 @@ import torch
 from torch import Generator, Tensor
 from typing_extensions import override
 
-from esbench.registry import REGISTRY, Figure, UnavailableError, WrongResultError, build, variant
+from esbench.registry import REGISTRY, variant
 from esbench.schema import Case, Phase, Work
+from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import AbstractTrainingWorkload
 from impls.training import sparse_masks

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import Figure, Workload
 from esbench.schema import PHASES, Case, Phase, Work
+from esbench.workload import Figure, Workload
 from impls.benchmark.inputs import RotatingBuffers, refill
 from impls.verify import reference
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from esbench.registry import REGISTRY, Entry, UnavailableError, build, load
+from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case
+from esbench.workload import UnavailableError, build
 from impls import (
     FusedBinary,
     FusedHadamard,

@@ -1,0 +1,141 @@
+"""The interfaces that a package of variants implements for the harness.
+
+It extends :func:`build` for its kinds of schemes, and :func:`trainer` for those that can train a network.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import singledispatch
+from typing import Any, Protocol
+
+from esbench.schema import Case, Outcome, Phase, Recipe, Work
+
+
+class UnavailableError(Exception):
+    """The variant cannot run here; the message is the reason stored in its row."""
+
+
+class WrongResultError(Exception):
+    """A variant differs from the reference implementation; the message has the place and the difference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A quality figure of a variant: one number for each replicate, or the reason for having none."""
+
+    metric: str
+    method: str
+    samples: tuple[float, ...] = ()
+    reason: str = ""
+
+
+class Workload(Protocol):
+    """A variant set up on a case and a device, as the measuring loop uses it.
+
+    Consecutive calls of a phase read different inputs, so that a result cannot be reused.
+    """
+
+    def enter(self, phase: Phase) -> None:
+        """Prepare the inputs of a phase and free those of other phases; called before the phase is measured.
+
+        It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
+        begin at the first input and step, and the tensors that the graph reads keep their place.
+        """
+
+    @property
+    def phases(self) -> Mapping[Phase, Callable[[], object]]:
+        """The call of each phase that the variant has; it returns the computed tensor or nested tensors."""
+
+    @property
+    def unavailable(self) -> Mapping[Phase, str]:
+        """Phases that the variant does not have, with the reason."""
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The tensors that the calls of the entered phase read in turn; empty if it reads none.
+
+        The first call after ``enter`` reads the first. The harness may write other numbers into them.
+        """
+
+    def work(self, phase: Phase) -> Work | None:
+        """Return the minimum work of a call of this phase, or None if it is unknown."""
+
+    @property
+    def noise_bytes(self) -> int:
+        """The bytes of the noise state of one step, 0 without a state."""
+
+    def verify(self) -> None:
+        """Compare the variant with the reference implementation on this case.
+
+        Raises:
+            WrongResultError: it computes something else.
+
+        """
+
+    def confirm(self, phase: Phase) -> None:
+        """Compare the call of the entered phase with the reference implementation on new inputs.
+
+        The inputs are written into the tensors that were read while the call was timed.
+
+        Raises:
+            WrongResultError: it computes something else.
+
+        """
+
+    def quality(self) -> Iterable[Figure]:
+        """Compute the variant's effect on the gradient, repeatably; it is not timed.
+
+        Called after ``enter("quality")``. A workload may lack this method.
+
+        Raises:
+            UnavailableError: the variant has no quality, and why.
+
+        """
+        ...
+
+
+@singledispatch
+def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
+    """Set a registered scheme up on a case; packages extend this with ``@build.register``.
+
+    Raises:
+        UnavailableError: the scheme cannot serve the case here, and why.
+
+    """
+    message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
+    raise UnavailableError(message)
+
+
+class Trainer(Protocol):
+    """The interface for training with a kind of scheme; measuring does not need it.
+
+    A scheme has the package's own type, a model is an ``nn.Module``.
+    """
+
+    def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # see the class
+        """Return whether the scheme's update needs the rows that its layers saw."""
+
+    def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # see the class
+        """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
+
+    def prepare(self, recipe: Recipe) -> None:
+        """Check that a training of the digits study can begin.
+
+        Raises:
+            UserError: there is no such network, or its data is missing.
+
+        """
+
+    def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # see the class
+        """Train a network of the digits study.
+
+        Raises:
+            UnavailableError: the scheme cannot serve the network.
+
+        """
+
+
+@singledispatch
+def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on
+    """Return the trainer of a scheme, None if unknown; packages extend this with ``@trainer.register``."""
+    return None
