@@ -85,8 +85,8 @@ class Study(_Strict, frozen=True, kw_only=True):
 
     def left(self) -> list[tuple[int, Recipe, Variant]]:
         """Return the unfinished trainings: all variants with the first seed, then with the next."""
-        done = {(one.seed, one.network, one.variant) for one in self.trainings}
-        without = {(one.network, one.variant) for one in self.untrained}
+        done = {(training.seed, training.network, training.variant) for training in self.trainings}
+        without = {(failure.network, failure.variant) for failure in self.untrained}
         return [
             (seed, recipe, variant)
             for seed in self.seeds
@@ -151,8 +151,12 @@ def lines(study: Study, network: str) -> list[Line]:
     """Return the result of each variant that was trained on a network."""
     results = {}
     for variant in study.variants:
-        trainings = [one for one in study.trainings if (one.variant, one.network) == (variant, network)]
-        if accuracy := estimate([one.outcome.accuracy for one in trainings]):
+        trainings = [
+            training
+            for training in study.trainings
+            if (training.variant, training.network) == (variant, network)
+        ]
+        if accuracy := estimate([training.outcome.accuracy for training in trainings]):
             results[variant] = (accuracy, trainings[0].outcome)
     dense = results[DENSE][0].mean if DENSE in results else None
     return [
@@ -179,9 +183,9 @@ def verdict(study: Study, network: str) -> str:
 def reasons(study: Study, network: str) -> list[str]:
     """Return one line per variant that could not be trained on a network, with the reason."""
     return [
-        f"{one.variant.name}{' failed' if one.failed else ''}: {one_line(one.reason)}"
-        for one in study.untrained
-        if one.network == network
+        f"{failure.variant.name}{' failed' if failure.failed else ''}: {one_line(failure.reason)}"
+        for failure in study.untrained
+        if failure.network == network
     ]
 
 
@@ -200,7 +204,7 @@ def page(studies: Sequence[Study]) -> str:
     """Return the page as Markdown."""
     parts = ["# Learning digits with every variant", _INTRODUCTION]
     for study in studies:
-        here, wall_s = study.environment, sum(one.wall_s for one in study.trainings)
+        here, wall_s = study.environment, sum(training.wall_s for training in study.trainings)
         facts = [f"{len(study.seeds)} seeds", f"the trainings took {format_number(wall_s)} s"]
         parts += [f"## {escape(here.device_name)}", origin(study.study_id, study.started, here, facts)]
         for recipe in study.recipes:
@@ -208,8 +212,8 @@ def page(studies: Sequence[Study]) -> str:
             parts += [f"{_describe(recipe)} {escape(verdict(study, recipe.network))}.", _table(study, recipe)]
             if listed := [f"- {escape(reason)}" for reason in reasons(study, recipe.network)]:
                 parts.append("\n".join(["Not trained:", "", *listed]))
-            if left := sum(other.network == recipe.network for _, other, _ in study.left()):
-                parts.append(f"Incomplete: {left} trainings are missing.")
+            if missing := sum(unfinished.network == recipe.network for _, unfinished, _ in study.left()):
+                parts.append(f"Incomplete: {missing} trainings are missing.")
     return join(parts)
 
 

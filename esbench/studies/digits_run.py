@@ -26,22 +26,22 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
         UnavailableError: the scheme does not support the network, or its package does not train.
 
     """
-    found = trainer(scheme)
-    if found is None:
+    network_trainer = trainer(scheme)
+    if network_trainer is None:
         message = f"no training of {recipe.network} is known for {type(scheme).__name__}"
         raise UnavailableError(message)
-    return found.train(scheme, recipe, seed, device)
+    return network_trainer.train(scheme, recipe, seed, device)
 
 
 def begin(
     entries: Sequence[Entry], recipes: Sequence[Recipe], seeds: Sequence[int], environment: Environment
 ) -> Study:
     """Return a study without trainings."""
-    now = datetime.now(UTC)
+    start = datetime.now(UTC)
     return Study(
         schema=SCHEMA,
-        study_id=new_run_id("digits", now),
-        started=now.isoformat(timespec="seconds"),
+        study_id=new_run_id("digits", start),
+        started=start.isoformat(timespec="seconds"),
         recipes=tuple(recipes),
         seeds=tuple(seeds),
         variants=tuple(entry.variant for entry in entries),
@@ -61,10 +61,10 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
         message = f"{study.study_id} is complete: there is nothing to resume"
         raise UserError(message)
     code = _code([entry for entry in entries if entry.variant in study.variants])
-    found = differences(study.environment, environment)
-    found += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
-    if found:
-        message = f"study {study.study_id} cannot be resumed, these differ: {'; '.join(found)}: train again"
+    changes = differences(study.environment, environment)
+    changes += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
+    if changes:
+        message = f"study {study.study_id} cannot be resumed, these differ: {'; '.join(changes)}: train again"
         raise UserError(message)
 
 
@@ -75,10 +75,10 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
     """
     schemes = {entry.variant: entry.scheme for entry in entries}
     total = len(study.trainings) + len(study.left())
-    while left := study.left():
-        seed, recipe, variant = left[0]
+    while unfinished := study.left():
+        seed, recipe, variant = unfinished[0]
         network = recipe.network
-        progress(total - len(left), total, f"{network} {variant.name} seed {seed}")
+        progress(total - len(unfinished), total, f"{network} {variant.name} seed {seed}")
         start_s = time.monotonic()
         try:
             outcome = train(schemes[variant], recipe, seed, study.environment.device)

@@ -143,8 +143,8 @@ def measure(gate: Gate, replicates: int, results: Path) -> Path:
         schema=SCHEMA,
         opening=opening,
         wall_s=round(wall_s, 3),
-        cells=tuple(one for one in every if injected(one.name) is None),
-        controls=tuple(one for one in every if injected(one.name) is not None),
+        cells=tuple(cell for cell in every if injected(cell.name) is None),
+        controls=tuple(cell for cell in every if injected(cell.name) is not None),
     )
     folder = results / opening.environment.slug / FOLDER
     return store.write_document(resampled(study, gate.settings), folder / f"{opening.gate_id}.json")
@@ -188,7 +188,7 @@ def alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
     """Decide on suites in which nothing differs."""
     decided = list(decisions(study, settings, 0.0, [""] * suites))
     codes = [exit_code(verdicts, ()) for verdicts, _ in decided]
-    statuses = [one.status for verdicts, _ in decided for one in verdicts if one.cell != MEAN]
+    statuses = [verdict.status for verdicts, _ in decided for verdict in verdicts if verdict.cell != MEAN]
     return Alarms(
         suites=suites,
         cells=len(study.cells),
@@ -216,7 +216,7 @@ def power(study: GateStudy, settings: Settings, kind: str, slower: float, target
 
 def failing(verdicts: Sequence[Verdict]) -> set[str]:
     """Return the names of the cells that FAIL."""
-    return {one.cell for one in verdicts if one.status == "FAIL"}
+    return {verdict.cell for verdict in verdicts if verdict.status == "FAIL"}
 
 
 def decisions(
@@ -260,7 +260,7 @@ def decisions(
                 logs[stage][target] = [control[replicate] for replicate in replicates]
         screened = screen(logs["screen"], settings)
         suspected = suspects(screened, settings)
-        confirm = {name: found for name, found in logs["confirm"].items() if {name, MEAN} & suspected}
+        confirm = {name: ratios for name, ratios in logs["confirm"].items() if {name, MEAN} & suspected}
         verdicts, mean = time_verdicts(screened, confirm, settings)
         yield [*verdicts, mean], len(confirm)
 
@@ -328,21 +328,23 @@ def _origin(study: GateStudy) -> str:
     )
 
 
-def _picture(study: GateStudy, found: Alarms, out: Path) -> str:
+def _picture(study: GateStudy, alarms: Alarms, out: Path) -> str:
     """Draw the power; return the image as Markdown."""
     from esbench.report.plots.gate_power import gate_power  # noqa: PLC0415  # matplotlib is slow to import
 
     points: dict[str, list[tuple[float, int, int]]] = {}
-    for one in study.powers:
-        if one.slower:
-            points.setdefault(one.kind, []).append((one.slower, one.found, one.suites))
-    sure = next((one for one in study.powers if one.kind == ONE_CELL and one.share >= MIN_SHARE), None)
+    for power in study.powers:
+        if power.slower:
+            points.setdefault(power.kind, []).append((power.slower, power.found, power.suites))
+    sure = next(
+        (power for power in study.powers if power.kind == ONE_CELL and power.share >= MIN_SHARE), None
+    )
     finding = (
         f"The gate finds a cell that is {_percent(sure.slower)} slower in {_percent(sure.share)} of suites"
         if sure
         else "The gate finds no slowdown of a single cell reliably"
     )
-    title = f"{finding}; false alarms: {found.alarmed} of {found.suites}"
+    title = f"{finding}; false alarms: {alarms.alarmed} of {alarms.suites}"
     here = study.opening.environment
     figure = gate_power(points, MIN_POWER, title, f"{here.device_name}, study {study.opening.gate_id}")
     path = out / f"{PICTURE}-{here.slug}.svg"
@@ -350,20 +352,20 @@ def _picture(study: GateStudy, found: Alarms, out: Path) -> str:
     return image(figure.write(path).name, title)
 
 
-def _alarm_table(found: Alarms) -> str:
-    comparisons = found.suites * found.cells
-    ends = stats.binomtest(found.alarmed, found.suites).proportion_ci()  # Clopper and Pearson, 1934
+def _alarm_table(alarms: Alarms) -> str:
+    comparisons = alarms.suites * alarms.cells
+    ends = stats.binomtest(alarms.alarmed, alarms.suites).proportion_ci()  # Clopper and Pearson, 1934
     rows = [
-        ("suites", found.suites),
+        ("suites", alarms.suites),
         ("comparisons of a cell", comparisons),
-        ("suites with a FAIL", found.alarmed),
-        (f"share of suites with a FAIL; goal: at most {_percent(MAX_ALARM_RATE)}", _rate(found)),
+        ("suites with a FAIL", alarms.alarmed),
+        (f"share of suites with a FAIL; goal: at most {_percent(MAX_ALARM_RATE)}", _rate(alarms)),
         ("its 95 % interval", f"{_percent(ends.low)} to {_percent(ends.high)}"),
-        ("suites in which the geometric mean FAILs", found.by_mean),
-        ("comparisons that FAIL", found.failed),
-        ("comparisons that are INCONCLUSIVE", _percent(found.inconclusive / comparisons)),
-        ("suites that end INCONCLUSIVE", found.unclear),
-        ("cells confirmed per suite, mean", format_number(found.confirmed)),
+        ("suites in which the geometric mean FAILs", alarms.by_mean),
+        ("comparisons that FAIL", alarms.failed),
+        ("comparisons that are INCONCLUSIVE", _percent(alarms.inconclusive / comparisons)),
+        ("suites that end INCONCLUSIVE", alarms.unclear),
+        ("cells confirmed per suite, mean", format_number(alarms.confirmed)),
     ]
     return table(("", "nothing differs"), rows)
 
@@ -371,22 +373,24 @@ def _alarm_table(found: Alarms) -> str:
 def _power_table(powers: Sequence[Power]) -> str:
     rows = [
         (
-            one.kind,
-            _percent(one.slower),
-            one.suites,
-            _percent(one.share),
-            _percent(MIN_POWER[one.slower]) if one.kind != ALL_CELLS and one.slower in MIN_POWER else "",
-            ABSENT if one.kind == ALL_CELLS else one.others,
-            one.by_mean,
+            power.kind,
+            _percent(power.slower),
+            power.suites,
+            _percent(power.share),
+            _percent(MIN_POWER[power.slower])
+            if power.kind != ALL_CELLS and power.slower in MIN_POWER
+            else "",
+            ABSENT if power.kind == ALL_CELLS else power.others,
+            power.by_mean,
         )
-        for one in powers
+        for power in powers
     ]
     header = ("", "slower by", "suites", "found in", "goal: at least", "another cell fails", "the mean fails")
     return table(header, rows)
 
 
-def _rate(found: Alarms) -> str:
-    rate = found.alarmed / found.suites
+def _rate(alarms: Alarms) -> str:
+    rate = alarms.alarmed / alarms.suites
     return f"{_percent(rate)}: {'met' if rate <= MAX_ALARM_RATE else 'not met'}"
 
 

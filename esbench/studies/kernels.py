@@ -162,7 +162,7 @@ _Cell = tuple[Measurement | Skipped, Ratio | None]
 """A row, and its time as a multiple of base."""
 _INTRODUCTION = (
     "Kernels that compute the forward or the update of a scheme in one launch. Times come from the "
-    f"newest runs of the suites {' and '.join(f'`{one}`' for one in SUITES)} (`esbench run --suite "
+    f"newest runs of the suites {' and '.join(f'`{name}`' for name in SUITES)} (`esbench run --suite "
     f"{SUITES[0]}` on a GPU). Goals are for an H200 in bfloat16 with CUDA graphs; a missed goal is "
     "reported and fails nothing. Tile sizes come from `impls/kernels/tuned` if the GPU is listed there, "
     "and are defaults otherwise. `nox -s kernels` compiles every kernel for GPUs that need not be "
@@ -227,7 +227,7 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
     cells: dict[tuple[str, str, Phase], _Cell] = {}
     for run in runs:
         every = (grid for operator in operators(run) for grid in grids(run, operator, TIMES))
-        for grid in sorted((one for one in every if one.metric == LATENCY), key=_place):
+        for grid in sorted((grid for grid in every if grid.metric == LATENCY), key=_place):
             for variant, case in itertools.product(grid.variants, grid.cases):
                 if row := grid.at(variant, case):
                     key = (variant.name, case.label, grid.phase)
@@ -264,28 +264,30 @@ def _compiled(compilations: Compilations) -> list[str]:
         "that fit on a multiprocessor.",
     ]
     header = ("kernel", "warps", "stages", "registers", "shared (B)", "spilled (B)", "programs")
-    for capability in dict.fromkeys(one.capability for one in compilations.found):
+    for capability in dict.fromkeys(launch.capability for launch in compilations.found):
         rows = [
             (
-                *(one.title, one.warps, one.stages, one.registers, one.shared_bytes, one.spilled_bytes),
-                _programs(one),
+                *(launch.title, launch.warps, launch.stages, launch.registers),
+                *(launch.shared_bytes, launch.spilled_bytes, _programs(launch)),
             )
-            for one in compilations.found
-            if one.capability == capability
+            for launch in compilations.found
+            if launch.capability == capability
         ]
         parts += [f"### Capability {capability / 10:.1f}", table(header, rows)]
     refused = [
-        f"- {escape(f'{one.title}, {one.capability / 10:.1f}: {one.reason}')}" for one in compilations.refused
+        f"- {escape(f'{launch.title}, {launch.capability / 10:.1f}: {launch.reason}')}"
+        for launch in compilations.refused
     ]
     return [*parts, *(["\n".join(["Not compiled:", "", *refused])] if refused else [])]
 
 
-def _programs(one: Compilation) -> str:
+def _programs(launch: Compilation) -> str:
     """Return the number of programs that fit on a multiprocessor by registers, shared memory and warps."""
     registers, warps, reserved = 65536, 64, 1024
-    shared = {80: 164 * 1024, 90: 228 * 1024}.get(one.capability)
+    shared = {80: 164 * 1024, 90: 228 * 1024}.get(launch.capability)
     if shared is None:
         return ABSENT
-    registers_each = -(-one.registers // 8) * 8 * 32 * one.warps  # allocated in steps of 8 per thread
-    by_shared = shared // (one.shared_bytes + reserved)
-    return str(min(registers // registers_each, by_shared, warps // one.warps))
+    # Registers are allocated in steps of 8 per thread.
+    registers_each = -(-launch.registers // 8) * 8 * 32 * launch.warps
+    by_shared = shared // (launch.shared_bytes + reserved)
+    return str(min(registers // registers_each, by_shared, warps // launch.warps))

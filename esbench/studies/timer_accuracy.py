@@ -133,14 +133,16 @@ def comparisons(study: Study, question: str) -> list[Comparison]:
     blocks of calls, and otherwise by their medians. The other timer does not flush the cache: on a GPU it is
     compared with the warm latency.
     """
-    readings = {(one.kernel, one.sitting, one.arm, one.metric): one for one in study.readings}
-    first, second = ARMS[question]
+    readings = {
+        (reading.kernel, reading.sitting, reading.arm, reading.metric): reading for reading in study.readings
+    }
+    first_arm, second_arm = ARMS[question]
     pairs: dict[str, list[tuple[Reading, Reading]]] = {}
-    for (kernel, sitting, arm, metric), other in readings.items():
-        if (arm, metric) == (second, LATENCY):
-            warm = readings.get((kernel, sitting, first, WARM)) if question == AGREEMENT else None
-            if ours := warm or readings.get((kernel, sitting, first, LATENCY)):
-                pairs.setdefault(kernel, []).append((ours, other))
+    for (kernel, sitting, arm, metric), reading in readings.items():
+        if (arm, metric) == (second_arm, LATENCY):
+            warm = readings.get((kernel, sitting, first_arm, WARM)) if question == AGREEMENT else None
+            if ours := warm or readings.get((kernel, sitting, first_arm, LATENCY)):
+                pairs.setdefault(kernel, []).append((ours, reading))
     return [_comparison(kernel, of_kernel, question) for kernel, of_kernel in pairs.items()]
 
 
@@ -179,20 +181,22 @@ def waits(study: Study) -> list[Wait]:
     The duration of a GPU's cycle is unknown, so there the longest wait defines the scale and the others show
     whether latencies are proportional to lengths.
     """
-    found = [
-        Wait(one.kernel, one.expected_ns, _median([one]))
-        for one in study.readings
-        if one.question == LENGTH and one.metric == LATENCY and one.expected_ns
+    measured = [
+        Wait(reading.kernel, reading.expected_ns, _median([reading]))
+        for reading in study.readings
+        if reading.question == LENGTH and reading.metric == LATENCY and reading.expected_ns
     ]
-    if study.environment.device != "cuda" or not found:
-        return found
-    longest = max(found, key=lambda wait: wait.expected_ns)
+    if study.environment.device != "cuda" or not measured:
+        return measured
+    longest = max(measured, key=lambda wait: wait.expected_ns)
     scale = longest.measured_ns / longest.expected_ns
-    return [wait._replace(expected_ns=scale * wait.expected_ns) for wait in found]
+    return [wait._replace(expected_ns=scale * wait.expected_ns) for wait in measured]
 
 
 def _median(readings: Sequence[Reading]) -> float:
-    return float(np.median([sample for one in readings for samples in one.samples for sample in samples]))
+    return float(
+        np.median([sample for reading in readings for samples in reading.samples for sample in samples])
+    )
 
 
 # Goals
@@ -208,13 +212,13 @@ class Goal(NamedTuple):
 
 def goals(study: Study) -> list[Goal]:
     """Return the goals of a study with their verdicts."""
-    judged = [one for one in comparisons(study, AGREEMENT) if one.second_ns >= JUDGED_NS]
+    judged = [pair for pair in comparisons(study, AGREEMENT) if pair.second_ns >= JUDGED_NS]
     agree = f"kernels above {format_value('least_ns', JUDGED_NS)} agree with {ARMS[AGREEMENT][1]}"
-    half_ranges = [(one.kernel, one.half_range) for one in comparisons(study, TWINS)]
+    half_ranges = [(pair.kernel, pair.half_range) for pair in comparisons(study, TWINS)]
     return [
-        _goal(agree, MAX_DISAGREEMENT, [(one.kernel, one.difference) for one in judged]),
+        _goal(agree, MAX_DISAGREEMENT, [(pair.kernel, pair.difference) for pair in judged]),
         _goal("half-range of one call under two names", MAX_HALF_RANGE, half_ranges),
-        _goal("known length", MAX_LENGTH_ERROR, [(one.kernel, one.difference) for one in waits(study)]),
+        _goal("known length", MAX_LENGTH_ERROR, [(wait.kernel, wait.difference) for wait in waits(study)]),
     ]
 
 
@@ -267,7 +271,7 @@ def page(studies: Sequence[Study]) -> str:
         for question, title in ((AGREEMENT, "Another timer"), (TWINS, "One call under two names")):
             parts += [f"### {title}", _comparison_table(study, question)]
         parts += ["### Known lengths", _wait_table(study)]
-        missing = [escape(f"{one.arm} {one.kernel}: {one.reason}") for one in study.missing]
+        missing = [escape(f"{missed.arm} {missed.kernel}: {missed.reason}") for missed in study.missing]
         parts += ["\n".join(f"- not measured: {reason}" for reason in missing)] if missing else []
     return join(parts)
 
@@ -275,15 +279,15 @@ def page(studies: Sequence[Study]) -> str:
 def _comparison_table(study: Study, question: str) -> str:
     rows = [
         (
-            one.kernel,
-            format_cell("latency_ns", one.first_ns),
-            format_cell("latency_ns", one.second_ns),
-            _signed(one.difference),
-            format_number(100 * one.ratio.relative),
-            format_number(100 * one.half_range),
-            one.rounds,
+            pair.kernel,
+            format_cell("latency_ns", pair.first_ns),
+            format_cell("latency_ns", pair.second_ns),
+            _signed(pair.difference),
+            format_number(100 * pair.ratio.relative),
+            format_number(100 * pair.half_range),
+            pair.rounds,
         )
-        for one in comparisons(study, question)
+        for pair in comparisons(study, question)
     ]
     arms = [f"{arm} (ms)" for arm in ARMS[question]]
     return table(("kernel", *arms, "difference (%)", "± (%)", "half-range (%)", "rounds"), rows)
@@ -292,13 +296,13 @@ def _comparison_table(study: Study, question: str) -> str:
 def _wait_table(study: Study) -> str:
     rows = [
         (
-            one.kernel,
-            format_cell("latency_ns", one.expected_ns),
-            format_cell("latency_ns", one.measured_ns),
-            format_number(one.measured_ns - one.expected_ns),
-            _signed(one.difference),
+            wait.kernel,
+            format_cell("latency_ns", wait.expected_ns),
+            format_cell("latency_ns", wait.measured_ns),
+            format_number(wait.measured_ns - wait.expected_ns),
+            _signed(wait.difference),
         )
-        for one in waits(study)
+        for wait in waits(study)
     ]
     return table(("wait", "length (ms)", "measured (ms)", "excess (ns)", "difference (%)"), rows)
 

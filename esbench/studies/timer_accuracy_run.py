@@ -123,7 +123,7 @@ def plan_for(device: str, seed: int) -> Plan:
 
 def study(plan: Plan, environment: Environment, progress: Show) -> Study:
     """Measure a plan."""
-    now, start_s = datetime.now(UTC), time.monotonic()
+    start, start_s = datetime.now(UTC), time.monotonic()
     rng = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
     steps = [
         (f"{measure.__name__}: {kernel.name}", partial(measure, plan, kernel, rng, sitting))
@@ -132,19 +132,19 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
         for kernel in plan.kernels
     ]
     steps.append(("known lengths", partial(lengths, plan, rng)))
-    found: list[Reading | Missing] = []
+    results: list[Reading | Missing] = []
     for done, (name, step) in enumerate(steps):
         progress(done, len(steps), name)
-        found += step()
+        results += step()
     return Study(
         schema=SCHEMA,
-        study_id=new_run_id("accuracy", now),
-        started=now.isoformat(timespec="seconds"),
+        study_id=new_run_id("accuracy", start),
+        started=start.isoformat(timespec="seconds"),
         seed=plan.seed,
         wall_s=time.monotonic() - start_s,
         environment=environment,
-        readings=tuple(one for one in found if isinstance(one, Reading)),
-        missing=tuple(one for one in found if isinstance(one, Missing)),
+        readings=tuple(result for result in results if isinstance(result, Reading)),
+        missing=tuple(result for result in results if isinstance(result, Missing)),
     )
 
 

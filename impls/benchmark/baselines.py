@@ -159,9 +159,11 @@ class NaiveWorkload(AbstractPlainWorkload):
     def work(self, phase: Phase) -> Work | None:
         if phase != "forward" or inputs.is_network(self._case):
             return None
-        whole = Extent.of(self._module, self._x[0].flatten(0, 1)).forward
+        every_member = Extent.of(self._module, self._x[0].flatten(0, 1)).forward
         # A call returns the last member's outputs.
-        return msgspec.structs.replace(whole, output_bytes=whole.output_bytes // self._case.members)
+        return msgspec.structs.replace(
+            every_member, output_bytes=every_member.output_bytes // self._case.members
+        )
 
     @override
     def enter(self, phase: Phase) -> None:

@@ -99,9 +99,9 @@ def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
         UnavailableError: binarized layers do not support the case.
 
     """
-    made: dict[str, Any] = {"bias": case.bias, "outputs": "real", **place}
+    options: dict[str, Any] = {"bias": case.bias, "outputs": "real", **place}
     if case.operator == PACKED[0]:
-        return BinarizedLinear(case.in_channels, case.out_channels, **made)
+        return BinarizedLinear(case.in_channels, case.out_channels, **options)
     if (
         case.groups != 1
         or case.dilation != 1
@@ -112,7 +112,7 @@ def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
         raise UnavailableError(message)
     sizes: dict[str, Any] = {"stride": case.stride, "padding": case.padding}
     kernel: Any = case.kernel_size
-    return BinarizedConv2d(case.in_channels, case.out_channels, kernel, **sizes, **made)
+    return BinarizedConv2d(case.in_channels, case.out_channels, kernel, **sizes, **options)
 
 
 def is_packed(case: Case) -> bool:

@@ -35,8 +35,8 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
     if has_torch_function_variadic(x, weight):
         answer: Tensor = handle_torch_function(apply, (x, weight), x, weight, bias, operator)
         return answer
-    own = [weight] if bias is None else [weight, bias]
-    if any(one.device.type == "cpu" and bool(one.isnan().any()) for one in own):
+    parameters = [weight] if bias is None else [weight, bias]
+    if any(parameter.device.type == "cpu" and bool(parameter.isnan().any()) for parameter in parameters):
         message = "NaN in a binarized layer: a NaN logit or threshold has no bit"
         raise ValueError(message)
     y = operator.apply_shared(operator.split(x, 1), weight.detach().unsqueeze(0))

@@ -59,10 +59,10 @@ class AbstractPackedOperator(AbstractOperator):
         """
         # The time of plain torch grows with the number of words: fewer are worth a copy.
         rows, columns = self._operands(x, weights, joined=multiply is None)
-        of = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
+        scaling = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
         # No view without need: each is a call of torch, which counts in a small layer.
         has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
-        y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *of)
+        y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *scaling)
         return self._finished((y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1))
 
     @abstractmethod
@@ -95,9 +95,9 @@ class AbstractPackedOperator(AbstractOperator):
                 "see impls.binary.bits.pack and impls.binary.bits.expand"
             )
             raise ValueError(message)
-        rest = self.channels % bits.WORD_BITS
+        used_bits = self.channels % bits.WORD_BITS
         # On a GPU this check would wait for the device.
-        if rest and rows.device.type == "cpu" and bool((rows[..., -1] >> rest).any()):
+        if used_bits and rows.device.type == "cpu" and bool((rows[..., -1] >> used_bits).any()):
             message = (
                 f"rows have bits after the last of {self.channels} channels, which must be zero: they would "
                 "be counted. Pack rows with impls.binary.bits.pack"

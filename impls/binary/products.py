@@ -106,7 +106,7 @@ class Product(NamedTuple):
         """Yield pieces that together are all products."""
         members, rows, _, columns = self.piece_sizes()
         operands = (self.out, self.x, self.weights)
-        for out, x, weights in zip(*(one.split(members) for one in operands), strict=True):
+        for out, x, weights in zip(*(operand.split(members) for operand in operands), strict=True):
             for out_rows, x_rows in zip(out.split(rows, 1), x.split(rows, 1), strict=True):
                 for y, w in zip(out_rows.split(columns, 2), weights.split(columns, 2), strict=True):
                     yield Product(y, x_rows, w, self.length)
@@ -133,13 +133,15 @@ class Product(NamedTuple):
         # The narrowest type that fits: most of the time of a sum of bytes goes into widening.
         narrow = np.uint16 if self.x.shape[2] * WORD_BITS < 2**16 else np.uint32
         for piece in self.pieces():
-            out, rest = piece.out.numpy(), np.asarray(self.length, np.int32)
+            out, product = piece.out.numpy(), np.asarray(self.length, np.int32)
             for rows, columns in piece.factors(sizes[2]):
                 at = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
                 words = torch.bitwise_xor(rows, columns, out=differing[at])
                 np.bitwise_count(unsigned(words), out=counts[at])
                 count = np.add.reduce(counts[at], axis=2, dtype=narrow)
-                rest = np.subtract(rest, np.multiply(count, 2, dtype=np.int32, casting="unsafe"), out=out)
+                product = np.subtract(
+                    product, np.multiply(count, 2, dtype=np.int32, casting="unsafe"), out=out
+                )
 
 
 def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:

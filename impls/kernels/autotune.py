@@ -224,7 +224,7 @@ def tune(task: Task) -> tuple[Configuration, list[str]]:
     """Search for the fastest tile sizes of a task; return them and a line for each wrong candidate."""
     tunable = TUNABLES[task.kernel]
     launch = tunable.launch(task.sizes, DTYPE, torch.device("cuda"))
-    candidates = list(dict.fromkeys(one.clipped(*task.sizes[:3]) for one in tunable.candidates))
+    candidates = list(dict.fromkeys(candidate.clipped(*task.sizes[:3]) for candidate in tunable.candidates))
     with patch.object(tiling, "tuned_tilings", return_value={}):  # launches use defaults, not old results
         compile_all(launch, [None, *candidates])
         times, wrong = search(launch, candidates)
@@ -268,11 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     path = options.out or table_path(torch.cuda.get_device_name())
     try:
-        table = {(one.kernel, one.sizes): one for one in read_table(path).configurations}
+        table = {(entry.kernel, entry.sizes): entry for entry in read_table(path).configurations}
     except UserError as error:
         _say(str(error))
         return 2
-    current = {key for key, one in table.items() if one.triton == triton.__version__}
+    current = {key for key, entry in table.items() if entry.triton == triton.__version__}
     tasks = [task for task in TASKS if fnmatchcase(task.kernel, options.kernels) and task.key not in current]
     start, status = time.monotonic(), 0
     for done, task in enumerate(tasks):

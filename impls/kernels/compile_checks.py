@@ -130,9 +130,10 @@ class Check:
     def problems(self, compiled: Compiled) -> list[str]:
         """Return the faults of the compiled code."""
         usage = compiled.usage
-        required = [one if usage.capability >= 90 else one.replace(WGMMA, MMA) for one in self.required]  # noqa: PLR2004  9.0
-        problems = [f"has no {one}" for one in required if not compiled.count(one)]
-        problems += [f"has {one}" for one in self.forbidden if compiled.count(one)]
+        is_hopper = usage.capability >= 90  # noqa: PLR2004  9.0
+        required = [name if is_hopper else name.replace(WGMMA, MMA) for name in self.required]
+        problems = [f"has no {name}" for name in required if not compiled.count(name)]
+        problems += [f"has {name}" for name in self.forbidden if compiled.count(name)]
         if usage.spilled_bytes:
             problems.append(f"spills {usage.spilled_bytes} bytes")
         if usage.shared_bytes > MAX_SHARED_BYTES[usage.capability]:
@@ -360,7 +361,7 @@ def low_rank() -> Iterator[Check]:
         lowrank_rng.down_product(to.x, to.draw(), rank, signs=signs)
 
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
-        without_tf32 = [one for one in dtypes if one is not TFLOAT32]
+        without_tf32 = [dtype for dtype in dtypes if dtype is not TFLOAT32]
         for rank, some in ((1, without_tf32), (4, without_tf32[:1]), (most, without_tf32)):
             yield from per_dtype(
                 f"drawn low rank, down, rank {rank}, {values}",

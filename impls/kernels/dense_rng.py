@@ -74,12 +74,12 @@ class FewRowsTiling(NamedTuple):
     num_stages: int = 2
 
 
-def default_tiling(rows: int, dtype: torch.dtype, *, signs: bool, whole: bool) -> FewRowsTiling | Tiling:
+def default_tiling(rows: int, dtype: torch.dtype, *, signs: bool, aligned: bool) -> FewRowsTiling | Tiling:
     """Return the default tile sizes for members of this many rows.
 
-    A thread holds the values of about eight Philox calls in registers. With ``whole`` each output's noise
-    begins with a new call; otherwise values are parts of two calls, which takes twice the registers. Products
-    of wide operands keep all of them, noise and weight, in registers.
+    A thread holds the values of about eight Philox calls in registers. With ``aligned`` each output's
+    noise begins with a new call; otherwise values are parts of two calls, which takes twice the registers.
+    Products of wide operands keep all of them, noise and weight, in registers.
     """
     is_wide = dtype.itemsize > 2 and input_precision(dtype) != "tf32"  # noqa: PLR2004  bytes
     if rows > MAX_FEW_ROWS:
@@ -89,7 +89,7 @@ def default_tiling(rows: int, dtype: torch.dtype, *, signs: bool, whole: bool) -
             return Tiling(64, 32, 32 if signs else MIN_BLOCK, num_stages=stages)
         is_narrow = dtype.itemsize <= 2  # noqa: PLR2004  bytes
         return Tiling(128, 64, SIGNS if signs and is_narrow else 32, num_stages=stages)
-    block_n, line, calls = (128, 32, 1) if signs else (32 if whole else MIN_BLOCK, 8, 4)
+    block_n, line, calls = (128, 32, 1) if signs else (32 if aligned else MIN_BLOCK, 8, 4)
     if dtype is torch.float64:
         block_n = max(MIN_BLOCK, block_n // 4)
     block_k = MIN_BLOCK if is_wide else 64
@@ -272,8 +272,8 @@ def dense_rng_product(
         return y
     repeats, members, positions, inputs = x.shape
     outputs, rows = len(weight), repeats * positions
-    is_whole = inputs % width == 0
-    tiling = tiling or default_tiling(rows, x.dtype, signs=signs, whole=is_whole)
+    is_aligned = inputs % width == 0
+    tiling = tiling or default_tiling(rows, x.dtype, signs=signs, aligned=is_aligned)
     columns = block_size(outputs, tiling.block_n, MIN_BLOCK)
     column_tiles = -(-outputs // columns)
     arguments = (
@@ -281,7 +281,7 @@ def dense_rng_product(
     )  # fmt: skip
     options = {
         "SIGN": signs,
-        "WHOLE": is_whole,
+        "WHOLE": is_aligned,
         "ACC": accumulator_dtype(x.dtype),
         "PRECISION": input_precision(x.dtype),
         "BLOCK_N": columns,

@@ -52,8 +52,10 @@ def gates(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[Tensor | 
         return None, float(on)
     wider = torch.promote_types(torch.float32, x.dtype)
     factors = [
-        one.to(wider).expand(len(x)) if isinstance(one, Tensor) else x.new_full((len(x),), one, dtype=wider)
-        for one in (on, off)
+        factor.to(wider).expand(len(x))
+        if isinstance(factor, Tensor)
+        else x.new_full((len(x),), factor, dtype=wider)
+        for factor in (on, off)
     ]
     return torch.stack(factors), 0.0
 

@@ -98,7 +98,7 @@ def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
     """
     matches = x.shape[:3] == y.shape[:3] and (*weight.shape,) == (y.shape[-1], x.shape[-1])
     if not matches or not x.dtype == weight.dtype == y.dtype or x.dtype not in DOT_DTYPES:
-        got = (f"{one.dtype} {list(one.shape)}" for one in (x, weight, y))
+        got = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x, weight, y))
         message = (
             "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o] of one floating dtype, got "
             f"{', '.join(got)}"

@@ -182,10 +182,10 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
         """Draw the factors again, PIECE_BYTES at a time, and sum them."""
         kind = torch.int8 if self.SIGNS else utilities.dtype
         widths = noise.weight[1], noise.weight[2:].numel()
-        each = self.rank * sum(widths) * kind.itemsize
+        member_bytes = self.rank * sum(widths) * kind.itemsize
         total = utilities.new_zeros(widths, dtype=torch.promote_types(torch.float32, utilities.dtype))
         up, down = (draw_of(noise.stream, name) for name in ("up", "down"))
-        at_once = max(1, PIECE_BYTES // each)
+        at_once = max(1, PIECE_BYTES // member_bytes)
         for start in range(0, len(utilities), at_once):
             piece = slice(start, start + at_once)
             left, right = (

@@ -134,7 +134,7 @@ def weighted_outer(
         raise ValueError(message)
     if core is not None:
         core = operand("core", core, (outputs, inputs), dtype)
-    left, right = (one if one.stride(1) == 1 else one.contiguous() for one in (left, right))
+    left, right = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (left, right))
     wider = torch.promote_types(torch.float32, dtype)
     out = torch.empty(outputs, inputs, device=left.device, dtype=wider if is_part else dtype)
     if not out.numel():

@@ -116,7 +116,7 @@ def without_kernels(device: torch.device) -> str:
     """Return why kernels cannot run on this device, or an empty string."""
     if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
         # Before triton: installing it would not help.
-        have, need = (".".join(map(str, one)) for one in (capability, MIN_CAPABILITY))
+        have, need = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
         return f"its kernel needs a GPU of capability {need} or more, this one has {have}"
     if importlib.util.find_spec("triton") is None:
         return "its kernel needs triton, which is not installed"

@@ -45,9 +45,9 @@ MOST_OUTPUTS = 256
 """Most outputs in a tile of a sum: 32 values for each of 128 threads."""
 
 
-def default_tiling(kept: int, dtype: torch.dtype) -> Tiling:
-    """Return the default tile sizes for ``kept`` columns, whose values have to fit in registers."""
-    return TILING._replace(block_m=64) if kept > FEW and dtype is torch.float32 else TILING
+def default_tiling(columns: int, dtype: torch.dtype) -> Tiling:
+    """Return the default tile sizes for members' ``columns``, whose values have to fit in registers."""
+    return TILING._replace(block_m=64) if columns > FEW and dtype is torch.float32 else TILING
 
 
 @triton.jit
@@ -102,15 +102,15 @@ def sparse_product(
       them, are read again from a cache for each tile of outputs.
     * flops: 2 R i o on matrix units, and 2 R k o on others.
     """
-    gemm, kept = gemm_of(x, weight, y), columns.shape[-1]
-    columns = operand("columns", columns, (gemm.members, kept), torch.int64)
-    values = operand("values", values, (gemm.members, kept, len(weight)), x.dtype)
-    if kept > MAX_COLUMNS:
-        message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {kept}"
+    gemm, count = gemm_of(x, weight, y), columns.shape[-1]
+    columns = operand("columns", columns, (gemm.members, count), torch.int64)
+    values = operand("values", values, (gemm.members, count, len(weight)), x.dtype)
+    if count > MAX_COLUMNS:
+        message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {count}"
         raise ValueError(message)
-    tiling = select_tiling("sparse", gemm, tiling, default_tiling(kept, x.dtype), kept)
+    tiling = select_tiling("sparse", gemm, tiling, default_tiling(count, x.dtype), count)
     operands = (columns, values, *noise_scale(sigma, x))
-    return gemm.launch(sparse_kernel, tiling, operands, KEPT=kept, SLOTS=block_size(kept, MAX_COLUMNS))
+    return gemm.launch(sparse_kernel, tiling, operands, KEPT=count, SLOTS=block_size(count, MAX_COLUMNS))
 
 
 @triton.jit
@@ -169,8 +169,8 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
         ValueError: shapes or dtypes do not match.
 
     """
-    members, kept, outputs = values.shape
-    columns = operand("columns", columns, (members, kept), torch.int64)
+    members, count, outputs = values.shape
+    columns = operand("columns", columns, (members, count), torch.int64)
     utilities = operand("utilities", utilities, (members,), values.dtype)
     out = torch.empty(inputs, outputs, device=values.device, dtype=values.dtype)
     if not out.numel():
@@ -180,7 +180,7 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):
         column_sums_kernel[grid_of(inputs, tiles)](
-            out, values.contiguous(), utilities, order, starts, kept, outputs, tiles,
+            out, values.contiguous(), utilities, order, starts, count, outputs, tiles,
             ACC=accumulator_dtype(values.dtype), AT_ONCE=AT_ONCE, BLOCK_N=width,
         )  # fmt: skip
     return out

@@ -167,7 +167,7 @@ def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
 def tuned_tilings(device_index: int) -> Mapping[tuple[str, tuple[int, ...]], Tiling | None]:
     """Read the table of a GPU: tile sizes by kernel and sizes."""
     table = read_table(table_path(torch.cuda.get_device_name(device_index)))
-    return {(one.kernel, one.sizes): one.tiling for one in table.configurations}
+    return {(entry.kernel, entry.sizes): entry.tiling for entry in table.configurations}
 
 
 def table_path(device_name: str) -> Path:

@@ -294,8 +294,8 @@ class PerturbedLayer:
         weight, recorded = self.grouped(self.weight), False
         for op, rows, _ in calls:
             x = op.split(rows, len(utilities))
-            each = utilities.to(self.weight).expand(x.shape[:2])
-            total = self.scheme.node_gradient(op, weight, noise.weight, each, x)
+            expanded = utilities.to(self.weight).expand(x.shape[:2])
+            total = self.scheme.node_gradient(op, weight, noise.weight, expanded, x)
             self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
             recorded = True
         if not recorded:

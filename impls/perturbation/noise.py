@@ -208,12 +208,12 @@ class BlockStream(NoiseStream):
         for block in self._blocks_of_members():
             generator.manual_seed(self._key(draw, block.start // BLOCK))
             inside = range(max(block.start, first), min(block.stop, stop))
-            wanted = values[inside.start - first : inside.stop - first]
+            part = values[inside.start - first : inside.stop - first]
             if inside == block:
-                fill(wanted, *ends, generator=generator)
+                fill(part, *ends, generator=generator)
             else:
                 drawn = fill(values.new_empty(len(block), *shape), *ends, generator=generator)
-                wanted.copy_(drawn[inside.start - block.start : inside.stop - block.start])
+                part.copy_(drawn[inside.start - block.start : inside.stop - block.start])
         return values
 
     def _key(self, draw: str, block: int) -> int:

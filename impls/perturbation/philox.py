@@ -266,14 +266,14 @@ def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: ran
     across = min(tile, last - first)
     down = tile // across
     for row in range(0, len(members), down):
-        own = members[row : row + down]
-        c1 = torch.arange(own.start, own.stop, device=device).unsqueeze(1)
+        part = members[row : row + down]
+        c1 = torch.arange(part.start, part.stop, device=device).unsqueeze(1)
         for call in range(first, last, across):
             c0 = torch.arange(call, min(call + across, last), device=device)
-            made = kind.of(philox(place.key, c0, c1, place.layer, place.draw)).flatten(1)
+            drawn = kind.of(philox(place.key, c0, c1, place.layer, place.draw)).flatten(1)
             start = call * kind.width - elements.start
-            stop = min(start + made.shape[1], len(elements))
-            values[row : row + down, max(start, 0) : stop] = made[:, max(-start, 0) : stop - start]
+            stop = min(start + drawn.shape[1], len(elements))
+            values[row : row + down, max(start, 0) : stop] = drawn[:, max(-start, 0) : stop - start]
     return values
 
 

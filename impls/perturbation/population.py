@@ -327,8 +327,8 @@ class Population:
     @property
     def noise_bytes(self) -> int:
         """Memory of one step's noise for the whole population, in bytes; no noise is drawn."""
-        whole, stream = range(self.members), self._stream
-        shapes = (layer.sample(0, 0, whole, device="meta", stream=stream) for layer in self.layers)
+        everyone, stream = range(self.members), self._stream
+        shapes = (layer.sample(0, 0, everyone, device="meta", stream=stream) for layer in self.layers)
         return sum(noise.nbytes for noise in shapes)
 
 

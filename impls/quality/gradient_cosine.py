@@ -94,8 +94,8 @@ class Descent:
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
             logits, record = population.call_with_activations(rows, noise)
             classes = y.repeat(2).repeat_interleave(members)
-            each = functional.cross_entropy(logits.double(), classes, reduction="none")
-            losses = losses.to(each.device) + each.view(2, count, members).sum(1)
+            row_losses = functional.cross_entropy(logits.double(), classes, reduction="none")
+            losses = losses.to(row_losses.device) + row_losses.view(2, count, members).sum(1)
             for name, recorded in record.layers.items():
                 calls.setdefault(name, []).extend(recorded)
         return losses / len(self.y), ActivationRecord(calls, noise)

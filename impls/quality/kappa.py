@@ -151,9 +151,11 @@ class Subject:
             return True
         layers = self.layers
         noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in layers]
-        nbytes = sum(one.nbytes for one in noise)
+        nbytes = sum(layer_noise.nbytes for layer_noise in noise)
         weights = [layer.grouped(layer.weight.detach()) for layer in layers]
-        if any(self.scheme.kappa(one, self.members) != self.scheme.kappa(one, count) for one in weights):
+        if any(
+            self.scheme.kappa(weight, self.members) != self.scheme.kappa(weight, count) for weight in weights
+        ):
             if nbytes > MOST_BYTES:
                 message = (
                     f"kappa of this scheme depends on the number of members, and the noise of {self.members} "
@@ -161,9 +163,11 @@ class Subject:
                 )
                 raise UnavailableError(message)
             return True
-        held = [getattr(one.weight, name) for one in noise for name in vars(one.weight)]
+        values = [
+            getattr(layer_noise.weight, name) for layer_noise in noise for name in vars(layer_noise.weight)
+        ]
         # Regenerated noise is drawn for whole blocks of members.
-        if any(isinstance(value, NoiseStream) for value in held):
+        if any(isinstance(value, NoiseStream) for value in values):
             return False
         # Dense noise takes as much memory as its dense form.
         return nbytes <= NOISE_BYTES and nbytes < self.members * self.size * torch.float32.itemsize
@@ -177,8 +181,8 @@ def sample_size(members: int, size: int) -> int:
     s on two cores. It is wider where few pairs of members share much. n_eff depends on kappa n / d: if there
     are more members than weights, more of them are sampled.
     """
-    wanted = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
-    return min(members, wanted, max(8, NUMBERS // size))
+    count = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
+    return min(members, count, max(8, NUMBERS // size))
 
 
 def _runs(chosen: list[int], longest: int) -> Iterator[tuple[int, int]]:
@@ -270,13 +274,13 @@ def fitted(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]:
 
     """
     if not subject.scheme.update_directions_differ:
-        return tuple(kappa(one, subject.size) for one in sampled)
+        return tuple(kappa(moments, subject.size) for moments in sampled)
     count = sample_size(subject.members, subject.size)
     both = (
         (subject.sample(step, count), subject.sample(step, count, update_directions=True))
         for step in range(len(sampled))
     )
-    return tuple(contrast(*one, subject.members) for one in both)
+    return tuple(contrast(*pair, subject.members) for pair in both)
 
 
 def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
@@ -311,9 +315,9 @@ def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
         shared = float(((about @ about.mT) * (d @ d.mT)).sum())
         return size * shared / (count * common) ** 2 - 1 - size / members
     pairs = float((_centred(e @ e.mT) * _centred(d @ d.mT)).sum()) / (count * (count - 3))
-    own = float((about.square().sum(1) * d.square().sum(1)).mean())
+    same_member = float((about.square().sum(1) * d.square().sum(1)).mean())
     common *= count / (count - 1)
-    return size * (pairs + own / members) / common**2 - 1 - size / members
+    return size * (pairs + same_member / members) / common**2 - 1 - size / members
 
 
 def _centred(products: Tensor) -> Tensor:
@@ -327,7 +331,7 @@ def _centred(products: Tensor) -> Tensor:
 
 def unseen(sampled: Sequence[Moments], size: int) -> float:
     """Return a bound on the share of unsampled pairs in kappa: d ln 40 / N for N sampled pairs."""
-    pairs = sum(one.members * (one.members - 1) / 2 for one in sampled)
+    pairs = sum(moments.members * (moments.members - 1) / 2 for moments in sampled)
     return size * math.log(40) / pairs
 
 

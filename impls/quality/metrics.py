@@ -43,13 +43,13 @@ def figures(subject: Subject) -> Iterator[Figure]:
 def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
     """Yield moments of inner products of two members, and their correlation."""
     reason = "one member has no pair" if subject.members == 1 else ""
-    if any(one.trace == 0 for one in sampled):
+    if any(moments.trace == 0 for moments in sampled):
         reason = kappa.ZERO
     if reason:
         yield Figure("dot_mean", "pairs", reason=reason)
         yield Figure("correlation", "members", reason=reason)
         return
-    mean, variance = zip(*(dots(one, subject.size) for one in sampled), strict=True)
+    mean, variance = zip(*(dots(moments, subject.size) for moments in sampled), strict=True)
     yield Figure("dot_mean", "pairs", mean)
     yield Figure("dot_variance", "pairs", variance)
     yield Figure("correlation", "members", tuple(map(member_correlation, sampled)))
@@ -76,7 +76,7 @@ def on_digits(subject: Subject) -> Iterator[Figure]:
     if min(cosines) <= 0:
         yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
-        sizes = tuple(gradient_cosine.effective_members(one, subject.size) for one in cosines)
+        sizes = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
         yield Figure("effective_members", MEASURED, sizes)
 
 
@@ -160,14 +160,14 @@ def correlations(subject: Subject, step: int) -> tuple[float, float]:
         ]
         for when in (step, step + 1)
     )
-    layers = [_coefficient(one, other) for one, other in itertools.pairwise(here)]
-    steps = [_coefficient(one, other) for one, other in zip(here, later, strict=True)]
+    layers = [_coefficient(a, b) for a, b in itertools.pairwise(here)]
+    steps = [_coefficient(a, b) for a, b in zip(here, later, strict=True)]
     return sum(layers) / len(layers), sum(steps) / len(steps)
 
 
-def _coefficient(one: Tensor, other: Tensor) -> float:
+def _coefficient(a: Tensor, b: Tensor) -> float:
     """Return sum xy / sqrt(sum x^2 sum y^2) over the common part of two tensors [m, *]."""
-    width = min(one.shape[1], other.shape[1])
-    met = len(one) if one.shape == other.shape else 1
-    x, y = one[:met, :width].flatten(), other[:met, :width].flatten()
+    width = min(a.shape[1], b.shape[1])
+    met = len(a) if a.shape == b.shape else 1
+    x, y = a[:met, :width].flatten(), b[:met, :width].flatten()
     return float(x @ y / (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny))

@@ -293,8 +293,8 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         samples = torch.empty(shape, dtype=planes.dtype, device=planes.device)
         shared = stream.shared()
         for place, group in enumerate(groups):
-            for each in range(2):
-                samples[place, each] = drawn(shared, f"sample {each} of group {group}", planes)[0]
+            for number in range(2):
+                samples[place, number] = drawn(shared, f"sample {number} of group {group}", planes)[0]
         choices = replace(stream, members=range(first, members.stop))
         columns = choices.words("columns", *planes.shape[1:-1], 1)
         return MixtureNoise(p, 1.0, members, first, samples, columns)
@@ -312,13 +312,13 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         """Yield (start, stop) of members of one group, counted from the first here, and their bits."""
         size = max(1, MIXED_BYTES // max(1, noise.samples[0, 0].nbytes))
         before, count = noise.members.start - noise.first, len(noise.members)
-        for group, (zero, one) in enumerate(noise.samples):
-            differing = zero ^ one
+        for group, (bits_0, bits_1) in enumerate(noise.samples):
+            differing = bits_0 ^ bits_1
             end = min((group + 1) * self.group - before, count)
             for start in range(max(0, group * self.group - before), end, size):
                 stop = min(start + size, end)
                 columns = noise.columns[before + start : before + stop]
-                yield start, stop, (columns & differing).bitwise_xor_(zero)
+                yield start, stop, (columns & differing).bitwise_xor_(bits_0)
 
     @override
     def read_bytes(self, weight: Tensor, noise: MixtureNoise) -> int:
@@ -330,8 +330,10 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         start, total = noise.members.start - noise.first, torch.zeros_like(noise.p, dtype=wide)
         c, choices = utilities.to(wide), self._choices(noise)[start : start + len(noise.members)]
         for group in range(len(noise.samples)):
-            mine = slice(max(0, group * self.group - start), max(0, (group + 1) * self.group - start))
-            contrast = torch.tensordot(c[mine], choices[mine].to(wide), dims=1)
+            group_members = slice(
+                max(0, group * self.group - start), max(0, (group + 1) * self.group - start)
+            )
+            contrast = torch.tensordot(c[group_members], choices[group_members].to(wide), dims=1)
             total += contrast * self._difference(noise, group, group + 1)[0]
         return total * noise.sigma
 
@@ -346,15 +348,16 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         """Return 2 S / (S - 1) (s - mean s) of all members of the groups, [m, g, 1, i, *taps]."""
         s = unpacked(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
         for start in range(0, len(s), self.group):
-            mine = s[start : start + self.group]
-            count = len(mine)
-            mine -= mine.mean(0) if count > 1 else 0.5
-            mine *= 2 * count / max(1, count - 1)
+            group_choices = s[start : start + self.group]
+            count = len(group_choices)
+            group_choices -= group_choices.mean(0) if count > 1 else 0.5
+            group_choices *= 2 * count / max(1, count - 1)
         return s
 
     def _difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
         """Return B_1 - B_0 of each group, [groups, g, o, i, *taps]."""
-        zero, one = (
-            unpacked(noise.samples[start:stop, each], noise.p.shape[2]).to(noise.p.dtype) for each in range(2)
+        bits_0, bits_1 = (
+            unpacked(noise.samples[start:stop, number], noise.p.shape[2]).to(noise.p.dtype)
+            for number in range(2)
         )
-        return one - zero
+        return bits_1 - bits_0

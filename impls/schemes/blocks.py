@@ -165,17 +165,17 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         like = op.apply_shared(x[:, :0], weight)
         y = like.new_empty(*x.shape[:2], *like.shape[2:])
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
-            mine = members_of_core(group, len(noise.inputs), noise.members)
-            rows = x[:, mine]
+            core_members = members_of_core(group, len(noise.inputs), noise.members)
+            rows = x[:, core_members]
             if not rows.shape[1]:
                 continue
             if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
-                y[:, mine].zero_()
+                y[:, core_members].zero_()
             # Scaling also makes the rows contiguous, which makes the product fast.
             rows = _take(rows, 3, inputs) * scale
             for start, length in outputs if inputs else ():
-                kept = _take(weight.narrow(1, start, length), 2, inputs)
-                op.add_shared_to(y[:, mine].narrow(3, start, length), 0.0, rows, kept)
+                selected = _take(weight.narrow(1, start, length), 2, inputs)
+                op.add_shared_to(y[:, core_members].narrow(3, start, length), 0.0, rows, selected)
         return y
 
     @override
@@ -189,8 +189,8 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     @override
     def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
-        each = group_by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
-        total = _over_channels(torch.tensordot(each, noise.factors, dims=1), noise.weight.tensor)
+        core_utilities = group_by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
+        total = _over_channels(torch.tensordot(core_utilities, noise.factors, dims=1), noise.weight.tensor)
         return noise.weight.tensor * total / noise.sigma
 
     @override
@@ -222,9 +222,9 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        product, kept = 2 * weight.numel(), self.density(weight)
+        product, density = 2 * weight.numel(), self.density(weight)
         rescaling = members + 2 * self.groups * self._blocks(weight[2]) + weight.numel()
-        forward = math.ceil(product * kept)
+        forward = math.ceil(product * density)
         return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
 
     @override
@@ -247,8 +247,8 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         matrix = hadamard_matrix(order, order, seed)
         # The first column is constant, so it cannot be a gate.
         chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
-        taken = host.permutations("rows", 1, order)[0, 0, : self.groups]
-        return matrix[taken][:, chosen] * host.signs("signs", gates)[0] > 0
+        group_rows = host.permutations("rows", 1, order)[0, 0, : self.groups]
+        return matrix[group_rows][:, chosen] * host.signs("signs", gates)[0] > 0
 
     def _blocks(self, width: int) -> int:
         """Return the number of blocks of an axis of ``width`` channels.

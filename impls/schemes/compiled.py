@@ -119,15 +119,15 @@ def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Has
     def call(*arguments: object) -> object:
         return wrapped(*arguments)
 
-    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False)
+    copied = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    return torch.compile(copied, fullgraph=True, dynamic=False)
 
 
 def _kinds(noise: Noise) -> Iterator[Hashable]:
     """Yield the parts of noise on which a program specialises: its numbers and tensor shapes."""
     for value in vars(noise).values():
-        held = value.tensor if isinstance(value, TensorRef) else value
-        yield from _kind(held) if isinstance(held, Tensor) else (held,)
+        content = value.tensor if isinstance(value, TensorRef) else value
+        yield from _kind(content) if isinstance(content, Tensor) else (content,)
 
 
 def _kind(values: Tensor) -> tuple[Hashable, ...]:

@@ -92,13 +92,13 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
 
     def _summed_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:
         """Return sum_m c_m r_m s_m^T over the members of a core, where each sign occurs once: [g, o, i]."""
-        mine = members_of_core(core, noise.core.shape[0], noise.members)
-        c = utilities[mine]
+        core_members = members_of_core(core, noise.core.shape[0], noise.members)
+        c = utilities[core_members]
         if noise.inputs is not None and noise.outputs is not None:
-            return sum_outer_products(c, noise.outputs[mine], noise.inputs[mine])
+            return sum_outer_products(c, noise.outputs[core_members], noise.inputs[core_members])
         signs = noise.outputs if noise.inputs is None else noise.inputs
         assert signs is not None  # noqa: S101  one side is always flipped
-        total = torch.mv(signs[mine].flatten(1).mT.to(c.dtype), c).view(signs.shape[1:])
+        total = torch.mv(signs[core_members].flatten(1).mT.to(c.dtype), c).view(signs.shape[1:])
         return total.unsqueeze(1 if noise.outputs is None else 2)
 
     @override

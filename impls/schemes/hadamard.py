@@ -131,9 +131,9 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         assert noise.taps is not None  # noqa: S101  the caller checks for taps
         members, groups, inputs = noise.inputs.shape
         signs = noise.inputs.view(members, groups * inputs, *[1] * (noise.taps.dim() + 1))
-        own = (signs * noise.taps.view(members, 1, 1, 1, *noise.taps.shape[1:])).to(x.dtype)
+        kernels = (signs * noise.taps.view(members, 1, 1, 1, *noise.taps.shape[1:])).to(x.dtype)
         return (
-            op.apply_per_member(x.flatten(2, 3).unsqueeze(3), own)
+            op.apply_per_member(x.flatten(2, 3).unsqueeze(3), kernels)
             .flatten(2, 3)
             .unflatten(2, (groups, inputs))
         )
@@ -177,10 +177,10 @@ def hadamard_matrix(outputs: int, inputs: int, seed: Tensor) -> Tensor:
 
     ``seed`` is a Sylvester matrix at least as large as the largest factor.
     """
-    written, rest = seed[:1, :1], hadamard_width(outputs, inputs)
-    for size in reversed(hadamard_factors(rest)):
-        written = torch.kron(seed[:size, :size], written)[:outputs, :inputs]
-    return written
+    matrix, width = seed[:1, :1], hadamard_width(outputs, inputs)
+    for size in reversed(hadamard_factors(width)):
+        matrix = torch.kron(seed[:size, :size], matrix)[:outputs, :inputs]
+    return matrix
 
 
 def walsh_hadamard_transform(x: Tensor, outputs: int, seed: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ class Orthogonal(AbstractLowRank):
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
-        full, rest = divmod(members, room := self._room(weight.shape))
-        together = full * room * (room - 1) + rest * (rest - 1)
+        full, remainder = divmod(members, room := self._room(weight.shape))
+        together = full * room * (room - 1) + remainder * (remainder - 1)
         return -together / max(1, members * (members - 1))
 
     def _room(self, weight: torch.Size) -> int:

@@ -159,14 +159,14 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs, *_ = weight
         columns, rows = self._selected(weight)
-        kept = weight.numel() // (outputs * inputs) * rows * columns
-        written = 2 * kept * members
+        selected = weight.numel() // (outputs * inputs) * rows * columns
+        written = 2 * selected * members
         if self.side != "both":
             # Either each member's E_m is summed, or utilities are summed per index, followed by one product.
             picks, width = (columns, inputs) if self.side == "in" else (rows, outputs)
-            product = 2 * kept * width * min(self.cores, members)
+            product = 2 * selected * width * min(self.cores, members)
             written = min(written, groups * picks * members + product)
-        return Flops(forward=2 * (weight.numel() + kept), update=written)
+        return Flops(forward=2 * (weight.numel() + selected), update=written)
 
     def _selected(self, weight: torch.Size) -> tuple[int, int]:
         """Return the numbers of columns and rows of a core."""
@@ -227,5 +227,7 @@ def _counted(noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, widt
     assert picks is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
     places = group_by_core(picks, count, noise.members).permute(0, 2, 3, 1)
-    own = group_by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
-    return utilities.new_zeros(*places.shape[:3], width).scatter_add_(3, places, own.expand(places.shape))
+    core_utilities = group_by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
+    return utilities.new_zeros(*places.shape[:3], width).scatter_add_(
+        3, places, core_utilities.expand(places.shape)
+    )

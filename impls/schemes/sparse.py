@@ -101,8 +101,8 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        kept = weight.numel() // weight[2] * self.k
-        return Flops(forward=2 * (weight.numel() + kept), update=2 * kept * members)
+        nonzero = weight.numel() // weight[2] * self.k
+        return Flops(forward=2 * (weight.numel() + nonzero), update=2 * nonzero * members)
 
 
 def _different(stream: NoiseStream, groups: int, width: int, size: int) -> Tensor:
@@ -113,7 +113,7 @@ def _different(stream: NoiseStream, groups: int, width: int, size: int) -> Tenso
     for already in range(1, size):
         pick = stream.integers(f"column {already}", width - already, groups, 1)
         # The pick is an index among the integers left: skip those taken, lowest first.
-        for taken in chosen.sort(-1).values.split(1, -1):
-            pick += pick >= taken
+        for column in chosen.sort(-1).values.split(1, -1):
+            pick += pick >= column
         chosen = torch.cat([chosen, pick], -1)
     return chosen

@@ -63,7 +63,7 @@ def claim(targets: Mapping[str, object], owner: object) -> None:
 
     """
     owners = {name: owner_of(target) for name, target in targets.items()}
-    if owned := {name: type(other) for name, other in owners.items() if other is not None}:
+    if owned := {name: type(current) for name, current in owners.items() if current is not None}:
         kind = next(iter(owned.values())).__name__
         message = f"{', '.join(owned)}: already managed by another {kind}: close() that one first"
         raise ValueError(message)
@@ -302,8 +302,8 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     def _end_pass(self) -> None:
         with self._lock:
-            if rest := self._pending.flush():
-                self._update(rest)
+            if pending := self._pending.flush():
+                self._update(pending)
         self._is_in_pass = False
 
     def _fail(self, message: str) -> NoReturn:
@@ -413,10 +413,10 @@ class _Pending:
 
     def flush(self) -> list[int]:
         """Return and forget all parameters."""
-        rest = [*self._complete, *itertools.chain(*self._incomplete.values())]
+        pending = [*self._complete, *itertools.chain(*self._incomplete.values())]
         self._incomplete.clear()
         self._complete, self._complete_bytes = [], 0
-        return rest
+        return pending
 
 
 def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
@@ -451,12 +451,12 @@ def _layers(model: nn.Module, trainable: Sequence[nn.Parameter]) -> list[int]:
     """Number each parameter's layer, see :class:`OptimizerInBackward`."""
     layers: dict[nn.Parameter, int] = {}
     for number, module in enumerate(model.modules()):
-        own = list(module.parameters(recurse=False))
+        parameters = list(module.parameters(recurse=False))
         if parametrize.is_parametrized(module):
-            own += module.get_submodule("parametrizations").parameters()
-        shared = {layers[parameter] for parameter in own if parameter in layers}
-        own += [parameter for parameter, layer in layers.items() if layer in shared]
-        layers.update(dict.fromkeys(own, number))
+            parameters += module.get_submodule("parametrizations").parameters()
+        shared = {layers[parameter] for parameter in parameters if parameter in layers}
+        parameters += [parameter for parameter, layer in layers.items() if layer in shared]
+        layers.update(dict.fromkeys(parameters, number))
     return [layers[parameter] for parameter in trainable]
 
 

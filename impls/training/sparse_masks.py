@@ -124,13 +124,13 @@ def erk(shapes: Sequence[Sequence[int]], density: float) -> list[Fraction]:
     budget = _fraction(density) * sum(sizes)
     dense: set[int] = set()
     while len(dense) < len(shapes):
-        rest = [layer for layer in range(len(shapes)) if layer not in dense]
-        left = budget - sum(sizes[layer] for layer in dense)
-        scale = left / sum(raw[layer] * sizes[layer] for layer in rest)
-        largest = max(raw[layer] for layer in rest)
+        sparse = [layer for layer in range(len(shapes)) if layer not in dense]
+        remaining = budget - sum(sizes[layer] for layer in dense)
+        scale = remaining / sum(raw[layer] * sizes[layer] for layer in sparse)
+        largest = max(raw[layer] for layer in sparse)
         if scale * largest <= 1:
             return [Fraction(1) if layer in dense else scale * raw[layer] for layer in range(len(shapes))]
-        dense |= {layer for layer in rest if raw[layer] == largest}
+        dense |= {layer for layer in sparse if raw[layer] == largest}
     return [Fraction(1)] * len(shapes)
 
 
@@ -218,7 +218,7 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
     upper = float(sample.kthvalue(SAMPLE - above).values) if above >= 0 else math.inf
     lower = float(sample.kthvalue(SAMPLE - below).values) if below < SAMPLE else -math.inf
     chosen = scores > upper
-    left = count - int(chosen.count_nonzero())
+    missing = count - int(chosen.count_nonzero())
     part = torch.empty_like(chosen)
     # Values at a bound may be many equal ones, of which any will do; between the bounds topk selects.
     for compare, bound, are_tied in (
@@ -226,21 +226,21 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
         (torch.gt, lower, False),
         (torch.ge, lower, True),
     ):
-        if left <= 0:
+        if missing <= 0:
             break
         compare(scores, bound, out=part)
         part &= ~chosen
         size = int(part.count_nonzero())
-        if size > left and are_tied:
-            part[part.nonzero().flatten()[left:]] = False
-        elif size > left:
+        if size > missing and are_tied:
+            part[part.nonzero().flatten()[missing:]] = False
+        elif size > missing:
             if size > CANDIDATES * len(scores):
                 return None
             candidates = part.nonzero().flatten()
-            part.zero_()[candidates[scores[candidates].topk(left, sorted=False).indices]] = True
+            part.zero_()[candidates[scores[candidates].topk(missing, sorted=False).indices]] = True
         chosen |= part
-        left -= min(size, left)
-    return chosen if left == 0 else None
+        missing -= min(size, missing)
+    return chosen if missing == 0 else None
 
 
 def _fraction(density: float) -> Fraction:

@@ -150,13 +150,13 @@ def check_independence(setting: Setting) -> None:
 
     """
     twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
-    population, other = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
+    population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
     distinct: set[str] = set()
     for step in range(STEPS):
         draw = population.dense_noise(population.sample(step))
         later = population.dense_noise(population.sample(step + STEPS))
-        reseeded = other.dense_noise(other.sample(step))
+        reseeded = other_seed.dense_noise(other_seed.sample(step))
         for name in [name for name in draw if name.startswith("first")]:
             value, twin = draw[name], draw[name.replace("first", "second", 1)]
             if not torch.equal(value[0], value[1]):
@@ -187,9 +187,9 @@ def check_split(setting: Setting) -> None:
     population = setting.population(members)
     x = setting.rows(members)
     utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
-    whole = population.sample(0)
-    bits, (y, record) = population.dense_noise(whole), population.call_with_activations(x, whole)
-    update = updated(population, whole, utilities, record)
+    noise = population.sample(0)
+    bits, (y, record) = population.dense_noise(noise), population.call_with_activations(x, noise)
+    update = updated(population, noise, utilities, record)
     parts = [population.sample(0, part) for part in (range(multiple), range(multiple, members))]
     first, last = (population.dense_noise(part) for part in parts)
     for name, value in bits.items():

@@ -62,9 +62,9 @@ def check_forward(
         row = repeat * population.members + member
         sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
         change = population.perturbation(noise, member)
-        sigma, one = sign * population.sigma, x[row : row + 1]
-        expected.append(_run(population, wide, change, sigma, widened(one)))
-        narrow.append(_run(population, model, change, sigma, one))
+        sigma, member_row = sign * population.sigma, x[row : row + 1]
+        expected.append(_run(population, wide, change, sigma, widened(member_row)))
+        narrow.append(_run(population, model, change, sigma, member_row))
         rows.append(row)
     shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
     if y.shape != shape:
