@@ -89,13 +89,13 @@ def _time(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure
     """Time a cell and store its other figures; return the failure, if any."""
     try:
         with chosen.conditions(cell):
-            member = chosen.prepare(cell)
-            if isinstance(member, Failure):
-                return member
-            benchmark(chosen.call(member, cell.phase))
-            benchmark.extra_info |= chosen.confirm(member, cell.phase)
+            prepared = chosen.prepare(cell)
+            if isinstance(prepared, Failure):
+                return prepared
+            benchmark(chosen.call(prepared, cell.phase))
+            benchmark.extra_info |= chosen.confirm(prepared, cell.phase)
             if benchmark.enabled:
-                benchmark.extra_info |= chosen.quality(member)
+                benchmark.extra_info |= chosen.quality(prepared)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
         return classify(error)
     return None

@@ -17,7 +17,7 @@ import torch
 
 from esbench.errors import UserError
 from esbench.measure import memory, validation
-from esbench.measure.case_runner import CoResidentGroup, Member, quality_rows
+from esbench.measure.case_runner import CoResidentGroup, PreparedVariant, quality_rows
 from esbench.measure.environment import environment, resolve_device
 from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import missing_type, precision
@@ -141,7 +141,7 @@ class ChosenBenchmarks:
         ):
             yield
 
-    def prepare(self, cell: Cell) -> Member | Failure:
+    def prepare(self, cell: Cell) -> PreparedVariant | Failure:
         """Return a variant that is set up, checked and in the phase, or why it cannot be timed."""
         subject, phase = self.cells[cell], cell.phase
         if reason := missing_type(subject.case.dtype, self.device):
@@ -154,20 +154,20 @@ class ChosenBenchmarks:
             )
             self._group.admit(subject.entry, self.checks)
         group = self._group
-        for member in group.members:
-            if phase not in member.workload.phases:
-                reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
+        for prepared in group.variants:
+            if phase not in prepared.workload.phases:
+                reason = prepared.workload.unavailable.get(phase, f"it has no phase {phase}")
                 return Failure("unavailable", reason)
         group.precheck(phase)
         if group.failures:
             return group.failures[0][1]
-        (member,) = group.members
-        member.workload.enter(phase)
-        return member
+        (prepared,) = group.variants
+        prepared.workload.enter(phase)
+        return prepared
 
-    def call(self, member: Member, phase: Phase) -> Call:
+    def call(self, prepared: PreparedVariant, phase: Phase) -> Call:
         """Return the timed function: a phase's call, then waiting for its work."""
-        call, synchronize = member.workload.phases[phase], self.synchronize
+        call, synchronize = prepared.workload.phases[phase], self.synchronize
         if synchronize is no_wait:
             return call
 
@@ -178,24 +178,24 @@ class ChosenBenchmarks:
 
         return waited
 
-    def confirm(self, member: Member, phase: Phase) -> dict[str, object]:
+    def confirm(self, prepared: PreparedVariant, phase: Phase) -> dict[str, object]:
         """Compare a call that was timed with the reference implementation again; return its memory.
 
         Raises:
             WrongResultError: it computes something else.
 
         """
-        footprint = memory.footprint(member.workload.phases[phase], self.device)
+        footprint = memory.footprint(prepared.workload.phases[phase], self.device)
         validation.check_memory(footprint, phase)
-        validation.postcheck(member.workload, phase, member.fingerprints[phase])
+        validation.postcheck(prepared.workload, phase, prepared.fingerprints[phase])
         self.torch_state.check()
-        return {"peak_bytes": footprint.peak_bytes, "noise_bytes": member.workload.noise_bytes}
+        return {"peak_bytes": footprint.peak_bytes, "noise_bytes": prepared.workload.noise_bytes}
 
-    def quality(self, member: Member) -> dict[str, object]:
+    def quality(self, prepared: PreparedVariant) -> dict[str, object]:
         """Return kappa and n_eff of the variant that is set up, or the reason for having none."""
         if self._quality is None:
             try:
-                self._quality = self._compute_quality(member) if self.rates else {}
+                self._quality = self._compute_quality(prepared) if self.rates else {}
             except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
                 self._quality = {"quality": classify(error).reason}
         return self._quality
@@ -206,10 +206,12 @@ class ChosenBenchmarks:
             self._group.disband()
         self._group = self._quality = None
 
-    def _compute_quality(self, member: Member) -> dict[str, object]:
-        assert self._subject is not None  # noqa: S101  # the member is set up
-        variant, case = member.entry.variant, self._subject.case
-        rows = quality_rows(member.workload, partial(Measurement, variant=variant, case=case, phase=QUALITY))
+    def _compute_quality(self, prepared: PreparedVariant) -> dict[str, object]:
+        assert self._subject is not None  # noqa: S101  # the variant is set up
+        variant, case = prepared.entry.variant, self._subject.case
+        rows = quality_rows(
+            prepared.workload, partial(Measurement, variant=variant, case=case, phase=QUALITY)
+        )
         header = RunHeader(
             schema=SCHEMA_VERSION,
             run_id="",

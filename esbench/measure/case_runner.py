@@ -83,7 +83,7 @@ class RunContext:
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class PreparedVariant:
     """A variant that is set up, and for each phase the fingerprints of the first result."""
 
     entry: Entry
@@ -100,8 +100,8 @@ class CoResidentGroup:
     """The variants of one case that are set up at the same time.
 
     A variant that does not fit together with the others is ``deferred`` to the next group; one that does not
-    fit together with base and naive alone is unavailable. ``failures`` has the variants that are not members,
-    with their reasons.
+    fit together with base and naive alone is unavailable. ``failures`` has the variants that were
+    refused, with their reasons.
     """
 
     case: Case
@@ -109,7 +109,7 @@ class CoResidentGroup:
     seed: int
     synchronize: Callable[[], object]
     torch_state: TorchState = field(default_factory=TorchState)
-    members: list[Member] = field(default_factory=list)
+    variants: list[PreparedVariant] = field(default_factory=list)
     deferred: list[Entry] = field(default_factory=list)
     failures: list[tuple[Entry, Failure]] = field(default_factory=list)
 
@@ -121,22 +121,22 @@ class CoResidentGroup:
         if workload is None:
             release()
         else:
-            self.members.append(Member(entry, workload))
+            self.variants.append(PreparedVariant(entry, workload))
 
     def precheck(self, phase: Phase, around: Around = lambda _: contextlib.nullcontext()) -> None:
-        """Enter a phase with all members, then check each member's call."""
+        """Enter a phase with all variants, then check the call of each."""
         called: set[Variant] = set()
 
-        def enter(member: Member) -> None:
-            with around(member.entry):
-                member.workload.enter(phase)
+        def enter(prepared: PreparedVariant) -> None:
+            with around(prepared.entry):
+                prepared.workload.enter(phase)
 
-        def call(member: Member) -> None:
-            with around(member.entry):
-                if member.entry.variant in called:  # the call was out of memory before, and may have begun
-                    member.workload.enter(phase)
-                called.add(member.entry.variant)
-                member.fingerprints[phase] = validation.precheck(member.workload, phase, self.synchronize)
+        def call(prepared: PreparedVariant) -> None:
+            with around(prepared.entry):
+                if prepared.entry.variant in called:  # the call was out of memory before, and may have begun
+                    prepared.workload.enter(phase)
+                called.add(prepared.entry.variant)
+                prepared.fingerprints[phase] = validation.precheck(prepared.workload, phase, self.synchronize)
                 self.torch_state.check()
 
         for action in (enter, call):
@@ -147,23 +147,23 @@ class CoResidentGroup:
                 else:
                     release()
 
-    def in_phase(self, phase: Phase) -> list[Member]:
-        """Return the members that have the phase, baselines first."""
-        return [member for member in self.members if phase in member.workload.phases]
+    def in_phase(self, phase: Phase) -> list[PreparedVariant]:
+        """Return the variants that have the phase, baselines first."""
+        return [prepared for prepared in self.variants if phase in prepared.workload.phases]
 
     @property
-    def candidates(self) -> list[Member]:
-        """The members that are compared with base and naive."""
-        return [member for member in self.members if not is_baseline(member.entry)]
+    def candidates(self) -> list[PreparedVariant]:
+        """The variants that are compared with base and naive."""
+        return [prepared for prepared in self.variants if not is_baseline(prepared.entry)]
 
     def next_entries(self) -> list[Entry]:
         """Return the entries of the next group: base and naive again, and the deferred ones."""
-        baselines = [member.entry for member in self.members if is_baseline(member.entry)]
+        baselines = [prepared.entry for prepared in self.variants if is_baseline(prepared.entry)]
         return [*baselines, *self.deferred] if self.deferred else []
 
     def disband(self) -> None:
         """Free everything that was set up."""
-        self.members.clear()
+        self.variants.clear()
         release()
 
     def _set_up(self, entry: Entry, checks: ExactChecks, around: Around) -> Workload | None:
@@ -180,15 +180,15 @@ class CoResidentGroup:
             self._turn_away(entry, error)
             return None
 
-    def _try(self, entry: Entry, action: Callable[[Member], None]) -> bool:
-        """Call ``action`` with a member; if that fails, remove it, or the last candidate to make room."""
-        member = next(member for member in self.members if member.entry is entry)
+    def _try(self, entry: Entry, action: Callable[[PreparedVariant], None]) -> bool:
+        """Call ``action`` with a variant; if that fails, remove it, or the last candidate to make room."""
+        prepared = next(prepared for prepared in self.variants if prepared.entry is entry)
         try:
-            action(member)
+            action(prepared)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             makes_room = is_out_of_memory(error) and is_baseline(entry) and self.candidates
-            removed = self.candidates[-1] if makes_room else member
-            self.members.remove(removed)
+            removed = self.candidates[-1] if makes_room else prepared
+            self.variants.remove(removed)
             self._turn_away(removed.entry, error)
             return False
         return True
@@ -231,38 +231,38 @@ class CaseRunner:
             self._number += 1
 
     def time(self, phase: Phase) -> None:
-        """Time all members in the same rounds, method by method; read the other instruments; store all."""
+        """Time all variants in the same rounds, method by method; read the other instruments; store all."""
         context = self.context
-        members, cells = self._group.in_phase(phase), 0
-        rows: dict[Member, list[Row]] = {member: [] for member in members}
+        variants, cells = self._group.in_phase(phase), 0
+        rows: dict[PreparedVariant, list[Row]] = {prepared: [] for prepared in variants}
         rng = random.Random(f"{context.plan.seed} {self.case.label} {self._number} {phase}")  # noqa: S311  # an order, not a secret
         seconds = context.recorder.stopwatch.seconds
         start_s, rounds_s = seconds(), 0.0
         for clock in context.instruments.clocks:
-            timed = [one for one in members if context.plan.is_timed(one.entry, phase, clock.method)]
+            timed = [v for v in variants if context.plan.is_timed(v.entry, phase, clock.method)]
             cells += len(timed)
             calls = self._warm_calls(timed, phase, clock, rows)
             rounds_start_s = seconds()
             with context.recorder.stopwatch.on("rounds"):
                 interleave(list(calls.values()), rng)
             rounds_s += seconds() - rounds_start_s
-            for member in [*calls]:  # popped, so that all graphs are freed before memory is measured
-                rows[member] += self._times(member, phase, clock, calls.pop(member))
-        found = [row for member in members for row in self._with_figures(member, phase, rows[member])]
+            for prepared in [*calls]:  # popped, so that all graphs are freed before memory is measured
+                rows[prepared] += self._times(prepared, phase, clock, calls.pop(prepared))
+        stored = [row for prepared in variants for row in self._with_figures(prepared, phase, rows[prepared])]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
-        self._store(phase, [*self._missing_phase(phase), *found])
+        self._store(phase, [*self._missing_phase(phase), *stored])
 
     def rate(self) -> None:
-        """Store each member's quality figures, or the reason if it has none, in its first group."""
+        """Store the quality figures of each variant, or the reason if it has none, in its first group."""
         rows: list[Row] = []
-        for member in self._new_members:
-            self._announce(member.entry, QUALITY)
-            found = self._attempt(member.entry, QUALITY, QUALITY, partial(self._quality_rows, member))
-            rows += [found] if isinstance(found, Skipped) else found
+        for prepared in self._new_variants:
+            self._announce(prepared.entry, QUALITY)
+            figures = self._attempt(prepared.entry, QUALITY, QUALITY, partial(self._quality_rows, prepared))
+            rows += [figures] if isinstance(figures, Skipped) else figures
         self._store(QUALITY, rows)
 
-    def _quality_rows(self, member: Member) -> list[Row]:
-        rows = quality_rows(member.workload, self._measurement(member, QUALITY))
+    def _quality_rows(self, prepared: PreparedVariant) -> list[Row]:
+        rows = quality_rows(prepared.workload, self._measurement(prepared, QUALITY))
         self._group.torch_state.check()
         return rows
 
@@ -271,9 +271,9 @@ class CaseRunner:
         return CoResidentGroup(self.case, plan.device, plan.seed, self.context.instruments.synchronize)
 
     @property
-    def _new_members(self) -> list[Member]:
-        """The members that are in no earlier group: base and naive are in each."""
-        return self._group.members if self._number == 0 else self._group.candidates
+    def _new_variants(self) -> list[PreparedVariant]:
+        """The variants that are in no earlier group: base and naive are in each."""
+        return self._group.variants if self._number == 0 else self._group.candidates
 
     def _set_up(self, entries: Sequence[Entry]) -> None:
         """Set up and check the variants; write a row for each that is wrong, does not fit or has no time."""
@@ -281,17 +281,17 @@ class CaseRunner:
         start_s = seconds()
         for entry in entries:
             self._announce(entry, "set-up")
-            members = len(self._group.members)
-            set_up_s = (seconds() - start_s) / max(members, 1)
-            reserve_s = set_up_s + (members + 1) * budget.variant_s
+            count = len(self._group.variants)
+            set_up_s = (seconds() - start_s) / max(count, 1)
+            reserve_s = set_up_s + (count + 1) * budget.variant_s
             around = partial(self._charged, activity="set-up", reserve_s=reserve_s)
             self._group.admit(entry, self.context.checks, around)
             self._write_failures()
-        start_s, variants = seconds(), len(self._group.members)
+        start_s, count = seconds(), len(self._group.variants)
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
-        budget.add_checks(variants, seconds() - start_s)
+        budget.add_checks(count, seconds() - start_s)
 
     def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
@@ -312,40 +312,46 @@ class CaseRunner:
         for phase in order:
             if phase in waiting:
                 cells = plan.cells_of(waiting[waiting.index(phase) :])
-                self.context.budget.cells = len(self._group.members) * cells + deferred * plan.cells_of(order)
+                self.context.budget.cells = len(self._group.variants) * cells + deferred * plan.cells_of(
+                    order
+                )
                 yield phase
-            recorder.done += len(self._new_members)
+            recorder.done += len(self._new_variants)
 
     def _warm_calls(
-        self, members: Sequence[Member], phase: Phase, clock: Clock, rows: dict[Member, list[Row]]
-    ) -> dict[Member, TimedCall]:
-        """Return the warmed-up call of each member; add the reason to its rows if it has none."""
+        self,
+        variants: Sequence[PreparedVariant],
+        phase: Phase,
+        clock: Clock,
+        rows: dict[PreparedVariant, list[Row]],
+    ) -> dict[PreparedVariant, TimedCall]:
+        """Return the warmed-up call of each variant; add the reason to its rows if it has none."""
         calls = {}
-        cell_s = self.context.budget.cell_s(len(members))
-        for member in members:
-            self._announce(member.entry, f"{phase} {clock.method}")
-            warm_up = partial(self._warmed_up, member, phase, clock, cell_s)
-            call = self._attempt(member.entry, phase, "warm-up", warm_up, clock.method)
+        cell_s = self.context.budget.cell_s(len(variants))
+        for prepared in variants:
+            self._announce(prepared.entry, f"{phase} {clock.method}")
+            warm_up = partial(self._warmed_up, prepared, phase, clock, cell_s)
+            call = self._attempt(prepared.entry, phase, "warm-up", warm_up, clock.method)
             if isinstance(call, Skipped):
-                rows[member].append(call)
+                rows[prepared].append(call)
             else:
-                calls[member] = call
+                calls[prepared] = call
         return calls
 
-    def _warmed_up(self, member: Member, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
-        """Prepare a member's call for the clock and warm it up."""
-        workload = member.workload
+    def _warmed_up(self, prepared: PreparedVariant, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
+        """Prepare the call of a variant for the clock and warm it up."""
+        workload = prepared.workload
         workload.enter(phase)
         plain = workload.phases[phase]
-        prepared: Call = clock.prepare(plain, max(1, len(workload.inputs)))
-        if prepared is not plain:
-            validation.check_replay(workload, phase, prepared)
+        timed: Call = clock.prepare(plain, max(1, len(workload.inputs)))
+        if timed is not plain:
+            validation.check_replay(workload, phase, timed)
         call = TimedCall(
-            prepared,
+            timed,
             clock,
             cell_s,
-            is_baseline=is_baseline(member.entry),
-            is_reference=is_reference(member.entry.variant),
+            is_baseline=is_baseline(prepared.entry),
+            is_reference=is_reference(prepared.entry.variant),
             conditions=self._conditions,
         )
         call.warm_up()
@@ -356,14 +362,14 @@ class CaseRunner:
         self._group.torch_state.check()
         return self.context.instruments.conditions()
 
-    def _times(self, member: Member, phase: Phase, clock: Clock, call: TimedCall) -> Iterator[Row]:
+    def _times(self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall) -> Iterator[Row]:
         """Yield the rows of a call that was timed, or the reason if it failed."""
         if call.failure:
-            yield self.context.skipped(self.case, member.entry, phase, call.failure, clock.method)
+            yield self.context.skipped(self.case, prepared.entry, phase, call.failure, clock.method)
             return
-        work = member.workload.work(phase)
+        work = prepared.workload.work(phase)
         for metric, rounds in call.rounds.items():
-            yield self._measurement(member, phase)(
+            yield self._measurement(prepared, phase)(
                 metric=metric,
                 method=clock.method,
                 samples=tuple(rounds),
@@ -376,30 +382,30 @@ class CaseRunner:
                 work=work,
             )
 
-    def _with_figures(self, member: Member, phase: Phase, times: list[Row]) -> list[Row]:
-        """Return a member's times and other readings, or the reason why the times are invalid."""
+    def _with_figures(self, prepared: PreparedVariant, phase: Phase, times: list[Row]) -> list[Row]:
+        """Return the times of a variant and other readings, or the reason why the times are invalid."""
         if not any(isinstance(row, Measurement) for row in times):
             return times
-        self._announce(member.entry, f"{phase} memory and launches")
-        found = self._attempt(member.entry, phase, "memory", partial(self._figures, member, phase))
-        if isinstance(found, Skipped):
-            return [found]
-        labels, figures = found
+        self._announce(prepared.entry, f"{phase} memory and launches")
+        readings = self._attempt(prepared.entry, phase, "memory", partial(self._figures, prepared, phase))
+        if isinstance(readings, Skipped):
+            return [readings]
+        labels, figures = readings
         labelled = [
             msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
             for row in times
         ]
         return [*labelled, *figures]
 
-    def _figures(self, member: Member, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
+    def _figures(self, prepared: PreparedVariant, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
         """Return labels and the other readings of a phase.
 
         Raises:
             WrongResultError: the times are invalid.
 
         """
-        context, workload = self.context, member.workload
-        call, measurement = workload.phases[phase], self._measurement(member, phase)
+        context, workload = self.context, prepared.workload
+        call, measurement = workload.phases[phase], self._measurement(prepared, phase)
         footprint = context.instruments.footprint(call)
         validation.check_memory(footprint, phase)
         is_traced = phase in context.plan.traced and not context.instruments.traces_last
@@ -416,9 +422,9 @@ class CaseRunner:
             for (metric, method), value in counts.items()
             if value is not None
         ]
-        if phase == MONITORED_PHASE and context.plan.is_active(self.case, member.entry.variant):
-            rows += self._activity_rows(call, member.entry.variant, measurement)
-        validation.postcheck(workload, phase, member.fingerprints[phase])
+        if phase == MONITORED_PHASE and context.plan.is_active(self.case, prepared.entry.variant):
+            rows += self._activity_rows(call, prepared.entry.variant, measurement)
+        validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()
         return labels, rows
 
@@ -432,26 +438,26 @@ class CaseRunner:
         if context.budget.spare_s < gpu_monitor.PACE.lead_in_s + gpu_monitor.PACE.most_s:
             context.recorder.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
             return []
-        found = context.instruments.activity(call)
-        if found.reason:
-            context.recorder.note(f"utilisation, power and energy: {found.reason}")
+        activity = context.instruments.activity(call)
+        if activity.reason:
+            context.recorder.note(f"utilisation, power and energy: {activity.reason}")
         return [
             measurement(metric=metric, method=gpu_monitor.METHOD, samples=(samples,))
-            for metric, samples in found.samples.items()
+            for metric, samples in activity.samples.items()
         ]
 
     def _missing_phase(self, phase: Phase) -> Iterator[Row]:
-        """Yield a reason for each member that does not have the phase."""
-        for member in self._group.members:
-            if phase not in member.workload.phases:
-                reason = member.workload.unavailable.get(phase, f"it has no phase {phase}")
-                yield self.context.skipped(self.case, member.entry, phase, Failure("unavailable", reason))
+        """Yield a reason for each variant that does not have the phase."""
+        for prepared in self._group.variants:
+            if phase not in prepared.workload.phases:
+                reason = prepared.workload.unavailable.get(phase, f"it has no phase {phase}")
+                yield self.context.skipped(self.case, prepared.entry, phase, Failure("unavailable", reason))
 
     def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
         self.context.recorder.checkpoint(rows, self.case, self._number, phase, self._group_costs_s)
 
-    def _measurement(self, member: Member, phase: Phase) -> Callable[..., Measurement]:
-        variant = member.entry.variant
+    def _measurement(self, prepared: PreparedVariant, phase: Phase) -> Callable[..., Measurement]:
+        variant = prepared.entry.variant
         return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._number)
 
     def _announce(self, entry: Entry, activity: str) -> None:

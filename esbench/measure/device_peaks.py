@@ -59,18 +59,21 @@ def device_peaks(
         UnavailableError: there is no time for the next one.
 
     """
-    known = (dtype for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device))
-    measures: list[Callable[[str, Clock], DevicePeak]] = [_copy, *(partial(_product, one) for one in known)]
+    supported = (dtype for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device))
+    measures: list[Callable[[str, Clock], DevicePeak]] = [
+        _copy,
+        *(partial(_product, dtype) for dtype in supported),
+    ]
     for measure in measures:
         if time.monotonic() + PEAK_S[device] > end_s:
             raise UnavailableError(OUT_OF_TIME)
         try:
-            found = measure(device, clock)
+            peak = measure(device, clock)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) and "not implemented" not in str(error):
                 raise
         else:
-            yield found
+            yield peak
 
 
 def cache_bytes(device: str) -> int:

@@ -162,9 +162,9 @@ def _triton() -> str:
 
 
 def _git() -> str:
-    found = commit()
-    _require(found, "esbench runs from no git checkout, or git is missing")
-    return str(found)
+    revision = commit()
+    _require(revision, "esbench runs from no git checkout, or git is missing")
+    return str(revision)
 
 
 def usable_cpus() -> int:

@@ -116,13 +116,13 @@ def device_uuid(device: str) -> str | None:
         return None
 
 
-def differences(one: Environment, other: Environment) -> list[str]:
+def differences(left: Environment, right: Environment) -> list[str]:
     """Return the differences because of which two measurements cannot be parts of one run.
 
     Load, other processes and idle power may differ.
     """
     names = [name for name in Environment.__struct_fields__ if name not in VOLATILE]
-    pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
+    pairs = [(name, getattr(left, name), getattr(right, name)) for name in names]
     return [f"{name.replace('_', ' ')} {_text(a)} vs {_text(b)}" for name, a, b in pairs if a != b]
 
 

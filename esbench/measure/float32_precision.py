@@ -41,7 +41,7 @@ def missing_type(dtype: str, device: str) -> str:
 
 def too_old() -> str:
     """Return the text that an older GPU lacks a capability."""
-    have, need = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(), AMPERE))
+    have, need = (f"{major}.{minor}" for major, minor in (torch.cuda.get_device_capability(), AMPERE))
     return f"needs a GPU of capability {need} or more, this one has {have}"
 
 

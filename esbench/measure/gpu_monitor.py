@@ -229,13 +229,13 @@ class ConditionsReader:
 
     def __call__(self) -> Conditions | None:
         """Return the current readings; a reading that NVML refuses is None."""
-        found = Conditions(
+        conditions = Conditions(
             clock_hz=self._read(Nvml.clock_hz),
             temperature_c=self._read(Nvml.temperature_c),
             power_w=self._read(Nvml.power_w),
             throttled=self._read(Nvml.throttled) or (),
         )
-        return None if found == Conditions() else found
+        return None if conditions == Conditions() else conditions
 
     def process_bytes(self) -> int | None:
         """Return the bytes of device memory that this process uses, None if NVML does not report them."""

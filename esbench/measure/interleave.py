@@ -157,8 +157,8 @@ class TimedCall:
             self.conditions.append(self._round_conditions)
         self._round, self._round_conditions = {}, ()
         done = self.rounds[LATENCY]
-        found = interval([median(samples) for samples in done])
-        width = (found.high - found.low) / found.median if found and found.median > 0 else 1.0
+        latency = interval([median(samples) for samples in done])
+        width = (latency.high - latency.low) / latency.median if latency and latency.median > 0 else 1.0
         # The variation of one or two rounds is unknown, so these may exceed the budget.
         most = OVERDRAFT if len(done) < LEAST_ROUNDS else 1.0
         is_needed = self.is_reference and len(done) < REFERENCE_ROUNDS
@@ -175,14 +175,14 @@ class TimedCall:
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels to be stored with the samples."""
-        found = []
+        labels = []
         if self._dispatch_bound:
-            found.append(
+            labels.append(
                 f"dispatch-bound: in {self._dispatch_bound} of {self._samples} samples the device waited"
             )
         if self._grown:
-            found.append(f"allocated device memory while timed, in {self._grown} visits")
-        return tuple(found)
+            labels.append(f"allocated device memory while timed, in {self._grown} visits")
+        return tuple(labels)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = classify(error)
@@ -200,7 +200,7 @@ def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
             call.visit()
         positions = {call: position for position, call in enumerate(active)}
         for call in sorted(active, key=lambda call: call.is_baseline):
-            compared = any(not other.is_baseline and not other.stop for other in active)
+            compared = any(not rival.is_baseline and not rival.stop for rival in active)
             call.close_round(positions[call], may_leave=not (call.is_baseline and compared))
 
 

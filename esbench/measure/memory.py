@@ -61,11 +61,11 @@ def footprint(
     """Measure the memory of a call; ``process_bytes`` reads that of the process on CUDA."""
     with quiet():
         if device == "cuda":
-            peak, kept = _cuda_levels(call)
+            peak, growth = _cuda_levels(call)
             reserved = int(torch.cuda.max_memory_reserved())
-            return Footprint(peak, kept, reserved, process_bytes() if process_bytes else None)
-        peak, kept = _cpu_levels(call)
-        return Footprint(peak, kept, None, int(psutil.Process().memory_info().rss))
+            return Footprint(peak, growth, reserved, process_bytes() if process_bytes else None)
+        peak, growth = _cpu_levels(call)
+        return Footprint(peak, growth, None, int(psutil.Process().memory_info().rss))
 
 
 def peak_bytes(call: Callable[[], object], device: str) -> int:
@@ -143,10 +143,10 @@ def _cpu_levels(call: Callable[[], object]) -> tuple[int, int]:
     call as well, whose gradients, for example, the last call frees.
     """
     for calls in CALLS:
-        peak, kept = _replay(call, calls)
-        if kept <= 0:
+        peak, growth = _replay(call, calls)
+        if growth <= 0:
             break
-    return peak, max(kept, 0)
+    return peak, max(growth, 0)
 
 
 def _replay(call: Callable[[], object], calls: int) -> tuple[int, int]:

@@ -83,7 +83,9 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
 
     """
     named = {name: module for name, module in model.named_modules() if _is_trainable(module)}
-    shapes = _shapes_seen(model, rows, {name: one for name, one in named.items() if _has_choice(one)})
+    shapes = _shapes_seen(
+        model, rows, {name: module for name, module in named.items() if _has_choice(module)}
+    )
     if not shapes:
         message = (
             f"{type(model).__name__} has no trainable Linear or Conv2d layer that the example passes through"
@@ -99,7 +101,7 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
         case = msgspec.structs.replace(template, dtype=dtype or str(own).removeprefix("torch."))
         chosen.append(Layer(name, _case(named[name], shape, len(rows), case), _size([named[name]])))
     others = tuple(_others(named, shapes))
-    excluded = {other.name for other in others if other.excluded}
+    excluded = {layer.name for layer in others if layer.excluded}
     size = _size(module for name, module in named.items() if name not in excluded)
     return Layers(tuple(chosen), others, size)
 
@@ -116,8 +118,8 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
     with _one_line("cannot import it:"):
         make = getattr(importlib.import_module(module), factory)
     with _one_line("the factory raises"):
-        found = make()
-    match found:
+        result = make()
+    match result:
         case nn.Module() as model:
             return model, None
         case (nn.Module() as model, Tensor() as rows):
@@ -125,7 +127,7 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
                 return model, rows
             message = f"the example has no rows: {WHAT_TO_RETURN}"
             raise UserError(message)
-    message = f"the factory returned {type(found).__name__}: return an nn.Module, or {WHAT_TO_RETURN}"
+    message = f"the factory returned {type(result).__name__}: return an nn.Module, or {WHAT_TO_RETURN}"
     raise UserError(message)
 
 
@@ -155,7 +157,7 @@ def _shapes_seen(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) 
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del module
-        for first in (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)):
+        for first in (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)):
             shapes.setdefault(name, first.shape)
             return
 
@@ -189,8 +191,8 @@ def _has_choice(module: nn.Module) -> bool:
 
 def _size(modules: Iterable[nn.Module]) -> int:
     """Return the number of trainable entries of modules, each counted once."""
-    own = {id(one): one for module in modules for one in _own(module).values()}
-    return sum(one.numel() for one in own.values() if one.requires_grad)
+    parameters = {parameter for module in modules for parameter in _own(module).values()}
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
 
 
 def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Case:

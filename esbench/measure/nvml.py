@@ -138,9 +138,9 @@ class Nvml:
         """Return the reasons why the clock is not higher."""
         # Newer bindings call throttling an event; older drivers know only this name.
         bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", "as bits")
-        known = [reason for bit, reason in CLOCK_REASONS.items() if bits & bit]
+        reasons = [reason for bit, reason in CLOCK_REASONS.items() if bits & bit]
         unknown = bits & ~sum(CLOCK_REASONS)
-        return tuple([*known, f"reason {unknown:#x}"] if unknown else known)
+        return tuple([*reasons, f"reason {unknown:#x}"] if unknown else reasons)
 
     def throttled(self) -> tuple[str, ...]:
         """Return the reasons for throttling, if any."""
@@ -165,19 +165,19 @@ class Nvml:
     def processes(self) -> tuple[Process, ...]:
         """Return the processes on the GPU. In a container the ids are the host's, or the list is empty."""
         function = "nvmlDeviceGetComputeRunningProcesses"
-        found = []
+        processes = []
         for row in self._ask(function, self._handle):
             pid = _checked(function, row.pid, "as the id of a process")
             is_unknown = row.usedGpuMemory in {None, NOT_AVAILABLE}
             used_bytes = None if is_unknown else _checked(function, row.usedGpuMemory, "bytes")
-            found.append(Process(pid, self._program(pid), used_bytes))
-        return tuple(found)
+            processes.append(Process(pid, self._program(pid), used_bytes))
+        return tuple(processes)
 
     def process_bytes(self, own: Collection[int]) -> int | None:
         """Return the bytes of device memory that these processes use, None if NVML does not report them."""
         used = [process.used_bytes for process in self.processes() if process.pid in own]
-        known = [used_bytes for used_bytes in used if used_bytes is not None]
-        return sum(known) if known and len(known) == len(used) else None
+        counted = [used_bytes for used_bytes in used if used_bytes is not None]
+        return sum(counted) if counted and len(counted) == len(used) else None
 
     def _program(self, pid: int) -> str | None:
         """Return the name of a program without its folder, which may be private."""

@@ -72,8 +72,8 @@ class Plan:
         Base and naive have only the forward, with which all phases are compared, so their forward is timed by
         the methods of every phase.
         """
-        phases = self.timed if phase == "forward" and is_baseline(entry) else [phase]
-        return any(one not in self.methods or method in self.methods[one] for one in phases)
+        compared = self.timed if phase == "forward" and is_baseline(entry) else [phase]
+        return any(method in self.methods.get(phase, (method,)) for phase in compared)
 
     def cells_of(self, phases: Iterable[Phase]) -> int:
         """Return the number of cells of a variant on a case: one per phase and method, one for quality."""

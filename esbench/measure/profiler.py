@@ -129,10 +129,10 @@ def cpu_trace(records: Sequence[Record]) -> Trace:
         if record.name.startswith("aten::") and call.start_ns <= record.start_ns <= call.end_ns
     ]
     launches, end_ns = 0, defaultdict[int, float](float)
-    for one in sorted(aten, key=lambda record: (record.start_ns, -record.duration_ns)):
-        if one.start_ns >= end_ns[one.track] - TICK_NS:
+    for operator in sorted(aten, key=lambda record: (record.start_ns, -record.duration_ns)):
+        if operator.start_ns >= end_ns[operator.track] - TICK_NS:
             launches += 1
-            end_ns[one.track] = one.end_ns
+            end_ns[operator.track] = operator.end_ns
     return Trace(launches)
 
 
@@ -157,7 +157,7 @@ def trace(call: Callable[[], object], device: str) -> Trace:
 def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
     """Profile one call as :func:`trace`, and write its Chrome trace to a file for ui.perfetto.dev."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = _take(call, device, path)
+    launches = _take(call, device, path)
     on_gpu = device == "cuda"
     with torch.autograd.profiler.profile(use_device="cuda" if on_gpu else None, use_kineto=True) as profiled:
         call()
@@ -168,7 +168,7 @@ def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
         row_limit=ROWS,
         max_name_column_width=WIDTH,
     )
-    return Profile(table, found)
+    return Profile(table, launches)
 
 
 def _take(call: Callable[[], object], device: str, path: Path) -> Trace:

@@ -110,9 +110,7 @@ class Recorder:
 
     def timed_phases(self, variant: Variant, case: Case) -> list[Phase]:
         """Return the phases of a variant that have a time on a case."""
-        return list(
-            dict.fromkeys(phase for one, where, phase, *_ in self._timed if (one, where) == (variant, case))
-        )
+        return list(dict.fromkeys(key[2] for key in self._timed if key[:2] == (variant, case)))
 
     def enter(self, rows: Iterable[Row], *checkpoints: Checkpoint) -> None:
         """Store rows, except reasons of base and naive that an earlier group has stored."""

@@ -237,7 +237,7 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
         fits = max_population.fitting(entry, case, phase, plan.device, plan.seed)
         try:
             with recorder.stopwatch.on("capacity"):
-                found = max_population.largest(
+                largest = max_population.largest(
                     fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )
         except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is a note
@@ -249,8 +249,8 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
             phase=phase,
             metric="largest_members",
             method=max_population.METHOD,
-            samples=((float(found.members),),),
-            stop=found.stop,
+            samples=((float(largest.members),),),
+            stop=largest.stop,
         )
 
 
@@ -272,8 +272,8 @@ def _stopped(
             reason = f"time budget: {took}"
         else:
             continue
-        for other in later:
-            if plan.size(other) > size and entry.supports(other):
+        for larger in later:
+            if plan.size(larger) > size and entry.supports(larger):
                 yield Skipped(
-                    variant=entry.variant, case=other, phase=None, status="unavailable", reason=reason
+                    variant=entry.variant, case=larger, phase=None, status="unavailable", reason=reason
                 )

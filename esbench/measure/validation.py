@@ -212,7 +212,7 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
 
 def check_finite(seen: Fingerprints, what: str) -> None:
     """Check the fingerprints of a result."""
-    if not all(math.isfinite(one.total) and math.isfinite(one.norm) for one in seen):
+    if not all(math.isfinite(part.total) and math.isfinite(part.norm) for part in seen):
         message = f"{what} gives values that are not finite"
         raise WrongResultError(message)
 

@@ -11,7 +11,7 @@ import torch
 
 from esbench import pytest_benchmarks, pytest_plugin
 from esbench.errors import UserError
-from esbench.measure.case_runner import Member
+from esbench.measure.case_runner import PreparedVariant
 from esbench.measure.failure import Failure
 from esbench.measure.instruments import no_wait
 from esbench.measure.validation import ExactChecks, TorchState
@@ -170,9 +170,9 @@ def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -
     for wait, expected in ((lambda: world.log.append("waited"), ["A", "waited"] * 3), (no_wait, ["A"] * 3)):
         monkeypatch.setattr(ChosenBenchmarks, "synchronize", property(partial(_waiting, wait)))
         door = front(FakeScheme("A", world))
-        member = door.prepare(Cell("A", "case", "forward"))
-        assert isinstance(member, Member)
-        call = door.call(member, "forward")
+        prepared = door.prepare(Cell("A", "case", "forward"))
+        assert isinstance(prepared, PreparedVariant)
+        call = door.call(prepared, "forward")
         world.log.clear()
         for _ in range(3):
             call()
@@ -192,7 +192,7 @@ def test_one_variant_is_resident_at_a_time() -> None:
     }
     numbers = []
     for cell in door.cells:
-        assert isinstance(door.prepare(cell), Member)
+        assert isinstance(door.prepare(cell), PreparedVariant)
         (resident,) = world.resident
         numbers.append((resident.scheme.name, resident.calls))
         del resident
