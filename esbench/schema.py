@@ -5,6 +5,7 @@ Field names carry their unit; a metric's unit is the suffix of its name (``laten
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -328,7 +329,7 @@ Row = Measurement | Skipped
 Record = RunHeader | DevicePeak | Measurement | Skipped | Checkpoint | RunEnd
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A stored run; ``end`` is None if it was killed."""
 
     header: RunHeader
@@ -337,12 +338,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     device_peaks: tuple[DevicePeak, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
 
-    @property
+    @cached_property
     def measurements(self) -> tuple[Measurement, ...]:
         """The rows with samples."""
         return tuple(row for row in self.rows if isinstance(row, Measurement))
 
-    @property
+    @cached_property
     def skipped(self) -> tuple[Skipped, ...]:
         """The rows with a reason instead of samples."""
         return tuple(row for row in self.rows if isinstance(row, Skipped))

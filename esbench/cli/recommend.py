@@ -264,8 +264,11 @@ def _print(
             typer.echo(f"{origin(found[case].run)}\n\n{text(found[case], tables=tables)}")
         elif run:
             typer.echo(without_numbers(run, case))
-    best = {name: found[case].best for name, case in target.layers.items() if case in found}
-    winners = {name: one for name, one in best.items() if one}
+    winners = {
+        name: found[case].recommended[0]
+        for name, case in target.layers.items()
+        if case in found and found[case].recommended
+    }
     if winners:
         known = REGISTRY.entries.values()
         docs = scheme_docs(known)

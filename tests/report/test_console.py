@@ -6,7 +6,7 @@ from esbench.schema import Case
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import SQUARE, rows
-from tests.synthetic import BASE, DENSE, NAIVE, conv2d, linear, time_row, variant
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row, variant
 
 
 def test_a_ranked_shape_shows_the_best_dense_noise_and_base() -> None:
@@ -26,7 +26,8 @@ def test_a_shape_without_quality_shows_times() -> None:
     """The fastest variants come first, with dense noise, base and naive; empty columns are left out."""
     schemes = [variant("SparsePerturbed", k=k) for k in range(1, 9)]
     times = {DENSE: 24.0, BASE: 2.0, NAIVE: 50.0, **{one: 3.0 + k for k, one in enumerate(schemes)}}
-    run = synthetic.run(time_row(v, linear(), ms) for v, ms in times.items())
+    timed = [time_row(v, linear(), ms) for v, ms in times.items()]
+    run = synthetic.run(timed)
     title, header, *table = run_summary(run).rstrip().splitlines()
     assert title == "Linear 256 -> 256, 1024 members: time of the forward"
     assert "MB" not in header
@@ -37,6 +38,10 @@ def test_a_shape_without_quality_shows_times() -> None:
         "Naive",
     ]
     assert table[1].split()[-3:] == ["3.00", "8.00x", "1.50x"]
+    peak = bytes_row(schemes[0], linear(), "peak_bytes", 7_000_000)  # its method is not that of the times
+    _, header, _, first, *_ = run_summary(synthetic.run([*timed, peak])).splitlines()
+    assert header.endswith("MB")
+    assert first.endswith("7.00")
 
 
 def test_three_shapes_of_different_operators_are_shown() -> None:

@@ -5,11 +5,23 @@ import ast
 import msgspec
 
 from esbench.report.analysis.ranking import Recommendation, nearest, recommend
-from esbench.report.tables.ranking import ranking_sections
+from esbench.report.tables.ranking import best_schemes, ranking_sections
 from esbench.report.tables.recommendation import text, training_code
+from esbench.report.web.answers import answer
+from esbench.report.web.views import views
 from esbench.schema import Run, RunEnd, Variant
 from tests.report import ranking_cases
-from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, KAPPAS, LOW_RANK, SQUARE, one_ranking, rows
+from tests.report.ranking_cases import (
+    CORES,
+    FLIPPED,
+    HADAMARD,
+    KAPPAS,
+    LOW_RANK,
+    SQUARE,
+    one_ranking,
+    orthogonal,
+    rows,
+)
 from tests.report.table_examples import winner, without
 from tests.synthetic import DENSE, linear, variant
 
@@ -32,7 +44,23 @@ def test_its_ranking_is_the_tables() -> None:
     unknown = ranking_cases.run(without(rows(), CORES, "peak_bytes"))
     assert CORES in [one.variant for one in found(unknown).ranked]
     assert [one.variant for one in found(unknown, limit_bytes=1.5e6).ranked] == [HADAMARD, FLIPPED]
-    assert found(run, limit_bytes=1.0).best is None
+    assert found(run, limit_bytes=1.0).recommended == []
+
+
+def test_page_command_and_table_recommend_the_same() -> None:
+    """The exact scheme comes first, with the best of the others; without an exact one only the best."""
+    for stored, expected in (
+        ([*rows(), *orthogonal(SQUARE)], ["Orthogonal", "Hadamard"]),
+        (rows(), ["Hadamard"]),
+    ):
+        run = ranking_cases.run(stored)
+        assert [one.variant.name for one in found(run).recommended] == expected
+        assert all(f"{name}Linear with" in text(found(run)) for name in expected)
+        picks = answer(list(views(run, "Linear"))).picks
+        assert [pick.variant.name for pick in picks] == expected
+        table = best_schemes([run], ["Linear"], largest_only=True)
+        assert table is not None
+        assert [cells[1].text() for cells in table.blocks[0].table.cells] == expected
 
 
 def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:

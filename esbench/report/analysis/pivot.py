@@ -128,6 +128,10 @@ class Grid:
         found = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
         return tuple((v, c, row) for v, c, row in found if isinstance(row, Measurement))
 
+    def peak(self, variant: Variant, case: Case) -> Measurement | None:
+        """Return the peak memory of a cell's variant in this phase; its method is not that of the times."""
+        return self._peaks.get((variant, case))
+
     def with_metric(self, metric: str) -> "Grid":
         """Return the same cells in another metric."""
         return replace(self, metric=metric)
@@ -145,6 +149,11 @@ class Grid:
                 if any(self.measured(variant, case, phase) for case in self.cases):
                     found.setdefault(variant.mode, Reference(variant, phase))
         return found
+
+    @cached_property
+    def _peaks(self) -> dict[tuple[Variant, Case], Measurement]:
+        peaks = [row for row in self.run.measurements if (row.phase, row.metric) == (self.phase, PEAK)]
+        return {(row.variant, row.case): row for row in reversed(peaks)}  # the first co-resident group counts
 
     @cached_property
     def _largest(self) -> dict[tuple[Variant, Case], Measurement]:

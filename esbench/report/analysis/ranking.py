@@ -5,9 +5,10 @@ members that would give as good a gradient, over the time of everything that one
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -233,6 +234,23 @@ def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
     return next((one for one in ranked if one.variant.name == DENSE), None)
 
 
+class _Candidate(Protocol):
+    @property
+    def is_exact(self) -> bool: ...
+
+
+_C = TypeVar("_C", bound=_Candidate)
+
+
+def recommended(candidates: Sequence[_C]) -> list[_C]:
+    """Return the first of the sorted candidates, and if it is exact also the first that is not.
+
+    ``recommend``, the report page and the README's table of the best schemes all name these.
+    """
+    finite = [candidate for candidate in candidates if not candidate.is_exact][:1]
+    return [candidates[0], *finite] if candidates and candidates[0].is_exact else finite
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """The ranking of a case in one run, to choose a variant from.
@@ -261,9 +279,9 @@ class Recommendation:
         return [one for one in self.variants if one.rate is not None]
 
     @property
-    def best(self) -> RankedVariant | None:
-        """The variant to train with, None if none has a rate."""
-        return next(iter(self.ranked), None)
+    def recommended(self) -> list[RankedVariant]:
+        """The variant to train with and the alternative to an exact one; empty if none has a rate."""
+        return recommended(self.ranked)
 
 
 def recommend(

@@ -119,11 +119,10 @@ def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     best = [variant for variant, _ in timed if not variant.baseline][:BEST]
     shown = [(v, ns) for v, ns in timed if v in best or v.name == DENSE or v.mode != "batched"]
     reference = next((ns for variant, ns in timed if variant.name == DENSE), None)
-    peaks = grid.with_metric(PEAK)
 
     def peak(variant: Variant) -> str:
-        row = peaks.at(variant, case)
-        value = median(row) if isinstance(row, Measurement) else None
+        row = grid.peak(variant, case)
+        value = median(row) if row else None
         return format_cell(PEAK, value) if value else ""
 
     def plain(variant: Variant) -> str:

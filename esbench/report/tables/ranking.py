@@ -7,7 +7,7 @@ import msgspec
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, Trace, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
-from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended
 from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
     EFFECTIVE_PERCENT,
@@ -209,37 +209,45 @@ def _template(one: RankedVariant) -> str:
 def best_schemes(runs: Sequence[Run], layers: Sequence[str], *, largest_only: bool) -> Section | None:
     """Return the best scheme of each shape of these operators, None if no run ranks dense noise.
 
-    A row is a shape and population at which a scheme has a multiple of dense noise's rate; with
-    ``largest_only`` the largest of each shape. A case that several runs rank is taken from the first.
+    A row is a shape and population at which dense noise has a rate; with ``largest_only`` the largest of
+    each shape. If the best scheme is exact, the best of the others follows in a second row. A case that
+    several runs rank is taken from the first.
     """
-    found: dict[Case, tuple[Case, tuple[Cell, ...]]] = {}
+    shown: dict[Case, tuple[Case, list[tuple[Cell, ...]]]] = {}
     notes = Footnotes()
     for run in runs:
         for operator in (name for name in operators(run) if name in layers):
             for ranking in rankings(run, operator)[:1]:
                 for case in sorted(ranking.cases, key=lambda case: -case.members):
                     key = msgspec.structs.replace(case, members=1) if largest_only else case
-                    if key not in found and (row := _best_row(ranking, case, notes)):
-                        found[key] = case, row
-    if not found:
+                    if key not in shown and (rows := _best_rows(ranking, case, notes)):
+                        shown[key] = case, rows
+    if not shown:
         return None
     table = Table(
         corner="layer",
         headings=("members", "best scheme", "x dense noise", "x plain layer", "step (ms)", "memory (MB)"),
-        labels=tuple(captions.layer(case) for case, _ in found.values()),
-        cells=tuple(row for _, row in found.values()),
+        labels=tuple(captions.layer(case) for case, rows in shown.values() for _ in rows),
+        cells=tuple(row for _, rows in shown.values() for row in rows),
     )
     names = " and ".join(dict.fromkeys(captions.device(run) for run in runs))
     origin = f"Measured on {names}: runs {', '.join(run.header.run_id for run in runs)}."
     return Section(BEST_TITLE, origin, "", (Block("By n_eff per ms of a step", "", table),), tuple(notes))
 
 
-def _best_row(ranking: Rankings, case: Case, notes: Footnotes) -> tuple[Cell, ...] | None:
+def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Cell, ...]]:
     ranked = ranking.of(case)
     reference = dense(ranked)
-    best = next((one for one in ranked if not one.variant.baseline and one.times(reference)), None)
-    if best is None or best.multiplier is None or reference == best:
-        return None
-    columns = ranking_columns(ranking.grid, best, reference, notes)
-    figures = [columns[name]() or notes.missing() for name in (RELATIVE_RATE, COST, "step (ms)", "peak (MB)")]
-    return Cell(f"{case.members:,}"), Cell(best.variant.name), *figures
+    if reference is None or reference.times(reference) is None:
+        return []
+    candidates = [
+        one for one in ranked if not one.variant.baseline and (one.is_exact or one.times(reference))
+    ]
+    rows = []
+    for best in recommended(candidates):
+        if best != reference:
+            columns = ranking_columns(ranking.grid, best, reference, notes)
+            figures = (columns[name]() for name in (RELATIVE_RATE, COST, "step (ms)", "peak (MB)"))
+            filled = (cell or notes.missing() for cell in figures)
+            rows.append((Cell(f"{case.members:,}"), Cell(best.variant.name), *filled))
+    return rows

@@ -30,8 +30,8 @@ def text(found: Recommendation, *, tables: bool = False) -> str:
 
 
 def _lines(found: Recommendation) -> Iterator[str]:
-    best, part = found.best, found.part
-    if best is None:
+    part = found.part
+    if not found.recommended:
         yield "No recommendation: no variant has a rate; the table has the reasons."
         return
     if part.own < part.whole:
@@ -39,15 +39,17 @@ def _lines(found: Recommendation) -> Iterator[str]:
             f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
             f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
         )
-    reference, fastest = dense(found.ranked), min(found.ranked, key=lambda one: one.step_ns or 0.0)
-    times = best.times(reference) if reference and reference != best else None
-    against = f", {format_multiplier(times)} the rate of {reference.label}" if reference and times else ""
-    yield f"Best: {best.label} with {_rate(best)}{against}."
-    if tied := best.tied_with(found.ranked):
-        yield f"It is {tied}: their intervals overlap."
-    members = _members(best)
-    yield f"{members[0].upper()}{members[1:]} ({_kappa(best)}); a step takes {_step(best)}."
-    if fastest != best:
+    reference = dense(found.ranked)
+    for title, one in zip(("Best", "Best of those that are not exact"), found.recommended, strict=False):
+        times = one.times(reference) if one != reference else None
+        against = f", {format_multiplier(times)} the rate of {reference.label}" if reference and times else ""
+        yield f"{title}: {one.label} with {_rate(one)}{against}."
+        if tied := one.tied_with(other for other in found.ranked if other.is_exact == one.is_exact):
+            yield f"It is {tied}: their intervals overlap."
+        members = _members(one)
+        yield f"{members[0].upper()}{members[1:]} ({_kappa(one)}); a step takes {_step(one)}."
+    fastest = min(found.ranked, key=lambda one: one.step_ns or 0.0)
+    if fastest not in found.recommended:
         yield f"{fastest.label} is faster, {_step(fastest)}, but {_members(fastest)} ({_kappa(fastest)})."
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from esbench.report.analysis.ranking import recommended
 from esbench.report.text import listed
-from esbench.report.web.views import EXACT, RATE_METRIC, Row, View, better
+from esbench.report.web.views import RATE_METRIC, Row, View, better
 from esbench.schema import DENSE, Variant
 from esbench.stats import LATENCY
 
@@ -154,12 +155,10 @@ def answer(views: Sequence[View]) -> Answer:
     if task:
         rows = _fastest_of_equals(views, rows)
     best, tied = rows[0], _tied(rows, view.metric)
-    shown = [best, *tied[:1]]
+    shown = recommended(rows) if best.is_exact else [best, *tied[:1]]
     notes = _ties_note(best, tied)
     if view.metric == RATE_METRIC:
         lead, figures = "Use", _rate_figures
-        if best.kind == EXACT:
-            shown = [best, *(row for row in rows if row.kind != EXACT)][:2]
         notes += _rate_notes(view, rows)
     elif task and task.decides(view):
         lead, figures = task.lead, partial(_task_figures, task, views)
@@ -207,7 +206,7 @@ def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
 def _tied(rows: Sequence[Row], metric: str) -> list[Row]:
     """Return the rows after the first whose interval overlaps that of the first."""
     best, *others = rows
-    if best.kind == EXACT:
+    if best.is_exact:
         return []
     sign = better(metric) or -1
     worst = min(sign * end for end in best.ends)
@@ -226,23 +225,22 @@ def _ties_note(best: Row, tied: Sequence[Row]) -> list[str]:
 
 
 def _why(row: Row, best: Row) -> str:
-    if row.kind == EXACT:
+    if row.is_exact:
         return "finds the gradient of a linear fitness without error"
     if row is best:
         return ""
-    return "best of the others" if best.kind == EXACT else "tied, its 95 % interval overlaps"
+    return "best of those that are not exact" if best.is_exact else "tied, its 95 % interval overlaps"
 
 
 def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
     cells = dict(zip(view.columns, row.texts, strict=True))
-    is_exact = row.kind == EXACT
     if any(one.variant.name == DENSE for one in view.rows):
-        words = "so no multiple of dense noise" if is_exact else "the n_eff per ms of dense noise"
+        words = "so no multiple of dense noise" if row.is_exact else "the n_eff per ms of dense noise"
         yield cells["x dense noise"] or "unknown", words
     yield cells["x plain layer"] or "unknown", "the time of the plain layer"
     yield (
-        f"{cells['kept (%)']}{'' if is_exact else ' %'}",
-        "all members kept, and more" if is_exact else "of the members kept",
+        f"{cells['kept (%)']}{'' if row.is_exact else ' %'}",
+        "all members kept, and more" if row.is_exact else "of the members kept",
     )
     yield f"{cells['step (ms)']} ms", f"a step of {view.case.members:,} members"
     if cells["memory (MB)"]:

@@ -62,9 +62,14 @@ class Row(NamedTuple):
     remark: str = ""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the figure is above every number."""
+        return self.kind == EXACT
+
+    @property
     def is_known(self) -> bool:
         """Whether there is a figure, possibly an exact one."""
-        return self.kind == EXACT or (bool(self.marks) and self.marks[0] is not None)
+        return self.is_exact or (bool(self.marks) and self.marks[0] is not None)
 
     @property
     def ends(self) -> tuple[float, ...]:
@@ -203,18 +208,10 @@ def _numbers(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tupl
     dense_row = grid.at(Variant(scheme=DENSE), case)
     reference = median(dense_row) if isinstance(dense_row, Measurement) else None
     faster = format_multiplier(reference / number.value) if reference and number.value else ""
-    peak = _peak(grid, variant, case)
+    peak = median_number(grid.run, peak_row).text() if (peak_row := grid.peak(variant, case)) else ""
     bound = bound_ns(grid.run, case.dtype, row.work)
     texts = [number.text(), times(TIME), times(SPEED), faster, peak, _half(number)]
     return number, [*texts, format_cell(grid.metric, bound) if bound else ""]
-
-
-def _peak(grid: Grid, variant: Variant, case: Case) -> str:
-    """Return the peak memory of the phase, which is read by a method of its own."""
-    key = (variant, case, grid.phase, PEAK)
-    rows = (row for row in grid.run.measurements if (row.variant, row.case, row.phase, row.metric) == key)
-    found = next((median_number(grid.run, row) for row in rows), None)
-    return found.text() if found else ""
 
 
 def _half(number: CellNumber) -> str:
@@ -270,7 +267,7 @@ def _sorted(metric: str, rows: list[Row]) -> tuple[Row, ...]:
     """Return rows best first; those without a figure come last."""
 
     def key(row: Row) -> tuple[bool, float]:
-        if row.kind == EXACT:
+        if row.is_exact:
             return False, -math.inf
         return not row.is_known, (row.marks[0] or 0.0) * -(better(metric) or 1) if row.is_known else 0.0
 
