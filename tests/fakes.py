@@ -3,8 +3,9 @@
 import dataclasses
 import random
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from esbench.measure.profiler import Trace
 from esbench.measure.timers import Call, Visit
 from esbench.registry import Entry
 from esbench.schema import Case, Mode, Phase, Variant, Work
-from esbench.workload import Figure, build
+from esbench.workload import build
 
 FEWEST_ROUNDS = 6
 """The rounds of a call without noise: with fewer there is no interval of a median."""
@@ -114,7 +115,7 @@ class FakeScheme:
 
 
 class FakeWorkload:
-    """A fake scheme set up on a case."""
+    """A fake scheme set up on a case; it has no quality figures."""
 
     def __init__(self, scheme: FakeScheme, case: Case) -> None:
         """Take the scheme's memory."""
@@ -162,10 +163,6 @@ class FakeWorkload:
     def confirm(self, phase: Phase) -> None:
         """Accept the results: a fake scheme has no reference."""
 
-    def quality(self) -> Iterable[Figure]:
-        """Return no figures."""
-        return ()
-
     def _call(self, phase: Phase) -> object:
         self.calls += 1
         self.turn += 1
@@ -176,7 +173,7 @@ class FakeWorkload:
 
 
 @build.register
-def _(scheme: FakeScheme, case: Case, device: str, seed: int) -> FakeWorkload:  # noqa: ARG001  # the signature of build
+def _(scheme: FakeScheme, case: Case, device: str, seed: int) -> Any:  # noqa: ARG001  # the signature of build
     return FakeWorkload(scheme, case)
 
 

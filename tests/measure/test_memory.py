@@ -57,9 +57,9 @@ def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
 def test_no_variant_hoards() -> None:
     """In each phase every call holds the same bytes after it and has the same peak."""
     conv = msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, dtype="float32")
-    for entry, case in itertools.product(ENTRIES, (LINEAR, conv, BITS)):
-        if not suits(entry, case):
-            continue
+    for number, entry in enumerate(ENTRIES):
+        cases = (conv, LINEAR, BITS) if number % 2 else (LINEAR, conv, BITS)
+        case = next(case for case in cases if suits(entry, case))
         workload = build(entry.scheme, case, "cpu", 0)
         for phase, call in workload.phases.items():
             workload.enter(phase)

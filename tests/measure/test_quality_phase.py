@@ -29,9 +29,9 @@ def figures(*found: Figure, error: Exception | None = None) -> Iterator[Figure]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rated(FakeScheme):
-    """A fake variant with quality figures; with ``says=None`` it has no method for them."""
+    """A fake variant with quality figures."""
 
-    says: Callable[[], Iterator[Figure]] | None = figures
+    says: Callable[[], Iterator[Figure]] = figures
 
 
 class RatedWorkload(FakeWorkload):
@@ -41,30 +41,14 @@ class RatedWorkload(FakeWorkload):
 
     def quality(self) -> Iterator[Figure]:
         """Return the scheme's figures."""
-        assert self.scheme.says is not None
         self.scheme.world.log.append(f"{self.scheme.name} rated")
         self.scheme.world.clock.now_s += 1.0
         return self.scheme.says()
 
 
-class WithoutQuality:
-    """A workload without the method ``quality``."""
-
-    def __init__(self, workload: FakeWorkload) -> None:
-        """Wrap a workload."""
-        self._workload = workload
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped workload."""
-        if name == "quality":
-            raise AttributeError(name)
-        return getattr(self._workload, name)
-
-
 @build.register
 def _(scheme: Rated, case: Case, device: str, seed: int) -> Any:  # noqa: ARG001  # the signature of build
-    workload = RatedWorkload(scheme, case)
-    return workload if scheme.says else WithoutQuality(workload)
+    return RatedWorkload(scheme, case)
 
 
 def test_figures_become_rows() -> None:
@@ -93,7 +77,6 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
         (partial(figures, error=UnavailableError("no such thing")), "unavailable", "no such thing"),
         (partial(figures, error=KeyError("x")), "failed", "KeyError: 'x'"),
         (partial(figures, error=MemoryError("much")), "unavailable", "out of memory: much"),
-        (None, "unavailable", "no quality figures: its workload has no method quality"),
     ):
         world = World()
         entries = (Rated("A", world, says=says).entry(), Rated("B", world).entry())
@@ -102,6 +85,12 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
         assert [row.variant.scheme for row in measurements(lines, "kappa")] == ["B"]
         assert [row.variant.scheme for row in measurements(lines)] == ["A", "B"]
         assert summary.failed == (status == "failed")
+    world = World()  # the workload of this variant has no method for its quality
+    _, lines = measure(FakeScheme("A", world).entry(), world=world, phases=TIMED_AND_RATED)
+    assert skipped(lines) == [
+        ("A", QUALITY, "unavailable", "no quality figures: its workload has no method quality")
+    ]
+    assert measurements(lines)
 
 
 def test_a_figure_without_numbers_is_a_reason() -> None:

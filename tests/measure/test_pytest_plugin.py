@@ -18,23 +18,20 @@ from esbench.measure.validation import ExactChecks, TorchState
 from esbench.pytest_plugin import Call, Cell, Choice, ChosenBenchmarks, Subject
 from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
-from tests.pytest_cases import LOADED, PLUGIN, ROOT, PytestResult, run_pytest
+from tests.pytest_cases import LOADED, PLUGIN, ROOT, run_pytest
 
 QUICKLY = ("--benchmark-max-time", "0.01", "--benchmark-json", "stored.json")
 TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-device", "cpu", *QUICKLY)
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> PytestResult:
-    """Run pytest on the whole suite of a third-party plug-in."""
-    return run_pytest(tmp_path_factory.mktemp("theirs"), *TINY)
-
-
-def test_a_suite_is_benchmarked(ended: PytestResult) -> None:
+def test_a_suite_is_benchmarked_and_wrong_variants_have_no_time(tmp_path: Path) -> None:
     """The suite's and the plugin's variants are timed on every case, in every phase that they have.
 
-    A group is a case and a phase, so that it compares variants of the same computation.
+    A group is a case and a phase, so that it compares variants of the same computation. Times come with peak
+    and noise in bytes, kappa and n_eff. Tests of a wrong variant fail with the reason and store no time, even
+    if it is found wrong after timing.
     """
+    ended = run_pytest(tmp_path, *TINY)
     assert ended.code == 1
     assert ended.timed.count(("GoodLinear", "forward")) == 2
     assert {phase for variant, phase in ended.timed if variant == "GoodLinear"} == {
@@ -44,19 +41,15 @@ def test_a_suite_is_benchmarked(ended: PytestResult) -> None:
     }
     assert ("Base", "forward") in ended.timed
     assert not [variant for variant, _ in ended.timed if variant.startswith("Flipped")]
-    groups = {one["group"] for one in ended.stored["benchmarks"]}
+    groups = {stored["group"] for stored in ended.stored["benchmarks"]}
     assert len(groups) == 6
     assert "benchmark 'Linear(4, 6) members=8, forward': 3 tests" in ended.printed
     assert ended.stored["esbench"]["torch"] == str(torch.__version__)
     assert "esbench" not in ended.stored["machine_info"]  # pytest-benchmark compares machine_info
-
-
-def test_memory_and_quality_stand_beside_the_times(ended: PytestResult) -> None:
-    """Times come with peak and noise in bytes, kappa and n_eff; a plain layer has no noise and no kappa."""
     extra = {
-        (one["params"]["variant"], one["params"]["phase"]): one["extra_info"]
-        for one in ended.stored["benchmarks"]
-        if one["params"]["case"].startswith("Linear(4, 6)")
+        (stored["params"]["variant"], stored["params"]["phase"]): stored["extra_info"]
+        for stored in ended.stored["benchmarks"]
+        if stored["params"]["case"].startswith("Linear(4, 6)")
     }
     good = extra["GoodLinear", "sample"]
     assert good["noise_bytes"] == 8 * 4 * 6 * 4
@@ -68,10 +61,6 @@ def test_memory_and_quality_stand_beside_the_times(ended: PytestResult) -> None:
     assert base["noise_bytes"] == 0
     assert "kappa" not in base
     assert base["quality"]
-
-
-def test_a_wrong_variant_fails_without_a_time(ended: PytestResult) -> None:
-    """Tests of a wrong variant fail with the reason and store no time, even if found wrong after timing."""
     failed = ended.outcomes("FAILED")
     for variant, words in (
         ("WrongLinear", "oracle: update of"),
