@@ -26,9 +26,10 @@ from impls.benchmark.training import (
     topology_update,
 )
 from impls.benchmark.training.architecture_search import COMPILED, Search, architectures, population
-from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep, Updater
+from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep
 from impls.benchmark.training.memory_reclaim import Trial
 from impls.benchmark.training.rigl import cnn, mlp, update
+from impls.benchmark.training.workload import Trainer
 from impls.training import rigl as rigl_training
 from impls.training import sparse_masks, sparse_products
 from impls.training.memory_reclaim import refusal
@@ -152,7 +153,7 @@ class Planted(AbstractStep):
     bug: str = ""
 
     @override
-    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+    def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
         parameters = list(model.parameters())
         optimizer = rule(parameters[1:] if self.bug == "misses a layer" else parameters)
         if self.bug == "forgets weight decay":
@@ -167,7 +168,7 @@ class Planted(AbstractStep):
             if self.bug != "keeps gradients":
                 model.zero_grad()
 
-        return Updater(finish, [] if self.bug == "changes weights" else [optimizer])
+        return Trainer(model, finish, [] if self.bug == "changes weights" else [optimizer])
 
 
 @pytest.mark.parametrize("bug", STEPS)

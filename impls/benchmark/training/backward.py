@@ -9,27 +9,27 @@ import gc
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from esbench.registry import REGISTRY, Suite, suite, variant
-from esbench.schema import QUALITY, Case, Phase
+from esbench.schema import QUALITY, Case
 from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import (
-    AbstractTrainingWorkload,
+    AbstractStepWorkload,
+    Trainer,
     check,
     figure,
     mean_square,
-    peak_gradient_bytes,
     square,
+    step_and_zero,
 )
 from impls.training.optimizer_in_backward import Granularity, OptimizerInBackward, Rule
 
@@ -58,19 +58,6 @@ def adamw(kernel: Kernel, device: str, dtype: torch.dtype = torch.float32) -> Ru
     )
 
 
-class Updater(NamedTuple):
-    """An updater of a model: a call after each backward pass, its optimizers, and its release."""
-
-    finish: Callable[[], object]
-    optimizers: Sequence[Optimizer] = ()
-    close: Callable[[], object] = lambda: None
-
-
-def _step_and_zero(optimizer: Optimizer) -> None:
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 @dataclass(frozen=True)
 class AbstractStep(ABC):
     """A way to take a training step."""
@@ -78,8 +65,8 @@ class AbstractStep(ABC):
     kernel: Kernel = "foreach"
 
     @abstractmethod
-    def attach(self, model: nn.Module, rule: Rule) -> Updater:
-        """Create the updater of a model."""
+    def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
+        """Return a trainer of a model with optimizers by ``rule``."""
 
 
 @variant(mode="base", baseline=True, operators=OPERATORS, source="torch.optim")
@@ -90,9 +77,9 @@ class StandardStep(AbstractStep):
     """The ordinary optimizer after the backward pass; ``loop`` updates one parameter after another."""
 
     @override
-    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+    def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
         optimizer = rule(list(model.parameters()))
-        return Updater(partial(_step_and_zero, optimizer), [optimizer])
+        return Trainer(model, partial(step_and_zero, optimizer), [optimizer])
 
 
 @variant(operators=OPERATORS, source="lower bound")
@@ -101,8 +88,8 @@ class NoUpdate(AbstractStep):
     """Forward and backward pass only: no step can be faster."""
 
     @override
-    def attach(self, model: nn.Module, rule: Rule) -> Updater:
-        return Updater(model.zero_grad)
+    def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
+        return Trainer(model, model.zero_grad)
 
 
 @variant(operators=OPERATORS, source="torch.optim inside Tensor.register_post_accumulate_grad_hook")
@@ -119,9 +106,9 @@ class StepInBackward(AbstractStep):
     guarded: bool = False
 
     @override
-    def attach(self, model: nn.Module, rule: Rule) -> Updater:
+    def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
         optimizer = OptimizerInBackward(model, rule, self.granularity, skip_nonfinite=self.guarded)
-        return Updater(optimizer.step, [optimizer], optimizer.close)
+        return Trainer(model, optimizer.step, [optimizer], optimizer.close)
 
 
 @variant(operators=OPERATORS, source="PyTorch's tutorial on stepping in backward, as usually copied")
@@ -132,11 +119,11 @@ class LeakingHook(AbstractStep):
     kernel: Kernel = "loop"
 
     @override
-    def attach(self, model: nn.Module, rule: Rule) -> Updater:
-        optimizers = {one: rule([one]) for one in model.parameters()}
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda one: _step_and_zero(optimizers[one]))
-        return Updater(lambda: None, list(optimizers.values()))
+    def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
+        optimizers = {parameter: rule([parameter]) for parameter in model.parameters()}
+        for parameter in optimizers:
+            parameter.register_post_accumulate_grad_hook(lambda updated: step_and_zero(optimizers[updated]))
+        return Trainer(model, lambda: None, list(optimizers.values()))
 
 
 class TiedPair(nn.Module):
@@ -180,24 +167,16 @@ def stack(case: Case, device: str, seed: int) -> nn.Sequential:
     return model.to(device)
 
 
-class StepWorkload(AbstractTrainingWorkload):
+class StepWorkload(AbstractStepWorkload):
     """A training step of a stack of layers: forward, backward and update."""
 
-    phase: Phase = "step"
     reason = "a training step is measured as a whole; forward and backward alone are NoUpdate"
 
     def __init__(self, scheme: AbstractStep, case: Case, device: str, seed: int) -> None:
         """Create the model, its rows and its optimizer."""
-        dtype = inputs.dtype_of(case)
-        x = inputs.normal(case.rows, case.in_channels, device=device, dtype=dtype, seed=seed + 1)
-        super().__init__(case, device, seed, x)
-        self._scheme = scheme
-        self._model = stack(case, device, seed)
-        self._updater = scheme.attach(self._model, adamw(scheme.kernel, device, dtype))
-
-    @override
-    def call(self) -> Tensor:
-        return step(self._model, self._updater, self._buffers.take())
+        super().__init__(case, device, seed)
+        self._scheme, self._model = scheme, stack(case, device, seed)
+        self._trainer = scheme.trainer(self._model, adamw(scheme.kernel, device, inputs.dtype_of(case)))
 
     @override
     def verify(self) -> None:
@@ -215,37 +194,28 @@ class StepWorkload(AbstractTrainingWorkload):
             self.call()
         for handle in handles:
             handle.remove()
-        if left := [name for name, parameter in parameters.items() if parameter.grad is not None]:
-            message = f"gradients are left after the step: {', '.join(left)}"
+        if nonzero := [name for name, parameter in parameters.items() if parameter.grad is not None]:
+            message = f"gradients are left after the step: {', '.join(nonzero)}"
             raise WrongResultError(message)
         results |= {f"weight {name}": parameter.detach() for name, parameter in parameters.items()}
         results |= {f"moment of {name}": slots["exp_avg"] for name, slots in self._slots().items()}
-        check(results, reference_steps, *reference, bool(self._updater.optimizers))
+        check(results, reference_steps, *reference, bool(self._trainer.optimizers))
 
     def _slots(self) -> dict[str, dict[str, Tensor]]:
         """Return the optimizers' state by the names of the parameters."""
-        names: dict[Tensor, str] = {one: name for name, one in self._model.named_parameters()}
-        optimizers = self._updater.optimizers
-        return {names[one]: slots for optimizer in optimizers for one, slots in optimizer.state.items()}
+        names: dict[Tensor, str] = {weight: name for name, weight in self._model.named_parameters()}
+        optimizers = self._trainer.optimizers
+        return {names[weight]: slots for optimizer in optimizers for weight, slots in optimizer.state.items()}
 
     @override
     def quality(self) -> Iterator[Figure]:
-        peak = peak_gradient_bytes(self._model.parameters(), self.call)
-        yield figure("live_gradient_bytes", "hooks", [peak])
-        slots = [slot for optimizer in self._updater.optimizers for slot in optimizer.state.values()]
+        yield figure("live_gradient_bytes", "hooks", [self._trainer.peak_gradient_bytes(self.inputs[0])])
+        slots = [slot for optimizer in self._trainer.optimizers for slot in optimizer.state.values()]
         tensors = [value for slot in slots for value in slot.values() if isinstance(value, Tensor)]
         yield figure("state_bytes", "optimizer", [sum(value.nbytes for value in tensors)])
         before, after = count_leaked(self._scheme)
         yield figure("alive_count", "gc off", [before])
         yield figure("alive_count", "after collection", [after])
-
-
-def step(model: nn.Module, updater: Updater, x: Tensor) -> Tensor:
-    """Take a training step; return the outputs."""
-    y: Tensor = model(x)
-    mean_square(y).backward()
-    updater.finish()
-    return y.detach()
 
 
 def reference_steps(
@@ -277,9 +247,9 @@ def count_leaked(scheme: AbstractStep) -> tuple[int, int]:
 
     def deleted_model() -> "weakref.ref[Tensor]":
         model = nn.Linear(4, 4)
-        updater = scheme.attach(model, adamw(scheme.kernel, "cpu"))
-        step(model, updater, torch.ones(2, 4))
-        updater.close()
+        trainer = scheme.trainer(model, adamw(scheme.kernel, "cpu"))
+        trainer.step(torch.ones(2, 4))
+        trainer.close()
         return weakref.ref(model.weight)
 
     was_enabled = gc.isenabled()

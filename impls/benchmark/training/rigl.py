@@ -22,10 +22,8 @@ from impls.benchmark.training.sparse_training import (
     NEVER,
     OPERATORS,
     AbstractTraining,
-    Masks,
-    Trainer,
 )
-from impls.benchmark.training.workload import square
+from impls.benchmark.training.workload import Masks, Trainer, square, step_and_zero
 from impls.training import sparse_masks, sparse_products
 from impls.training.rigl import RigLInBackward, RigLScheduler, entry_state
 from impls.training.sparse_products import AbstractSparseLinear
@@ -42,15 +40,15 @@ def sgd(parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
 def _plain_trainer(model: nn.Sequential, rate: float) -> Trainer:
     optimizer = sgd(model.parameters(), rate)
 
-    def finish() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
     def masks() -> Masks:
-        named = model.named_children()
-        return {f"{name}.weight": one.mask() for name, one in named if isinstance(one, AbstractSparseLinear)}
+        layers = model.named_children()
+        return {f"{name}.weight": x.mask() for name, x in layers if isinstance(x, AbstractSparseLinear)}
 
-    return Trainer(model, finish, masks)
+    return Trainer(model, partial(step_and_zero, optimizer), masks=masks)
+
+
+def _masks_of(rigl: RigLScheduler | RigLInBackward) -> Masks:
+    return {layer.name: layer.mask for layer in rigl.layers}
 
 
 def _scheduled_trainer(
@@ -78,7 +76,7 @@ def _scheduled_trainer(
         pairs = ((layer.gathered, layer.arriving) for layer in scheduler.layers)
         return [gradient for pair in pairs for gradient in pair if gradient is not None]
 
-    return Trainer(model, finish, lambda: {layer.name: layer.mask for layer in scheduler.layers}, gathered)
+    return Trainer(model, finish, masks=partial(_masks_of, scheduler), copies=gathered)
 
 
 @variant(mode="base", baseline=True, operators=OPERATORS)
@@ -151,7 +149,7 @@ class RigLTorch(AbstractTraining):
                         tensor.mul_(mask)
             state.optimizer.zero_grad()
 
-        return Trainer(model, finish, lambda: state.masks, lambda: list(gradients.values()))
+        return Trainer(model, finish, masks=lambda: state.masks, copies=lambda: list(gradients.values()))
 
 
 @variant(
@@ -178,7 +176,7 @@ class RigL(AbstractTraining):
                 sparsity_distribution="erk",
                 seed=seed,
             )
-            return Trainer(model, training, lambda: {layer.name: layer.mask for layer in training.layers})
+            return Trainer(model, training, masks=partial(_masks_of, training))
         return _scheduled_trainer(model, rate, self.density, delta, seed)
 
     def _foreach(self, model: nn.Sequential, rate: float, delta: int) -> Trainer:
@@ -198,7 +196,7 @@ class RigL(AbstractTraining):
                 state.optimizer.step()
             state.optimizer.zero_grad()
 
-        return Trainer(model, finish, lambda: state.masks)
+        return Trainer(model, finish, masks=lambda: state.masks)
 
 
 @variant(operators=OPERATORS, source="RigLScheduler with static_topo")

@@ -5,26 +5,24 @@ Steps use SGD with momentum on the mean square of the outputs, and leave no grad
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import REGISTRY
-from esbench.schema import Case, Phase
+from esbench.schema import Case
 from esbench.workload import Figure, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.topology_update import check_update
 from impls.benchmark.training.workload import (
-    AbstractTrainingWorkload,
+    AbstractStepWorkload,
+    Masks,
+    Trainer,
     check,
     figure,
     gradients,
-    mean_square,
-    peak_gradient_bytes,
 )
 from impls.training.sparse_products import AbstractSparseLinear
 
@@ -39,8 +37,6 @@ NEVER = 10**9
 """Steps between two topology updates where steps without one are measured."""
 CHECKED_RATE = 0.1
 """Learning rate of the steps that are compared with the reference."""
-
-Masks = Mapping[str, Tensor]
 
 
 def network(case: Case, device: str, seed: int) -> nn.Sequential:
@@ -72,39 +68,15 @@ def network(case: Case, device: str, seed: int) -> nn.Sequential:
     return model.to(device)
 
 
-@dataclass
-class Trainer:
-    """Takes training steps.
-
-    Args:
-        model: its parameters are trained.
-        finish: called after each backward pass; updates weights and frees gradients.
-        masks: returns the masks of sparse weights by name.
-        copies: returns dense gradients that are stored outside ``.grad``.
-
-    """
-
-    model: nn.Sequential
-    finish: Callable[[], object]
-    masks: Callable[[], Masks] = field(default=dict)
-    copies: Callable[[], list[Tensor]] = field(default=list)
-
-    def step(self, x: Tensor) -> Tensor:
-        """Take a step on rows; return the outputs."""
-        y: Tensor = self.model(x)
-        mean_square(y).backward()
-        self.finish()
-        return y.detach()
-
-    def dense_weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights, with zeros, and of biases, by their names in the dense network."""
-        weights: dict[str, Tensor] = {}
-        for path, module in self.model.named_children():
-            if isinstance(module, AbstractSparseLinear):
-                weights |= {f"{path}.weight": module.dense(), f"{path}.bias": module.bias}
-            else:
-                weights |= {f"{path}.{name}": one for name, one in module.named_parameters()}
-        return {name: one.detach().clone() for name, one in weights.items()}
+def dense_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all weights, with zeros, and of biases, by their names in the dense network."""
+    weights: dict[str, Tensor] = {}
+    for path, module in model.named_children():
+        if isinstance(module, AbstractSparseLinear):
+            weights |= {f"{path}.weight": module.dense(), f"{path}.bias": module.bias}
+        else:
+            weights |= {f"{path}.{name}": value for name, value in module.named_parameters()}
+    return {name: value.detach().clone() for name, value in weights.items()}
 
 
 class AbstractTraining(ABC):
@@ -122,23 +94,16 @@ class AbstractTraining(ABC):
         """
 
 
-class TrainingWorkload(AbstractTrainingWorkload):
+class TrainingWorkload(AbstractStepWorkload):
     """A training step of a network."""
 
-    phase: Phase = "step"
     reason = "a training step is measured as a whole; topology updates alone, on TopologyUpdate"
 
     def __init__(self, scheme: AbstractTraining, case: Case, device: str, seed: int) -> None:
         """Create the network, its rows and its optimizer."""
-        shape = (case.rows, case.in_channels, *case.input_size)
-        x = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
-        super().__init__(case, device, seed, x)
+        super().__init__(case, device, seed)
         self._scheme = scheme
         self._trainer = self._new_trainer(inputs.LEARNING_RATE, NEVER)
-
-    @override
-    def call(self) -> Tensor:
-        return self._trainer.step(self._buffers.take())
 
     @override
     def verify(self) -> None:
@@ -150,8 +115,8 @@ class TrainingWorkload(AbstractTrainingWorkload):
 
     @override
     def quality(self) -> Iterator[Figure]:
-        masks, weights = self._trainer.masks(), self._trainer.dense_weights()
-        sizes = {name: one.numel() for name, one in weights.items() if name.endswith("weight")}
+        masks, weights = self._trainer.masks(), dense_weights(self._trainer.model)
+        sizes = {name: weight.numel() for name, weight in weights.items() if name.endswith("weight")}
         nonzero = sum(int(masks[name].sum()) if name in masks else size for name, size in sizes.items())
         yield figure("nonzero_count", "masks", [nonzero])
         yield figure("density_percent", "masks", [100 * nonzero / sum(sizes.values())])
@@ -167,8 +132,7 @@ class TrainingWorkload(AbstractTrainingWorkload):
         """Return the peak of the second step, which moves entries if ``delta`` is 2."""
         trainer = self._new_trainer(inputs.LEARNING_RATE, delta)
         trainer.step(self.inputs[0])
-        second = partial(trainer.step, self.inputs[1])
-        return peak_gradient_bytes(trainer.model.parameters(), second, trainer.copies)
+        return trainer.peak_gradient_bytes(self.inputs[1])
 
 
 def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], eps: float) -> None:
@@ -178,10 +142,10 @@ def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], 
         WrongResultError: they differ.
 
     """
-    before, masks = trainer.dense_weights(), trainer.masks()
+    before, masks = dense_weights(trainer.model), trainer.masks()
     for x in rows:
         trainer.step(x)
-    after = trainer.dense_weights()
+    after = dense_weights(trainer.model)
     changes = {f"change of {name}": after[name] - before[name] for name in after}
     check(changes, reference_changes, plain, before, masks, tuple(rows), eps=eps)
     check_zeros(masks, masks, after)
@@ -197,11 +161,11 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
 
     """
     for number, x in enumerate(itertools.islice(itertools.cycle(rows), 5)):
-        weights = trainer.dense_weights()
+        weights = dense_weights(trainer.model)
         before = {name: mask.clone() for name, mask in trainer.masks().items()}
         trainer.step(x)
         masks = trainer.masks()
-        check_zeros(before, masks, trainer.dense_weights())
+        check_zeros(before, masks, dense_weights(trainer.model))
         if number % 2 and all(torch.equal(mask, before[name]) for name, mask in masks.items()):
             message = "no entry has moved"
             raise WrongResultError(message)
@@ -229,15 +193,15 @@ def reference_changes(
     plain: nn.Module, weights: Mapping[str, Tensor], masks: Masks, rows: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """Return the weight changes of SGD with momentum, computed with dense products from the formulas."""
-    now = dict(weights)
-    velocity = {name: torch.zeros_like(one) for name, one in now.items()}
+    current = dict(weights)
+    velocity = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for x in rows:
-        _, slopes = gradients(plain, now, x)
+        _, slopes = gradients(plain, current, x)
         for name, gradient in slopes.items():
             masked = gradient * masks[name] if name in masks else gradient
             velocity[name] = MOMENTUM * velocity[name] + masked
-            now[name] = now[name] - CHECKED_RATE * velocity[name]
-    return {f"change of {name}": one - weights[name] for name, one in now.items()}
+            current[name] = current[name] - CHECKED_RATE * velocity[name]
+    return {f"change of {name}": weight - weights[name] for name, weight in current.items()}
 
 
 build.register(AbstractTraining, TrainingWorkload)

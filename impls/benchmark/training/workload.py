@@ -1,19 +1,23 @@
-"""Base class of training workloads, comparison with a reference, and the peak memory of gradients."""
+"""Base classes of training workloads, comparison with a reference, and the peak memory of gradients."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from esbench.schema import PHASES, Case, Phase, Work
 from esbench.workload import Figure, Workload
-from impls.benchmark.inputs import RotatingBuffers, refill
+from impls.benchmark import inputs
 from impls.verify import reference
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes a loss from a model's outputs and its rows."""
+Masks = Mapping[str, Tensor]
+"""Masks of sparse weights by name."""
 
 
 class AbstractTrainingWorkload(Workload):
@@ -38,7 +42,7 @@ class AbstractTrainingWorkload(Workload):
     def __init__(self, case: Case, device: str, seed: int, buffers: Sequence[Tensor] = ()) -> None:
         """Start with the first buffer."""
         self._case, self._device, self._seed = case, device, seed
-        self._buffers = RotatingBuffers(buffers)
+        self._buffers = inputs.RotatingBuffers(buffers)
 
     def call(self) -> object:
         """Run the timed call."""
@@ -69,8 +73,64 @@ class AbstractTrainingWorkload(Workload):
 
     @override
     def confirm(self, phase: Phase) -> None:
-        refill(self._case, self.inputs, self._seed + 5)
+        inputs.refill(self._case, self.inputs, self._seed + 5)
         self.verify()
+
+
+@dataclass
+class Trainer:
+    """Takes training steps on the mean square of a model's outputs.
+
+    Args:
+        model: its parameters are trained.
+        finish: called after each backward pass; updates weights and frees gradients.
+        optimizers: the optimizers that update the parameters.
+        close: releases the model.
+        masks: returns the masks of sparse weights by name.
+        copies: returns dense gradients that are stored outside ``.grad``.
+
+    """
+
+    model: nn.Module
+    finish: Callable[[], object]
+    optimizers: Sequence[Optimizer] = ()
+    close: Callable[[], object] = lambda: None
+    masks: Callable[[], Masks] = dict
+    copies: Callable[[], list[Tensor]] = list
+
+    def step(self, x: Tensor) -> Tensor:
+        """Take a step on rows; return the outputs."""
+        y: Tensor = self.model(x)
+        mean_square(y).backward()
+        self.finish()
+        return y.detach()
+
+    def peak_gradient_bytes(self, x: Tensor) -> int:
+        """Return the largest number of gradient bytes alive at once in a step, see the function."""
+        return peak_gradient_bytes(self.model.parameters(), lambda: self.step(x), self.copies)
+
+
+class AbstractStepWorkload(AbstractTrainingWorkload):
+    """A training step on rows [rows, in_channels, *input_size]; subclasses set ``_trainer``."""
+
+    phase: Phase = "step"
+    _trainer: Trainer
+
+    def __init__(self, case: Case, device: str, seed: int) -> None:
+        """Draw the rows."""
+        shape = (case.rows, case.in_channels, *case.input_size)
+        x = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
+        super().__init__(case, device, seed, x)
+
+    @override
+    def call(self) -> Tensor:
+        return self._trainer.step(self._buffers.take())
+
+
+def step_and_zero(optimizer: Optimizer) -> None:
+    """Take an ordinary optimizer step and free the gradients."""
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case:
@@ -124,14 +184,14 @@ def _widened(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
     if isinstance(value, nn.Module):
         return reference.double(value)
     if isinstance(value, Mapping):
-        return {name: _widened(one) for name, one in value.items()}
+        return {name: _widened(item) for name, item in value.items()}
     return tuple(map(_widened, value)) if isinstance(value, tuple) else value
 
 
 def peak_gradient_bytes(
     parameters: Iterable[nn.Parameter],
     step: Callable[[], object],
-    others: Callable[[], Iterable[Tensor]] = tuple,
+    copies: Callable[[], Iterable[Tensor]] = tuple,
 ) -> int:
     """Return the largest number of gradient bytes alive at once in a step, exactly and on any device.
 
@@ -140,15 +200,15 @@ def peak_gradient_bytes(
     Args:
         parameters: those that are trained.
         step: a training step.
-        others: returns gradients that are stored outside ``.grad``.
+        copies: returns gradients that are stored outside ``.grad``.
 
     """
     peak, watched = 0, list(parameters)
 
     def count(gradient: Tensor) -> None:
         nonlocal peak
-        alive = [*(one.grad for one in watched if one.grad is not None), *others()]
-        peak = max(peak, gradient.nbytes + sum(one.nbytes for one in alive))
+        alive = [*(parameter.grad for parameter in watched if parameter.grad is not None), *copies()]
+        peak = max(peak, gradient.nbytes + sum(tensor.nbytes for tensor in alive))
 
     handles = [parameter.register_hook(count) for parameter in watched]
     step()
