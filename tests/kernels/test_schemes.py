@@ -8,7 +8,6 @@ from torch import nn
 
 from impls import (
     FusedDropoutBlocks,
-    FusedDropoutMask,
     FusedFlipped,
     FusedFlippedSign,
     FusedHadamard,
@@ -25,10 +24,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("at most 32 for a kernel.* got 64", lambda: FusedLowRankSign(64, regenerated=True)),
     ("k must be at most 8 for a kernel", lambda: FusedSparsePerturbed(9)),
     ("blocks must be at most 16 for a kernel", lambda: FusedDropoutBlocks(blocks=17)),
-    # Options that the wrapped scheme refuses.
-    ("side must be 'in', 'out' or 'both', got 'up'", lambda: FusedFlipped("up")),  # type: ignore[arg-type]  # invalid
-    ("k must be an int of at least 1", lambda: FusedSparsePerturbed(0)),
-    ("groups must be an int of at least 2", lambda: FusedDropoutBlocks(groups=1)),
+    ("k must be an int of at least 1", lambda: FusedSparsePerturbed(0)),  # refused by the wrapped scheme
 ]
 
 
@@ -37,14 +33,6 @@ def test_options_that_no_kernel_serves_are_refused() -> None:
     for message, make in REFUSED:
         with pytest.raises(ValueError, match=message):
             make()
-
-
-def test_rows_are_learned_from_where_the_plain_scheme_does() -> None:
-    """A fused scheme learns from rows for the same sides as its plain scheme."""
-    assert FusedDropoutMask(side="out").learns_from_rows
-    assert FusedDropoutBlocks(side="both").learns_from_rows
-    assert not FusedDropoutMask(side="in").learns_from_rows
-    assert not FusedDropoutBlocks(side="in").learns_from_rows
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

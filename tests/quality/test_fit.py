@@ -13,7 +13,7 @@ from esbench.registry import load
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa
 from impls.quality.kappa import Subject, moments
-from impls.schemes import Flipped
+from impls.schemes import Flipped, NoiseTable, Orthogonal, Permuted
 from tests.workload_cases import NUMBERS
 
 load("impls")
@@ -24,6 +24,14 @@ MEMBERS = 192
 FEWEST, MOST = 10, 100
 """Limits of the number of replicates; they end when the standard error is a third of what is allowed."""
 CORES = (1, 5)
+OPTIONS: list[AnyScheme] = [
+    Permuted(in_sparsity=0.5, cores=3),
+    Permuted("out", out_sparsity=0.4, cores=3),
+    Permuted("both", in_sparsity=0.5, out_sparsity=0.5, cores=3),
+    NoiseTable(2),
+    Orthogonal(3),
+]
+"""Options that no registered variant has."""
 
 LAYERS = {
     "linear": (nn.Linear, (20, 40), {}),
@@ -33,16 +41,16 @@ LAYERS = {
 
 
 def cases() -> list[tuple[str, AnyScheme]]:
-    """Return every registered scheme; those with shared cores also with one core and with several."""
-    found: dict[AnyScheme, str] = {}
+    """Return every registered scheme, those with shared cores also with 1 and 5 cores, and other options."""
+    named: dict[AnyScheme, str] = {}
     for entry in NUMBERS:
         if isinstance(entry.scheme, AbstractScheme):
-            found.setdefault(entry.scheme, entry.variant.name)
+            named.setdefault(entry.scheme, entry.variant.name)
             if hasattr(entry.scheme, "cores"):
                 for cores in CORES:
-                    other = dataclasses.replace(entry.scheme, cores=cores)  # type: ignore[type-var]  # schemes are dataclasses
-                    found.setdefault(other, f"{entry.variant.name} with cores={cores}")
-    return [(name, scheme) for scheme, name in found.items()]
+                    changed = dataclasses.replace(entry.scheme, cores=cores)  # type: ignore[type-var]  # schemes are dataclasses
+                    named.setdefault(changed, f"{entry.variant.name} with cores={cores}")
+    return [(name, scheme) for scheme, name in (named | {scheme: str(scheme) for scheme in OPTIONS}).items()]
 
 
 def uneven(weight: torch.Tensor, generator: Generator) -> None:
@@ -100,9 +108,9 @@ def check_fit(name: str, scheme: AnyScheme, kind: str, filled: str = "") -> bool
         return False
     allowed = max(RELATIVE * abs(declared), ABSOLUTE)
     mean, error = fitted(scheme, kind, allowed, filled)
-    found = f"{name}, {kind} {filled}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
-    assert error <= allowed / 2, found
-    assert abs(mean - declared) <= allowed, found
+    numbers = f"{name}, {kind} {filled}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
+    assert error <= allowed / 2, numbers
+    assert abs(mean - declared) <= allowed, numbers
     return True
 
 

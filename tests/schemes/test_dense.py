@@ -8,7 +8,7 @@ from impls.perturbation.noise import STREAMS, NoiseStream
 from impls.perturbation.population import perturb
 from impls.schemes import NoiseTable, Perturbed, Regenerated, RegeneratedSign
 from impls.schemes.noise_table import TableNoise
-from tests.schemes.cases import agrees, closed
+from tests.schemes.cases import closed
 
 
 def stream_of(name: str, members: range, *, step: int = 0) -> NoiseStream:
@@ -55,19 +55,13 @@ def test_a_perturbation_is_a_slice_of_the_table() -> None:
 
 
 def test_tables_of_steps_and_parts() -> None:
-    """Tables of two steps share no number; parts of one step share the table."""
+    """Steps share no number and parts of a step the table; kappa is d over the number of offsets."""
     first, later = sampled((1, 8, 8), range(4)), sampled((1, 8, 8), range(4), step=1)
     assert not bool(torch.isin(first.table, later.table).any())
     assert torch.equal(first.table, sampled((1, 8, 8), range(256, 260)).table)
+    assert closed(NoiseTable(3), (8, 12), 96) == 96 / (2 * 96 + 1)
     # A forward reads the slices, or the whole table if they are more than that.
     weight = torch.zeros(1, 8, 8)
     few, many = sampled((1, 8, 8), range(3)), sampled((1, 8, 8), range(300))
     assert NoiseTable().read_bytes(weight, few) == weight.nbytes * (1 + 3) + 24
     assert NoiseTable().read_bytes(weight, many) == weight.nbytes * (1 + 16) + 2400
-
-
-@pytest.mark.parametrize("ratio", [2, 3])
-def test_kappa_is_the_number_of_weights_over_that_of_offsets(ratio: int) -> None:
-    """The closed form of kappa agrees with its estimate for small tables."""
-    assert closed(NoiseTable(ratio), (8, 12), 96) == 96 / ((ratio - 1) * 96 + 1)
-    agrees(NoiseTable(ratio), (8, 12))

@@ -17,7 +17,7 @@ from impls.schemes.orthogonal import DRAWN
 from impls.schemes.sparse import FEW as FEW_COLUMNS
 from impls.schemes.sparse import SparseNoise
 from impls.verify.reference import check_forward, check_update, compare, updated
-from tests.schemes.cases import agrees, closed, filled, members_of, seeded
+from tests.schemes.cases import closed, filled, members_of, seeded
 
 STORED: list[LowRank | LowRankSign | Orthogonal] = [LowRank(2), LowRankSign(), Orthogonal(2)]
 
@@ -32,14 +32,14 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
             perturb(model, scheme, members=members, sigma=0.1, stream=stream)
             for scheme in (stored, replace(stored, regenerated=True))
         )
-        noise, other = whole.sample(3), again.sample(3)
+        noise, redrawn = whole.sample(3), again.sample(3)
         bits = whole.dense_noise(noise)
-        for name, values in again.dense_noise(other).items():
+        for name, values in again.dense_noise(redrawn).items():
             assert torch.equal(values, bits[name])
-        assert torch.equal(whole(x, noise), again(x, other))
-        expected, got = updated(whole, noise, utilities), updated(again, other, utilities)
+        assert torch.equal(whole(x, noise), again(x, redrawn))
+        expected, got = updated(whole, noise, utilities), updated(again, redrawn, utilities)
         compare("update", got["weight"], expected["weight"], expected["weight"])
-        assert torch.equal(again.dense_noise(other, 100, 120)["weight"], bits["weight"][100:120])
+        assert torch.equal(again.dense_noise(redrawn, 100, 120)["weight"], bits["weight"][100:120])
     # With philox a part may start and end inside blocks.
     part = again.dense_noise(again.sample(3, range(30, BLOCK + 7)))["weight"]
     assert torch.equal(part, bits["weight"][30 : BLOCK + 7])
@@ -112,12 +112,8 @@ def test_members_of_a_round_are_orthogonal_in_every_group(rank: int) -> None:
                 assert_identity(side @ side.mT / side.shape[3])
 
 
-def test_kappa_of_rounds() -> None:
-    """The closed form agrees with the estimate; a whole round gives the gradient of a linear fitness."""
-    for shape, rank in (((6, 10), 3), ((2, 4, 3, 2, 2), 1)):
-        for rounds in (0.5, 2.6):
-            pairs = math.prod(shape[len(shape) == 5 :])
-            agrees(Orthogonal(rank), shape, max(4, round(rounds * (pairs // rank))))
+def test_a_whole_round_gives_the_gradient_of_a_linear_fitness() -> None:
+    """Kappa is -1 for a whole round, whose members sum to the gradient; it is 0 for one member."""
     assert closed(Orthogonal(), (6, 10), 1) == closed(Orthogonal(), (1, 1), 100) == 0
     assert closed(Orthogonal(), (6, 10), 60) == -1
     assert effective_members(30, 60, closed(Orthogonal(), (6, 10), 30)) == pytest.approx(60)
@@ -125,7 +121,7 @@ def test_kappa_of_rounds() -> None:
     torch.testing.assert_close(rows.mT @ (rows @ gradient) / 60, gradient)
 
 
-def worst_moment(rank: int, steps: int = 400) -> float:
+def worst_moment(rank: int, steps: int = 300) -> float:
     """Return the largest deviation of the second moment of any entry of E_m from 1, in standard errors."""
     squares = torch.stack(
         [members_of(Orthogonal(rank), (1, 3, 4), range(1), step).square()[0] for step in range(steps)]
@@ -134,7 +130,7 @@ def worst_moment(rank: int, steps: int = 400) -> float:
     return float(((squares.mean(0) - 1) / error.clamp_min(1e-12)).abs().max())
 
 
-def unevenness(steps: int = 300) -> float:
+def unevenness(steps: int = 200) -> float:
     """Return the kurtosis of the members' inner products with a gradient of equal entries."""
     seen = torch.stack(
         [members_of(Orthogonal(), (1, 16, 16), range(8), step).sum(1) for step in range(steps)]

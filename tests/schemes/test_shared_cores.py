@@ -21,7 +21,7 @@ from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard, Permuted, hadamard
 from impls.verify.checks import Setting, check_split
-from tests.schemes.cases import CONV, GROUPED, LINEAR, agrees, check_sums, closed, filled, seeded
+from tests.schemes.cases import check_sums, closed, filled, seeded
 
 OPERATORS = [
     (Linear(), (1, 3, 4), (4,)),
@@ -93,26 +93,20 @@ def test_several_cores_agree_with_the_reference(scheme: AnyScheme) -> None:
 
 
 def test_closed_forms_of_kappa() -> None:
-    """The closed forms have the documented values, and agree with estimates for unregistered options."""
-    for shape, taps in ((LINEAR, 1), (CONV, 9)):
+    """The closed forms have the documented values, also for populations and widths too large to sample."""
+    for shape, taps in (((16, 24), 1), ((12, 10, 3, 3), 9)):
         for side, length in (("in", shape[0]), ("out", shape[1]), ("both", 1)):
             assert closed(Flipped(side), shape, 64) == length * taps + 1  # type: ignore[arg-type]  # a side
             assert closed(FlippedSign(side), shape, 64) == length * taps - 1  # type: ignore[arg-type]  # a side
     assert closed(Flipped("in", cores=32), (64, 64), 2**20) == pytest.approx(65 / 32, rel=1e-3)
     assert closed(Flipped("in", cores=64), (64, 64), 64) == 0
-    agrees(FlippedSign("in", cores=3), GROUPED)
-
-    wide = (1000, 500)
-    assert closed(Permuted(), wide, 64) == pytest.approx(1000 / 500, rel=0.01)
-    assert closed(Permuted(in_sparsity=0.1), wide, 64) == pytest.approx(1000 / 50, rel=0.01)
-    assert closed(Permuted("out", out_sparsity=0.1), wide, 64) == pytest.approx(500 / 100, rel=0.02)
-    assert closed(Permuted("both"), (*wide, 3, 3), 64) == pytest.approx(31 / (1000 * 500), rel=0.01)
+    assert closed(Permuted(), (1000, 500), 64) == pytest.approx(1000 / 500, rel=0.01)
     # Centring does not remove the differences between cores: two cores help little at k = i.
     for sparsity, share in ((1.0, 0.75), (0.05, 0.5 + 0.25 * 0.05)):
-        one, two = (
+        alone, pair = (
             closed(Permuted(in_sparsity=sparsity, cores=cores), (2000, 1000), 10**6) for cores in (1, 2)
         )
-        assert two / one == pytest.approx(share, rel=0.01)
+        assert pair / alone == pytest.approx(share, rel=0.01)
 
 
 PERMUTED: list[dict[str, Any]] = [
@@ -141,7 +135,6 @@ def test_a_member_is_the_core_with_permuted_channels(options: dict[str, Any]) ->
         sums = noise.abs().sum(axis)
         assert is_permuted != torch.allclose(sums[0], sums[1])
     check_sums(scheme, members=3)
-    agrees(Permuted(**options, cores=3), GROUPED)
 
 
 def test_permuting_both_sides_has_an_even_variance() -> None:

@@ -21,7 +21,6 @@ from impls.kernels import (
     hadamard,
     lowrank,
     lowrank_rng,
-    outer,
     permuted,
     sparse,
 )
@@ -424,23 +423,6 @@ def test_no_rows_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Cases that the comparison with formulas does not cover. ---
 
 
-def test_flips_and_transforms_are_exact() -> None:
-    """With sigma 0 flips give the plain product, and a Hadamard product of whole numbers is exact."""
-    x, weight, core = normal(0, 1, 5, 1, 40), normal(1, 20, 40), normal(4, 20, 40)
-    before, after = signs(2, 5, 40), signs(3, 5, 20)
-    sides: list[tuple[Tensor | None, Tensor | None]] = [(before, None), (None, after), (before, after)]
-    results = [
-        flipped.flipped_product(x, weight, core, *own, 0.0, torch.empty(1, 5, 1, 20, device=DEVICE))
-        for own in sides
-    ]
-    assert all(torch.equal(one, other) for one, other in pairwise(results))
-    inputs, outputs = signs(2, 4, 100), signs(3, 4, 300)
-    x = torch.randint(-9, 9, (1, 4, 1, 100), generator=generator(5)).float().to(DEVICE)
-    zeros = torch.zeros(300, 100, device=DEVICE)
-    y = hadamard.hadamard_product(x, zeros, inputs, outputs, 1.0, torch.empty(1, 4, 1, 300, device=DEVICE))
-    assert torch.equal(y.double(), transform(x.double(), zeros.double(), 1.0, inputs, outputs))
-
-
 def test_operands_may_have_any_strides() -> None:
     """Strided weights and a transposed core give the same results as contiguous operands."""
     x, weight, core = normal(0, 2, 3, 1, 33), normal(1, 40, 33), normal(2, 40, 33)
@@ -513,29 +495,3 @@ def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
         x, y = kept.guard(torch.ones(1, 2, 1, 32)), kept.empty(1, 2, 1, 64)
         blocks.kept_blocks(x, weight, kept.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
     assert torch.equal(y[0, 1, 0].cpu(), torch.tensor([0.0, 32.0]).repeat_interleave(32))
-
-
-X, W, Y, zeros = torch.zeros(1, 2, 1, 3), torch.zeros(4, 3), torch.zeros(1, 2, 1, 4), torch.zeros
-COLUMNS, TWO, LAST = torch.zeros(2, 9, dtype=torch.int64), draw_of(7, 2), draw_of(7, 2, 2**32 - 1)
-REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("a product takes x", lambda: gemm.gemm_of(X, W.T, Y)),
-    ("of one floating dtype", lambda: gemm.gemm_of(X, W.half(), Y)),
-    (r"core must be torch.float32 \[4, 3\]", lambda: flipped.flipped_product(X, W, W.T, None, None, 1.0, Y)),
-    ("signs of inputs must be", lambda: flipped.flipped_product(X, W, W, X[0, :, 0], None, 1.0, Y)),
-    ("at most 8", lambda: sparse.sparse_product(X, W, COLUMNS, zeros(2, 9, 4), 1.0, Y)),
-    ("down must be", lambda: lowrank.low_rank_product(X, W, zeros(2, 1, 4), zeros(2, 1, 4), 0.1, Y)),
-    ("two.* got 3", lambda: lowrank.low_rank_product(X, W, zeros(2, 3, 3), zeros(2, 3, 4), 0.1, Y)),
-    ("L and R must have", lambda: outer.weighted_outer(zeros(4, 2), zeros(3, 2), zeros(2))),
-    ("L and R must be", lambda: outer.weighted_outer(zeros(4, 2), zeros(4, 2).half(), zeros(2))),
-    ("2 members does not match operands of 3", lambda: TWO.arguments(3, 1, 4)),
-    ("2 members does not match operands of 1", lambda: TWO.arguments(1, 1, 4)),
-    ("members must be", lambda: LAST.arguments(2, 1, 4)),
-    ("more calls than a counter", lambda: TWO.arguments(2, 4 * 2**32 + 1, 4)),
-]
-
-
-def test_operands_that_do_not_match_are_refused() -> None:
-    """Operands that do not match raise an error that names the operand, and no kernel is launched."""
-    for message, launch in REFUSED:
-        with pytest.raises(ValueError, match=message):
-            launch()
