@@ -1,5 +1,6 @@
 """Workloads: results differ between calls, inputs are read in place, and noise has its declared size."""
 
+import operator
 from collections.abc import Iterator
 
 import msgspec
@@ -22,9 +23,9 @@ from tests.workload_cases import (
 )
 
 
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
     """Return whether two results are bitwise equal."""
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def small_workloads() -> Iterator[tuple[Workload, Phase, str]]:
@@ -86,7 +87,7 @@ def test_entering_a_phase_again_keeps_its_noise() -> None:
             before = [vars(work).get(attribute) for attribute in ("_noise", "_y")]
             work.enter(phase)
             after = [vars(work).get(attribute) for attribute in ("_noise", "_y")]
-            assert all(one is other for one, other in zip(before, after, strict=True)), name
+            assert all(map(operator.is_, before, after)), name
 
 
 def test_noise_bytes_are_exact() -> None:

@@ -159,19 +159,3 @@ def test_short_words_are_joined_in_order() -> None:
         found = bits.joined(bits.pack(on).unbind(), length)
         expected = [bits.pack(torch.cat(list(part), -1)) for part in on.split(64 // length)]
         assert torch.equal(found, torch.stack(expected)), (length, count)
-
-
-def test_shapes_beyond_memory_work_on_the_meta_device() -> None:
-    """Shapes of more than 2^31 bits or words are right, without computing anything."""
-    many = torch.empty(2**20, 2**13 + 1, device="meta")
-    packed = bits.pack(many)
-    assert packed.shape == (2**20, 2**7 + 1)
-    assert bits.unpack(packed, 2**13 + 1).shape == many.shape
-    planes = bits.planes(bits.quantised(many))
-    assert planes.shape == (9, *packed.shape)
-    fair = torch.empty(2**10, 8, *packed.shape, dtype=torch.int64, device="meta")
-    assert bits.sample(planes, fair).shape == (2**10, *packed.shape)
-    assert bits.expand(many.to(torch.uint8)).shape == (2**20, 2**10 + 1)
-    images = torch.empty(2**20, 64, 64, 2, dtype=torch.int64, device="meta")
-    assert bits.patches(images, (3, 3), (1, 1), (1, 1)).shape == (2**20, 64, 64, 18)
-    assert bits.max_pool(images, (3, 3), (2, 2), (1, 1)).shape == (2**20, 32, 32, 2)

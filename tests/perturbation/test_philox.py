@@ -143,33 +143,8 @@ def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
             integer(high)
 
 
-def standard_errors(values: Tensor, expected: float) -> float:
-    """Return the error of the mean of independent values, in standard errors."""
-    return abs((values.mean() - expected) / values.std() * math.sqrt(values.numel())).item()
-
-
-def test_values_have_the_moments_of_their_kind() -> None:
-    """Moments and tails are right, neighbours are uncorrelated, and extreme words give finite normals."""
-    normal = fill(NORMAL, range(64), range(4096))
-    uniform = fill(UNIFORM, range(64), range(4096))
-    number = fill(integer(10), range(64), range(4096))
-    for values, expected in (
-        (normal, 0.0),
-        (normal**2, 1.0),
-        (normal**3, 0.0),
-        (normal**4, 3.0),
-        (normal[:, 1:] * normal[:, :-1], 0.0),
-        (normal[1:] * normal[:-1], 0.0),
-        (normal[:, ::2] ** 2 * normal[:, 1::2] ** 2, 1.0),
-        ((normal.abs() > 3).double(), math.erfc(3 / math.sqrt(2))),
-        (uniform, 0.5),
-        (uniform**2, 1 / 3),
-        (number, 4.5),
-        (number**2, 28.5),
-        ((number == 0).double(), 0.1),
-        ((number == 9).double(), 0.1),
-    ):
-        assert standard_errors(values.flatten(), expected) < 5
+def test_extreme_words_give_finite_normals() -> None:
+    """The smallest and largest words give finite normals, of which the largest is above 6."""
     for word in (0, 1, WORD):
         words = tuple(torch.tensor([value]) for value in (word, 0, word, 0))
         extreme = NORMAL.of(words)  # type: ignore[arg-type]  # a tuple of four

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,10 @@ from torch.nn import functional
 from typing_extensions import override
 
 import impls
-from esbench.workload import WrongResultError
 from impls.perturbation import noise as streams
-from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AnyScheme
-from impls.schemes.regenerated import StreamNoise
-from impls.schemes.torch_baselines import member_noise
 from impls.verify.checks import Setting, check
-from impls.verify.reference import check_forward, updated
+from impls.verify.reference import updated
 
 
 class Block(nn.Module):
@@ -175,15 +170,7 @@ def test_update_accumulates_like_backward() -> None:
 
 
 def test_huge_utilities_stay_finite() -> None:
-    """Utilities of 1e6 in half precision, or with squares beyond float64, give a finite and right update."""
-    for dtype in (torch.float16, torch.bfloat16):
-        model = nn.Linear(8, 8).to(dtype)
-        population = impls.perturb(model, impls.Perturbed(), members=16, sigma=0.5)
-        noise, utilities = population.sample(0), torch.full((16,), 1e6)
-        utilities[::2] = -1e6
-        small, large = (updated(population, noise, utilities * size)["weight"] for size in (1e-4, 1e-2))
-        assert bool(large.isfinite().all())
-        torch.testing.assert_close(small * 100, large, rtol=0.02, atol=1.0)
+    """Utilities whose squares are beyond float64 give a finite and right update."""
     population = impls.perturb(layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
     noise, utilities = population.sample(0), torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
     plain, huge = (updated(population, noise, utilities * size)["weight"] for size in (1.0, 1e200))
@@ -265,8 +252,8 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
     scale = (utilities / utilities.norm()).bfloat16().double()
     written = population.dense_noise(noise)["weight"].double()
     truth = -torch.tensordot(scale, written, dims=1) * utilities.norm() / (members * 0.1)
-    found = updated(population, noise, utilities)["weight"]
-    assert relative(found, truth) < 2 * torch.finfo(torch.bfloat16).eps
+    update = updated(population, noise, utilities)["weight"]
+    assert relative(update, truth) < 2 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("scheme", [impls.DropoutMask(), impls.DropConnect(), impls.DropoutBlocks()], ids=str)
@@ -302,10 +289,10 @@ def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
     functions: list[Callable[[Tensor, Tensor], Tensor]] = [torch.add, Tensor.add_]
     for add in functions:
         population = impls.perturb(Residual(layer(), add), scheme, members=8, sigma=0.1)
-        noise, other, utilities = population.sample(0), population.sample(1), torch.arange(8.0)
+        noise, later, utilities = population.sample(0), population.sample(1), torch.arange(8.0)
         _, record = population.call_with_activations(rows(8, 16).float(), noise)
         with pytest.raises(ValueError, match="other noise"):
-            population.update(other, utilities, record)
+            population.update(later, utilities, record)
         with pytest.raises(ValueError, match=r"call_with_activations\(x, noise\)"):
             population.update(noise, utilities)
         if add is torch.add:
@@ -313,36 +300,6 @@ def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
         else:
             with pytest.raises(ValueError, match=r"inputs of layer 'inner' were changed in place"):
                 population.update(noise, utilities, record)
-
-
-@dataclass(frozen=True)
-class DriftingLoop(impls.Loop):
-    """Adds each member's noise to the weight and subtracts it again, which accumulates rounding errors."""
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        saved, outputs = weight.clone(), []
-        for member in range(x.shape[1]):
-            change = member_noise(noise, member)
-            weight.add_(change, alpha=float(sigma))
-            outputs.append(op.apply_shared(x[:, member : member + 1], weight))
-            weight.sub_(change, alpha=float(sigma))
-        weight.copy_(saved)
-        return torch.cat(outputs, dim=1)
-
-
-def test_weights_that_drift_within_a_call_are_found() -> None:
-    """The check finds bfloat16 weights that drift because noise is added and subtracted for each member."""
-    x = rows(8000, 16).bfloat16()
-    for scheme in (impls.Loop(), DriftingLoop()):
-        population = Setting(scheme, layer(torch.bfloat16), (16,)).population(8000)
-        if isinstance(scheme, DriftingLoop):
-            with pytest.raises(WrongResultError, match="forward is off"):
-                check_forward(population, x, [0, 7999])
-        else:
-            check_forward(population, x, [0, 7999])
 
 
 @pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.DropoutMask()], ids=str)

@@ -40,10 +40,8 @@ def test_the_gradient_is_backpropagations() -> None:
     truth = here.gradient()
     assert all(parameter.grad is None for parameter in model.parameters())
     nn.functional.cross_entropy(model(here.x), here.y).backward()
-    found = torch.cat(
-        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
-    )
-    torch.testing.assert_close(truth.float(), found, rtol=1e-3, atol=1e-6)
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(truth.float(), torch.cat(gradients), rtol=1e-3, atol=1e-6)
     assert truth.norm() > 0.1
 
 
@@ -75,14 +73,14 @@ def test_an_estimate_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate is repeatable, does not depend on the size of pieces, and leaves existing .grad alone."""
     here = descends(Flipped(side="both"), 8)
     model = here.subject.model
-    kept = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
+    before = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        parameter.grad = kept[name]
+        parameter.grad = before[name]
     whole = here.estimate(0.02, 1)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 3 * 2 * 8)
     torch.testing.assert_close(here.estimate(0.02, 1), whole, rtol=1e-4, atol=1e-8)
-    assert all(parameter.grad is kept[name] for name, parameter in model.named_parameters())
-    assert all(bool((gradient == 7).all()) for gradient in kept.values())
+    assert all(parameter.grad is before[name] for name, parameter in model.named_parameters())
+    assert all(bool((gradient == 7).all()) for gradient in before.values())
     assert not torch.allclose(here.estimate(0.02, 2), whole)
 
 
@@ -101,11 +99,11 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
 def test_figures_of_a_network() -> None:
     """A network has a cosine for each sigma and n_eff; a single pair has a reason in place of n_eff."""
     subject = Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 6)
-    found = list(on_digits(subject))
+    figures = list(on_digits(subject))
     sigmas = [f"sigma={sigma:g}" for sigma in gradient_cosine.SIGMAS]
-    assert [one.method for one in found] == [*sigmas, "at sigma"]
-    assert [one.metric for one in found] == ["cosine"] * len(sigmas) + ["effective_members"]
-    assert all(one.samples and not one.reason for one in found)
+    assert [figure.method for figure in figures] == [*sigmas, "at sigma"]
+    assert [figure.metric for figure in figures] == ["cosine"] * len(sigmas) + ["effective_members"]
+    assert all(figure.samples and not figure.reason for figure in figures)
     *_, alone = on_digits(replace(subject, members=1))
     assert "does not point along the gradient" in alone.reason
     for cosine in (0.1, 0.5):

@@ -6,7 +6,7 @@ from torch import nn
 
 from impls.perturbation.noise import STREAMS, NoiseStream
 from impls.perturbation.population import perturb
-from impls.schemes import NoiseTable, Perturbed, Regenerated, RegeneratedSign
+from impls.schemes import Loop, NoiseTable, Perturbed, Regenerated, RegeneratedSign
 from impls.schemes.noise_table import TableNoise
 from tests.schemes.cases import closed
 
@@ -20,14 +20,15 @@ def stream_of(name: str, members: range, *, step: int = 0) -> NoiseStream:
 def test_regenerated_noise_has_the_bits_of_stored_noise(stream: str) -> None:
     """Every member's E_m is the one that Perturbed stores, bit for bit."""
     model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 5))
-    stored, regenerated = (
-        perturb(model, scheme, members=9, sigma=0.1, antithetic=True, seed=3, stream=stream)
-        for scheme in (Perturbed(), Regenerated())
+    stored, regenerated, loop = (
+        perturb(model, scheme, members=9, sigma=0.1, antithetic=scheme != Loop(), seed=3, stream=stream)
+        for scheme in (Perturbed(), Regenerated(), Loop())
     )
     noise, again = stored.sample(7), regenerated.sample(7)
     for name, values in stored.dense_noise(noise).items():
         assert torch.equal(regenerated.dense_noise(again)[name], values)
         assert torch.equal(regenerated.perturbation(again, 4)[name], values[4])
+        assert stream == "block" or torch.equal(loop.dense_noise(loop.sample(7))[name], values)
 
 
 def test_a_weight_beyond_the_counters_is_refused_before_drawing() -> None:

@@ -26,8 +26,7 @@ MASKS = torch.tensor(list(itertools.product((False, True), repeat=3)))
     "scheme",
     [
         *(DropoutMask(0.2), DropoutMask(0.7, "out"), DropConnect(0.8)),
-        *(DropoutBlocks(groups=2, blocks=1), DropoutBlocks(groups=5, blocks=9)),
-        *(DropoutBlocks(0.25, groups=3, blocks=4), DropoutBlocks(0.34, "both", groups=3, blocks=3)),
+        *(DropoutBlocks(groups=5, blocks=9), DropoutBlocks(0.34, "both", groups=3, blocks=3)),
         DropoutBlocks(side="both", groups=2, blocks=2),
     ],
     ids=str,

@@ -49,7 +49,7 @@ def grouped(parameters: list[nn.Parameter]) -> Optimizer:
     """Decay weights but not biases, which have another learning rate."""
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     biases = [parameter for parameter in parameters if parameter.ndim == 1]
-    groups = [{"params": matrices}, {"params": biases, "weight_decay": 0.0, "lr": 0.1}]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": biases, "weight_decay": 0.0, "lr": 0.1}]
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -272,11 +272,11 @@ def test_the_guard_joins_layers_and_handles_sparse_gradients() -> None:
     """A tied weight joins two layers, a weight norm is part of its layer, and sparse gradients train."""
     plain = nn.Embedding(5, 3, sparse=True)
     words = copy.deepcopy(plain)
-    for model, optimizer in (
+    for embedding, optimizer in (
         (plain, SGD(list(plain.parameters()))),
         (words, OptimizerInBackward(words, SGD)),
     ):
-        model(torch.tensor([1, 1, 4])).square().sum().backward()
+        embedding(torch.tensor([1, 1, 4])).square().sum().backward()
         optimizer.step()
     assert alike(plain, words)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
@@ -284,9 +284,9 @@ def test_the_guard_joins_layers_and_handles_sparse_gradients() -> None:
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
     for model, bad in ((tied, "2.bias"), (normed, "0.bias")):
         before = weights(model)
-        optimizer = OptimizerInBackward(model, ADAM, "bucket", bucket_bytes=1)
+        in_backward = OptimizerInBackward(model, ADAM, "bucket", bucket_bytes=1)
         with spoilt(model.get_parameter(bad)):
-            train(model, optimizer)
+            train(model, in_backward)
         assert same_entries(before, weights(model)) == [True] * 3 + [False] * 2
 
 
