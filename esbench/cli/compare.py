@@ -35,7 +35,7 @@ def compare(
     (a, a_problems), (b, b_problems) = (
         stored_run(path, "compare takes two runs' .jsonl files") for path in (run_a, run_b)
     )
-    found = comparison.compare(a, b, across_devices=across_devices)
+    compared = comparison.compare(a, b, across_devices=across_devices)
     for warning, words in (
         ("INVALID, do not use these figures", comparison.invalid(a, b)),
         ("DIFFERENT DEVICES", comparison.different_devices(a, b)),
@@ -43,9 +43,9 @@ def compare(
         if words:
             typer.secho(one_line(f"{warning}: {words}"), bold=True, err=as_json)
     if as_json:
-        typer.echo(json.dumps(comparison_tables.as_json(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(comparison_tables.as_json(compared), indent=2, allow_nan=False))
     else:
-        shown = comparison_tables.text(found) if tables else comparison_tables.summary(found)
+        shown = comparison_tables.text(compared) if tables else comparison_tables.summary(compared)
         typer.echo(shown, nl=False)
-    if not found.matched or a_problems or b_problems:
+    if not compared.matched or a_problems or b_problems:
         raise typer.Exit(FAILED)

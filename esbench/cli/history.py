@@ -57,15 +57,17 @@ def history(
     prepare_file("--out", out)
     runs, problems = stored_runs(results)
     chosen = of_device(device, devices(runs), results)
-    found = history_of(chosen, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2)
-    if not found.series:
-        raise UserError(one_line(why_empty(found)))
-    for line in found.left_out:
+    device_history = history_of(
+        chosen, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2
+    )
+    if not device_history.series:
+        raise UserError(one_line(why_empty(device_history)))
+    for line in device_history.left_out:
         note(one_line(line))
-    if shown := panels(found):
-        note(f"{draw(found, shown).write(out)}")
+    if shown := panels(device_history):
+        note(f"{draw(device_history, shown).write(out)}")
     else:
         note("no plot: no variant was measured in two or more of these runs")
-    typer.echo("\n".join(section.text() for section in sections(found)), nl=False)
+    typer.echo("\n".join(section.text() for section in sections(device_history)), nl=False)
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)

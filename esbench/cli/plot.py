@@ -50,8 +50,8 @@ def plot(
 
     if name is None:
         longest = max(map(len, PLOTS))
-        for known, one in PLOTS.items():
-            typer.echo(f"{known:<{longest}}  {one.description}")
+        for known, plot_of_name in PLOTS.items():
+            typer.echo(f"{known:<{longest}}  {plot_of_name.description}")
         return
     find(name)
     if out is None:
@@ -89,9 +89,9 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
     from esbench.report.analysis.history import devices
 
     runs, _ = stored_runs(results)
-    found = of_device(device, devices(run for run in runs if run.rows), results)
-    suites = dict.fromkeys(run.header.suite for run in found)
+    of_one_device = of_device(device, devices(run for run in runs if run.rows), results)
+    suites = dict.fromkeys(run.header.suite for run in of_one_device)
     if suite is not None and suite not in suites:
         message = f"no run of suite {suite!r}; there are: {', '.join(suites)}"
         raise UserError(message)
-    return [run for run in found if suite in {None, run.header.suite}]
+    return [run for run in of_one_device if suite in {None, run.header.suite}]

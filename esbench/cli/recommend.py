@@ -138,8 +138,8 @@ def recommend(
     place = resolve_device(device)
     if offline:
         chosen = {entry.variant for entry in entries} if variants else None
-        found = _stored(target, place, results, chosen, limit_bytes)
-        if not _print(target, found, tables=tables):
+        recommendations = _stored(target, place, results, chosen, limit_bytes)
+        if not _print(target, recommendations, tables=tables):
             raise typer.Exit(FAILED)
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
@@ -208,19 +208,19 @@ def _stored(
         if not alike:
             message = f"{own}: {measure}"
             raise UserError(message)
-        other = max(alike, key=lambda run: run.header.run_id).header.environment
-        runs = [run for run in alike if run.header.environment.slug == other.slug]
-        note(f"{own}: this is the answer for {other.device_name}; {measure}")
-    found = _recommend(target, runs, variants, limit_bytes)
+        same_kind = max(alike, key=lambda run: run.header.run_id).header.environment
+        runs = [run for run in alike if run.header.environment.slug == same_kind.slug]
+        note(f"{own}: this is the answer for {same_kind.device_name}; {measure}")
+    recommendations = _recommend(target, runs, variants, limit_bytes)
     for case in target.cases:
-        if case not in found:
+        if case not in recommendations:
             near = "; ".join(nearest(runs, case)) or "none"
             names = listed([variant.name for variant in variants or ()])
             message = (
                 f"no stored run ranks {case.label}{names and f' for {names}'}; nearest: {near}; {measure}"
             )
             raise UserError(message)
-    return found
+    return recommendations
 
 
 def _recommend(
@@ -233,7 +233,7 @@ def _recommend(
     from esbench.report.analysis.quality import ALONE, Part
     from esbench.report.analysis.ranking import recommend
 
-    found = {
+    recommendations = {
         case: recommend(
             runs,
             case,
@@ -243,11 +243,15 @@ def _recommend(
         )
         for case in target.cases
     }
-    return {case: one for case, one in found.items() if one}
+    return {case: recommendation for case, recommendation in recommendations.items() if recommendation}
 
 
 def _print(
-    target: Target, found: "dict[Case, Recommendation]", run: Run | None = None, *, tables: bool = False
+    target: Target,
+    recommendations: "dict[Case, Recommendation]",
+    run: Run | None = None,
+    *,
+    tables: bool = False,
 ) -> bool:
     """Print the ranking of each case and the code that applies the winners; return whether there are any.
 
@@ -257,17 +261,17 @@ def _print(
     from esbench.report.tables.recommendation import text, training_code, without_numbers
 
     for case in target.cases:
-        names = [name for name, one in target.layers.items() if one == case and name]
+        names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
         heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
-        if case in found:
-            typer.echo(f"{origin(found[case].run)}\n\n{text(found[case], tables=tables)}")
+        if case in recommendations:
+            typer.echo(f"{origin(recommendations[case].run)}\n\n{text(recommendations[case], tables=tables)}")
         elif run:
             typer.echo(without_numbers(run, case))
     winners = {
-        name: found[case].recommended[0]
+        name: recommendations[case].recommended[0]
         for name, case in target.layers.items()
-        if case in found and found[case].recommended
+        if case in recommendations and recommendations[case].recommended
     }
     if winners:
         known = REGISTRY.entries.values()
@@ -275,7 +279,7 @@ def _print(
         modules = {entry.variant: docs[entry.variant.scheme].module for entry in known}
         trainers = {entry.variant: (entry.scheme, trainer(entry.scheme)) for entry in known}
         from_rows = [
-            variant for variant, (scheme, one) in trainers.items() if one and one.learns_from_rows(scheme)
+            variant for variant, (scheme, how) in trainers.items() if how and how.learns_from_rows(scheme)
         ]
         typer.echo(training_code(winners, modules, exclude=target.excluded, from_rows=from_rows))
     return bool(winners)
@@ -304,7 +308,7 @@ def target_of(
         UserError: not exactly one of the three is present, it is malformed, or the model cannot be perturbed.
 
     """
-    if sum(one is not None for one in (linear, conv, model)) != 1:
+    if sum(option is not None for option in (linear, conv, model)) != 1:
         message = (
             "recommend needs one of --linear, --conv and --model, such as --linear 1024x1024; see --help"
         )
@@ -318,41 +322,43 @@ def target_of(
     name = str(model)
     made, rows = load_model(name)
     try:
-        found = layers(made, rows, template, dtype=dtype)
+        model_layers = layers(made, rows, template, dtype=dtype)
     except UserError as error:
         message = f"--model {name}: {error}"
         raise UserError(message) from error
-    _check(name, made, found, entries)
-    for other in found.others:
-        note(f"{other.name}: {other.why}")
+    _check(name, made, model_layers, entries)
+    for left_out in model_layers.others:
+        note(f"{left_out.name}: {left_out.why}")
     return Target(
         f"recommend {name}",
-        {layer.name: layer.case for layer in found.chosen},
-        _excluded(found),
-        {layer.case: (layer.size, found.size) for layer in found.chosen},
+        {layer.name: layer.case for layer in model_layers.chosen},
+        _excluded(model_layers),
+        {layer.case: (layer.size, model_layers.size) for layer in model_layers.chosen},
     )
 
 
-def _excluded(found: "Layers") -> tuple[str, ...]:
-    return tuple(other.name for other in found.others if other.excluded)
+def _excluded(model_layers: "Layers") -> tuple[str, ...]:
+    return tuple(left_out.name for left_out in model_layers.others if left_out.excluded)
 
 
-def _check(name: str, model: object, found: "Layers", entries: Sequence[Entry]) -> None:
+def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[Entry]) -> None:
     """Check that a model can be perturbed.
 
     Raises:
         UserError: a layer has an unsupported dtype, or every candidate refuses the model.
 
     """
-    for layer in found.chosen:
+    for layer in model_layers.chosen:
         if layer.case.dtype not in DTYPES:
             message = (
                 f"--model {name}: {layer.name} is {layer.case.dtype}; esbench measures {', '.join(DTYPES)}"
             )
             raise UserError(message)
-    fitting = [one for one in entries if any(one.supports(layer.case) for layer in found.chosen)]
+    fitting = [entry for entry in entries if any(entry.supports(layer.case) for layer in model_layers.chosen)]
     trainers = [(entry.scheme, one) for entry in fitting if (one := trainer(entry.scheme))]
-    refused = [why for scheme, one in trainers if (why := one.refusal(scheme, model, _excluded(found)))]
+    refused = [
+        why for scheme, one in trainers if (why := one.refusal(scheme, model, _excluded(model_layers)))
+    ]
     if refused and len(refused) == len(fitting):
         # The most common reason: some schemes have another one, such as a kernel that needs a GPU.
         why, _ = Counter(refused).most_common(1)[0]
@@ -428,8 +434,8 @@ def size_bytes(text: str) -> float:
         UserError: the text is malformed, or the size is 0.
 
     """
-    found = _BYTES.fullmatch(text.strip())
-    size = float(found[1]) * 1000 ** " kMGT".index(found[2] or " ") if found else 0
+    match = _BYTES.fullmatch(text.strip())
+    size = float(match[1]) * 1000 ** " kMGT".index(match[2] or " ") if match else 0
     if not 0 < size < math.inf:
         message = f"--memory-limit {text}: expected a size above 0, such as 2GB or 500MB"
         raise UserError(message)
@@ -437,8 +443,8 @@ def size_bytes(text: str) -> float:
 
 
 def _numbers(option: str, text: str, pattern: re.Pattern[str], expected: str) -> list[int]:
-    found = pattern.fullmatch(text.strip().lower())
-    numbers = [int(number) for number in found.groups() if number is not None] if found else []
+    match = pattern.fullmatch(text.strip().lower())
+    numbers = [int(number) for number in match.groups() if number is not None] if match else []
     if not numbers or not all(1 <= number <= _LARGEST for number in numbers):
         message = f"--{option} {text}: expected {expected}, each from 1 to {_LARGEST}"
         raise UserError(message)

@@ -66,15 +66,15 @@ def report(
             raise UserError(message)
         _check_committed(results)
     out = PUBLISHED if publish else out or REPORTS
-    found = selection(results, out, device)
-    if device is not None and device not in found.devices:
-        raise UserError(no_such_device(device, found.devices, results))
-    written, problems = render(found, results, out, style)
+    selected = selection(results, out, device)
+    if device is not None and device not in selected.devices:
+        raise UserError(no_such_device(device, selected.devices, results))
+    written, problems = render(selected, results, out, style)
     say(problems)
-    for line in found.left_out:
+    for line in selected.left_out:
         note(line)
     if not {path.name for path in written} - {"index.html"}:  # the page that says so
-        nothing = "no run with rows" if found.devices else "no runs"
+        nothing = "no run with rows" if selected.devices else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
         raise UserError(message)
     typer.echo(_wrote(written, out))
@@ -97,8 +97,8 @@ def _check_committed(results: Path) -> None:
         UserError: it does not, and the published reports could not be rendered again from the repository.
 
     """
-    if others := git(results, "ls-files", "--others").splitlines():
-        names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
+    if uncommitted := git(results, "ls-files", "--others").splitlines():
+        names = ", ".join(uncommitted[:3]) + (f" and {len(uncommitted) - 3} more" if uncommitted[3:] else "")
         message = (
             f"--publish renders committed runs, and {results} also holds {names}: "
             "add them with `git add --force`, or move them out of the folder"

@@ -215,9 +215,10 @@ def sample_warnings(grid: Grid) -> Iterator[str]:
         for warning in _warnings(row):
             # Counts and seconds differ between cells: the text before them is the kind of warning.
             by_kind.setdefault(re.split(r"[:,]|\bof [\d.]", warning)[0], []).append((name, warning))
-    for found in by_kind.values():
-        name, warning = found[0]
-        yield f"{warning}: {len(found)} of {len(rows)} cells, {'such as ' if len(found) > 1 else ''}{name}"
+    for same_kind in by_kind.values():
+        name, warning = same_kind[0]
+        example = f"such as {name}" if len(same_kind) > 1 else name
+        yield f"{warning}: {len(same_kind)} of {len(rows)} cells, {example}"
     clock = median_clock(grid.run)
     off = f"off the run's median clock by more than {_percent(OFF_CLOCK)}"
     kinds: tuple[tuple[str, str, Callable[[Measurement], float], float], ...] = (

@@ -105,12 +105,12 @@ class Page:
 
         """
         run = self._run(file)
-        cases = [case for name in operators(run) for one in rankings(run, name) for case in one.cases]
-        found = next((recommend([run], case) for case in cases if case.label == label), None)
-        if found is None:
+        cases = [case for name in operators(run) for ranking in rankings(run, name) for case in ranking.cases]
+        recommended = next((recommend([run], case) for case in cases if case.label == label), None)
+        if recommended is None:
             message = f"{file} ranks no case {label!r}"
             raise ReadmeError(message)
-        return f"\n```text\n{recommendation.text(found).rstrip()}\n```\n\n"
+        return f"\n```text\n{recommendation.text(recommended).rstrip()}\n```\n\n"
 
     def best_schemes(self, *files: str, largest_only: bool = True) -> str:
         """Return the best scheme of each shape, compared with dense noise and the plain layer.
@@ -119,14 +119,14 @@ class Page:
             ReadmeError: no run ranks dense noise.
 
         """
-        found = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
-        if found is None:
+        table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
+        if table_section is None:
             message = f"{', '.join(files)}: dense noise has no rate at any shape"
             raise ReadmeError(message)
-        self.printing.shown.append(found)
-        table = found.blocks[0].table.markdown(intervals=self.printing.intervals)
-        notes = "<br>\n".join(map(escape, found.footnotes))
-        return "\n" + "\n\n".join(filter(None, [table, notes, escape(found.origin)])) + "\n\n"
+        self.printing.shown.append(table_section)
+        table = table_section.blocks[0].table.markdown(intervals=self.printing.intervals)
+        notes = "<br>\n".join(map(escape, table_section.footnotes))
+        return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
 
     def published(self, file: str, *published_files: str) -> str:
         """Return the multipliers of a run next to published ones, a folded table for each operator.
@@ -135,16 +135,20 @@ class Page:
             ReadmeError: the runs have no shape in common.
 
         """
-        run, published = self._run(file), [self._run(other) for other in published_files]
-        sections = [one for one in published_sections(run, *published) if ", forward:" in one.title]
+        run, published = self._run(file), [self._run(name) for name in published_files]
+        sections = [
+            table_section
+            for table_section in published_sections(run, *published)
+            if ", forward:" in table_section.title
+        ]
         if not sections:
             message = f"{file} and {', '.join(published_files)} have no shape in common"
             raise ReadmeError(message)
         names = " / ".join(map(captions.device, (run, *published)))
         parts = []
-        for one in sections:
-            summary = escape(f"{one.title.partition(',')[0]}: {names}")
-            table = self._printed(replace(one, origin="", conditions=""))
+        for table_section in sections:
+            summary = escape(f"{table_section.title.partition(',')[0]}: {names}")
+            table = self._printed(replace(table_section, origin="", conditions=""))
             parts.append(f"<details>\n<summary>{summary}</summary>\n\n{table}\n</details>")
         return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -167,18 +171,18 @@ class Page:
 
     def ranking(self, file: str, case: str = "*", method: str = "*", variants: Sequence[str] = ("*",)) -> str:
         """Return the rankings by n_eff per ms of the cases, timing methods and variants that match globs."""
-        run, found = self._run(file), []
+        run, sections = self._run(file), []
         for operator in operators(run):
-            for one in rankings(run, operator):
-                for each in one.cases:
-                    if fnmatchcase(each.label, case) and fnmatchcase(one.grid.method, method):
+            for ranking in rankings(run, operator):
+                for each in ranking.cases:
+                    if fnmatchcase(each.label, case) and fnmatchcase(ranking.grid.method, method):
                         chosen = [
                             ranked
-                            for ranked in one.of(each)
+                            for ranked in ranking.of(each)
                             if any(fnmatchcase(ranked.variant.name, glob) for glob in variants)
                         ]
-                        found.append(ranking_section(one, each, chosen))
-        return self._markdown(file, found)
+                        sections.append(ranking_section(ranking, each, chosen))
+        return self._markdown(file, sections)
 
     def excerpt(self, file: str, heading: str) -> str:
         """Return the first table below a heading of a generated page.

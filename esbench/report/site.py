@@ -42,9 +42,9 @@ def console_tables(run: Run) -> str:
     """Return the text for a terminal: rankings, times of the forward, other figures."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
-        others = measured.time_sections(run, operator, "sample", "update", "step")
-        others += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
-        sections = measured.time_sections(run, operator, "forward") + list(map(measured.figures_only, others))
+        shown = measured.time_sections(run, operator, "sample", "update", "step")
+        shown += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
+        sections = measured.time_sections(run, operator, "forward") + list(map(measured.figures_only, shown))
         # Without times there is no ranking: quality is shown instead.
         quality = ranking_sections(run, operator) or quality_sections(run, operator)
         parts += [section.text() for section in [*quality, *sections]]
@@ -53,13 +53,13 @@ def console_tables(run: Run) -> str:
 
 def all_sections(run: Run) -> list[Section]:
     """Return all tables of a run: quality, times, rooflines, memory, other metrics."""
-    found: list[Section] = []
+    sections: list[Section] = []
     for operator in operators(run):
-        found += quality_sections(run, operator)
-        found += measured.time_sections(run, operator) + roofline.sections(run, operator)
-        found += measured.other_time_sections(run, operator) + measured.memory_sections(run, operator)
-        found += measured.other_sections(run, operator)
-    return found
+        sections += quality_sections(run, operator)
+        sections += measured.time_sections(run, operator) + roofline.sections(run, operator)
+        sections += measured.other_time_sections(run, operator) + measured.memory_sections(run, operator)
+        sections += measured.other_sections(run, operator)
+    return sections
 
 
 def render_reports(
@@ -97,7 +97,7 @@ def render(
         written += _render_run(run, folder, style)
     read = [read_run(path) for path in sorted((results / PUBLISHED).glob("*.jsonl"))]
     published = [run for run, _ in read if run]
-    problems = [*selected.problems, *(problem for _, found in read for problem in found)]
+    problems = [*selected.problems, *(problem for _, file_problems in read for problem in file_problems)]
     if published:
         sections = [section for run in published for section in all_sections(run)]
         page = Page(out / PUBLISHED, PUBLISHED, "Published by others", published, sections)
@@ -111,7 +111,7 @@ def render(
             written += _render_history(runs, out / cut(device))
         except UserError as error:
             problems.append(Problem(out / cut(device) / HISTORY, f"is not written: {error}", lost=False))
-    unread = [f"{one.path.name}: {one.within}" for one in problems if one.lost]
+    unread = [f"{lost_part.path.name}: {lost_part.within}" for lost_part in problems if lost_part.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
     written += render_page([*selected.pages.values(), *published], out, left_out)
     studies: tuple[Callable[[], list[Path]], ...] = (
@@ -158,8 +158,8 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
         UserError: ruptures is not installed.
 
     """
-    found = history(runs, fewest=MIN_HISTORY_RUNS)
-    if not found.series:
+    device_history = history(runs, fewest=MIN_HISTORY_RUNS)
+    if not device_history.series:
         return []
     from esbench.report.plots.history import history as draw  # noqa: PLC0415  # matplotlib is slow to import
     from esbench.report.plots.history import panels  # noqa: PLC0415  # the same
@@ -167,11 +167,15 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     plot = folder / "history.svg"
     plot.unlink(missing_ok=True)  # of earlier runs
-    shown = panels(found, MIN_PLOTTED_RUNS)
-    drawn = [draw(found, shown).write(plot)] if shown else []
-    name = found.runs[-1].header.environment.device_name
+    shown = panels(device_history, MIN_PLOTTED_RUNS)
+    drawn = [draw(device_history, shown).write(plot)] if shown else []
+    name = device_history.runs[-1].header.environment.device_name
     above = [image(path.name, path.stem) for path in drawn]
-    above += ["\n".join(f"- {escape(line)}" for line in found.left_out)] if found.left_out else []
-    title, sections = f"{name}: the forward over its runs", history_tables.sections(found)
+    above += (
+        ["\n".join(f"- {escape(line)}" for line in device_history.left_out)]
+        if device_history.left_out
+        else []
+    )
+    title, sections = f"{name}: the forward over its runs", history_tables.sections(device_history)
     text = markdown.page(title, sections, above="".join(f"{part}\n\n" for part in above))
     return [write(folder / HISTORY, text), *drawn]

@@ -19,7 +19,7 @@ def counted(number: int, noun: str) -> str:
 
 def one_line(text: str) -> str:
     """Return a text on one line: line breaks and unprintable characters become spaces."""
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def label(text: str) -> str:
@@ -42,7 +42,7 @@ def escape(text: str) -> str:
     """
     parts = _MARK.split(one_line(text))
     return "".join(
-        part if place % 2 else _MARKUP.sub(lambda found: f"\\{found[0]}", part)
+        part if place % 2 else _MARKUP.sub(lambda mark: f"\\{mark[0]}", part)
         for place, part in enumerate(parts)
     )
 

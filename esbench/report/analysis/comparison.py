@@ -170,11 +170,13 @@ def _measured(run: Run) -> dict[Key, Measurement]:
 
     Baselines are measured in every group, and the first counts.
     """
-    found: dict[Key, Measurement] = {}
+    by_key: dict[Key, Measurement] = {}
     for row in run.measurements:
-        found.setdefault(Key(row.variant, row.case, row.phase, row.metric, row.method), row)
+        by_key.setdefault(Key(row.variant, row.case, row.phase, row.metric, row.method), row)
     failed = [row for row in run.skipped if row.status == "failed"]
-    return {key: row for key, row in found.items() if not any(is_reason_for(one, key) for one in failed)}
+    return {
+        key: row for key, row in by_key.items() if not any(is_reason_for(failure, key) for failure in failed)
+    }
 
 
 def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:
@@ -205,8 +207,8 @@ def _divided(b: float | None, a: float | None) -> float | None:
     return b / a
 
 
-def _lone(key: Key, other: Run) -> Lone:
+def _lone(key: Key, other_run: Run) -> Lone:
     """Return a row that the other run lacks, with the reason there; a failure takes precedence."""
-    reasons = [row for row in other.skipped if is_reason_for(row, key)]
+    reasons = [row for row in other_run.skipped if is_reason_for(row, key)]
     row = max(reasons, key=lambda row: row.status == "failed", default=None)
     return Lone(key, f"{row.status} in the other: {row.reason}" if row else "")

@@ -105,18 +105,18 @@ class History:
     @property
     def panels(self) -> dict[Key, list[Series]]:
         """The series of each panel."""
-        found: dict[Key, list[Series]] = {}
-        for one in self.series:
-            found.setdefault(one.key, []).append(one)
-        return found
+        panels: dict[Key, list[Series]] = {}
+        for series in self.series:
+            panels.setdefault(series.key, []).append(series)
+        return panels
 
 
 def devices(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Return the runs by the name of their device's folder."""
-    found: dict[str, list[Run]] = {}
+    by_device: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.header.environment.slug, []).append(run)
-    return dict(sorted(found.items()))
+        by_device.setdefault(run.header.environment.slug, []).append(run)
+    return dict(sorted(by_device.items()))
 
 
 def history(  # noqa: PLR0913  # the options of the command
@@ -222,14 +222,14 @@ def _point(  # noqa: PLR0913, PLR0917  # a cell and its place in a series
         point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
     else:
         value = median(row)
-        found = interval([one for one in round_medians(row) if one is not None])
-        ends = (found.low, found.high) if found else (None, None)
+        medians_interval = interval([middle for middle in round_medians(row) if middle is not None])
+        ends = (medians_interval.low, medians_interval.high) if medians_interval else (None, None)
         point = Point(number, value, *ends) if value is not None else None
     return point if point and math.isfinite(point.value) else None
 
 
 def _chosen(
-    found: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str
+    measured_keys: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str
 ) -> list[tuple[Key, Variant]]:
     """Return the series that match the globs.
 
@@ -237,7 +237,7 @@ def _chosen(
         UserError: none does.
 
     """
-    known = sorted(found, key=lambda pair: _place(pair[0]))
+    known = sorted(measured_keys, key=lambda pair: _place(pair[0]))
 
     def is_chosen(key: Key, variant: Variant) -> bool:
         names = variant.name, variant.label(key.case.operator)
@@ -253,18 +253,18 @@ def _chosen(
     return chosen
 
 
-def why_empty(found: History) -> str:
+def why_empty(history: History) -> str:
     """Return why a history has no series, and which metrics there are."""
-    if not found.runs:
-        return f"no run of this device can be shown: {'; '.join(found.left_out)}"
-    if found.few:
+    if not history.runs:
+        return f"no run of this device can be shown: {'; '.join(history.left_out)}"
+    if history.few:
         return (
-            f"no case was measured in two runs by {found.metric} in {found.phase}: "
+            f"no case was measured in two runs by {history.metric} in {history.phase}: "
             "measure again with `esbench run`"
         )
-    rows = [row for run in found.runs for row in run.measurements if row.phase == found.phase]
+    rows = [row for run in history.runs for row in run.measurements if row.phase == history.phase]
     there = ", ".join([MULTIPLIER, *sorted({row.metric for row in rows})]) if rows else "none"
-    return f"no run of this device has a figure of {found.metric!r} in {found.phase}; there are: {there}"
+    return f"no run of this device has a figure of {history.metric!r} in {history.phase}; there are: {there}"
 
 
 def _place(key: Key) -> tuple[object, ...]:
@@ -275,7 +275,7 @@ def _place(key: Key) -> tuple[object, ...]:
 
 def measured_in(panel: Sequence[Series]) -> list[int]:
     """Return the positions of the runs that have a figure in any of these series."""
-    return sorted({point.run for one in panel for point in one.points})
+    return sorted({point.run for series in panel for point in series.points})
 
 
 def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
@@ -331,9 +331,9 @@ def moment(run: Run, between: str = " ") -> str:
     return f"{run.header.started[:10]}{between}{commit}"
 
 
-def source(found: History, runs: Sequence[int]) -> str:
+def source(history: History, runs: Sequence[int]) -> str:
     """Return the device, and the number and dates of the runs that are shown, which are at least one."""
-    first, last = found.runs[runs[0]], found.runs[runs[-1]]
+    first, last = history.runs[runs[0]], history.runs[runs[-1]]
     name = last.header.environment.device_name
     if len(runs) == 1:
         return f"{name}, one run, of {moment(first)}"

@@ -99,8 +99,8 @@ class Grid:
         Baselines are measured again in every co-resident group: this returns the one of ``group``, or
         the first if that group has no such measurement.
         """
-        found = self._measured.get((variant, case, phase), ())
-        return next((row for row in found if row.group == group), next(iter(found), None))
+        rows = self._measured.get((variant, case, phase), ())
+        return next((row for row in rows if row.group == group), next(iter(rows), None))
 
     def reference(self, mode: Mode) -> Reference | None:
         """Return the baseline of a mode in this phase, or its forward if it has no such phase."""
@@ -111,22 +111,22 @@ class Grid:
         pair = self.compared(variant, case, mode)
         if pair is None:
             return None
-        row, other = pair
-        return ratio(other, row) if mode == "naive" else ratio(row, other)
+        row, baseline = pair
+        return ratio(baseline, row) if mode == "naive" else ratio(row, baseline)
 
     def compared(self, variant: Variant, case: Case, mode: Mode) -> tuple[Measurement, Measurement] | None:
         """Return a row and the baseline that it is compared with, None if one of the two is missing."""
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):
             return None
-        other = self.measured(reference.variant, case, reference.phase, row.group)
-        return None if other is None else (row, other)
+        baseline = self.measured(reference.variant, case, reference.phase, row.group)
+        return None if baseline is None else (row, baseline)
 
     @cached_property
     def cells(self) -> tuple[tuple[Variant, Case, Measurement], ...]:
         """The cells that were measured, row by row."""
-        found = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
-        return tuple((v, c, row) for v, c, row in found if isinstance(row, Measurement))
+        contents = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
+        return tuple((v, c, row) for v, c, row in contents if isinstance(row, Measurement))
 
     def peak(self, variant: Variant, case: Case) -> Measurement | None:
         """Return the peak memory of a cell's variant in this phase; its method is not that of the times."""
@@ -142,13 +142,13 @@ class Grid:
 
     @cached_property
     def _references(self) -> dict[Mode, Reference]:
-        found: dict[Mode, Reference] = {}
+        references: dict[Mode, Reference] = {}
         known = sorted({variant: None for variant, _, _ in self._measured}, key=_baselines_last)
         for phase in (self.phase, "forward"):
             for variant in known:
                 if any(self.measured(variant, case, phase) for case in self.cases):
-                    found.setdefault(variant.mode, Reference(variant, phase))
-        return found
+                    references.setdefault(variant.mode, Reference(variant, phase))
+        return references
 
     @cached_property
     def _peaks(self) -> dict[tuple[Variant, Case], Measurement]:
@@ -181,12 +181,12 @@ class Grid:
 
     @cached_property
     def _measured(self) -> dict[tuple[Variant, Case, Phase], list[Measurement]]:
-        found: dict[tuple[Variant, Case, Phase], list[Measurement]] = {}
+        by_cell: dict[tuple[Variant, Case, Phase], list[Measurement]] = {}
         key = (self.operator, self.dtype, self.antithetic, self.metric, self.method)
         for row in self.run.measurements:
             if (*_kind(row.case), row.metric, row.method) == key:
-                found.setdefault((row.variant, row.case, row.phase), []).append(row)
-        return found
+                by_cell.setdefault((row.variant, row.case, row.phase), []).append(row)
+        return by_cell
 
 
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
@@ -197,8 +197,8 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     with.
     """
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
-    found = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
-    return sorted((grid for grid in found if grid.variants), key=_place)
+    all_grids = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
+    return sorted((grid for grid in all_grids if grid.variants), key=_place)
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
@@ -221,9 +221,9 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
         lost = dict.fromkeys(row.phase or first for row in skipped if is_empty or _is_lost(row))
         keys |= dict.fromkeys((phase, LATENCY, UNMEASURED) for phase in lost if phase not in timed)
     # Left out are keys of base and naive alone, if variants were measured by another method and not refused.
-    others = [row for row in rows if row.variant.mode == "batched"]
-    measured = {_key(row) for row in others if isinstance(row, Measurement)}
-    refused = {(row.phase, row.method) for row in others if isinstance(row, Skipped)}
+    of_variants = [row for row in rows if row.variant.mode == "batched"]
+    measured = {_key(row) for row in of_variants if isinstance(row, Measurement)}
+    refused = {(row.phase, row.method) for row in of_variants if isinstance(row, Skipped)}
     elsewhere = {(phase, metric) for phase, metric, _ in measured}
     return [key for key in keys if key in measured or key[:2] not in elsewhere or (key[0], key[2]) in refused]
 
@@ -240,8 +240,8 @@ def _is_lost(row: Skipped) -> bool:
 def quality_grids(run: Run, operator: str, metric: str, method: str) -> list[Grid]:
     """Return the grids of a quality metric, one for each dtype of an operator, if they have any number."""
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
-    found = (Grid(run, *kind, QUALITY, metric, method) for kind in kinds)
-    return [grid for grid in found if grid.cells]
+    all_grids = (Grid(run, *kind, QUALITY, metric, method) for kind in kinds)
+    return [grid for grid in all_grids if grid.cells]
 
 
 def _kind(case: Case) -> tuple[str, str, bool]:
@@ -267,8 +267,8 @@ def headings(cases: Iterable[Case]) -> list[str]:
     for case in cases:
         same_shape.setdefault(case.shape, []).append(case)
     differing = {
-        shape: [name for name in Case.__struct_fields__ if len({getattr(one, name) for one in found}) > 1]
-        for shape, found in same_shape.items()
+        shape: [name for name in Case.__struct_fields__ if len({getattr(each, name) for each in sharing}) > 1]
+        for shape, sharing in same_shape.items()
     }
     return [
         " ".join([case.shape, *(f"{name}={getattr(case, name)}" for name in differing[case.shape])])

@@ -151,30 +151,32 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
     if not values or not np.isfinite(values).all() or 0.0 in values:
         message = "n_eff has a replicate that is 0 or not finite" if values else "no replicate"
         raise ValueError(message)
-    found = estimate([1 / members + share * (1 / value - 1 / members) for value in values])
+    reciprocal = estimate([1 / members + share * (1 / value - 1 / members) for value in values])
     least = 1 / (LARGEST_GAIN * members)
-    if found is None or found.mean + found.reach < -least:
+    if reciprocal is None or reciprocal.mean + reciprocal.reach < -least:
         message = "n_eff is below 0 by more than its error, which is impossible"
         raise ValueError(message)
-    most = found.mean + found.reach
-    if found.mean < least:
+    most = reciprocal.mean + reciprocal.reach
+    if reciprocal.mean < least:
         low = 1 / max(most, least)
-        return EffectiveSize(low, low, math.inf, found.replicates)
-    below = found.mean - found.reach
-    return EffectiveSize(1 / found.mean, 1 / most, 1 / below if below > 0 else math.inf, found.replicates)
+        return EffectiveSize(low, low, math.inf, reciprocal.replicates)
+    below = reciprocal.mean - reciprocal.reach
+    return EffectiveSize(
+        1 / reciprocal.mean, 1 / most, 1 / below if below > 0 else math.inf, reciprocal.replicates
+    )
 
 
-def percent_of_members(found: EffectiveSize, members: int) -> str:
+def percent_of_members(n_eff: EffectiveSize, members: int) -> str:
     """Return n_eff as a percentage of the members, as precisely as its interval allows.
 
     Above 100 % only if the interval is: members that share less than independent ones do.
     """
-    if found.is_exact:
+    if n_eff.is_exact:
         return EXACT
-    if found.low <= members < found.value:
+    if n_eff.low <= members < n_eff.value:
         return "about 100 %"
-    least = "" if math.isfinite(found.high) else "at least "
-    return f"{least}{format_number(100 * (found.low if least else found.value) / members)} %"
+    least = "" if math.isfinite(n_eff.high) else "at least "
+    return f"{least}{format_number(100 * (n_eff.low if least else n_eff.value) / members)} %"
 
 
 def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
@@ -204,10 +206,10 @@ def quality(row: Measurement) -> float | None:
     """Return the value of a row of replicates: n_eff, or the mean of another quality, or None."""
     if row.metric == EFFECTIVE:
         try:
-            found = effective(row)
+            n_eff = effective(row)
         except ValueError:
             return None
-        return None if found.is_bound else found.value
+        return None if n_eff.is_bound else n_eff.value
     mean = estimate(_replicates(row))
     return mean.mean if mean else None
 
@@ -282,8 +284,8 @@ class Qualities:
     def rows_of_law(self, variant: Variant, case: Case) -> tuple[Measurement, ...]:
         """Return the rows that :meth:`law` is computed from."""
         keys = [(KAPPA, CLOSED), (KAPPA, LINEAR), (KAPPA, UNSEEN), (EFFECTIVE, LINEAR)]
-        found = (self._rows.get((variant, case, metric, method)) for metric, method in keys)
-        return tuple(row for row in found if row)
+        rows = (self._rows.get((variant, case, metric, method)) for metric, method in keys)
+        return tuple(row for row in rows if row)
 
     def methods(self, case: Case, metric: str) -> list[str]:
         """Return the methods that found a quality of a case, in the order of the run."""
@@ -291,8 +293,8 @@ class Qualities:
 
     def reason(self, variant: Variant, case: Case, methods: Collection[str]) -> Skipped | None:
         """Return why a variant has no quality on a case, by any or by one of these methods."""
-        found = self._reasons.get((variant, case), ())
-        return next((row for row in found if row.method is None or row.method in methods), None)
+        reasons = self._reasons.get((variant, case), ())
+        return next((row for row in reasons if row.method is None or row.method in methods), None)
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
@@ -317,8 +319,8 @@ class Qualities:
     @cached_property
     def _reasons(self) -> dict[tuple[Variant, Case], list[Skipped]]:
         """The reasons: failures first, then those without a method."""
-        found: dict[tuple[Variant, Case], list[Skipped]] = {}
+        reasons: dict[tuple[Variant, Case], list[Skipped]] = {}
         skipped = [row for row in self.run.skipped if row.phase in {None, QUALITY}]
         for row in sorted(skipped, key=lambda row: (row.status != "failed", row.method is not None)):
-            found.setdefault((row.variant, row.case), []).append(row)
-        return found
+            reasons.setdefault((row.variant, row.case), []).append(row)
+        return reasons

@@ -101,12 +101,12 @@ class RankedVariant:
     @property
     def rate_interval(self) -> tuple[float, float] | None:
         """The ends of the rate, from those of n_eff and of the step; None if one is unknown."""
-        found, step = self.effective, self.step_interval
-        if found is None or step is None or step.low <= 0 or self.is_exact:
+        n_eff, step = self.effective, self.step_interval
+        if n_eff is None or step is None or step.low <= 0 or self.is_exact:
             return None
-        if found.replicates and math.isinf(found.high):
+        if n_eff.replicates and math.isinf(n_eff.high):
             return None
-        return found.low / (step.high / _NS_PER_MS), found.high / (step.low / _NS_PER_MS)
+        return n_eff.low / (step.high / _NS_PER_MS), n_eff.high / (step.low / _NS_PER_MS)
 
     @property
     def reach(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
@@ -122,9 +122,9 @@ class RankedVariant:
         """``"tied with A, B"``: those of the others whose rate may be better by the intervals; or empty."""
         here = self.reach
         tied = [
-            one.label
-            for one in others
-            if one != self and here and (there := one.reach) and there[1] >= here[0]
+            other.label
+            for other in others
+            if other != self and here and (there := other.reach) and there[1] >= here[0]
         ]
         return f"tied with {listed(tied)}" if tied else ""
 
@@ -158,7 +158,7 @@ class Rankings:
         """The columns of the grid on which any variant has a rate."""
         known = set(self.qualities.cases)
         cases = (case for case in self.grid.cases if case in known)
-        return [case for case in cases if any(one.rate is not None for one in self.of(case))]
+        return [case for case in cases if any(ranked.rate is not None for ranked in self.of(case))]
 
     @cached_property
     def largest(self) -> list[Case]:
@@ -169,7 +169,7 @@ class Rankings:
 
         def key(case: Case) -> tuple[int, int]:
             ranked = self.of(case)
-            numbers = sum(one.rate is not None for one in ranked)
+            numbers = sum(entry.rate is not None for entry in ranked)
             return min(numbers, len(ranked) // 2), case.members
 
         return [max(cases, key=key) for cases in by_shape.values()]
@@ -177,7 +177,7 @@ class Rankings:
     @cached_property
     def main(self) -> Case | None:
         """The case for a single picture: the largest population at which dense noise has a rate, else any."""
-        compared = [case for case in self.cases if (one := dense(self.of(case))) and one.rate is not None]
+        compared = [case for case in self.cases if (noise := dense(self.of(case))) and noise.rate is not None]
         return max(compared or self.largest, key=lambda case: case.members, default=None)
 
     def of(self, case: Case, part: Part = ALONE) -> list[RankedVariant]:
@@ -185,11 +185,12 @@ class Rankings:
 
         Exact estimates, whose rate is infinite, are sorted by time. ``part`` is the case in its network.
         """
-        found = [self._ranked(variant, case, part) for variant in self.qualities.variants(case)]
+        every = [self._ranked(variant, case, part) for variant in self.qualities.variants(case)]
         ranked = sorted(
-            (one for one in found if one.rate is not None), key=lambda one: (-(one.rate or 0.0), one.step_ns)
+            (entry for entry in every if entry.rate is not None),
+            key=lambda entry: (-(entry.rate or 0.0), entry.step_ns),
         )
-        return [*ranked, *(one for one in found if one.rate is None)]
+        return [*ranked, *(entry for entry in every if entry.rate is None)]
 
     def _ranked(self, variant: Variant, case: Case, part: Part) -> RankedVariant:
         kappa, effective = self.qualities.law(variant, case, part)
@@ -204,7 +205,7 @@ class Rankings:
             noise=self._most.get((variant, case, NOISE)),
             peak=self._most.get((variant, case, PEAK)),
             law=self.qualities.rows_of_law(variant, case),
-            skipped=next((one for one in (cell, effective) if isinstance(one, Skipped)), None),
+            skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None),
         )
 
     @cached_property
@@ -221,17 +222,17 @@ class Rankings:
 
 def rankings(run: Run, operator: str) -> list[Rankings]:
     """Return the non-empty rankings of an operator, one per dtype and timing method of a step."""
-    found = (
+    all_rankings = (
         Rankings(grid)
         for grid in grids(run, operator, TIMES)
         if (grid.phase, grid.metric) == ("step", LATENCY) and grid.method != UNMEASURED
     )
-    return [one for one in found if one.cases]
+    return [ranking for ranking in all_rankings if ranking.cases]
 
 
 def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
     """Dense noise, which others are compared with, if it is among these."""
-    return next((one for one in ranked if one.variant.name == DENSE), None)
+    return next((entry for entry in ranked if entry.variant.name == DENSE), None)
 
 
 class _Candidate(Protocol):
@@ -276,7 +277,7 @@ class Recommendation:
     @property
     def ranked(self) -> list[RankedVariant]:
         """The variants with a rate, best first."""
-        return [one for one in self.variants if one.rate is not None]
+        return [entry for entry in self.variants if entry.rate is not None]
 
     @property
     def recommended(self) -> list[RankedVariant]:
@@ -304,47 +305,55 @@ def recommend(
         part: the share of the case in its network, by default all.
 
     """
-    found = []
+    candidates = []
     for run in runs:
-        ranking = next((one for one in rankings(run, case.operator) if case in one.cases), None)
+        ranking = next(
+            (by_method for by_method in rankings(run, case.operator) if case in by_method.cases), None
+        )
         every = ranking.of(case, part) if ranking else []
-        chosen = tuple(one for one in every if variants is None or one.variant in variants)
+        chosen = tuple(ranked for ranked in every if variants is None or ranked.variant in variants)
         if ranking and chosen:
-            found.append(Recommendation(ranking, case, chosen, part))
+            candidates.append(Recommendation(ranking, case, chosen, part))
 
-    def key(one: Recommendation) -> tuple[bool, bool, int, str]:
-        is_usable = not any(unusable(one.run))
-        return bool(one.ranked), is_usable, len(one.ranked), one.run.header.run_id
+    def key(candidate: Recommendation) -> tuple[bool, bool, int, str]:
+        is_usable = not any(unusable(candidate.run))
+        return bool(candidate.ranked), is_usable, len(candidate.ranked), candidate.run.header.run_id
 
-    best = max(found, key=key, default=None)
+    best = max(candidates, key=key, default=None)
     if best is None or limit_bytes is None:
         return best
-    limited = sorted((_limited(one, limit_bytes) for one in best.variants), key=lambda one: one.rate is None)
+    limited = sorted(
+        (_limited(ranked, limit_bytes) for ranked in best.variants), key=lambda ranked: ranked.rate is None
+    )
     return replace(best, variants=tuple(limited))
 
 
-def _limited(one: RankedVariant, limit_bytes: float) -> RankedVariant:
+def _limited(ranked: RankedVariant, limit_bytes: float) -> RankedVariant:
     """Return the variant; without its rate if it exceeds the memory limit or its memory is unknown."""
-    sizes = {"noise": one.noise_bytes, "peak": one.peak_bytes}
+    sizes = {"noise": ranked.noise_bytes, "peak": ranked.peak_bytes}
     refused = [
         f"{name} {'unknown' if size is None else format_value(NOISE, size)}"
         for name, size in sizes.items()
         if size is None or size > limit_bytes
     ]
-    if one.rate is None or not refused:
-        return one
+    if ranked.rate is None or not refused:
+        return ranked
     reason = f"memory limit {format_value(NOISE, limit_bytes)}: {' and '.join(refused)}"
-    skipped = Skipped(variant=one.variant, case=one.case, phase=None, status="unavailable", reason=reason)
-    return replace(one, skipped=skipped)
+    skipped = Skipped(
+        variant=ranked.variant, case=ranked.case, phase=None, status="unavailable", reason=reason
+    )
+    return replace(ranked, skipped=skipped)
 
 
 def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[str]:
     """Return the labels of the ranked cases nearest in size to a case, those of its operator first."""
 
     def distance(other: Case) -> tuple[bool, float]:
-        sizes = [(one.out_channels, one.in_channels, one.members) for one in (case, other)]
+        sizes = [(each.out_channels, each.in_channels, each.members) for each in (case, other)]
         return other.operator != case.operator, sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
 
-    found = (ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator))
-    known = {one.label: one for ranking in found for one in ranking.cases}
+    all_rankings = (
+        ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator)
+    )
+    known = {ranked_case.label: ranked_case for ranking in all_rankings for ranked_case in ranking.cases}
     return sorted(known, key=lambda label: (distance(known[label]), label))[:count]

@@ -21,13 +21,13 @@ def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
     the timer. A matrix product counts for its own dtype only, TF32 (``tfloat32``) apart from float32; a copy
     counts for all. None if the run has no such peak.
     """
-    found = (
+    rates = (
         peak.amount / spread.p20
         for peak in run.device_peaks
         if peak.kind == kind and (kind == "copy" or peak.dtype == dtype)
         if (spread := quantiles(peak.samples)) and spread.p20 > 0
     )
-    return max(found, default=None)
+    return max(rates, default=None)
 
 
 def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:

@@ -44,7 +44,7 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
     by_page: dict[Path, list[Run]] = {}
     for run in runs:
         by_page.setdefault(page(run), []).append(run)
-    pages = {path: newest_whole(found) for path, found in sorted(by_page.items())}
+    pages = {path: newest_whole(runs_of_page) for path, runs_of_page in sorted(by_page.items())}
     by_reason: dict[str, list[str]] = {}
     for run in every:
         shown = pages.get(page(run))

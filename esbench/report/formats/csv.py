@@ -87,5 +87,5 @@ def _key(run_id: str, device: str, row: Row) -> dict[str, object]:
 
 def _values(number: CellNumber) -> dict[str, object]:
     """Return the number and the ends of its interval, if they are finite."""
-    found = {number.name: number.value, f"{number.name}_low": number.low, f"{number.name}_high": number.high}
-    return {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
+    values = {number.name: number.value, f"{number.name}_low": number.low, f"{number.name}_high": number.high}
+    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}

@@ -47,7 +47,7 @@ def export(run: Run, form: str) -> Export:
     rows: dict[tuple[object, ...], Row] = {}
     withheld = 0
     for row in run.rows:
-        if isinstance(row, Measurement) and any(is_reason_for(one, row) for one in failures):
+        if isinstance(row, Measurement) and any(is_reason_for(failure, row) for failure in failures):
             withheld += 1
             continue
         metric = row.metric if isinstance(row, Measurement) else None
@@ -71,10 +71,10 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
         message = "this format needs pytest-benchmark: pip install pytest-benchmark"
         raise UserError(message) from error
     measured = _measured(rows)
-    other: dict[object, dict[str, float | None]] = {}
+    extra: dict[object, dict[str, float | None]] = {}
     for row in measured:
         if unit(row.metric) != "ns":
-            other.setdefault((row.variant, row.case, row.phase), {})[row.metric] = median(row)
+            extra.setdefault((row.variant, row.case, row.phase), {})[row.metric] = median(row)
     benchmarks = []
     for row in (row for row in measured if unit(row.metric) == "ns"):
         params, stats = _parameters(row), Stats()  # type: ignore[no-untyped-call]  # the package has no hints
@@ -94,7 +94,7 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
                     "labels": _labels(run, row),
                     "stop": row.stop,
                     "warm_up": row.warm_up,
-                    **other.get((row.variant, row.case, row.phase), {}),
+                    **extra.get((row.variant, row.case, row.phase), {}),
                 },
                 "options": {},
                 "stats": {**figures, "data": stats.data, "iterations": 1},

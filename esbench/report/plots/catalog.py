@@ -161,7 +161,9 @@ def standard_figures(run: Run) -> Iterator[tuple[str, Figure]]:
             if figure := plot.draw(subject):
                 properties = ("phase", "method", "dtype")
                 differences = [
-                    getattr(grid, one) for one in properties if getattr(grid, one) != getattr(first, one)
+                    getattr(grid, field)
+                    for field in properties
+                    if getattr(grid, field) != getattr(first, field)
                 ]
                 differences += ["antithetic"] * (grid.antithetic != first.antithetic)
                 yield file_name("-".join([grid.operator, name, *differences])), figure
@@ -174,15 +176,15 @@ def _grid(subject: Subject) -> Grid:
 def _timed(run: Run, phase: Phase | None) -> Iterator[Grid]:
     """Yield the grids of times of a phase, by default a layer's forward."""
     for operator in operators(run):
-        found = [grid for grid in grids(run, operator, LATENCY) if grid.metric == LATENCY]
-        is_layer = any(grid.phase in {"sample", "forward"} for grid in found)
+        timed = [grid for grid in grids(run, operator, LATENCY) if grid.metric == LATENCY]
+        is_layer = any(grid.phase in {"sample", "forward"} for grid in timed)
         shown = phase or ("forward" if is_layer else None)
-        yield from (grid for grid in found if shown in {None, grid.phase} and grid.method != UNMEASURED)
+        yield from (grid for grid in timed if shown in {None, grid.phase} and grid.method != UNMEASURED)
 
 
 def _ranked(run: Run, _: Phase | None) -> Iterator[Rankings]:
     for operator in operators(run):
-        yield from (one for one in rankings(run, operator) if one.grid.method != UNMEASURED)
+        yield from (ranking for ranking in rankings(run, operator) if ranking.grid.method != UNMEASURED)
 
 
 def _kappas(run: Run, _: Phase | None) -> Iterator[Grid]:

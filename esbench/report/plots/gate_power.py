@@ -11,7 +11,7 @@ from esbench.report.plots.style import PAGE, Figure, Label
 
 @style.styled()
 def gate_power(
-    found: Mapping[str, Sequence[tuple[float, int, int]]],
+    detections: Mapping[str, Sequence[tuple[float, int, int]]],
     goals: Mapping[float, float],
     title: str,
     origin: str,
@@ -20,7 +20,7 @@ def gate_power(
     """Draw the power of the gate with its 95 % intervals (Clopper and Pearson, 1934).
 
     Args:
-        found: kind of slowdown -> for each slowdown its share, the suites that found it, and all suites.
+        detections: kind of slowdown -> for each slowdown its share, the suites that found it, and all suites.
         goals: slowdown -> the share of suites that should find it.
         title: the finding.
         origin: the study and its device.
@@ -30,10 +30,10 @@ def gate_power(
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 2.4)
     sizes = sorted(
-        {100 * slower for rows in found.values() for slower, _, _ in rows} | {100 * x for x in goals}
+        {100 * slower for rows in detections.values() for slower, _, _ in rows} | {100 * x for x in goals}
     )
     labels = []
-    for (name, rows), look in zip(found.items(), style.looks(found).values(), strict=True):
+    for (name, rows), look in zip(detections.items(), style.looks(detections).values(), strict=True):
         xs, ys = [100 * slower for slower, _, _ in rows], [100 * hits / suites for _, hits, suites in rows]
         axes.plot(xs, ys, color=look.color, marker=look.marker, linestyle=look.line, markersize=4)
         for x, (_, hits, suites) in zip(xs, rows, strict=True):

@@ -66,24 +66,24 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
 def best_of_each_scheme(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
     """Return the variant of each scheme with the best rate, best first; of dense noise the plain variant."""
     best: dict[str, RankedVariant] = {}
-    for one in ranked:
-        scheme = one.variant.scheme.removeprefix("Fused")
-        is_drawable = one.rate is not None and not one.variant.baseline and drawable(_evaluated(one))
-        if is_drawable and (scheme != DENSE or one.variant.name == DENSE):
-            best.setdefault(scheme, one)
+    for entry in ranked:
+        scheme = entry.variant.scheme.removeprefix("Fused")
+        is_drawable = entry.rate is not None and not entry.variant.baseline and drawable(_evaluated(entry))
+        if is_drawable and (scheme != DENSE or entry.variant.name == DENSE):
+            best.setdefault(scheme, entry)
     return list(best.values())
 
 
-def label(one: RankedVariant) -> str:
+def label(ranked: RankedVariant) -> str:
     """Return the name of a variant; that of dense noise is explained."""
-    return f"{DENSE} (dense noise)" if one.variant.name == DENSE else one.variant.name
+    return f"{DENSE} (dense noise)" if ranked.variant.name == DENSE else ranked.variant.name
 
 
 def finding(ranked: Sequence[RankedVariant]) -> str:
     """Return the result in two sentences: how much the fastest step keeps, and which scheme is best."""
-    rated = [one for one in ranked if one.rate is not None and not one.variant.baseline]
-    fastest = min(rated, key=lambda one: one.step_ns or 0.0)
-    best = next((one for one in rated if not one.is_exact), rated[0])
+    rated = [scheme for scheme in ranked if scheme.rate is not None and not scheme.variant.baseline]
+    fastest = min(rated, key=lambda scheme: scheme.step_ns or 0.0)
+    best = next((scheme for scheme in rated if not scheme.is_exact), rated[0])
     reference = dense(rated)
     times = best.times(reference) if reference != best else None
     more = f" and gives {format_multiplier(times)} the n_eff per ms of dense noise" if times else ""
@@ -98,23 +98,25 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
     )
 
 
-def _keeps(one: RankedVariant) -> str:
-    share = percent_of_members(one.effective, one.case.members) if one.effective else "an unknown share"
-    if one.is_exact:
+def _keeps(ranked: RankedVariant) -> str:
+    share = (
+        percent_of_members(ranked.effective, ranked.case.members) if ranked.effective else "an unknown share"
+    )
+    if ranked.is_exact:
         return "is exact for a linear fitness"
     return "keeps all members" if share == "100 %" else f"keeps {share} of its members"
 
 
 def _shown(schemes: Sequence[RankedVariant]) -> list[RankedVariant]:
-    fastest = min(schemes, key=lambda one: one.step_ns or 0.0)
-    always = [one for one in schemes if one.variant.name == DENSE or one == fastest]
-    first = [one for one in schemes if one not in always][: _MAX_ROWS - len(always)]
-    return [one for one in schemes if one in first or one in always]
+    fastest = min(schemes, key=lambda scheme: scheme.step_ns or 0.0)
+    always = [scheme for scheme in schemes if scheme.variant.name == DENSE or scheme == fastest]
+    first = [scheme for scheme in schemes if scheme not in always][: _MAX_ROWS - len(always)]
+    return [scheme for scheme in schemes if scheme in first or scheme in always]
 
 
-def _evaluated(one: RankedVariant) -> float:
+def _evaluated(ranked: RankedVariant) -> float:
     """Return the members evaluated per ms."""
-    return one.case.members / (one.step_ns / 1e6) if one.step_ns else 0.0
+    return ranked.case.members / (ranked.step_ns / 1e6) if ranked.step_ns else 0.0
 
 
 def _draw(axes: Axes, place: int, row: RankedVariant) -> None:
@@ -129,8 +131,8 @@ def _draw(axes: Axes, place: int, row: RankedVariant) -> None:
         axes.plot(rate, place, **look.point, markersize=5.5, zorder=4)
     axes.plot(evaluated, place, **_CIRCLE, markersize=5.5, zorder=3)
     share = percent_of_members(row.effective, row.case.members) if row.effective else ""
-    kept = "exact" if row.is_exact else f"{share} kept"
-    _write_columns(axes, place, kept, format_value("step_ns", row.step_ns))
+    share_text = "exact" if row.is_exact else f"{share} kept"
+    _write_columns(axes, place, share_text, format_value("step_ns", row.step_ns))
 
 
 def _write_columns(axes: Axes, place: float, share: str, step: str, color: str = "black") -> None:

@@ -38,17 +38,17 @@ class Panel(NamedTuple):
         return any(series.change_points for series in self.series)
 
 
-def panels(found: History, fewest: int = 2) -> list[Panel]:
+def panels(history: History, fewest: int = 2) -> list[Panel]:
     """Return panels of cases that at least ``fewest`` runs have; variants with similar figures share a panel.
 
     A series of a single run is left out.
     """
     return [
         Panel(key, ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts])
-        for key, every in found.panels.items()
+        for key, every in history.panels.items()
         if len(measured_in(every)) >= fewest
         for ordered in [
-            sorted((one for one in every if len(one.points) > 1), key=lambda one: -one.points[-1].value)
+            sorted((line for line in every if len(line.points) > 1), key=lambda line: -line.points[-1].value)
         ]
         for parts in [math.ceil(len(ordered) / _MAX_LINES)]
         for part in range(parts)
@@ -56,7 +56,7 @@ def panels(found: History, fewest: int = 2) -> list[Panel]:
 
 
 @style.styled()
-def history(found: History, every: Sequence[Panel], width: float = PAGE) -> Figure:
+def history(past: History, every: Sequence[Panel], width: float = PAGE) -> Figure:
     """Draw the figures of variants over the runs, which are evenly spaced.
 
     A line is broken where a run has no figure of its variant. Of too many panels, those with change points
@@ -67,40 +67,40 @@ def history(found: History, every: Sequence[Panel], width: float = PAGE) -> Figu
     several = len({(panel.key.method, panel.key.against) for panel in shown}) > 1
     figure = Figure(width)
     for axes, panel in zip(figure.panels(len(shown), 2 if width == PAGE else 1, 1.9), shown, strict=True):
-        _draw(axes, found, panel, figure.panel_width)
+        _draw(axes, past, panel, figure.panel_width)
         key = f" ({', '.join(filter(None, panel.key[1:]))})" if several else ""
         axes.set_title(style.fit(f"{panel.key.case.label}{key}", figure.panel_width, style.LABEL))
     ring = "change point: the first run of a new level, and its change from the level before"
     figure.finish(
-        _title(found, shown),
-        _origin(found, shown),
+        _title(past, shown),
+        _origin(past, shown),
         style.part_of(shown, every, "panels, those with change points first"),
         [Line2D([], [], **style.RING, label=ring)] if any(panel.has_changes for panel in shown) else [],
     )
     return figure
 
 
-def _title(found: History, shown: Sequence[Panel]) -> str:
+def _title(past: History, shown: Sequence[Panel]) -> str:
     operators = " and ".join(dict.fromkeys(panel.key.case.operator for panel in shown))
-    if found.metric == MULTIPLIER:
+    if past.metric == MULTIPLIER:
         against = " or ".join(dict.fromkeys(panel.key.against for panel in shown))
-        return f"{operators}, {found.phase}: time(variant) / time({against}) over the runs, lower is better"
-    return f"{operators}, {found.phase}: {captions.short_metric(found.metric)} over the runs"
+        return f"{operators}, {past.phase}: time(variant) / time({against}) over the runs, lower is better"
+    return f"{operators}, {past.phase}: {captions.short_metric(past.metric)} over the runs"
 
 
-def _origin(found: History, shown: Sequence[Panel]) -> str:
+def _origin(past: History, shown: Sequence[Panel]) -> str:
     dtypes = " and ".join(dict.fromkeys(panel.key.case.dtype for panel in shown))
     methods = " and ".join(dict.fromkeys(panel.key.method for panel in shown))
     timed = "" if methods == "host" else f", method {methods}"
-    runs = measured_in([one for panel in shown for one in found.panels[panel.key]])
-    return f"{source(found, runs)}, {dtypes}{timed}"
+    runs = measured_in([series for panel in shown for series in past.panels[panel.key]])
+    return f"{source(past, runs)}, {dtypes}{timed}"
 
 
-def _draw(axes: Axes, found: History, panel: Panel, inches: float) -> None:
-    runs = measured_in(found.panels[panel.key])
+def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
+    runs = measured_in(past.panels[panel.key])
     places = {run: place for place, run in enumerate(runs)}
-    column = quantity(found.metric).column
-    size, symbol = (1.0, "multiplier") if found.metric == MULTIPLIER else (column.size, column.symbol)
+    column = quantity(past.metric).column
+    size, symbol = (1.0, "multiplier") if past.metric == MULTIPLIER else (column.size, column.symbol)
     values = [point.value / size for series in panel.series for point in series.points]
     style.log_axis(axes, "y", filter(style.drawable, values), 1.02)
     looks = style.looks(series.variant.name for series in panel.series)
@@ -110,7 +110,7 @@ def _draw(axes: Axes, found: History, panel: Panel, inches: float) -> None:
     style.label_ends(axes, [style.Label(len(runs) - 1, y, name) for y, name in names], 0.4 * inches)
     step = math.ceil(len(runs) / max(2, int(inches / 0.8)))
     ticked = range((len(runs) - 1) % step, len(runs), step)  # the newest run among them
-    dates = [moment(found.runs[runs[place]], "\n").split("\n") for place in ticked]
+    dates = [moment(past.runs[runs[place]], "\n").split("\n") for place in ticked]
     axes.set_xticks(
         list(ticked), ["\n".join(style.printable(line)[:10] for line in lines) for lines in dates]
     )

@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 def fits(grid: Grid) -> list[Fit]:
     """Return every variant and case that has both numbers."""
     qualities = Qualities(grid.run)
-    found = []
+    all_fits = []
     for variant in grid.variants:
         for case in grid.cases:
             fitted, closed, unseen = (
@@ -59,8 +59,8 @@ def fits(grid: Grid) -> list[Fit]:
             )
             if fitted and closed and max(abs(fitted.mean), abs(closed.mean)) < _LARGEST:
                 verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
-                found.append(Fit(variant, case, fitted, closed.mean, verdict))
-    return found
+                all_fits.append(Fit(variant, case, fitted, closed.mean, verdict))
+    return all_fits
 
 
 @style.styled()
@@ -70,33 +70,33 @@ def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     The two are equal on the line, and count as equal in the band around it. A ring marks a fit that
     contradicts its closed form. ``None`` where no variant has both.
     """
-    found = fits(grid)
-    if not found:
+    all_fits = fits(grid)
+    if not all_fits:
         return None
-    looks = style.looks(sorted(one.variant.scheme for one in found))
+    looks = style.looks(sorted(fit.variant.scheme for fit in all_fits))
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 3.8 if width == PAGE else 2.8)
-    _scale(axes, found)
-    for one in found:
-        look = looks[one.variant.scheme]
-        axes.vlines(one.closed, *one.interval, color=look.color, linewidth=0.8, zorder=1.8)
-        axes.plot(one.closed, one.fitted.mean, **look.point, markersize=3.6)
-        if one.verdict == CONTRADICTED:
-            axes.plot(one.closed, one.fitted.mean, **style.RING)
+    _scale(axes, all_fits)
+    for fit in all_fits:
+        look = looks[fit.variant.scheme]
+        axes.vlines(fit.closed, *fit.interval, color=look.color, linewidth=0.8, zorder=1.8)
+        axes.plot(fit.closed, fit.fitted.mean, **look.point, markersize=3.6)
+        if fit.verdict == CONTRADICTED:
+            axes.plot(fit.closed, fit.fitted.mean, **style.RING)
     handles = [style.legend_point(look, scheme) for scheme, look in looks.items()]
-    if any(one.verdict == CONTRADICTED for one in found):
+    if any(fit.verdict == CONTRADICTED for fit in all_fits):
         handles.append(Line2D([], [], **style.RING, label="contradicts its form"))
     figure.finish(
         f"{captions.invalid(grid.run)}{grid.operator}: fitted kappa against its closed form",
-        style.origin(grid, list(dict.fromkeys(one.case for one in found))),
-        list(_notes(grid, found)),
+        style.origin(grid, list(dict.fromkeys(fit.case for fit in all_fits))),
+        list(_notes(grid, all_fits)),
         handles,
     )
     return figure
 
 
-def _scale(axes: Axes, found: Sequence[Fit]) -> None:
-    ends = [end for one in found for end in (one.closed, *one.interval)]
+def _scale(axes: Axes, all_fits: Sequence[Fit]) -> None:
+    ends = [end for fit in all_fits for end in (fit.closed, *fit.interval)]
     low, high = _MARGIN * min(-_THRESHOLD, *ends), _MARGIN * max(_THRESHOLD, *ends)
     for axis, setting in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
         setting("symlog", linthresh=_THRESHOLD)
@@ -113,16 +113,16 @@ def _scale(axes: Axes, found: Sequence[Fit]) -> None:
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="kappa by the closed form", ylabel="fitted kappa")
 
 
-def _notes(grid: Grid, found: Sequence[Fit]) -> Iterator[str]:
-    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in ("yes", "unclear")}
-    against = dict.fromkeys(one.variant.name for one in found if one.verdict == CONTRADICTED)
+def _notes(grid: Grid, all_fits: Sequence[Fit]) -> Iterator[str]:
+    counts = {verdict: sum(fit.verdict == verdict for fit in all_fits) for verdict in ("yes", "unclear")}
+    against = dict.fromkeys(fit.variant.name for fit in all_fits if fit.verdict == CONTRADICTED)
     yield (
-        f"Grey band: ±{100 * RELATIVE:g} % or ±{ABSOLUTE:g}, which counts as equal. Of {len(found)} fits "
+        f"Grey band: ±{100 * RELATIVE:g} % or ±{ABSOLUTE:g}, which counts as equal. Of {len(all_fits)} fits "
         f"{counts['yes']} lie in it, {counts['unclear']} are undecided by their intervals"
     )
     if against:
         yield f"Contradicted: {', '.join(against)}"
-    qualities, placed = Qualities(grid.run), {one.variant for one in found}
+    qualities, placed = Qualities(grid.run), {fit.variant for fit in all_fits}
     reasons = {}
     for variant in grid.variants:
         if variant in placed or variant.mode != "batched":

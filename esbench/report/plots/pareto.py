@@ -43,22 +43,24 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     """
     case = rankings.main
     schemes = best_of_each_scheme(rankings.of(case)) if case else []
-    found = [point for one in schemes if (point := _point(one))]
-    exact = [one for one in schemes if one.is_exact and one.peak_bytes]
-    if case is None or len(found) < 2:  # noqa: PLR2004  # a single point has nothing to be compared with
+    points = [point for scheme in schemes if (point := _point(scheme))]
+    exact = [scheme for scheme in schemes if scheme.is_exact and scheme.peak_bytes]
+    if case is None or len(points) < 2:  # noqa: PLR2004  # a single point has nothing to be compared with
         return None
-    best = front(found)
+    best = front(points)
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 3.3 if width == PAGE else 2.5)
     style.log_axis(
-        axes, "x", [one.x for one in found] + [one.peak_bytes / _MB for one in exact if one.peak_bytes]
+        axes,
+        "x",
+        [one.x for one in points] + [scheme.peak_bytes / _MB for scheme in exact if scheme.peak_bytes],
     )
-    style.log_axis(axes, "y", [one.y for one in found], 2.0)
+    style.log_axis(axes, "y", [one.y for one in points], 2.0)
     axes.set(xlabel="peak memory of a step (MB), lower is better", ylabel="n_eff per ms, higher is better")
-    labels = [_draw(axes, point, is_best=point in best) for point in found]
-    labels += [_draw_exact(axes, one) for one in exact]
+    labels = [_draw(axes, point, is_best=point in best) for point in points]
+    labels += [_draw_exact(axes, scheme) for scheme in exact]
     axes.plot(
-        *([getattr(one, name) for one in best] for name in "xy"),
+        *([getattr(on_front, name) for on_front in best] for name in "xy"),
         color=BLACK,
         linewidth=0.8,
         linestyle="--",
@@ -66,12 +68,14 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
         zorder=1.5,
     )
     missing = {
-        one.variant.name: style.reason_of(one.skipped) if one.skipped else "no memory or time was measured"
-        for one in rankings.of(case)
-        if one.variant.mode == "batched" and one.rate is None
+        ranked.variant.name: style.reason_of(ranked.skipped)
+        if ranked.skipped
+        else "no memory or time was measured"
+        for ranked in rankings.of(case)
+        if ranked.variant.mode == "batched" and ranked.rate is None
     }
     bounds = [
-        one.ranked.variant.name for one in found if one.ranked.effective and one.ranked.effective.is_bound
+        one.ranked.variant.name for one in points if one.ranked.effective and one.ranked.effective.is_bound
     ]
     figure.finish(
         f"{captions.invalid(rankings.grid.run)}{finding(best)}",
@@ -81,22 +85,22 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
             *([f"Only a lower bound is known: {listed(bounds)}"] if bounds else []),
             *style.by_reason(missing),
         ],
-        style.family_legend(one.variant.scheme for one in schemes),
+        style.family_legend(scheme.variant.scheme for scheme in schemes),
     )
     style.label_points(axes, labels)
     return figure
 
 
-def front(found: Sequence[Point]) -> list[Point]:
+def front(points: Sequence[Point]) -> list[Point]:
     """Return the points that no other one dominates, least memory first."""
-    best = [one for one in found if not any(other.dominates(one) for other in found)]
-    return sorted(best, key=lambda one: (one.x, -one.y))
+    best = [point for point in points if not any(other.dominates(point) for other in points)]
+    return sorted(best, key=lambda point: (point.x, -point.y))
 
 
 def finding(best: Sequence[Point]) -> str:
     """Return the result: the scheme with the best rate, and one with less memory and not much less rate."""
-    first = max(best, key=lambda one: one.y)
-    frugal = next(one for one in best if one.y >= _CLOSE * first.y)
+    first = max(best, key=lambda point: point.y)
+    frugal = next(point for point in best if point.y >= _CLOSE * first.y)
     name = first.ranked.variant.name
     if frugal == first:
         return f"{name} gives the most n_eff per ms and needs little memory"
@@ -107,11 +111,16 @@ def finding(best: Sequence[Point]) -> str:
     )
 
 
-def _point(one: RankedVariant) -> Point | None:
-    if one.reach is None or one.rate is None or not one.peak_bytes or not drawable(one.rate, one.peak_bytes):
+def _point(ranked: RankedVariant) -> Point | None:
+    if (
+        ranked.reach is None
+        or ranked.rate is None
+        or not ranked.peak_bytes
+        or not drawable(ranked.rate, ranked.peak_bytes)
+    ):
         return None
-    (low, _), (high, _) = one.reach
-    return Point(one, one.peak_bytes / _MB, one.rate, (low, high))
+    (low, _), (high, _) = ranked.reach
+    return Point(ranked, ranked.peak_bytes / _MB, ranked.rate, (low, high))
 
 
 def _draw(axes: Axes, point: Point, *, is_best: bool) -> style.Label:
@@ -123,11 +132,11 @@ def _draw(axes: Axes, point: Point, *, is_best: bool) -> style.Label:
     return style.Label(point.x, point.y, label(point.ranked))
 
 
-def _draw_exact(axes: Axes, one: RankedVariant) -> style.Label:
-    look = style.family_look(one.variant.scheme)
+def _draw_exact(axes: Axes, ranked: RankedVariant) -> style.Label:
+    look = style.family_look(ranked.variant.scheme)
     low, high = (math.log(end) for end in axes.get_ylim())
-    x, y, top = (one.peak_bytes or 0.0) / _MB, math.exp(low + 0.88 * (high - low)), math.exp(high)
+    x, y, top = (ranked.peak_bytes or 0.0) / _MB, math.exp(low + 0.88 * (high - low)), math.exp(high)
     axes.plot(x, y, **look.point, markersize=5.5, zorder=3)
     arrow = {"arrowstyle": "-|>", "color": look.color, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (x, top), (x, y), arrowprops=arrow)
-    return style.Label(x, y, f"{one.variant.name}: exact")
+    return style.Label(x, y, f"{ranked.variant.name}: exact")

@@ -31,15 +31,15 @@ class Call(NamedTuple):
 
 def calls(grid: Grid, case: Case) -> list[Call]:
     """Return the calls of a case that have a time and declare arithmetic and traffic."""
-    found = []
+    all_calls = []
     for variant in grid.variants:
         row = grid.at(variant, case)
         if not isinstance(row, Measurement) or row.work is None:
             continue
         work, ns = row.work, median(row)
         if ns and drawable(ns, work.flops, work.moved_bytes):
-            found.append(Call(variant, work.flops / work.moved_bytes, work.flops / ns))
-    return found
+            all_calls.append(Call(variant, work.flops / work.moved_bytes, work.flops / ns))
+    return all_calls
 
 
 def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
@@ -62,10 +62,10 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     peak is unknown, or no shape has two calls with known work.
     """
     copy, product = (analysis.rate(grid.run, kind, grid.dtype) for kind in ("copy", "matmul"))
-    found = [case for case in grid.cases if len(calls(grid, case)) > 1]
-    if not copy or not product or not found:
+    shown_cases = [case for case in grid.cases if len(calls(grid, case)) > 1]
+    if not copy or not product or not shown_cases:
         return None
-    cases = largest_populations(found, lambda case: len(calls(grid, case)), len(grid.variants) // 2 + 1)
+    cases = largest_populations(shown_cases, lambda case: len(calls(grid, case)), len(grid.variants) // 2 + 1)
     shown = cases[: 6 if width == PAGE else 3]
     panels = [calls(grid, case) for case in shown]
     placed = [call.variant for panel in panels for call in panel]
@@ -75,8 +75,18 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     figure = Figure(width)
     every = figure.panels(len(shown), *((2, 2.9) if width == PAGE else (1, 2.4)))
     for axes, panel, name in zip(every, panels, headings(shown), strict=True):
-        log_axis(axes, "x", [product / copy, *(call.intensity for one in panels for call in one)], 1.6)
-        log_axis(axes, "y", [scale * product, *(scale * call.rate for one in panels for call in one)], 1.6)
+        log_axis(
+            axes,
+            "x",
+            [product / copy, *(call.intensity for drawn_calls in panels for call in drawn_calls)],
+            1.6,
+        )
+        log_axis(
+            axes,
+            "y",
+            [scale * product, *(scale * call.rate for drawn_calls in panels for call in drawn_calls)],
+            1.6,
+        )
         left, right = axes.get_xlim()
         roof = [left, product / copy, right]
         axes.plot(

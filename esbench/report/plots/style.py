@@ -20,7 +20,6 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.style import context
-from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
@@ -187,7 +186,8 @@ class Figure(figure.Figure):
 
         """
         self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)
-        self.draw_without_rendering()
+        if engine := self.get_layout_engine():
+            engine.execute(self)
         self.set_layout_engine("none")
         for axes in self.axes:
             # The solver's last digits differ between processes, and the ids in an SVG depend on them.
@@ -334,6 +334,10 @@ def drawable(*values: float) -> bool:
     return all(_SMALLEST <= value <= _LARGEST for value in values)
 
 
+_BEFORE = {"left": 0.0, "bottom": 0.0, "center": 0.5, "right": 1.0, "top": 1.0}
+"""Alignment -> the share of a text that lies before its anchor."""
+
+
 class Label(NamedTuple):
     """The name of a point or a line, and its place in data coordinates."""
 
@@ -356,28 +360,34 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> None:
     ]
     frame = axes.get_window_extent()
     points = [axes.transData.transform((label.x, label.y)) for label in labels]
-    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points]
+    covered = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points]
     card = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
+    pixels = axes.figure.dpi / 72  # of a point
     for label in sorted(labels, key=lambda label: -label.y):
         text = axes.annotate(
             fit(label.text, 2.0),
             (label.x, label.y),
             (0, 0),
             textcoords="offset points",
+            horizontalalignment="left",
+            verticalalignment="bottom",
             fontsize=FINE,
             bbox=card,
         )
+        size = text.get_window_extent()
+        boxes = {
+            (side, vertical, right, up): size.translated(
+                right * pixels - _BEFORE[side] * size.width, up * pixels - _BEFORE[vertical] * size.height
+            )
+            for side, vertical, right, up in places
+        }
 
-        def box_at(place: tuple[str, str, int, int], text: Annotation = text) -> Bbox:
-            side, vertical, *offset = place
-            text.set(horizontalalignment=side, verticalalignment=vertical, position=offset)
-            return text.get_window_extent()
+        def cost(box: Bbox) -> float:
+            return sum(_shared(box, other) for other in covered) + 10 * (_area(box) - _shared(box, frame))
 
-        def cost(place: tuple[str, str, int, int]) -> float:
-            box = box_at(place)
-            return sum(_shared(box, other) for other in taken) + 10 * (_area(box) - _shared(box, frame))
-
-        taken.append(box_at(min(places, key=cost)))
+        side, vertical, *offset = min(boxes, key=lambda place: cost(boxes[place]))
+        text.set(horizontalalignment=side, verticalalignment=vertical, position=offset)
+        covered.append(text.get_window_extent())
 
 
 def _area(box: Bbox) -> float:

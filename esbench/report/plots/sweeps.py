@@ -115,7 +115,7 @@ def longest_family(grid: Grid, kind: Sweep) -> list[Case]:
 
 def lines(grid: Grid, kind: Sweep, cases: Sequence[Case]) -> list[Line]:
     """Return the lines of all variants but base and naive that have at least two points."""
-    found = []
+    all_lines = []
     for variant in grid.variants:
         values = [(kind.value(case), _value(grid, variant, case)) for case in cases]
         points = tuple((x, y) for x, y in values if y and drawable(y))
@@ -123,24 +123,24 @@ def lines(grid: Grid, kind: Sweep, cases: Sequence[Case]) -> list[Line]:
             continue
         later = [grid.at(variant, case) for case in cases if kind.value(case) > points[-1][0]]
         reasons = [style.reason_of(row, 40) for row in later if isinstance(row, Skipped)]
-        found.append(Line(variant, points, reasons[0] if reasons else ""))
-    return found
+        all_lines.append(Line(variant, points, reasons[0] if reasons else ""))
+    return all_lines
 
 
-def cheapest_of_each_family(found: Iterable[Line]) -> list[Line]:
+def cheapest_of_each_family(all_lines: Iterable[Line]) -> list[Line]:
     """Return each family's line that reaches furthest and ends lowest; for dense noise, Perturbed."""
     best: dict[str, Line] = {}
-    for line in sorted(found, key=lambda line: (-line.points[-1][0], line.last)):
+    for line in sorted(all_lines, key=lambda line: (-line.points[-1][0], line.last)):
         best.setdefault(style.family(line.variant.scheme), line)
         if line.variant.name == DENSE:
             best["dense noise"] = line
     return sorted(best.values(), key=lambda line: line.last)
 
 
-def kept_lines(found: Sequence[Line]) -> list[Line]:
+def kept_lines(all_lines: Sequence[Line]) -> list[Line]:
     """Return one line for the schemes that keep all members, and up to five others, most kept first."""
     schemes: dict[str, Line] = {}
-    for line in sorted(found, key=lambda line: -line.last):
+    for line in sorted(all_lines, key=lambda line: -line.last):
         schemes.setdefault(line.variant.scheme, line)
     all_kept = [line for line in schemes.values() if min(y for _, y in line.points) >= _ALL]
     rest = [line for line in schemes.values() if line not in all_kept]
@@ -149,8 +149,8 @@ def kept_lines(found: Sequence[Line]) -> list[Line]:
     if not all_kept:
         return picked
     first = next((line for line in all_kept if line.variant.name == DENSE), all_kept[0])
-    others = f" and {counted(len(all_kept) - 1, 'other scheme')}" if len(all_kept) > 1 else ""
-    return [replace(first, label=f"{first.variant.name}{others}"), *picked]
+    also_kept = f" and {counted(len(all_kept) - 1, 'other scheme')}" if len(all_kept) > 1 else ""
+    return [replace(first, label=f"{first.variant.name}{also_kept}"), *picked]
 
 
 def share_grids(run: Run, operator: str) -> list[Grid]:
@@ -165,10 +165,10 @@ def _share(row: Row, qualities: Qualities) -> Row | None:
         return row if row.phase in {None, QUALITY} else None
     if (row.phase, row.metric, row.method) != (QUALITY, EFFECTIVE, LINEAR):
         return None
-    found = qualities.law(row.variant, row.case).effective
-    if not isinstance(found, EffectiveSize) or found.is_exact:
+    n_eff = qualities.law(row.variant, row.case).effective
+    if not isinstance(n_eff, EffectiveSize) or n_eff.is_exact:
         return None
-    return msgspec.structs.replace(row, metric=SHARE, samples=((100 * found.value / row.case.members,),))
+    return msgspec.structs.replace(row, metric=SHARE, samples=((100 * n_eff.value / row.case.members,),))
 
 
 def _value(grid: Grid, variant: Variant, case: Case) -> float | None:

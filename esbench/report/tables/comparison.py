@@ -25,13 +25,14 @@ WORST = 5
 """Pairs of a summary."""
 
 
-def summary(found: Comparison) -> str:
+def summary(comparison: Comparison) -> str:
     """Return the comparison in ten lines: the median shift, the largest changes, and rows of one run only."""
-    times = [pair for pair in found.pairs if pair.ratio and pair.key.metric == "latency_ns"]
+    times = [pair for pair in comparison.pairs if pair.ratio and pair.key.metric == "latency_ns"]
     lines = [
-        one_line(f"{name}: {captions.source(run)}, run {run.header.run_id}") for name, run in _sides(found)
+        one_line(f"{name}: {captions.source(run)}, run {run.header.run_id}")
+        for name, run in _sides(comparison)
     ]
-    if changed := differences(found.a, found.b):
+    if changed := differences(comparison.a, comparison.b):
         lines.append(f"different: {one_line(listed(list(changed)))}")
     if times:
         apart = [pair for pair in times if pair.low and pair.high and not pair.low <= 1 <= pair.high]
@@ -45,8 +46,8 @@ def summary(found: Comparison) -> str:
         lines += [f"  {_change(pair)}" for pair in worst]
     else:
         lines.append("no time is in both")
-    lone = f"rows only in A {len(found.only_a)}, only in B {len(found.only_b)}"
-    lines.append(f"bytes and launches: {len(found.counts)} differ, {found.equal} are equal; {lone}")
+    lone = f"rows only in A {len(comparison.only_a)}, only in B {len(comparison.only_b)}"
+    lines.append(f"bytes and launches: {len(comparison.counts)} differ, {comparison.equal} are equal; {lone}")
     lines.append(
         "one process each: `esbench gate` decides whether a change is a regression; --tables prints all"
     )
@@ -60,51 +61,53 @@ def _change(pair: Pair) -> str:
     return f"{format_multiplier(pair.ratio)}  {name}: {figures}"
 
 
-def text(found: Comparison) -> str:
+def text(comparison: Comparison) -> str:
     """Return all tables of the comparison, for a terminal."""
-    parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(found))]
-    if changed := differences(found.a, found.b):
+    parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(comparison))]
+    if changed := differences(comparison.a, comparison.b):
         lines = [one_line(f"{name}: {a} in A, {b} in B") for name, (a, b) in changed.items()]
         parts.append("\n".join(["Not the same in both:", *lines]))
-    parts += [INTERVAL, *_tables(found)]
-    if not found.pairs:
+    parts += [INTERVAL, *_tables(comparison)]
+    if not comparison.pairs:
         parts.append("No measured row is in both.")
-    if found.counts:
-        parts.append(f"Counts that differ\n{_table(found.counts)}")
-    parts.append(f"{found.equal} counts (bytes, launches) are the same in both.")
-    for name, lone in (("A", found.only_a), ("B", found.only_b)):
+    if comparison.counts:
+        parts.append(f"Counts that differ\n{_table(comparison.counts)}")
+    parts.append(f"{comparison.equal} counts (bytes, launches) are the same in both.")
+    for name, lone in (("A", comparison.only_a), ("B", comparison.only_b)):
         if lone:
             lines = [
-                f"  {one_line(', '.join(one.key.names.values()) + (one.reason and f': {one.reason}'))}"
-                for one in lone
+                f"  {one_line(', '.join(row.key.names.values()) + (row.reason and f': {row.reason}'))}"
+                for row in lone
             ]
             parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
-def as_json(found: Comparison) -> dict[str, object]:
+def as_json(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as a JSON object, figures in the unit of their metric."""
     return {
-        "a": found.a.header.run_id,
-        "b": found.b.header.run_id,
-        "different_devices": different_devices(found.a, found.b),
-        "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(found)},
-        "differences": differences(found.a, found.b),
+        "a": comparison.a.header.run_id,
+        "b": comparison.b.header.run_id,
+        "different_devices": different_devices(comparison.a, comparison.b),
+        "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(comparison)},
+        "differences": differences(comparison.a, comparison.b),
         "interval": INTERVAL,
-        "rows": [pair.key.names | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in found.pairs],
-        "counts": [pair.key.names | {"a": pair.a, "b": pair.b} for pair in found.counts],
-        "equal_counts": found.equal,
-        "only_in_a": [one.key.names | {"reason": one.reason} for one in found.only_a],
-        "only_in_b": [one.key.names | {"reason": one.reason} for one in found.only_b],
+        "rows": [
+            pair.key.names | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in comparison.pairs
+        ],
+        "counts": [pair.key.names | {"a": pair.a, "b": pair.b} for pair in comparison.counts],
+        "equal_counts": comparison.equal,
+        "only_in_a": [row.key.names | {"reason": row.reason} for row in comparison.only_a],
+        "only_in_b": [row.key.names | {"reason": row.reason} for row in comparison.only_b],
     }
 
 
-def _sides(found: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:
-    return ("A", found.a), ("B", found.b)
+def _sides(comparison: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:
+    return ("A", comparison.a), ("B", comparison.b)
 
 
-def _tables(found: Comparison) -> Iterator[str]:
-    for _, group in groupby(found.pairs, key=lambda pair: pair.key.table):
+def _tables(comparison: Comparison) -> Iterator[str]:
+    for _, group in groupby(comparison.pairs, key=lambda pair: pair.key.table):
         pairs = list(group)
         key = pairs[0].key
         name = f"{key.case.operator}, {key.phase}: {captions.metric(key.metric)} (method {key.method})"

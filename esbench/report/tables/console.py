@@ -44,22 +44,24 @@ def run_summary(run: Run) -> str:
 def warnings(run: Run) -> list[str]:
     """Return warnings on failed variants, and on those with a small effective population."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
-    found = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
+    lines = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
-        found.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
+        lines.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
     for operator in operators(run):
         for ranking in rankings(run, operator)[:1]:
             for case in ranking.largest[:TABLES]:
                 few = [
-                    one
-                    for one in ranking.of(case)
-                    if one.rate is not None and not one.variant.baseline and (one.share or 1.0) < _FEW
+                    ranked
+                    for ranked in ranking.of(case)
+                    if ranked.rate is not None
+                    and not ranked.variant.baseline
+                    and (ranked.share or 1.0) < _FEW
                 ]
-                few.sort(key=lambda one: one.share or 0.0)
-                sizes = [(one.variant.name, (one.share or 0.0) * case.members) for one in few]
+                few.sort(key=lambda ranked: ranked.share or 0.0)
+                sizes = [(ranked.variant.name, (ranked.share or 0.0) * case.members) for ranked in few]
                 if names := [f"{name} {format_number(size)}" for name, size in sizes]:
-                    found.append(f"{_place(case)}, small n_eff: {listed(names)}")
-    return found
+                    lines.append(f"{_place(case)}, small n_eff: {listed(names)}")
+    return lines
 
 
 def _ranked(run: Run) -> Iterator[tuple[Case, str]]:
@@ -72,38 +74,38 @@ def _ranked(run: Run) -> Iterator[tuple[Case, str]]:
 def ranking_table(case: Case, every: Sequence[RankedVariant]) -> str:
     """Return the five best variants of a ranking, dense noise and base, with a title."""
     reference = dense(every)
-    best = [one for one in every if one.rate is not None and not one.variant.baseline]
-    rows = best[:BEST] + [one for one in best[BEST:] if one.variant.name == DENSE]
-    base = next((one for one in every if one.variant.mode == "base"), None)
-    table = [_row(one, reference) for one in [*rows, *([base] if base else [])]]
+    best = [ranked for ranked in every if ranked.rate is not None and not ranked.variant.baseline]
+    rows = best[:BEST] + [ranked for ranked in best[BEST:] if ranked.variant.name == DENSE]
+    base = next((ranked for ranked in every if ranked.variant.mode == "base"), None)
+    table = [_row(ranked, reference) for ranked in [*rows, *([base] if base else [])]]
     header = ("", "n_eff/ms", "x dense", "step (ms)", "x plain", "n_eff/n", "MB")
     count = f"best {min(BEST, len(best))} of {len(best)}"
     return f"{_place(case)}: n_eff per ms of a step, {count}\n{_table(header, table)}"
 
 
-def _row(one: RankedVariant, reference: RankedVariant | None) -> tuple[str, ...]:
-    times = one.times(reference)
-    rate = "" if one.rate is None else EXACT if one.is_exact else format_number(one.rate)
-    percent = percent_of_members(one.effective, one.case.members) if one.effective else ""
+def _row(ranked: RankedVariant, reference: RankedVariant | None) -> tuple[str, ...]:
+    times = ranked.times(reference)
+    rate = "" if ranked.rate is None else EXACT if ranked.is_exact else format_number(ranked.rate)
+    percent = percent_of_members(ranked.effective, ranked.case.members) if ranked.effective else ""
     return (
-        _name(one.variant),
+        _name(ranked.variant),
         rate,
         format_multiplier(times) if times else "",
-        format_cell(LATENCY, one.step_ns) if one.step_ns else "",
-        format_multiplier(one.multiplier.value) if one.multiplier else "",
+        format_cell(LATENCY, ranked.step_ns) if ranked.step_ns else "",
+        format_multiplier(ranked.multiplier.value) if ranked.multiplier else "",
         percent,
-        format_cell(PEAK, one.peak_bytes) if one.peak_bytes else "",
+        format_cell(PEAK, ranked.peak_bytes) if ranked.peak_bytes else "",
     )
 
 
 def _timed(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in (name for name in operators(run) if not rankings(run, name)):
-        found = [
+        timed = [
             grid
             for grid in grids(run, operator, TIMES)
             if grid.metric == LATENCY and grid.method != UNMEASURED
         ]
-        for grid in found[:1]:
+        for grid in timed[:1]:
             for case in reversed(grid.cases):
                 if rows := _times(grid, case):
                     header = ("", f"{grid.phase} (ms)", "faster than dense", "x plain", "MB")
@@ -154,6 +156,6 @@ def _name(variant: Variant) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table without the columns that are empty in all rows."""
     columns = list(zip(header, *rows, strict=True))
-    header, *rows = zip(*(one for one in columns if any(one[1:])), strict=True)
+    header, *rows = zip(*(column for column in columns if any(column[1:])), strict=True)
     align = ("left", *["right"] * (len(header) - 1))
     return tabulate(rows, header, tablefmt="plain", disable_numparse=True, colalign=align)

@@ -26,18 +26,18 @@ RULE = (
 )
 
 
-def sections(found: History) -> list[Section]:
+def sections(history: History) -> list[Section]:
     """Return tables of the first and last figures of the series, and of where their levels change."""
-    shown = measured_in(found.series)
+    shown = measured_in(history.series)
     by_title: dict[str, list[Series]] = {}
-    for one in found.series:
-        by_title.setdefault(_title(found, one.key), []).append(one)
-    tables = {title: _table(found, series) for title, series in by_title.items()}
+    for line in history.series:
+        by_title.setdefault(_title(history, line.key), []).append(line)
+    tables = {title: _table(history, series) for title, series in by_title.items()}
     return [
         Section(
             title=title,
             origin="",
-            conditions=f"{source(found, shown)}.",
+            conditions=f"{source(history, shown)}.",
             blocks=(Block("First and last run", ", and where the level changes in between", table),),
             footnotes=(RULE,),
         )
@@ -45,36 +45,36 @@ def sections(found: History) -> list[Section]:
     ]
 
 
-def _title(found: History, key: Key) -> str:
+def _title(history: History, key: Key) -> str:
     """Return the title of a panel's series without their case."""
-    if found.metric == MULTIPLIER:
+    if history.metric == MULTIPLIER:
         what = f"time(variant) / time({key.against}), lower is better"
     else:
-        what = captions.metric(found.metric)
-    return f"{key.case.operator}, {found.phase}: {what} (method {key.method})"
+        what = captions.metric(history.metric)
+    return f"{key.case.operator}, {history.phase}: {what} (method {key.method})"
 
 
-def _table(found: History, series: Sequence[Series]) -> Table:
-    panels = {key: len(measured_in(panel)) for key, panel in found.panels.items()}
-    rows = [_row(found, one, panels[one.key]) for one in series]
+def _table(history: History, series: Sequence[Series]) -> Table:
+    panels = {key: len(measured_in(panel)) for key, panel in history.panels.items()}
+    rows = [_row(history, line, panels[line.key]) for line in series]
     return Table(
         corner="variant",
         headings=("case", "runs", "first", "last", "change", "change points"),
-        labels=tuple(one.name for one in series),
+        labels=tuple(line.name for line in series),
         cells=tuple(tuple(map(Cell, row)) for row in rows),
     )
 
 
-def _row(found: History, one: Series, of: int) -> list[str]:
-    first, last = one.points[0].value, one.points[-1].value
-    count = len(one.points)
+def _row(history: History, series: Series, of: int) -> list[str]:
+    first, last = series.points[0].value, series.points[-1].value
+    count = len(series.points)
     return [
-        one.key.case.label,
+        series.key.case.label,
         str(count) if count == of else f"{count} of {of}",
-        _value(found.metric, first),
-        _value(found.metric, last) if count > 1 else "",
+        _value(history.metric, first),
+        _value(history.metric, last) if count > 1 else "",
         percentage(first, last) if count > 1 else "",
-        _steps(found, one),
+        _steps(history, series),
     ]
 
 
@@ -82,12 +82,13 @@ def _value(metric: str, number: float) -> str:
     return format_multiplier(number) if metric == MULTIPLIER else format_value(metric, number)
 
 
-def _steps(found: History, one: Series) -> str:
-    if len(one.points) < MIN_RUNS:
+def _steps(history: History, series: Series) -> str:
+    if len(series.points) < MIN_RUNS:
         return "too short"
     words = [
-        f"{moment(found.runs[before])} -> {moment(found.runs[after])}: {percentage(step.before, step.after)}"
-        for step in one.change_points
-        for before, after in [one.around(step)]
+        " -> ".join(moment(history.runs[number]) for number in (before, after))
+        + f": {percentage(step.before, step.after)}"
+        for step in series.change_points
+        for before, after in [series.around(step)]
     ]
     return "; ".join(words) or "none"

@@ -84,30 +84,30 @@ class GridTable:
         )
 
     def _cell(self, variant: Variant, case: Case, cell: Callable[[Variant, Case, Measurement], Cell]) -> Cell:
-        found = self.grid.at(variant, case)
-        if found is None:
+        row = self.grid.at(variant, case)
+        if row is None:
             return self.notes.missing()
-        if isinstance(found, Measurement):
-            if not any(found.samples):
+        if isinstance(row, Measurement):
+            if not any(row.samples):
                 return Cell(self.notes.mark(EMPTY, EMPTY_NOTE))
-            return cell(variant, case, found)
+            return cell(variant, case, row)
         largest = self.grid.largest(variant, case)
         if largest is None:
-            return self.notes.skipped(found)
+            return self.notes.skipped(row)
         # A search that ran out of its budget has not tried larger populations.
         bound = "at least " if largest.stop == "budget" else ""
-        return self.notes.skipped(found, f", {bound}{format_value(LARGEST, median(largest))} fit")
+        return self.notes.skipped(row, f", {bound}{format_value(LARGEST, median(largest))} fit")
 
 
 def median_number(run: Run, row: Measurement) -> CellNumber:
     """Return the median of a row with the interval of its rounds."""
-    found = interval([value for value in round_medians(row) if value is not None])
+    ends = interval([value for value in round_medians(row) if value is not None])
     return CellNumber(
         row.metric,
         median(row),
         Trace(run.header.run_id, MEDIAN, (row,)),
-        low=found.low if found else None,
-        high=found.high if found else None,
+        low=ends.low if ends else None,
+        high=ends.high if ends else None,
     )
 
 
@@ -125,18 +125,18 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
 
 def section(grid: Grid) -> Section:
     """Return the tables of a grid: the figures, and their multipliers."""
-    found = GridTable.of(grid)
+    filler = GridTable.of(grid)
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
-    figures = found.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
+    figures = filler.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
     multipliers = [SPEED, TIME] if grid.metric.endswith(TIMES) else [BYTES] if grid.metric == PEAK else []
     blocks = [
         Block(title, "", figures),
-        *(_multipliers(grid, found, multiplier) for multiplier in multipliers),
-        _host_and_device(grid, found),
+        *(_multipliers(grid, filler, multiplier) for multiplier in multipliers),
+        _host_and_device(grid, filler),
     ]
     what = captions.short_metric(grid.metric)
-    return grid_section(grid, what, filter(None, blocks), [*found.notes, *sample_warnings(grid)])
+    return grid_section(grid, what, filter(None, blocks), [*filler.notes, *sample_warnings(grid)])
 
 
 def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iterable[str]) -> Section:
@@ -154,8 +154,8 @@ def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iter
 
 def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
     """Return the tables of the times of an operator, of these phases or of all."""
-    found = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
-    return [section(grid) for grid in found if not phases or grid.phase in phases]
+    timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
+    return [section(grid) for grid in timed if not phases or grid.phase in phases]
 
 
 def other_time_sections(run: Run, operator: str) -> list[Section]:
@@ -179,7 +179,7 @@ def figures_only(section: Section) -> Section:
     return replace(section, blocks=section.blocks[:1])
 
 
-def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block | None:
+def _multipliers(grid: Grid, filler: GridTable, multiplier: Multiplier) -> Block | None:
     reference = grid.reference(multiplier.mode)
     if reference is None:
         return None
@@ -194,13 +194,13 @@ def _multipliers(grid: Grid, found: GridTable, multiplier: Multiplier) -> Block 
             ratios.append(ratio)
         return number_cell(shown)
 
-    table = found.table(cell)
+    table = filler.table(cell)
     methods = captions.ratio_methods(ratios) if multiplier != BYTES else ""
     note = f": {multiplier.formula}{methods}.{captions.stand_in(grid, reference)}"
     return Block(multiplier.title, note, table)
 
 
-def _host_and_device(grid: Grid, found: GridTable) -> Block | None:
+def _host_and_device(grid: Grid, filler: GridTable) -> Block | None:
     host = grid.with_metric(HOST)
     if grid.metric != LATENCY or not host.cells:
         return None
@@ -212,4 +212,4 @@ def _host_and_device(grid: Grid, found: GridTable) -> Block | None:
 
     title = f"Host time / device time ({quantity(HOST).column.symbol})"
     note = ": the time of the host to issue a call, and of the device to run it."
-    return Block(title, note, found.table(cell))
+    return Block(title, note, filler.table(cell))

@@ -21,7 +21,7 @@ def published_sections(measured: Run, *published: Run) -> list[Section]:
 
 
 def _section(here: Grid, published: Sequence[Run]) -> Section | None:
-    others = [
+    published_grids = [
         there
         for run in published
         for there in grids(run, here.operator, TIMES)
@@ -30,17 +30,17 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
     notes = Footnotes()
     blocks = [
         block
-        for other in others
+        for their_grid in published_grids
         for multiplier in (SPEED, TIME)
-        if (block := _block(here, other, multiplier, notes))
+        if (block := _block(here, their_grid, multiplier, notes))
     ]
     if not blocks:
         return None
     others_conditions = (
-        f"Published: {captions.origin(other.run)} {captions.conditions(other, other.cases)}"
-        for other in others
+        f"Published: {captions.origin(their_grid.run)} {captions.conditions(their_grid, their_grid.cases)}"
+        for their_grid in published_grids
     )
-    shown = [case for case in here.cases if any(_like(case, other) for other in others)]
+    shown = [case for case in here.cases if any(_like(case, their_grid) for their_grid in published_grids)]
     return Section(
         title=f"{here.operator}, {here.phase}: measured / published",
         origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, shown)}",
@@ -59,31 +59,31 @@ def _is_comparable(here: Grid, there: Grid) -> bool:
     )
 
 
-def _block(here: Grid, other: Grid, multiplier: Multiplier, notes: Footnotes) -> Block | None:
+def _block(here: Grid, there: Grid, multiplier: Multiplier, notes: Footnotes) -> Block | None:
     """Return our multipliers next to the published ones, None if one side lacks the baseline."""
-    if not other.reference(multiplier.mode) or not here.reference(multiplier.mode):
+    if not there.reference(multiplier.mode) or not here.reference(multiplier.mode):
         return None
     filled = GridTable(
         here,
-        tuple(variant for variant in here.variants if variant in other.variants),
-        tuple(case for case in here.cases if _like(case, other)),
+        tuple(variant for variant in here.variants if variant in there.variants),
+        tuple(case for case in here.cases if _like(case, there)),
         notes,
     )
 
     def cell(variant: Variant, case: Case, _: Measurement) -> Cell:
-        like = _like(case, other)
+        like = _like(case, there)
         figures = (
             multiple(here, variant, case, multiplier),
-            multiple(other, variant, like, multiplier) if like else None,
+            multiple(there, variant, like, multiplier) if like else None,
         )
         absent = CellNumber(multiplier.name, None, kind="multiple")
-        return Cell("{} / {}", tuple(one or absent for one in figures))
+        return Cell("{} / {}", tuple(figure or absent for figure in figures))
 
     note = f": {multiplier.formula}."
-    if not _batches(other) <= _batches(here):
-        ours, theirs = (captions.conditions(one, one.cases).removesuffix(".") for one in (here, other))
+    if not _batches(there) <= _batches(here):
+        ours, theirs = (captions.conditions(grid, grid.cases).removesuffix(".") for grid in (here, there))
         note += f" Not the same batch or number format: measured with {ours}, published with {theirs}."
-    title = f"{multiplier.title}, measured / {captions.device(other.run)}"
+    title = f"{multiplier.title}, measured / {captions.device(there.run)}"
     return Block(title, note, filled.table(cell))
 
 
@@ -93,7 +93,7 @@ def _batches(grid: Grid) -> set[tuple[str, int, int]]:
 
 def _like(case: Case, grid: Grid) -> Case | None:
     """Return the case of a grid that differs from this one at most in batch and dtype."""
-    return next((one for one in grid.cases if _geometry(one) == _geometry(case)), None)
+    return next((candidate for candidate in grid.cases if _geometry(candidate) == _geometry(case)), None)
 
 
 def _geometry(case: Case) -> Case:

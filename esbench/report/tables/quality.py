@@ -67,7 +67,7 @@ def quality_sections(run: Run, operator: str) -> list[Section]:
     qualities = Qualities(run)
     cases = _cases(qualities, operator)
     return [
-        *(ranking_section(one, case) for one in rankings(run, operator) for case in one.cases),
+        *(ranking_section(ranking, case) for ranking in rankings(run, operator) for case in ranking.cases),
         *(_law_section(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
         *(_network_section(qualities, case) for case in cases if _has_network(qualities, case)),
         *(section for case in cases for section in _figure_sections(qualities, case)),
@@ -129,13 +129,13 @@ def _network_section(qualities: Qualities, case: Case) -> Section:
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         effective = qualities.effective(variant, case, CURVED)
-        found = effective if isinstance(effective, EffectiveSize) else None
+        n_eff = effective if isinstance(effective, EffectiveSize) else None
         trace = qualities.trace(variant, case, EFFECTIVE, CURVED)
-        percent = 100 * found.value / case.members if found else None
+        percent = 100 * n_eff.value / case.members if n_eff else None
         return {
             **{method: _mean(qualities, variant, case, COSINE, method) for method in methods},
-            f"n_eff at {case.sigma:g}": n_eff_cell("effective_members_at_sigma", found, trace),
-            INTERVAL: n_eff_interval_cell(found),
+            f"n_eff at {case.sigma:g}": n_eff_cell("effective_members_at_sigma", n_eff, trace),
+            INTERVAL: n_eff_interval_cell(n_eff),
             "n_eff / n (%)": _plain("effective_percent_at_sigma", percent, trace),
         }
 
@@ -144,7 +144,7 @@ def _network_section(qualities: Qualities, case: Case) -> Section:
         for method in methods
         for variant in qualities.variants(case)
     )
-    widths = [one.half for one in cosines if one and one.half is not None]
+    widths = [cosine.half for cosine in cosines if cosine and cosine.half is not None]
     most = f" 95 % intervals of the cosines: ±{format_number(max(widths))} at most." if widths else ""
     title = "quality on a trained network" if methods else "effective population at sigma"
     block = ("Cosine to backpropagation", f"{_COSINE_NOTE}{most}")
@@ -169,8 +169,8 @@ def _plain(metric: str, value: float | None, trace: Trace | None) -> Cell | None
 
 def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, method: str) -> Cell | None:
     name = metric if method in {_DOTS, _SPECTRUM} else f"{metric}_{method}"
-    found = qualities.estimate(variant, case, metric, method)
-    return estimate_cell(name, found, qualities.trace(variant, case, metric, method))
+    mean = qualities.estimate(variant, case, metric, method)
+    return estimate_cell(name, mean, qualities.trace(variant, case, metric, method))
 
 
 def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
@@ -184,12 +184,12 @@ def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
     }
 
     def cell(variant: Variant, metric: str, method: str) -> Cell | None:
-        found = qualities.estimate(variant, case, metric, method)
-        if found is None:
+        mean = qualities.estimate(variant, case, metric, method)
+        if mean is None:
             return None
-        low, high = (found.mean - found.half, found.mean + found.half) if found.half else (None, None)
+        low, high = (mean.mean - mean.half, mean.mean + mean.half) if mean.half else (None, None)
         trace = qualities.trace(variant, case, metric, method)
-        return number_cell(CellNumber(metric, found.mean, trace, low, high, has_interval=True))
+        return number_cell(CellNumber(metric, mean.mean, trace, low, high, has_interval=True))
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         return {heading: cell(variant, *key) for heading, key in keys.items()}
@@ -218,8 +218,8 @@ def _section(  # noqa: PLR0913, PLR0917  # the parts of a section
     """Return a section with one table; a variant without a number shows its reason."""
 
     def reason(variant: Variant) -> Skipped | None:
-        found = qualities.effective(variant, case, CURVED) if CURVED in methods else None
-        return qualities.reason(variant, case, methods) or (found if isinstance(found, Skipped) else None)
+        curved = qualities.effective(variant, case, CURVED) if CURVED in methods else None
+        return qualities.reason(variant, case, methods) or (curved if isinstance(curved, Skipped) else None)
 
     table = variants_table(case, qualities.variants(case), cells, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)

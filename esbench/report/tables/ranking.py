@@ -54,7 +54,7 @@ _RELATIVE = f"n_eff over the median of the step, by that of {DENSE}"
 
 def ranking_sections(run: Run, operator: str) -> list[Section]:
     """Return the rankings of an operator for the largest population of each shape, per timing method."""
-    return [ranking_section(one, case) for one in rankings(run, operator) for case in one.largest]
+    return [ranking_section(ranking, case) for ranking in rankings(run, operator) for case in ranking.largest]
 
 
 def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVariant] | None = None) -> Section:
@@ -68,7 +68,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     """
     every = rankings.of(case)
     ranked = every if ranked is None else ranked
-    by_variant = {one.variant: one for one in ranked}
+    by_variant = {entry.variant: entry for entry in ranked}
     reference, measured = dense(ranked), dense(every)
     missing = f"{measured.label} is not among the requested variants" if measured else ""
     notes = Footnotes()
@@ -84,30 +84,32 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         lambda variant: by_variant[variant].skipped,
         notes,
     )
-    first = next((one for one in ranked if one.rate is not None), None)
+    first = next((entry for entry in ranked if entry.rate is not None), None)
     tied = first.tied_with(ranked) if first else ""
     footnotes = [
         *notes,
         *([f"first, {first.label}: {tied}"] if first and tied else []),
-        *([_EXACT_NOTE] if any(one.is_exact for one in ranked) else []),
+        *([_EXACT_NOTE] if any(entry.is_exact for entry in ranked) else []),
     ]
     block = Block("n_eff per ms (effective population per ms)", _RATE_NOTE, table)
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
 
 
-def rate_cell(one: RankedVariant, trace: Trace | None = None) -> Cell | None:
+def rate_cell(ranked: RankedVariant, trace: Trace | None = None) -> Cell | None:
     """Return the rate of a variant, with "at least" if only a bound is known; None without a rate."""
-    if one.rate is None:
+    if ranked.rate is None:
         return None
-    if one.is_exact:
+    if ranked.is_exact:
         return Cell(EXACT)
-    low, high = one.rate_interval or (None, None)
-    return number_cell(CellNumber(RATE_PER_MS, one.rate, trace, low, high, kind="number"), _template(one))
+    low, high = ranked.rate_interval or (None, None)
+    return number_cell(
+        CellNumber(RATE_PER_MS, ranked.rate, trace, low, high, kind="number"), _template(ranked)
+    )
 
 
 def ranking_columns(
     grid: Grid,
-    one: RankedVariant,
+    ranked: RankedVariant,
     reference: RankedVariant | None,
     notes: Footnotes,
     no_reference: str = "",
@@ -116,7 +118,7 @@ def ranking_columns(
 
     Args:
         grid: the times of a step.
-        one: the variant.
+        ranked: the variant.
         reference: dense noise, which rates are shown as multiples of, None if it is not shown.
         notes: the footnotes to add to.
         no_reference: why dense noise is not shown although it was measured.
@@ -125,85 +127,87 @@ def ranking_columns(
 
     def trace(rule: str, *rows: Measurement | None) -> Trace | None:
         known = tuple(row for row in rows if row)
-        has_own = any(row.variant == one.variant for row in known)
+        has_own = any(row.variant == ranked.variant for row in known)
         return Trace(grid.run.header.run_id, rule, known) if has_own else None
 
     def relative_rate() -> Cell | None:
-        if one.is_exact:
+        if ranked.is_exact:
             return Cell(EXACT)
-        if one.rate is None:
+        if ranked.rate is None:
             return None
         if reference is None or reference.rate is None:
             why_not = no_reference if reference is None else _no_rate(reference)
             return Cell(notes.mark(NOTHING, why_not)) if why_not else None
-        if single := next((each for each in (reference, one) if each.is_single), None):
+        if single := next((each for each in (reference, ranked) if each.is_single), None):
             return Cell(notes.mark(NOTHING, _single_round(single)))
-        times = one.times(reference)
+        times = ranked.times(reference)
         if times is None:
             return None
-        origin = trace(_RELATIVE, one.step, *one.law, reference.step, *reference.law)
-        return number_cell(CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _template(one))
+        origin = trace(_RELATIVE, ranked.step, *ranked.law, reference.step, *reference.law)
+        return number_cell(CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _template(ranked))
 
     def most_bytes(row: Measurement | None) -> Cell | None:
         return number_cell(median_number(grid.run, row)) if row else None
 
     return {
-        RATE: lambda: rate_cell(one, trace("n_eff over the median of the step in ms", one.step, *one.law)),
+        RATE: lambda: rate_cell(
+            ranked, trace("n_eff over the median of the step in ms", ranked.step, *ranked.law)
+        ),
         RELATIVE_RATE: relative_rate,
-        "n_eff": lambda: n_eff_cell("effective_members", one.effective, trace(_N_EFF, *one.law)),
-        INTERVAL: lambda: n_eff_interval_cell(one.effective),
-        "n_eff / n (%)": lambda: _percent(one, trace(f"n_eff over the members, {_N_EFF}", *one.law)),
-        "kappa": lambda: estimate_cell("kappa", one.kappa, trace(_KAPPA, *one.law)),
-        "step (ms)": lambda: _step(grid, one, notes),
-        COST: lambda: _cost(grid, one, notes),
-        "noise (MB)": lambda: most_bytes(one.noise),
-        "peak (MB)": lambda: most_bytes(one.peak),
+        "n_eff": lambda: n_eff_cell("effective_members", ranked.effective, trace(_N_EFF, *ranked.law)),
+        INTERVAL: lambda: n_eff_interval_cell(ranked.effective),
+        "n_eff / n (%)": lambda: _percent(ranked, trace(f"n_eff over the members, {_N_EFF}", *ranked.law)),
+        "kappa": lambda: estimate_cell("kappa", ranked.kappa, trace(_KAPPA, *ranked.law)),
+        "step (ms)": lambda: _step(grid, ranked, notes),
+        COST: lambda: _cost(grid, ranked, notes),
+        "noise (MB)": lambda: most_bytes(ranked.noise),
+        "peak (MB)": lambda: most_bytes(ranked.peak),
     }
 
 
-def _percent(one: RankedVariant, trace: Trace | None) -> Cell | None:
-    if one.effective is None:
+def _percent(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
+    if ranked.effective is None:
         return None
-    members = one.case.members
-    text = percent_of_members(one.effective, members).removesuffix(" %")
-    if one.is_exact or text.startswith("about"):
+    members = ranked.case.members
+    text = percent_of_members(ranked.effective, members).removesuffix(" %")
+    if ranked.is_exact or text.startswith("about"):
         return Cell(text)
     is_bound = text.startswith("at least")
-    value = one.effective.low if is_bound else one.effective.value
-    low, high = (100 * end / members if end else None for end in n_eff_ends(one.effective))
+    value = ranked.effective.low if is_bound else ranked.effective.value
+    low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
     number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, trace, low, high, kind="number")
     return number_cell(number, "at least {}" if is_bound else "{}")
 
 
-def _step(grid: Grid, one: RankedVariant, notes: Footnotes) -> Cell | None:
-    if one.step is None or one.step_ns is None:
+def _step(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
+    if ranked.step is None or ranked.step_ns is None:
         return None
-    number = median_number(grid.run, one.step)
+    number = median_number(grid.run, ranked.step)
     if number.half is not None:
         return number_cell(number)
-    note = f"{counted(len(one.step.samples), 'round')} of the step: too few for an interval"
+    note = f"{counted(len(ranked.step.samples), 'round')} of the step: too few for an interval"
     return number_cell(number, notes.mark("{}", note))
 
 
-def _cost(grid: Grid, one: RankedVariant, notes: Footnotes) -> Cell | None:
-    if one.multiplier and one.is_single:
-        return Cell(notes.mark(NOTHING, _single_round(one)))
-    number = multiple(grid, one.variant, one.case, TIME)
+def _cost(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
+    if ranked.multiplier and ranked.is_single:
+        return Cell(notes.mark(NOTHING, _single_round(ranked)))
+    number = multiple(grid, ranked.variant, ranked.case, TIME)
     return number_cell(number) if number else None
 
 
-def _no_rate(one: RankedVariant) -> str:
-    why = one_line(one.skipped.reason) if one.skipped else "the run lacks its step or its quality"
-    return f"{one.label} has no rate: {why}"
+def _no_rate(ranked: RankedVariant) -> str:
+    why = one_line(ranked.skipped.reason) if ranked.skipped else "the run lacks its step or its quality"
+    return f"{ranked.label} has no rate: {why}"
 
 
-def _single_round(one: RankedVariant) -> str:
-    why = f" ({one_line(one.step.stop)})" if one.step and one.step.stop else ""
-    return f"no multiple: {one.label} has a single round of its step{why}"
+def _single_round(ranked: RankedVariant) -> str:
+    why = f" ({one_line(ranked.step.stop)})" if ranked.step and ranked.step.stop else ""
+    return f"no multiple: {ranked.label} has a single round of its step{why}"
 
 
-def _template(one: RankedVariant) -> str:
-    return "at least {}" if one.effective and one.effective.is_bound else "{}"
+def _template(ranked: RankedVariant) -> str:
+    return "at least {}" if ranked.effective and ranked.effective.is_bound else "{}"
 
 
 def best_schemes(runs: Sequence[Run], layers: Sequence[str], *, largest_only: bool) -> Section | None:
@@ -241,7 +245,9 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
     if reference is None or reference.times(reference) is None:
         return []
     candidates = [
-        one for one in ranked if not one.variant.baseline and (one.is_exact or one.times(reference))
+        scheme
+        for scheme in ranked
+        if not scheme.variant.baseline and (scheme.is_exact or scheme.times(reference))
     ]
     rows = []
     for best in recommended(candidates):

@@ -18,20 +18,20 @@ from esbench.units import format_multiplier, format_value
 _TERMINAL_WIDTH = 100
 
 
-def text(found: Recommendation, *, tables: bool = False) -> str:
+def text(recommendation: Recommendation, *, tables: bool = False) -> str:
     """Return the best variants and the recommendation for a terminal; with ``tables`` all variants."""
-    table = ranking_table(found.case, found.variants)
+    table = ranking_table(recommendation.case, recommendation.variants)
     if tables:
-        table = ranking_section(found.ranking, found.case, found.variants).text()
-    elif without := len(found.variants) - len(found.ranked):
+        table = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants).text()
+    elif without := len(recommendation.variants) - len(recommendation.ranked):
         table += f"\n{counted(without, 'candidate')} without a rate: --tables gives the reasons"
-    lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _lines(found))
+    lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _lines(recommendation))
     return "\n".join([table, "", *lines, ""])
 
 
-def _lines(found: Recommendation) -> Iterator[str]:
-    part = found.part
-    if not found.recommended:
+def _lines(recommendation: Recommendation) -> Iterator[str]:
+    part = recommendation.part
+    if not recommendation.recommended:
         yield "No recommendation: no variant has a rate; the table has the reasons."
         return
     if part.own < part.whole:
@@ -39,55 +39,59 @@ def _lines(found: Recommendation) -> Iterator[str]:
             f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
             f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
         )
-    reference = dense(found.ranked)
-    for title, one in zip(("Best", "Best of those that are not exact"), found.recommended, strict=False):
-        times = one.times(reference) if one != reference else None
+    reference = dense(recommendation.ranked)
+    for title, ranked in zip(
+        ("Best", "Best of those that are not exact"), recommendation.recommended, strict=False
+    ):
+        times = ranked.times(reference) if ranked != reference else None
         against = f", {format_multiplier(times)} the rate of {reference.label}" if reference and times else ""
-        yield f"{title}: {one.label} with {_rate(one)}{against}."
-        if tied := one.tied_with(other for other in found.ranked if other.is_exact == one.is_exact):
+        yield f"{title}: {ranked.label} with {_rate(ranked)}{against}."
+        if tied := ranked.tied_with(
+            other for other in recommendation.ranked if other.is_exact == ranked.is_exact
+        ):
             yield f"It is {tied}: their intervals overlap."
-        members = _members(one)
-        yield f"{members[0].upper()}{members[1:]} ({_kappa(one)}); a step takes {_step(one)}."
-    fastest = min(found.ranked, key=lambda one: one.step_ns or 0.0)
-    if fastest not in found.recommended:
+        members = _members(ranked)
+        yield f"{members[0].upper()}{members[1:]} ({_kappa(ranked)}); a step takes {_step(ranked)}."
+    fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0)
+    if fastest not in recommendation.recommended:
         yield f"{fastest.label} is faster, {_step(fastest)}, but {_members(fastest)} ({_kappa(fastest)})."
 
 
 def without_numbers(run: Run, case: Case) -> str:
     """Return why the variants of a case have no rate, one line per reason."""
-    found = dict.fromkeys(
+    reasons = dict.fromkeys(
         f"  {row.variant.label(case.operator)}: {row.status}: {one_line(row.reason)}"
         for row in run.skipped
         if row.case == case and row.variant.mode == "batched"
     )
-    lines = ["No variant has both a time and a quality:", *(found or ["  the run holds no reason"])]
+    lines = ["No variant has both a time and a quality:", *(reasons or ["  the run holds no reason"])]
     return "\n".join(lines) + "\n"
 
 
-def _rate(one: RankedVariant) -> str:
-    rate = rate_cell(one)
-    if one.is_exact or rate is None:
+def _rate(ranked: RankedVariant) -> str:
+    rate = rate_cell(ranked)
+    if ranked.is_exact or rate is None:
         return "the exact gradient of a linear fitness in each step"
     return f"an n_eff per ms of {rate.text()}"
 
 
-def _members(one: RankedVariant) -> str:
+def _members(ranked: RankedVariant) -> str:
     """Return a clause on n_eff: ``its n_eff is 80 % of its members``."""
-    if one.effective is None:
+    if ranked.effective is None:
         return "its n_eff is unknown"
-    if one.is_exact:
+    if ranked.is_exact:
         return "it is exact for a linear fitness"
-    percent = percent_of_members(one.effective, one.case.members)
+    percent = percent_of_members(ranked.effective, ranked.case.members)
     return "all members count" if percent == "100 %" else f"its n_eff is {percent} of its members"
 
 
-def _kappa(one: RankedVariant) -> str:
-    return f"kappa {format_value(KAPPA, one.kappa.mean)}" if one.kappa else "kappa unknown"
+def _kappa(ranked: RankedVariant) -> str:
+    return f"kappa {format_value(KAPPA, ranked.kappa.mean)}" if ranked.kappa else "kappa unknown"
 
 
-def _step(one: RankedVariant) -> str:
-    base = f", {format_multiplier(one.multiplier.value)} base" if one.multiplier else ""
-    return f"{format_value(LATENCY, one.step_ns)}{base}"
+def _step(ranked: RankedVariant) -> str:
+    base = f", {format_multiplier(ranked.multiplier.value)} base" if ranked.multiplier else ""
+    return f"{format_value(LATENCY, ranked.step_ns)}{base}"
 
 
 def training_code(
@@ -106,7 +110,7 @@ def training_code(
         from_rows: variants whose update needs the inputs of their layers.
 
     """
-    variants = [one.variant for one in winners.values()]
+    variants = [winner.variant for winner in winners.values()]
     case = next(iter(winners.values())).case
     imports: dict[str, set[str]] = {"impls": {"perturb"}}
     unknown: dict[str, None] = {}
@@ -115,10 +119,10 @@ def training_code(
             imports.setdefault(modules[variant], set()).add(variant.scheme)
         else:
             unknown[f"# {variant.scheme} is not registered: name its plug-in with --plugin"] = None
-    lines = [f"from {name} import {', '.join(sorted(found))}" for name, found in sorted(imports.items())]
+    lines = [f"from {name} import {', '.join(sorted(names))}" for name, names in sorted(imports.items())]
     lines += [*unknown, ""]
     # The most frequent scheme comes last, for all other layers.
-    codes = {name: expression(one.variant) for name, one in winners.items()}
+    codes = {name: expression(winner.variant) for name, winner in winners.items()}
     usual, _ = Counter(codes.values()).most_common(1)[0]
     schemes = {glob.escape(name): code for name, code in codes.items() if code != usual} | {"*": usual}
     arguments = [f"members={case.members}", f"sigma={case.sigma:g}"]

@@ -48,10 +48,10 @@ def _block(filled: GridTable, metric: str) -> Block:
 
 def _peaks(grid: Grid) -> Iterator[str]:
     copy, product = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
-    found = [f"copy {format_value('bytes_per_s', copy * _S)}"] if copy else []
+    peaks = [f"copy {format_value('bytes_per_s', copy * _S)}"] if copy else []
     if product:
-        found.append(f"matrix product in {grid.dtype} {format_value('flops_per_s', product * _S)}")
-    yield f"device peaks, by the p20 of their samples: {', '.join(found)}"
+        peaks.append(f"matrix product in {grid.dtype} {format_value('flops_per_s', product * _S)}")
+    yield f"device peaks, by the p20 of their samples: {', '.join(peaks)}"
     yield from _above(grid)
     yield f"{ABSENT}: the variant declares no minimum work, or the peak was not measured"
 

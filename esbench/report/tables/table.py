@@ -233,8 +233,8 @@ def variants_table(
     labels, rows = [], []
     headings: tuple[str, ...] = ()
     for variant in variants:
-        found, skipped = cells(variant), reason(variant)
-        headings, row = tuple(found), list(found.values())
+        filled, skipped = cells(variant), reason(variant)
+        headings, row = tuple(filled), list(filled.values())
         if skipped and None in row:
             row[row.index(None)] = notes.skipped(skipped)
         labels.append(variant.label(case.operator))
@@ -258,35 +258,39 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
     )
 
 
-def estimate_cell(metric: str, found: Estimate | None, trace: Trace | None) -> Cell | None:
+def estimate_cell(metric: str, estimate: Estimate | None, trace: Trace | None) -> Cell | None:
     """Return the cell of a mean over replicates, or None without a mean."""
-    if found is None:
+    if estimate is None:
         return None
-    low, high = (None, None) if found.half is None else (found.mean - found.half, found.mean + found.half)
-    return number_cell(CellNumber(metric, found.mean, trace, low, high, kind="number"))
+    low, high = (
+        (None, None)
+        if estimate.half is None
+        else (estimate.mean - estimate.half, estimate.mean + estimate.half)
+    )
+    return number_cell(CellNumber(metric, estimate.mean, trace, low, high, kind="number"))
 
 
-def n_eff_cell(metric: str, found: EffectiveSize | None, trace: Trace | None) -> Cell | None:
+def n_eff_cell(metric: str, n_eff: EffectiveSize | None, trace: Trace | None) -> Cell | None:
     """Return the cell of n_eff, or None without n_eff."""
-    if found is None:
+    if n_eff is None:
         return None
-    if found.is_exact:
+    if n_eff.is_exact:
         return Cell(EXACT)
-    low, high = n_eff_ends(found)
-    number = CellNumber(metric, found.value, trace, low, high, kind="number")
-    return number_cell(number, "at least {}" if found.is_bound else "{}")
+    low, high = n_eff_ends(n_eff)
+    number = CellNumber(metric, n_eff.value, trace, low, high, kind="number")
+    return number_cell(number, "at least {}" if n_eff.is_bound else "{}")
 
 
-def n_eff_ends(found: EffectiveSize) -> tuple[float | None, float | None]:
+def n_eff_ends(n_eff: EffectiveSize) -> tuple[float | None, float | None]:
     """Return the interval of n_eff, if several replicates give it two ends."""
-    return (found.low, found.high) if found.replicates > 1 and math.isfinite(found.high) else (None, None)
+    return (n_eff.low, n_eff.high) if n_eff.replicates > 1 and math.isfinite(n_eff.high) else (None, None)
 
 
-def n_eff_interval_cell(found: EffectiveSize | None) -> Cell | None:
+def n_eff_interval_cell(n_eff: EffectiveSize | None) -> Cell | None:
     """Return the cell of the interval of n_eff; a single replicate and a closed form have none."""
-    if found is None:
+    if n_eff is None:
         return None
-    if found.replicates < 2:  # noqa: PLR2004  # an interval takes two
-        return Cell("one value" if found.replicates else "closed form")
-    low, high = format_number(found.low), format_number(found.high)
-    return Cell(f"{low} to {high}" if math.isfinite(found.high) else f"at least {low}")
+    if n_eff.replicates < 2:  # noqa: PLR2004  # an interval takes two
+        return Cell("one value" if n_eff.replicates else "closed form")
+    low, high = format_number(n_eff.low), format_number(n_eff.high)
+    return Cell(f"{low} to {high}" if math.isfinite(n_eff.high) else f"at least {low}")

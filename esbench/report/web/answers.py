@@ -205,12 +205,12 @@ def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
 
 def _tied(rows: Sequence[Row], metric: str) -> list[Row]:
     """Return the rows after the first whose interval overlaps that of the first."""
-    best, *others = rows
+    best, *rest = rows
     if best.is_exact:
         return []
     sign = better(metric) or -1
     worst = min(sign * end for end in best.ends)
-    return [row for row in others if max(sign * end for end in row.ends) >= worst]
+    return [row for row in rest if max(sign * end for end in row.ends) >= worst]
 
 
 def _ties_note(best: Row, tied: Sequence[Row]) -> list[str]:
@@ -234,7 +234,7 @@ def _why(row: Row, best: Row) -> str:
 
 def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
     cells = dict(zip(view.columns, row.texts, strict=True))
-    if any(one.variant.name == DENSE for one in view.rows):
+    if any(each.variant.name == DENSE for each in view.rows):
         words = "so no multiple of dense noise" if row.is_exact else "the n_eff per ms of dense noise"
         yield cells["x dense noise"] or "unknown", words
     yield cells["x plain layer"] or "unknown", "the time of the plain layer"
@@ -287,10 +287,10 @@ def _task_figures(task: Task, views: Sequence[View], view: View, row: Row) -> It
     for reference in _references(view):
         yield reference.texts[0], f"{task.words} with {reference.variant.name}"
     for phase, metric, words in task.also:
-        others = next((one.rows for one in views if (one.phase, one.metric) == (phase, metric)), ())
-        for other in others:
-            if other.variant == row.variant and other.is_known:
-                yield other.texts[0], words
+        rows_also = next((each.rows for each in views if (each.phase, each.metric) == (phase, metric)), ())
+        for same in rows_also:
+            if same.variant == row.variant and same.is_known:
+                yield same.texts[0], words
 
 
 def _references(view: View) -> list[Row]:

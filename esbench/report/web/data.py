@@ -68,9 +68,9 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
     every: list[tuple[int, View]] = []
     answers: list[Record] = []
     for number, run in enumerate(shown):
-        for found in _by_case(run):
-            answers.append(_answer(answer(found), len(every), variants.position))
-            every += [(number, view) for view in found]
+        for views_of_case in _by_case(run):
+            answers.append(_answer(answer(views_of_case), len(every), variants.position))
+            every += [(number, view) for view in views_of_case]
     return {
         "runs": [_run(run) for run in shown],
         "views": [
@@ -98,10 +98,10 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
 def _by_case(run: Run) -> Iterator[list[View]]:
     """Yield the views of a run, those of one case at a time."""
     for operator in operators(run):
-        found: dict[Case, list[View]] = {}
+        by_case: dict[Case, list[View]] = {}
         for view in views(run, operator):
-            found.setdefault(view.case, []).append(view)
-        yield from found.values()
+            by_case.setdefault(view.case, []).append(view)
+        yield from by_case.values()
 
 
 def short(text: str) -> str:
@@ -173,7 +173,7 @@ def _scheme(doc: SchemeDoc) -> Record:
     """
     computed = _REFERENCE.match(doc.text)
     parts = _PARAGRAPH.split(_REFERENCE.sub(r"\1", doc.text).replace("``", ""))
-    closed = {found[1]: one_line(found[2]) for part in parts if (found := _CLOSED.fullmatch(part))}
+    closed = {form[1]: one_line(form[2]) for part in parts if (form := _CLOSED.fullmatch(part))}
     rest = [one_line(part) for part in parts if not _CLOSED.fullmatch(part)]
     return {
         "module": doc.module,
@@ -195,16 +195,16 @@ def _quantity(key: tuple[str, str, str]) -> Record:
     }
 
 
-def _answer(found: Answer, first: int, position: Callable[[Variant], int]) -> Record:
+def _answer(answer: Answer, first: int, position: Callable[[Variant], int]) -> Record:
     return {
-        "view": first + found.view,
-        "lead": found.lead,
-        "best": [position(variant) for variant in found.best],
+        "view": first + answer.view,
+        "lead": answer.lead,
+        "best": [position(variant) for variant in answer.best],
         "picks": [
             {"variant": position(pick.variant), "figures": pick.figures, "why": pick.why}
-            for pick in found.picks
+            for pick in answer.picks
         ],
-        "notes": [short(note) for note in found.notes],
+        "notes": [short(note) for note in answer.notes],
     }
 
 

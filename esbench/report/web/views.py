@@ -105,8 +105,8 @@ def views(run: Run, operator: str) -> Iterator[View]:
     for ranking in ranked:
         for case in ranking.cases:
             yield _ranked(ranking, case)
-    others = (grid for grid in grids(run, operator, "") if not grid.metric.endswith(TIMES))
-    for grid in (*grids(run, operator, TIMES), *others):
+    not_times = (grid for grid in grids(run, operator, "") if not grid.metric.endswith(TIMES))
+    for grid in (*grids(run, operator, TIMES), *not_times):
         if grid.metric not in _UNSHOWN:
             yield from (_measured(grid, case) for case in grid.cases)
     for metric, method in _quality_metrics(run, operator, is_ranked=bool(ranked)):
@@ -117,15 +117,17 @@ def views(run: Run, operator: str) -> Iterator[View]:
 def _ranked(ranking: Rankings, case: Case) -> View:
     every = ranking.of(case)
     rows = [
-        _ranked_row(ranking.grid, one, dense(every)) for one in every if one.step or not one.variant.baseline
+        _ranked_row(ranking.grid, ranked, dense(every))
+        for ranked in every
+        if ranked.step or not ranked.variant.baseline
     ]
     return View("step", RATE_METRIC, ranking.grid.method, case, RATE_COLUMNS, 7, tuple(rows))
 
 
-def _ranked_row(grid: Grid, one: RankedVariant, reference: RankedVariant | None) -> Row:
+def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | None) -> Row:
     notes = Footnotes()
-    columns = ranking_columns(grid, one, reference, notes)
-    evaluated = one.case.members / (one.step_ns / _NS_PER_MS) if one.step_ns else None
+    columns = ranking_columns(grid, ranked, reference, notes)
+    evaluated = ranked.case.members / (ranked.step_ns / _NS_PER_MS) if ranked.step_ns else None
 
     def text(heading: str) -> str:
         if not heading:
@@ -135,16 +137,16 @@ def _ranked_row(grid: Grid, one: RankedVariant, reference: RankedVariant | None)
         return "" if shown == NOTHING else shown
 
     shown = [text(heading) for heading in _OF_RANKING]
-    rate = rate_cell(one)
+    rate = rate_cell(ranked)
     half = _half(rate.numbers[0]) if rate and rate.numbers else ""
-    low, high = one.rate_interval or (None, None)
-    is_bound = one.effective is not None and one.effective.is_bound and one.rate is not None
+    low, high = ranked.rate_interval or (None, None)
+    is_bound = ranked.effective is not None and ranked.effective.is_bound and ranked.rate is not None
     return Row(
-        one.variant,
-        (None if one.is_exact else one.rate, low, high, evaluated),
+        ranked.variant,
+        (None if ranked.is_exact else ranked.rate, low, high, evaluated),
         (*shown, half, *(text(heading) for heading in _OF_DETAIL)),
-        kind=EXACT if one.is_exact else AT_LEAST if is_bound else "",
-        reason=f"{one.skipped.status}: {one.skipped.reason}" if one.skipped else "",
+        kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
+        reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
         remark="; ".join(notes.notes),
     )
 
@@ -191,7 +193,7 @@ def _row(
     if number.value is None:
         return Row(variant, reason=EMPTY_NOTE)
     size = quantity(number.name).column.size
-    marks = tuple(None if one is None else one / size for one in (number.value, number.low, number.high))
+    marks = tuple(None if mark is None else mark / size for mark in (number.value, number.low, number.high))
     return Row(variant, marks, tuple(texts), remark="; ".join(row.labels))
 
 
@@ -223,9 +225,9 @@ def _half(number: CellNumber) -> str:
 def _quality_metrics(run: Run, operator: str, *, is_ranked: bool) -> list[tuple[str, str]]:
     """Return metrics and methods of the phase quality, without kappa and n_eff if a ranking has them."""
     rows = (row for row in run.measurements if row.phase == QUALITY and row.case.operator == operator)
-    found = dict.fromkeys((row.metric, row.method) for row in rows)
+    keys = dict.fromkeys((row.metric, row.method) for row in rows)
     ranked = {"kappa", EFFECTIVE} if is_ranked else set()
-    return [key for key in found if key[0] not in _UNSHOWN | ranked and key not in _LAW]
+    return [key for key in keys if key[0] not in _UNSHOWN | ranked and key not in _LAW]
 
 
 def _quality(grid: Grid, case: Case) -> View:
@@ -248,8 +250,8 @@ def _quality_row(variant: Variant, row: Measurement | Skipped) -> Row:
 
 
 def _mean(row: Measurement) -> tuple[CellNumber, list[str]]:
-    found = estimate([sample for visit in row.samples for sample in visit])
-    mean, half = (found.mean, found.half) if found else (None, None)
+    mean_of_replicates = estimate([sample for visit in row.samples for sample in visit])
+    mean, half = (mean_of_replicates.mean, mean_of_replicates.half) if mean_of_replicates else (None, None)
     low, high = (mean - half, mean + half) if mean is not None and half else (None, None)
     number = CellNumber(row.metric, mean, low=low, high=high)
     return number, [number.text(), _half(number)]
