@@ -207,7 +207,7 @@ def isolated(
     *args: Any,  # noqa: ANN401  the function's own
     environment: Mapping[str, str] | None = None,
 ) -> T:
-    """Call a function in a fresh process, whose memory is freed when it ends.
+    """Call a function in a fresh process with as many threads, whose memory is freed when it ends.
 
     Args:
         function: a function of a module; an exception in it is raised here.
@@ -220,7 +220,8 @@ def isolated(
     try:
         # A forked process shares locks with the parent's threads, and cannot use CUDA after the parent has.
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-            result: T = pickle.loads(pool.submit(_call, pickle.dumps((function, args))).result())  # noqa: S301  from our own child
+            call = pickle.dumps((function, args, torch.get_num_threads()))
+            result: T = pickle.loads(pool.submit(_call, call).result())  # noqa: S301  from our own child
             return result
     finally:
         os.environ.clear()
@@ -229,5 +230,6 @@ def isolated(
 
 def _call(call: bytes) -> bytes:
     # As bytes: torch's own pickling shares memory, which would need the child to stay alive.
-    function, args = pickle.loads(call)  # noqa: S301  written by isolated()
+    function, args, threads = pickle.loads(call)  # noqa: S301  written by isolated()
+    torch.set_num_threads(threads)  # the order of sums depends on it
     return pickle.dumps(function(*args))

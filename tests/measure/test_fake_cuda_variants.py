@@ -301,9 +301,9 @@ def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
     )
     with fake_cuda():
         search = Search(population, "cuda", 0)
-        assert len(memory_reclaim.run_trial(search, architectures(population, 0)[:2], 1).losses) == 24
+        assert len(memory_reclaim.run_trial(search, architectures(population, 0)[:2]).losses) == 24
         widths = tuple(architectures(compiled, 0)[:2])
-        plan = shared_compile.Plan(Search(compiled, "cuda", 0), "eager", widths, threads=1, timed=False)
+        plan = shared_compile.Plan(Search(compiled, "cuda", 0), "eager", widths, timed=False)
         assert not shared_compile.run_trial(plan).wrong
 
 

@@ -51,7 +51,7 @@ def test_every_variant_agrees_with_the_reference(entry: Entry, operator: str) ->
 def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
     """With torch's own compiler, for any number of architectures."""
     case = population(candidates, 8, 4, operator=COMPILED)
-    plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0), torch.get_num_threads())
+    plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0))
     found = run_isolated(plan)
     assert (found.graphs, found.eager) == (2, "")
     assert len(found.candidate_ns) == candidates
@@ -62,7 +62,7 @@ def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
 def test_whole_models_beyond_the_limit_are_not_reported() -> None:
     """The fresh process reports the candidate at which the limit was reached."""
     case = population(10, 5, 4, operator=COMPILED)
-    plan = Plan(Search(case, "cpu", 0), "whole", architectures(case, 0), 1, backend="eager", timed=False)
+    plan = Plan(Search(case, "cpu", 0), "whole", architectures(case, 0), backend="eager", timed=False)
     found = run_isolated(plan)
     assert found.graphs == 8
     assert found.eager.startswith("candidate 8 of 10: ")
@@ -71,7 +71,7 @@ def test_whole_models_beyond_the_limit_are_not_reported() -> None:
 def test_a_fresh_process_raises_what_fails_in_it() -> None:
     """Here an unknown backend, and training that differs from the reference."""
     case = population(2, 5, 4, operator=COMPILED)
-    plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0), 1, backend="none such")
+    plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0), backend="none such")
     with pytest.raises(Exception, match="none such"):
         run_isolated(plan)
     with pytest.raises(WrongResultError, match="planted"):
@@ -98,8 +98,8 @@ def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> No
     """Parameters that are alive, and the peak of the process above its memory before the search."""
     case = population(6, 128, 16)
     widths = [architectures(case, 0)[1]] * 6
-    clean = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0), widths, 1)
-    leaky = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0, leaky=True), widths, 1)
+    clean = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0), widths)
+    leaky = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0, leaky=True), widths)
     assert clean.losses == leaky.losses
     assert (clean.alive, clean.alive_collected) == (0, 0)
     assert leaky.alive == leaky.alive_collected == 6 * 8

@@ -48,9 +48,7 @@ def model(place: int) -> nn.Sequential:
 def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
     """Train a population without measuring anything."""
     search = Search(CASE, "cpu", 0)
-    return run_trial(
-        Plan(search, way, WIDTHS[:candidates], torch.get_num_threads(), limit, CAPTURE, timed=False)
-    )
+    return run_trial(Plan(search, way, WIDTHS[:candidates], limit, CAPTURE, timed=False))
 
 
 def test_how_many_graphs_a_population_needs() -> None:

@@ -349,7 +349,7 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
             built("CleanSearch", memory_reclaim.CHECKS[0]).verify()
     monkeypatch.setattr(shared_compile, "LEARNING_RATE", 0.051)
     case = population(2, 5, 4, operator=COMPILED)
-    plan = shared_compile.Plan(Search(case, "cpu", 0), "eager", architectures(case, 0), 1, timed=False)
+    plan = shared_compile.Plan(Search(case, "cpu", 0), "eager", architectures(case, 0), timed=False)
     found = shared_compile.run_trial(plan)
     assert found.wrong.startswith("candidate 0: losses is off")
     assert found.candidate_ns == ()
@@ -400,7 +400,7 @@ def test_figures_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
     assert whole.numbers(alone) == expected
     calls = []
 
-    def isolated(_: object, search: Search, widths: Any, __: int, environment: Any = None) -> Trial:
+    def isolated(_: object, search: Search, widths: Any, environment: Any = None) -> Trial:
         calls.append((search.mode, len(widths), environment))
         return whole if len(widths) > 1 else alone
 
@@ -418,9 +418,9 @@ def test_a_trial_measures_pauses_and_leaks() -> None:
     """In this process: collections of a mode, and the parameters that a leaky search leaves."""
     case = population(3, 5, 4)
     widths = architectures(case, 0)
-    collected = memory_reclaim.run_trial(Search(case, "cpu", 0, mode="collect_batch"), widths, 1)
+    collected = memory_reclaim.run_trial(Search(case, "cpu", 0, mode="collect_batch"), widths)
     assert 0 < collected.pause_ns < collected.wall_ns
     assert (collected.alive, collected.alive_collected) == (0, 0)
-    leaky = memory_reclaim.run_trial(Search(case, "cpu", 0, leaky=True), widths, 1)
+    leaky = memory_reclaim.run_trial(Search(case, "cpu", 0, leaky=True), widths)
     assert leaky.losses == collected.losses
     assert leaky.alive == leaky.alive_collected == sum(2 * (len(one) - 1) for one in widths)

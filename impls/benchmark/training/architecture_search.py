@@ -67,7 +67,7 @@ def architectures(case: Case, seed: int) -> tuple[Widths, ...]:
 
 def largest(widths: Iterable[Widths]) -> Widths:
     """Return the architecture with the most weights."""
-    return max(widths, key=lambda one: sum(a * b for a, b in itertools.pairwise(one)))
+    return max(widths, key=lambda sizes: sum(a * b for a, b in itertools.pairwise(sizes)))
 
 
 def untrained(widths: Widths, case: Case, device: str, seed: int) -> nn.Sequential:
@@ -155,20 +155,19 @@ def run(
     """Train each architecture on batches [steps, rows, channels], one after another."""
     plan, outcome = Reclaim(search.mode, release_cache), Outcome()
     losses: list[Tensor] = []
-    for number, one in enumerate(widths):
+    for number, architecture in enumerate(widths):
         candidate = replace(search, seed=search.seed + number)
         with plan.candidate():
             if search.mode == "subprocess":
-                losses.append(isolated(_train_alone, candidate, one, x.cpu(), torch.get_num_threads()))
+                losses.append(isolated(_train_alone, candidate, architecture, x.cpu()))
             else:
-                losses.append(_train(candidate, one, plan.batches(x), outcome))
+                losses.append(_train(candidate, architecture, plan.batches(x), outcome))
     outcome.losses = torch.stack(losses)
     return outcome
 
 
-def _train_alone(candidate: Search, widths: Widths, x: Tensor, threads: int) -> Tensor:
+def _train_alone(candidate: Search, widths: Widths, x: Tensor) -> Tensor:
     """Train one candidate in this process; return its losses [steps]."""
-    torch.set_num_threads(threads)  # the order of sums depends on it
     return run(replace(candidate, mode="nothing"), [widths], x.to(candidate.device)).losses[0].cpu()
 
 
@@ -196,7 +195,7 @@ def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: O
 
 def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
     """Update inside the backward pass by the usual recipe, whose hooks reference their own parameters."""
-    optimizers = {one: RULE([one]) for one in model.parameters()}
+    optimizers = {parameter: RULE([parameter]) for parameter in model.parameters()}
 
     def update(parameter: nn.Parameter) -> None:
         optimizers[parameter].step()
@@ -207,12 +206,12 @@ def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
 
 def reference_losses(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Return the losses [steps] of a training without optimizers and without hooks."""
-    weights: dict[str, Tensor] = {name: one.detach() for name, one in model.named_parameters()}
+    weights: dict[str, Tensor] = {name: weight.detach() for name, weight in model.named_parameters()}
     losses = []
     for batch in x:
         loss, slopes = gradients(model, weights, batch, loss_of)
         losses.append(loss)
-        weights = {name: one - LEARNING_RATE * slopes[name] for name, one in weights.items()}
+        weights = {name: weight - LEARNING_RATE * slopes[name] for name, weight in weights.items()}
     return {"losses": torch.stack(losses)}
 
 
@@ -223,8 +222,8 @@ def check_losses(search: Search, widths: Iterable[Widths], losses: Iterable[Tens
         WrongResultError: they differ.
 
     """
-    for number, (one, candidate_losses) in enumerate(zip(widths, losses, strict=True)):
-        model = untrained(one, search.case, search.device, search.seed + number)
+    for number, (architecture, candidate_losses) in enumerate(zip(widths, losses, strict=True)):
+        model = untrained(architecture, search.case, search.device, search.seed + number)
         try:
             check({"losses": candidate_losses}, reference_losses, model, x)
         except WrongResultError as error:

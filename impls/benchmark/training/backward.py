@@ -194,8 +194,8 @@ class StepWorkload(AbstractStepWorkload):
             self.call()
         for handle in handles:
             handle.remove()
-        if nonzero := [name for name, parameter in parameters.items() if parameter.grad is not None]:
-            message = f"gradients are left after the step: {', '.join(nonzero)}"
+        if leftover := [name for name, parameter in parameters.items() if parameter.grad is not None]:
+            message = f"gradients are left after the step: {', '.join(leftover)}"
             raise WrongResultError(message)
         results |= {f"weight {name}": parameter.detach() for name, parameter in parameters.items()}
         results |= {f"moment of {name}": slots["exp_avg"] for name, slots in self._slots().items()}

@@ -103,7 +103,8 @@ class SearchWorkload(AbstractTrainingWorkload):
     @override
     def quality(self) -> Iterator[Figure]:
         search = self._search
-        trials = [_fresh(search, self._widths, environment(search.mode)) for _ in range(REPLICATES)]
+        variables = environment(search.mode)
+        trials = [isolated(run_trial, search, self._widths, environment=variables) for _ in range(REPLICATES)]
         if len({trial.losses for trial in trials}) > 1:
             message = "fresh processes have different losses"
             raise WrongResultError(message)
@@ -118,7 +119,7 @@ class SearchWorkload(AbstractTrainingWorkload):
                 reasons["allocator"] = "torch's allocator reports what it reserves on CUDA only"
         numbers = [trial.numbers(alone) for trial in trials]
         for metric, method in numbers[0]:
-            samples = (one[metric, method] for one in numbers)
+            samples = (trial_numbers[metric, method] for trial_numbers in numbers)
             yield figure(metric, method, samples, reasons.get(method, ""))
 
 
@@ -184,9 +185,8 @@ class PauseTimer:
         self("stop", {})
 
 
-def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
+def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
     """Train a population in this process, which should be fresh, and measure it."""
-    torch.set_num_threads(threads)
     case, is_cuda = search.case, search.device.startswith("cuda")
     x = batches(case, search.device, search.seed)[0]
     # A first training loads what torch needs.
@@ -222,15 +222,10 @@ def run_trial(search: Search, widths: Sequence[Widths], threads: int) -> Trial:
     )
 
 
-def _fresh(search: Search, widths: Sequence[Widths], variables: Mapping[str, str] | None = None) -> Trial:
-    """Measure a search in a fresh process."""
-    return isolated(run_trial, search, tuple(widths), torch.get_num_threads(), environment=variables)
-
-
 @functools.cache
 def largest_alone(search: Search) -> Trial:
     """Train the largest candidate alone in a fresh process: the minimum memory of a search."""
-    return _fresh(search, [largest(architectures(search.case, search.seed))])
+    return isolated(run_trial, search, [largest(architectures(search.case, search.seed))])
 
 
 def reset_peak() -> int | None:

@@ -229,16 +229,16 @@ class AbstractProducts(AbstractTraining):
     @override
     def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> Trainer:
         generator = Generator().manual_seed(seed)
-        if any(isinstance(one, nn.Conv2d) for one in model):
+        if any(isinstance(module, nn.Conv2d) for module in model):
             message = "torch has sparse products of matrices, but not of convolutions"
             raise UnavailableError(message)
-        layers = (self.layer(one, generator) if isinstance(one, nn.Linear) else one for one in model)
+        layers = [self.layer(x, generator) if isinstance(x, nn.Linear) else x for x in model]
         return _plain_trainer(nn.Sequential(*layers), rate)
 
 
 def _check_dtype(weight: Tensor, *supported: torch.dtype) -> None:
     if weight.dtype not in supported:
-        names = " and ".join(str(one).removeprefix("torch.") for one in supported)
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in supported)
         message = f"torch's sparse products support {names}, not {weight.dtype}: see --dtype"
         raise UnavailableError(message)
 
@@ -301,7 +301,7 @@ class SemiStructured(AbstractProducts):
             message = "2:4 products need a CUDA GPU with sparse tensor cores"
             raise UnavailableError(message)
         if (capability := torch.cuda.get_device_capability(weight.device)) < SPARSE_TENSOR_CORES:
-            present, required = (".".join(map(str, one)) for one in (capability, SPARSE_TENSOR_CORES))
+            present, required = (".".join(map(str, version)) for version in (capability, SPARSE_TENSOR_CORES))
             message = f"this GPU has no sparse tensor cores: capability {present} < {required}"
             raise UnavailableError(message)
         _check_dtype(weight, torch.float16, torch.bfloat16)

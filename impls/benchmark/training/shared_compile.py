@@ -81,7 +81,6 @@ class Plan:
     search: Search
     way: Way
     widths: tuple[Widths, ...]
-    threads: int
     limit: int | None = None
     backend: str = "inductor"
     timed: bool = True
@@ -125,7 +124,7 @@ class CompileWorkload(AbstractTrainingWorkload):
             raise UnavailableError(reason)
         limit = None if scheme == WholeModel(limited=True) else LIMIT
         search, widths = Search(case, device, seed), architectures(case, seed)
-        self._plan = Plan(search, way, widths, torch.get_num_threads(), limit)
+        self._plan = Plan(search, way, widths, limit)
 
     @override
     def verify(self) -> None:
@@ -174,7 +173,6 @@ def figures(trial: Trial, way: Way) -> Iterator[Figure]:
 
 def run_trial(plan: Plan) -> Trial:
     """Train a population in this process, which should be fresh, and measure it."""
-    torch.set_num_threads(plan.threads)
     search, case, device = plan.search, plan.search.case, plan.search.device
     shared = SharedLayers(plan.backend, dynamic=plan.way == "dynamic", recompile_limit=plan.limit)
     graphs = shared.graphs
@@ -192,20 +190,20 @@ def run_trial(plan: Plan) -> Trial:
                 elif plan.way != "eager":
                     shared.replace(model)
                 step = _TrainingStep(plain, model, device)
-                taken = [step.timed(rows) for rows in x]
+                times_ns = [step.timed(rows) for rows in x]
                 candidate_ns = float(time.perf_counter_ns() - start_ns)
                 losses.append(torch.stack(step.losses))
                 if plan.way != "eager":
                     graphs.check(model, [x[0]], 1 if plan.way == "whole" else len(widths) - 1)
                 warm_ns = eager_ns = 0.0
                 if plan.timed:
-                    other = untrained(widths, case, device, search.seed)
-                    eager_step = _TrainingStep(other, other, device)
+                    eager = untrained(widths, case, device, search.seed)
+                    eager_step = _TrainingStep(eager, eager, device)
                     pairs = [(step.timed(x[0]), eager_step.timed(x[0])) for _ in range(WARM_UP + TIMED)]
                     warm_ns, eager_ns = map(statistics.median, zip(*pairs[WARM_UP:], strict=True))
         except SilentlyEagerError as error:
             return Trial(graphs.compiled, eager=f"candidate {number} of {len(plan.widths)}: {error}")
-        measured.append((candidate_ns, max(0.0, sum(taken) - len(taken) * warm_ns), warm_ns, eager_ns))
+        measured.append((candidate_ns, max(0.0, sum(times_ns) - len(times_ns) * warm_ns), warm_ns, eager_ns))
     try:
         check_losses(search, plan.widths, losses, x)
     except WrongResultError as error:

@@ -96,13 +96,13 @@ def train(
 def outcome(scheme: Trained | DenseDigits, seed: int, device: str = "cpu") -> Outcome:
     """Train and test a network."""
     (model, _), data = train(scheme, seed, STEPS, device), networks.digits()
-    weights = [one for one in model.parameters() if one.dim() > 1]
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     with torch.no_grad():
         predicted = model(data.test_x.to(device)).argmax(-1).cpu()
     return Outcome(
         accuracy=float((predicted == data.test_y).double().mean()),
-        nonzero=sum(int(one.count_nonzero()) for one in weights),
-        total=sum(one.numel() for one in weights),
+        nonzero=sum(int(weight.count_nonzero()) for weight in weights),
+        total=sum(weight.numel() for weight in weights),
     )
 
 
@@ -127,16 +127,18 @@ class DigitsWorkload(AbstractTrainingWorkload):
             if int(layer.mask.sum()) != layer.nonzero or bool(layer.weight[~layer.mask].any()):
                 message = f"{layer.name} does not have {layer.nonzero} active entries"
                 raise WrongResultError(message)
-        if any(not bool(one.isfinite().all()) for one in model.parameters()):
+        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             message = "weights are not finite"
             raise WrongResultError(message)
 
     @override
     def quality(self) -> Iterator[Figure]:
         outcomes = [outcome(self._scheme, seed, self._device) for seed in SEEDS]
-        yield figure("accuracy", "test digits", (one.accuracy for one in outcomes))
-        yield figure("nonzero_count", "weights", (one.nonzero for one in outcomes))
-        yield figure("density_percent", "weights", (100 * one.nonzero / one.total for one in outcomes))
+        yield figure("accuracy", "test digits", (result.accuracy for result in outcomes))
+        yield figure("nonzero_count", "weights", (result.nonzero for result in outcomes))
+        yield figure(
+            "density_percent", "weights", (100 * result.nonzero / result.total for result in outcomes)
+        )
 
 
 build.register(DenseDigits, DigitsWorkload)

@@ -162,19 +162,23 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
 
     """
     magnitude, steepness = weight.abs().flatten(), gradient.abs().flatten()
-    was, now = before.flatten(), after.flatten()
-    if after.dtype is not torch.bool or after.shape != before.shape or int(now.sum()) != int(was.sum()):
+    active_before, active_after = before.flatten(), after.flatten()
+    if (
+        after.dtype is not torch.bool
+        or after.shape != before.shape
+        or int(active_after.sum()) != int(active_before.sum())
+    ):
         message = f"{int(after.sum())} entries are active, before {int(before.sum())}"
         raise WrongResultError(message)
-    stay = int(was.sum()) - count
-    least = magnitude[was].topk(stay).values.min() if stay else torch.inf
-    largest_stay = bool(now[was & (magnitude > least)].all())
-    if not largest_stay or int((now & was & (magnitude >= least)).sum()) < stay:
+    stay = int(active_before.sum()) - count
+    least = magnitude[active_before].topk(stay).values.min() if stay else torch.inf
+    largest_stay = bool(active_after[active_before & (magnitude > least)].all())
+    if not largest_stay or int((active_after & active_before & (magnitude >= least)).sum()) < stay:
         message = "an entry of large magnitude was dropped"
         raise WrongResultError(message)
-    rest = ~was | (magnitude < least)
-    if count and bool((rest & now).any()) and bool((rest & ~now).any()):
-        worst, best = steepness[rest & now].min(), steepness[rest & ~now].max()
+    growable = ~active_before | (magnitude < least)
+    if count and bool((growable & active_after).any()) and bool((growable & ~active_after).any()):
+        worst, best = steepness[growable & active_after].min(), steepness[growable & ~active_after].max()
         if not worst >= best:
             message = f"an entry with gradient {worst:.3g} was grown instead of one with {best:.3g}"
             raise WrongResultError(message)

@@ -106,7 +106,7 @@ class Trainer:
         return y.detach()
 
     def peak_gradient_bytes(self, x: Tensor) -> int:
-        """Return the largest number of gradient bytes alive at once in a step, see the function."""
+        """Return the largest number of gradient bytes alive at once in a step."""
         return peak_gradient_bytes(self.model.parameters(), lambda: self.step(x), self.copies)
 
 
