@@ -151,7 +151,7 @@ def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], see
     """
     if phase in DRAWING:
         return any(fingerprints(call()) != seen for _ in range(DRAWS))
-    with _other_numbers(workload.inputs):
+    with _replaced_inputs(workload.inputs):
         before = fingerprints(workload.inputs)
         try:
             workload.confirm(phase)
@@ -194,7 +194,7 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
             workload.enter(phase)
         return [fingerprints(call()) for _ in range(2 * turns if draws else turns)]
 
-    with _other_numbers(workload.inputs):
+    with _replaced_inputs(workload.inputs):
         called, replayed = results(workload.phases[phase]), results(replay)
     for turn in range(turns if draws else 0):
         changes = not _alike(called[turn], called[turn + turns])
@@ -203,17 +203,17 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
                 f"{phase} replayed from a graph draws the same noise each time: the capture froze its step"
             )
             raise WrongResultError(message)
-    for seen, honest in zip(replayed, called, strict=True):
-        check_finite(seen, f"{phase} replayed")
-        if not _alike(seen, honest):
+    for graph_result, call_result in zip(replayed, called, strict=True):
+        check_finite(graph_result, f"{phase} replayed")
+        if not _alike(graph_result, call_result):
             message = f"{phase} replayed from a graph gives another result than a call: the graph skips work"
             raise WrongResultError(message)
 
 
-def check_finite(seen: Fingerprints, what: str) -> None:
-    """Check the fingerprints of a result."""
-    if not all(math.isfinite(part.total) and math.isfinite(part.norm) for part in seen):
-        message = f"{what} gives values that are not finite"
+def check_finite(result: Fingerprints, producer: str) -> None:
+    """Check that a result has neither inf nor NaN; ``producer`` is the subject of the message."""
+    if not all(math.isfinite(part.total) and math.isfinite(part.norm) for part in result):
+        message = f"{producer} gives values that are not finite"
         raise WrongResultError(message)
 
 
@@ -247,9 +247,9 @@ class TorchState:
 
     def check(self) -> None:
         """Check that timers and settings are unchanged, and restore them if not."""
-        patched = [timer for timer in _TIMERS if vars(timer.owner)[timer.name] is not timer.right]
+        patched = [timer for timer in _TIMERS if vars(timer.owner)[timer.name] is not timer.original]
         for timer in patched:
-            setattr(timer.owner, timer.name, timer.right)
+            setattr(timer.owner, timer.name, timer.original)
         if patched:
             names = sorted({f"{timer.owner.__name__}.{timer.name}" for timer in patched})
             message = f"it replaced a timer: {', '.join(names)}"
@@ -258,8 +258,8 @@ class TorchState:
         for name in changed:
             _SETTINGS[name][1](self._settings[name])
         if changed:
-            what = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
-            message = f"it changed a shared setting: {what}"
+            changes = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
+            message = f"it changed a shared setting: {changes}"
             raise WrongResultError(message)
 
 
@@ -268,7 +268,7 @@ class _Timer(NamedTuple):
 
     owner: Any
     name: str
-    right: object
+    original: object
 
 
 def _timers() -> Iterator[_Timer]:
@@ -327,8 +327,8 @@ def _settled_fingerprints(
 
 
 @contextlib.contextmanager
-def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Write other seeded numbers into the inputs while the context lasts; rows of integers are permuted."""
+def _replaced_inputs(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Replace the inputs by seeded random numbers inside the context; rows of integers are permuted."""
     originals = [buffer.clone() for buffer in buffers]
     for seed, buffer in enumerate(buffers):
         generator = Generator(buffer.device).manual_seed(seed)
@@ -343,8 +343,8 @@ def _other_numbers(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
             buffer.copy_(numbers)
 
 
-def _alike(seen: Fingerprints, other: Fingerprints) -> bool:
-    return len(seen) == len(other) and all(a.resembles(b, ROUNDING) for a, b in zip(seen, other, strict=True))
+def _alike(left: Fingerprints, right: Fingerprints) -> bool:
+    return len(left) == len(right) and all(a.resembles(b, ROUNDING) for a, b in zip(left, right, strict=True))
 
 
 def _fingerprint(tensor: torch.Tensor) -> Fingerprint:
