@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -202,30 +202,39 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
-    every = [row for row in run.rows if _kind(row.case) == kind]
-    rows = [row for row in every if row.phase != QUALITY]
-    skipped = [row for row in rows if isinstance(row, Skipped)]
-    keys = dict.fromkeys(
-        _key(row) for row in rows if isinstance(row, Measurement) and row.metric.endswith(suffix)
-    )
+    """Return the keys of the grids of a kind of case, in the order of the run."""
+    of_kind = [row for row in run.rows if _kind(row.case) == kind]
+    rows = [row for row in of_kind if row.phase != QUALITY]
+    measurements = [row for row in rows if isinstance(row, Measurement)]
+    keys = dict.fromkeys(_key(row) for row in measurements if row.metric.endswith(suffix))
     if suffix == TIMES:
-        # Skipped rows without a phase are shown with the first phase that was timed.
-        timed = {phase for phase, _, _ in keys}
-        order: tuple[Phase, ...] = ("forward", *PHASES)
-        first = next((phase for phase in order if phase in timed), order[0])
-        keys |= dict.fromkeys(
-            (row.phase or first, LATENCY, row.method) for row in skipped if row.method in _METHODS
-        )
-        timed = {phase for phase, _, _ in keys}
-        is_empty = all(isinstance(row, Skipped) for row in every)
-        lost = dict.fromkeys(row.phase or first for row in skipped if is_empty or _is_lost(row))
-        keys |= dict.fromkeys((phase, LATENCY, UNMEASURED) for phase in lost if phase not in timed)
-    # Left out are keys of base and naive alone, if variants were measured by another method and not refused.
-    of_variants = [row for row in rows if row.variant.mode == "batched"]
-    measured = {_key(row) for row in of_variants if isinstance(row, Measurement)}
-    refused = {(row.phase, row.method) for row in of_variants if isinstance(row, Skipped)}
-    elsewhere = {(phase, metric) for phase, metric, _ in measured}
-    return [key for key in keys if key in measured or key[:2] not in elsewhere or (key[0], key[2]) in refused]
+        is_empty = all(isinstance(row, Skipped) for row in of_kind)
+        keys |= dict.fromkeys(_keys_of_reasons(rows, {phase for phase, _, _ in keys}, is_empty=is_empty))
+    batched = [row for row in rows if row.variant.mode == "batched"]
+    measured = {_key(row) for row in batched if isinstance(row, Measurement)}
+    refused = {(row.phase, row.method) for row in batched if isinstance(row, Skipped)}
+    by_any_method = {(phase, metric) for phase, metric, _ in measured}
+
+    def only_baselines(key: _Key) -> bool:
+        phase, metric, method = key
+        return key not in measured and (phase, metric) in by_any_method and (phase, method) not in refused
+
+    return [key for key in keys if not only_baselines(key)]
+
+
+def _keys_of_reasons(rows: Iterable[Row], timed: Collection[Phase], *, is_empty: bool) -> list[_Key]:
+    """Return keys of times for the reasons of rows that were skipped.
+
+    A reason without a phase is shown with the first phase that was timed. A phase that was timed by no method
+    has the method :data:`UNMEASURED` if a variant failed or ran out of memory in it, or the run is empty.
+    """
+    order: tuple[Phase, ...] = ("forward", *PHASES)
+    first = next((phase for phase in order if phase in timed), order[0])
+    skipped = [row for row in rows if isinstance(row, Skipped)]
+    keys = [(row.phase or first, LATENCY, row.method) for row in skipped if row.method in _METHODS]
+    timed = {*timed, *(phase for phase, _, _ in keys)}
+    lost = (row.phase or first for row in skipped if is_empty or _is_lost(row))
+    return [*keys, *((phase, LATENCY, UNMEASURED) for phase in lost if phase not in timed)]
 
 
 def _key(row: Measurement) -> _Key:

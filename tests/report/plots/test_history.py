@@ -28,13 +28,18 @@ def many(count: int, days: int = 2) -> list[Run]:
 
 def draw(runs: list[Run], metric: str = "multiplier", variants: str = "*") -> Figure:
     """Draw the plot of all panels."""
-    found = history_of(runs, metric=metric, variants=[variants])
-    return history(found, panels(found))
+    past = history_of(runs, metric=metric, variants=[variants])
+    return history(past, panels(past))
 
 
 def lines(axes: Axes) -> list[Line2D]:
     """Return the lines of variants."""
     return [line for line in axes.lines if line.get_linestyle() != "None"]
+
+
+def titles(figure: Figure) -> list[str]:
+    """Return the titles of the panels."""
+    return [axes.get_title("left") for axes in figure.axes]
 
 
 def test_a_line_over_the_runs() -> None:
@@ -44,18 +49,16 @@ def test_a_line_over_the_runs() -> None:
     (axes,) = figure.axes
     (line,) = lines(axes)
     assert along(line, "y") == pytest.approx([2, 3, 4])
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        f"2026-01-0{day}\n0{day}abcde" for day in (1, 2, 3)
-    ]
+    dates = [label.get_text() for label in axes.get_xticklabels()]
+    assert dates == [f"2026-01-0{day}\n0{day}abcde" for day in (1, 2, 3)]
     assert (axes.get_yscale(), axes.get_ylabel()) == ("log", "multiplier")
-    assert axes.get_title("left") == "Linear(256, 256)"
+    assert titles(figure) == ["Linear(256, 256)"]
     assert [text.get_text() for text in axes.texts] == ["Perturbed"]
     assert figure.title == "Linear, forward: time(variant) / time(Base) over the runs, lower is better"
     assert figure.origin == "Test CPU, 3 runs from 2026-01-01 01abcde to 2026-01-03 03abcde, float32"
-    for days in (1, 7, 30):  # as many dates as fit, including the newest
-        labels = [one.get_text() for one in draw(over_days(*[3.0] * days, 3.0)).axes[0].get_xticklabels()]
-        assert 2 <= len(labels) <= 8
-        assert labels[-1].startswith(f"2026-01-{days + 1:02d}")
+    dates = [one.get_text() for one in draw(over_days(*[3.0] * 31)).axes[0].get_xticklabels()]
+    assert 2 <= len(dates) <= 8  # as many as fit, including the newest
+    assert dates[-1].startswith("2026-01-31")
 
 
 def test_a_change_point_has_a_ring_and_its_size() -> None:
@@ -74,10 +77,9 @@ def test_a_change_point_has_a_ring_and_its_size() -> None:
 def test_a_missing_figure_breaks_the_line() -> None:
     """A gap splits a line; a variant of a single run has no line at all."""
     runs = many(3, days=3)
-    left_out = {1: {"V01", "V02"}, 2: {"V02"}}
-    for place, names in left_out.items():
-        kept = tuple(row for row in runs[place].rows if row.variant.name not in names)
-        runs[place] = msgspec.structs.replace(runs[place], rows=kept)
+    for place, names in ((1, {"V01", "V02"}), (2, {"V02"})):
+        left = tuple(row for row in runs[place].rows if row.variant.name not in names)
+        runs[place] = msgspec.structs.replace(runs[place], rows=left)
     slow, fast = lines(draw(runs).axes[0])
     assert [math.isnan(y) for y in along(slow, "y")] == [False, True, False]
     assert [math.isnan(y) for y in along(fast, "y")] == [False] * 3
@@ -87,34 +89,30 @@ def test_a_missing_figure_breaks_the_line() -> None:
 def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel has at most six similar lines; of too many, those with change points. Titles have methods."""
     for count, sizes in ((6, [6]), (20, [5] * 4)):
-        found = panels(history_of(many(count)))
-        assert [len(panel.series) for panel in found] == sizes
-        last = [one.points[-1].value for panel in found for one in panel.series]
+        every = panels(history_of(many(count)))
+        assert [len(panel.series) for panel in every] == sizes
+        last = [one.points[-1].value for panel in every for one in panel.series]
         assert last == sorted(last, reverse=True)
     assert panels(history_of(many(3, days=4)), fewest=5) == []
+    steady = {8: (3.0,) * 8, 16: LEVELS, 32: (3.0,) * 8, 64: LEVELS}
     runs = [
-        a_run(
-            day,
-            [row for size in (8, 16, 32, 64) for row in rows(f if size in {16, 64} else 3.0, linear(size))],
-        )
-        for day, f in enumerate(LEVELS, 1)
+        a_run(day + 1, [row for size in steady for row in rows(steady[size][day], linear(size))])
+        for day in range(8)
     ]
     monkeypatch.setattr("esbench.report.plots.history._MAX_PANELS", 3)
     figure = draw(runs)
-    titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles == ["Linear(8, 8)", "Linear(16, 16)", "Linear(64, 64)"]
+    assert titles(figure) == ["Linear(8, 8)", "Linear(16, 16)", "Linear(64, 64)"]
     assert figure.notes == ["3 of 4 panels, those with change points first: the table has all"]
     graph = [msgspec.structs.replace(row, method="graph") for row in rows(5.0)]
     figure = draw([a_run(day, [*rows(3.0), *graph]) for day in (1, 2)])
-    titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles == ["Linear(256, 256) (graph, Base)", "Linear(256, 256) (host, Base)"]
+    assert titles(figure) == [f"Linear(256, 256) ({method}, Base)" for method in ("graph", "host")]
 
 
-def test_any_range_of_figures_has_an_axis() -> None:
+@pytest.mark.parametrize("figures", [(1e-300, 1e23), (1.0, 1.0), (1.0, 1.0000001)])
+def test_any_range_of_figures_has_an_axis(figures: tuple[float, float]) -> None:
     """Values of any range have a finite axis, independent of the order of the runs."""
-    for figures in ((1e-300, 1e23), (1.0, 1.0), (1.0, 1.0000001)):
-        runs = [a_run(day, rows(f)) for day, f in enumerate(figures, 1)]
-        for order in (runs, runs[::-1]):
-            (axes,) = draw(order).axes
-            assert np.isfinite(axes.get_ylim()).all()
-            assert along(lines(axes)[0], "y") == pytest.approx(list(figures))
+    runs = [a_run(day, rows(value)) for day, value in enumerate(figures, 1)]
+    for order in (runs, runs[::-1]):
+        (axes,) = draw(order).axes
+        assert np.isfinite(axes.get_ylim()).all()
+        assert along(lines(axes)[0], "y") == pytest.approx(list(figures))

@@ -15,28 +15,16 @@ if TYPE_CHECKING:
 
 def test_a_row_per_family_and_a_dot_per_variant() -> None:
     """Rows are sorted by their cheapest variant, which is named; a missing number has its reason."""
-    factors = {DENSE: 16.0, SPARSE: 1.1, PERMUTED: 2.5, FLIPPED: 2.0, BASE: 1.0, NAIVE: 5.0}
-    rows: list[Row] = [time_row(v, linear(), f) for v, f in factors.items() if v != FLIPPED]
-    rows.append(time_row(FLIPPED, linear(), 2.0))
-    figure = drawn(multipliers(grid(rows)))
+    factors = {DENSE: 16.0, SPARSE: 1.1, PERMUTED: 2.5, BASE: 1.0, NAIVE: 5.0, FLIPPED: 2.0}
+    figure = drawn(multipliers(grid(time_row(v, linear(), factor) for v, factor in factors.items())))
     (axes,) = figure.axes
-    assert [one.get_text() for one in axes.get_yticklabels()] == [
-        "sparse",
-        "shared core",
-        "Naive",
-        "dense noise",
-    ]
+    families = [one.get_text() for one in axes.get_yticklabels()]
+    assert families == ["sparse", "shared core", "Naive", "dense noise"]
     assert sorted(points(axes)) == [(1.1, 0), (2.0, 1), (2.5, 1), (5.0, 2), (16.0, 3)]
-    assert [one.get_text() for one in axes.texts] == [
-        "SparsePerturbed(k=1) 1.10x",
-        "Flipped 2.00x",
-        "Naive 5.00x",
-        "Perturbed 16.0x",
-    ]
+    names = [one.get_text() for one in axes.texts]
+    assert names == ["SparsePerturbed(k=1) 1.10x", "Flipped 2.00x", "Naive 5.00x", "Perturbed 16.0x"]
     title = "Linear, forward: SparsePerturbed(k=1) takes 1.10x the plain layer's time, Perturbed 16.0x"
     assert figure.title == title
-    rows[0] = skipped(DENSE, linear(), "out of memory: 9 GB")
-    assert "No number, out of memory: Perturbed" in drawn(multipliers(grid(rows))).notes
 
 
 def test_intervals_and_roofline_bounds() -> None:
@@ -51,43 +39,41 @@ def test_intervals_and_roofline_bounds() -> None:
     assert [[1.5, 0.0], [3.0, 0.0]] in segments
     (tick,) = [ends for ends in segments if ends[0][0] == ends[1][0]]
     assert tick[0][0] == pytest.approx(0.4)  # 4e6 flops at 1e7 per ms
-    assert figure.notes[0] == "Lines: 95 % intervals"
-    assert figure.notes[1].startswith(
-        "Roofline bound: tick, minimum work of the cheapest variant at the measured"
-    )
+    lines, bound = figure.notes
+    assert lines == "Lines: 95 % intervals"
+    assert bound.startswith("Roofline bound: tick, minimum work of the cheapest variant at the measured")
     few = [time_row(v, linear(), 1.0) for v in (BASE, DENSE)]
     assert drawn(multipliers(grid(few, peaks=True))).notes == []
 
 
 def test_the_case_with_the_most_numbers_is_shown() -> None:
-    """Of equals it is the largest."""
-    rows: list[Row] = [
-        time_row(v, linear(members=members), 1.0) for members in (64, 128) for v in (SPARSE, BASE, NAIVE)
-    ]
-    assert "128 x 1 (members x repeats)" in drawn(multipliers(grid(rows))).origin
+    """Of equals it is the largest; a larger one at which variants ran out of memory is not shown."""
+    shapes = [linear(members=members) for members in (64, 128)]
+    rows: list[Row] = [time_row(v, case, 1.0) for case in shapes for v in (SPARSE, BASE, NAIVE)]
     huge = linear(members=4096)
-    rows += [time_row(BASE, huge, 1.0), *(skipped(v, huge, "out of memory") for v in (SPARSE, NAIVE))]
-    assert "128 x 1 (members x repeats)" in drawn(multipliers(grid(rows))).origin
+    lost: list[Row] = [
+        time_row(BASE, huge, 1.0),
+        *(skipped(v, huge, "out of memory") for v in (SPARSE, NAIVE)),
+    ]
+    assert "128 x 1 (members x repeats)" in drawn(multipliers(grid([*rows, *lost]))).origin
 
 
 def test_without_anything_to_compare_there_is_no_figure() -> None:
     """There is nothing to draw without the plain layer, without other variants, or without usable samples."""
-    dead = msgspec.structs.replace(time_row(DENSE, linear(), 1.0), samples=((float("nan"),), ()))
-    for rows in (
-        [time_row(BASE, linear(), 1.0)],
-        [time_row(DENSE, linear(), 1.0)],
-        [skipped(DENSE, linear(), "no")],
-        [time_row(BASE, linear(), 1.0), dead],
-    ):
+    base, naive, dense = (time_row(v, linear(), 1.0) for v in (BASE, NAIVE, DENSE))
+    dead = msgspec.structs.replace(dense, samples=((float("nan"),), ()))
+    memory = skipped(DENSE, linear(), "out of memory: 9 GB")
+    nothing: list[list[Row]] = [[base], [dense], [memory], [base, dead], [base, memory]]
+    for rows in nothing:
         assert multipliers(grid(rows)) is None
-    figure = drawn(multipliers(grid([*(time_row(v, linear(), 1.0) for v in (BASE, NAIVE)), dead])))
-    assert "No number, no usable samples: Perturbed" in figure.notes
+    reasons: dict[str, Row] = {"no usable samples": dead, "out of memory": memory}
+    for reason, row in reasons.items():
+        assert f"No number, {reason}: Perturbed" in drawn(multipliers(grid([base, naive, row]))).notes
 
 
 def test_published_figures_are_marked() -> None:
     """Their origin names neither a commit nor a run."""
     rows = [msgspec.structs.replace(time_row(v, linear(), 1.0), method="published") for v in (DENSE, BASE)]
-    figure = drawn(multipliers(grid(rows)))
-    assert "Test CPU, published by others (quick), float32" in figure.origin
-    assert "commit" not in figure.origin
-    assert "run " not in figure.origin
+    origin = drawn(multipliers(grid(rows))).origin
+    assert "Test CPU, published by others (quick), float32" in origin
+    assert not any(word in origin for word in ("commit", "run "))
