@@ -37,7 +37,7 @@ def git(
     """Return the output of a git command.
 
     Raises:
-        GitError: it fails.
+        GitError: the command fails.
 
     """
     program = shutil.which("git")
@@ -107,7 +107,7 @@ def _require_tracked(package: Path, seconds: float) -> None:
     """Check that a package itself is under version control.
 
     Raises:
-        GitError: it is not, or there is no git.
+        GitError: the package is untracked, or git is not installed.
 
     """
     git(package, "ls-files", "--error-unmatch", "__init__.py", seconds=seconds)
@@ -123,7 +123,7 @@ def main() -> None:
     """Print the value of :data:`VARIABLE` for the repository that this file is in.
 
     Raises:
-        GitError: it is in no repository, or has uncommitted changes.
+        GitError: the file is not in a repository, or the repository has uncommitted changes.
 
     """
     package = Path(__file__).parent

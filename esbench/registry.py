@@ -185,7 +185,7 @@ class Registry:
         """Return a suite by its name.
 
         Raises:
-            UnknownNameError: there is no such suite.
+            UnknownNameError: the suite is not registered.
 
         """
         if name not in self.suites:
@@ -383,7 +383,7 @@ def phases_named(names: str) -> tuple[Phase, ...]:
     """Return the phases named in a comma-separated list, in the order of a step; quality comes last.
 
     Raises:
-        UnknownNameError: there is no such phase.
+        UnknownNameError: a phase is unknown.
 
     """
     chosen, known = named(names), (*PHASES, QUALITY)

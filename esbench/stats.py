@@ -26,7 +26,7 @@ LATENCY = "latency_ns"
 _FEWEST_ROUNDS = 2
 _TOLERATED = 0.1
 _LARGEST = 1e300
-"""Larger numbers are no times or sizes: their sums may overflow."""
+"""Larger values cannot be times or sizes, and their sums may overflow."""
 _DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of width 1
 
 
@@ -171,7 +171,7 @@ def invalid(run: Run) -> tuple[str, ...]:
     """Return the reasons not to use the figures of a run, empty if there are none.
 
     A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled in more
-    than 10 % of the visits. A clock that moves and the power cap are no reasons: without locked clocks a GPU
+    than 10 % of the visits. A varying clock and the power cap do not count: without locked clocks a GPU
     regulates itself in this way, and the variants of a round share it. Both are labels of the samples, see
     :func:`off_clock` and :func:`throttled`.
     """

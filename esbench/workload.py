@@ -21,7 +21,7 @@ class WrongResultError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A quality figure of a variant: one number for each replicate, or the reason for having none."""
+    """A quality metric of a variant: one value per replicate, or the reason why it has none."""
 
     metric: str
     method: str
@@ -68,7 +68,7 @@ class Workload(Protocol):
         """Compare the variant with the reference implementation on this case.
 
         Raises:
-            WrongResultError: it computes something else.
+            WrongResultError: the results differ.
 
         """
 
@@ -78,7 +78,7 @@ class Workload(Protocol):
         The inputs are written into the tensors that were read while the call was timed.
 
         Raises:
-            WrongResultError: it computes something else.
+            WrongResultError: the results differ.
 
         """
 
@@ -99,7 +99,7 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
     """Set a registered scheme up on a case; packages extend this with ``@build.register``.
 
     Raises:
-        UnavailableError: the scheme cannot serve the case here, and why.
+        UnavailableError: the scheme does not support the case on this device; the message has the reason.
 
     """
     message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
@@ -113,24 +113,24 @@ class Trainer(Protocol):
     """
 
     def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # see the class
-        """Return whether the scheme's update needs the rows that its layers saw."""
+        """Return whether the scheme's update needs the inputs of its layers."""
 
     def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # see the class
         """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
 
     def prepare(self, recipe: Recipe) -> None:
-        """Check that a training of the digits study can begin.
+        """Check that a network of the digits study can be trained.
 
         Raises:
-            UserError: there is no such network, or its data is missing.
+            UserError: the network is unknown, or its data is missing.
 
         """
 
     def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # see the class
-        """Train a network of the digits study.
+        """Train a network of the digits study and return the outcome.
 
         Raises:
-            UnavailableError: the scheme cannot serve the network.
+            UnavailableError: the scheme does not support the network.
 
         """
 

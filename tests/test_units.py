@@ -82,7 +82,7 @@ def test_unit_follows_from_the_name() -> None:
 
 
 def test_digits_follow_the_interval() -> None:
-    """The last digit is that of the half width, or its second digit if the first is a 1."""
+    """A number is rounded to the first digit of its half width, or to the second if the first is 1."""
     cases: list[tuple[float, float | None, str, str]] = [
         (1.2345, 0.0412, "1.23", "1.23 ± 0.04"),
         (1.2345, 0.0142, "1.234", "1.234 ± 0.014"),

@@ -123,7 +123,7 @@ def stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
     """Read the runs in a folder; print and return the problems.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: the folder does not exist.
 
     """
     from esbench.store import read_results

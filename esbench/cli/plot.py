@@ -83,7 +83,7 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
     """Return the runs of a device.
 
     Raises:
-        UserError: there are none, or no device was named and there are several.
+        UserError: no runs are found, or several devices have runs and none was named.
 
     """
     from esbench.report.analysis.history import devices

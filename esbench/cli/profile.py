@@ -55,7 +55,7 @@ def profile(
     ] = None,
     phase: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PHASES)}.")] = "forward",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str | None, typer.Option(help=f"In this type: {', '.join(DTYPES)}.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"Override the dtype: {', '.join(DTYPES)}.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, inputs and noise.", min=0, max=2**62)] = 0,
     plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help="Folder for traces.")] = Path("profiles"),

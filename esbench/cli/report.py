@@ -94,7 +94,7 @@ def _check_committed(results: Path) -> None:
     """Check that git tracks every file of a folder of results.
 
     Raises:
-        UserError: it does not, and the published reports could not be rendered again from the repository.
+        UserError: a file is untracked, so the published reports could not be reproduced from the repository.
 
     """
     if uncommitted := git(results, "ls-files", "--others").splitlines():

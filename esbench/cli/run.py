@@ -71,7 +71,7 @@ def run(
     methods: Annotated[
         str, typer.Option(help="Timing methods; by default eager,graph on a GPU and host on a CPU.")
     ] = "",
-    dtype: Annotated[str | None, typer.Option(help=f"Measure in this type: {', '.join(DTYPES)}.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"Override the dtype: {', '.join(DTYPES)}.")] = None,
     seed: Annotated[
         int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
     ] = 0,
@@ -239,7 +239,7 @@ def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished
     """Return the newest unfinished run on this device.
 
     Raises:
-        UserError: there is no such run, or other options were given as well.
+        UserError: the run is not found, or --resume is combined with other options.
 
     """
     given = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
@@ -254,7 +254,7 @@ def check_unchanged(torch_state: "TorchState") -> None:
     """Check that loading plugins or a model changed neither the timers nor torch's global settings.
 
     Raises:
-        UserError: it did.
+        UserError: a timer or a global setting was changed.
 
     """
     try:
@@ -268,7 +268,7 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
     """Check that machine and code of an unfinished run are unchanged.
 
     Raises:
-        UserError: they have changed.
+        UserError: the machine or the code has changed.
 
     """
     from esbench.measure.environment import differences

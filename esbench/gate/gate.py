@@ -238,15 +238,15 @@ class Gate:
 
 
 def _check_packages(hellos: Hellos) -> None:
-    """Check that the packages of variants come from the revisions.
+    """Check that both workers import the variant packages from their own revision.
 
     Raises:
-        UserError: a package comes from elsewhere in one arm, or all do.
+        UserError: only one worker imports a package from its revision, or neither imports any.
 
     """
     base, head = (set(hellos[arm].own_packages) for arm in ARMS)
     if not base | head:
-        message = "no package of variants comes from this repository: name one with --plugin"
+        message = "no variant package is part of this repository: name one with --plugin"
         raise UserError(message)
     if base != head:
         arms = ("base", "head") if base - head else ("head", "base")

@@ -25,7 +25,7 @@ def repository(folder: Path) -> Path:
     """Return the top folder of the repository that a folder is in.
 
     Raises:
-        GitError: it is in no repository, or git is not installed.
+        GitError: the folder is not in a repository, or git is not installed.
 
     """
     try:
@@ -39,7 +39,7 @@ def default_base(top: Path, head: str) -> str:
     """Return the merge base of ``head`` and the main branch, preferably that of the remote.
 
     Raises:
-        GitError: there is no such branch.
+        GitError: the branch does not exist.
 
     """
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):

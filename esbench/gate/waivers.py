@@ -39,7 +39,7 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: Literal["cpu", "cuda"] | None = None
 
     def __str__(self) -> str:
-        """The waiver as error messages name it."""
+        """Return the waiver as named in error messages."""
         return f"{FILE}: the waiver for {self.metric} of {self.cell}"
 
     def matches(self, verdict: Verdict) -> bool:

@@ -22,7 +22,7 @@ WORKER = ("-P", "-m", "esbench.gate.worker")
 SILENCE_S = 300.0
 """A worker that does not answer for this long is considered hung."""
 END_S = 2.0
-"""Seconds to wait for the end of a worker that closed its connection."""
+"""Seconds to wait for a worker to exit after it closed its connection."""
 MALLOC_TUNABLES = ":".join(
     f"glibc.malloc.{name}={size}"
     for name, size in (("mmap_threshold", 2**30), ("trim_threshold", 2**32), ("top_pad", 2**26))
@@ -71,7 +71,7 @@ class WorkerProcess:
         """Send a question and return the answer.
 
         Raises:
-            WorkerError: there is no answer of this kind.
+            WorkerError: no answer of this type arrives.
 
         """
         self.send(question)
@@ -83,7 +83,7 @@ class WorkerProcess:
             case Survey():
                 self._subject = f"the survey of {question.cells[0].name}"
             case Open():
-                self._subject = question.cell.name
+                self._subject = f"the timing of {question.cell.name}"
             case Control():
                 self._subject = f"{question.units} units of control work"
         with contextlib.suppress(OSError):  # a dead worker is noticed by the missing answer
@@ -93,7 +93,7 @@ class WorkerProcess:
         """Wait for the answer to the last question, or for the first message.
 
         Raises:
-            WorkerError: there is no answer of this kind.
+            WorkerError: no answer of this type arrives.
 
         """
         try:
@@ -126,7 +126,7 @@ class WorkerProcess:
     def _fail(self, event: str) -> NoReturn:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         quoted = f"; the last line it printed: {lines[-1][-QUOTED_CHARACTERS:]}" if lines else ""
-        message = f"the worker of {self.arm} {event}, at {self._subject}{quoted}"
+        message = f"the worker of {self.arm} {event} (during {self._subject}){quoted}"
         raise WorkerError(message)
 
 

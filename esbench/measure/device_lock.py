@@ -42,7 +42,7 @@ def holding(
         wait_s: seconds to wait for the lock, by default until the device is free.
 
     Raises:
-        LockError: it is still held after ``wait_s`` seconds, or it cannot be locked here.
+        LockError: the lock is still held after ``wait_s`` seconds, or its file cannot be locked.
 
     """
     folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())

@@ -56,7 +56,7 @@ def device_peaks(
         end_s: a moment of :func:`time.monotonic`; no peak is begun that would end later.
 
     Raises:
-        UnavailableError: there is no time for the next one.
+        UnavailableError: not enough time is left for the next peak.
 
     """
     supported = (dtype for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device))

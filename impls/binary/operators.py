@@ -40,7 +40,7 @@ class AbstractPackedOperator(AbstractOperator):
         channels: number of input channels, packed in the last axis of rows.
         dtype: type of real outputs.
         outputs: ``real``, or ``bits``, packed like the input.
-        normalised: normalise each output channel of each member over that member's rows and positions.
+        normalised: normalise each member's output channels over its rows and positions.
 
     """
 
@@ -57,10 +57,10 @@ class AbstractPackedOperator(AbstractOperator):
 
         A weight of m = 1 is shared by all members. ``multiply`` replaces plain torch's product.
         """
-        # The time of plain torch grows with the number of words: fewer are worth a copy.
+        # Plain torch's runtime grows with the number of words, so joining words is worth the copy.
         rows, columns = self._operands(x, weights, joined=multiply is None)
         scaling = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
-        # No view without need: each is a call of torch, which counts in a small layer.
+        # Views are skipped where possible: their call overhead matters in small layers.
         has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
         y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *scaling)
         return self._finished((y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1))

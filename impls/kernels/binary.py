@@ -89,16 +89,16 @@ MAX_CALLS = 128
 
 
 @triton.jit
-def _random(seed, first, member, layer, draw, WHOLE: tl.constexpr):
+def _random(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     """Return words first to first + 3 of members' draws, [n, 4], for ``first`` and ``member`` [n]."""
-    r0, r1, r2, r3, _ = five_words(seed, first, member, layer, draw, WHOLE)
+    r0, r1, r2, r3, _ = five_words(seed, first, member, layer, draw, ALIGNED)
     return side_by_side(r0, r1, r2, r3).reshape(first.shape[0], 4)
 
 
 @triton.jit(do_not_specialize=[*COUNTERS, "members"])
 def sample_bits_kernel(
     out, planes, words, tiles, key0, key1, layer, draw, first_member, members,
-    WHOLE: tl.constexpr, MEMBERS: tl.constexpr, AT_ONCE: tl.constexpr, CALLS: tl.constexpr,
+    ALIGNED: tl.constexpr, MEMBERS: tl.constexpr, AT_ONCE: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
     """Draw 4 * CALLS words of MEMBERS members, AT_ONCE at a time; the grid is tiles times their groups."""
     pid = tl.program_id(0).to(tl.int64)
@@ -128,7 +128,7 @@ def sample_bits_kernel(
         counter = (member + first_member).to(tl.uint32)
         on = tl.zeros_like(always)
         for plane in tl.static_range(8):
-            r = _random(seed, fours + words * plane, counter, layer, draw, WHOLE)
+            r = _random(seed, fours + words * plane, counter, layer, draw, ALIGNED)
             # Where a plane's bit is 1 the result is on | r, where it is 0 on & r.
             on = (on & r) | (fraction[plane] & (on | r))
         pointers = out + (member * words)[:, None] + at
@@ -171,7 +171,7 @@ def sample_bits(
     with torch.cuda.device_of(planes):
         sample_bits_kernel[grid_of(tiles, -(-len(members) // MEMBERS_PER_PROGRAM))](
             out.view(torch.int32), flat, words, tiles, *counters, len(members),
-            WHOLE=words % 4 == 0, MEMBERS=MEMBERS_PER_PROGRAM, AT_ONCE=at_once, CALLS=calls,
+            ALIGNED=words % 4 == 0, MEMBERS=MEMBERS_PER_PROGRAM, AT_ONCE=at_once, CALLS=calls,
         )  # fmt: skip
     return out
 
@@ -276,7 +276,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
 
     Args:
         few: most rows of a member that are multiplied by exclusive or and popcount. More rows are multiplied
-            on int8 matrix units, for which weights are unpacked in registers. Unpacking a word should take as
+            on int8 tensor cores, for which weights are unpacked in registers. Unpacking a word should take as
             long as counting it for eight rows; this has not been measured.
 
     Memory    that of the plain scheme.

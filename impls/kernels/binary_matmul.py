@@ -1,4 +1,4 @@
-"""Products of packed bits: by popcount for few rows of each member, and on int8 matrix units for many.
+"""Products of packed bits: by popcount for few rows of each member, and on int8 tensor cores for many.
 
 Bit 1 is +1 and bit 0 is -1, lowest bits first, in words of int64. Kernels read the halves of a word, low and
 high, as adjacent int32 words, so that a row of a weight [m, K, o] has 2 o of them. Bits after the last one,
@@ -136,7 +136,7 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
 
 
 INT8_MIN_BLOCK_M = 16
-"""Fewest rows in a tile of a product on matrix units."""
+"""Minimum number of rows in a tile of a product on tensor cores."""
 
 INT8_BLOCK_M = 128
 """Most rows in the tile."""
@@ -174,7 +174,7 @@ def int8_product_kernel(
     out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Multiply bits on matrix units; the grid is tiles of columns times tiles of rows times members."""
+    """Multiply bits on tensor cores; the grid is tiles of columns times tiles of rows times members."""
     member, rows, column = member_tile(tiles, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
@@ -208,7 +208,7 @@ def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = t
 
     * bytes: 4 K o for each member and tile of 128 rows, 4 K p for each tile of 128 outputs, and e p o
       written.
-    * operations: 64 K o p of int8 on matrix units for a member, with p rounded up to 16, and about 32 K o to
+    * operations: 64 K o p of int8 on tensor cores for a member, with p rounded up to 16, and about 32 K o to
       unpack the weights of a tile of rows: 72 us for 1024 members with a weight of 1024 x 1024, at an H200's
       1.5e13 integer operations a second.
 

@@ -38,7 +38,7 @@ MAX_BLOCKS = 16
 def default_tiling(dtype: torch.dtype) -> Tiling:
     """Return the default tile sizes, for which sums over kept and over dropped blocks fit in registers.
 
-    They are those of a dtype of 16 bits, which :meth:`~impls.kernels.tiling.Tiling.for_dtype` then makes
+    They are those of a 16-bit dtype, which :meth:`~impls.kernels.tiling.Tiling.for_dtype` then makes
     smaller.
     """
     if dtype is not torch.float32:
@@ -173,9 +173,9 @@ def kept_blocks(
     arguments are those of all launchers, see :mod:`impls.kernels.gemm`. For rows that keep fractions q_i of
     inputs and q_o of outputs:
 
-    * bytes: e R (q_i i + o) and at most e i o; x and W are read again from a cache for each tile of the other
+    * bytes: e R (q_i i + o) and at most e i o; x and W are reread from cache for each tile of the other
       axis.
-    * flops: 2 R q_i q_o i o on matrix units, where blocks are whole tiles; 2 R i o for rows whose dropped
+    * flops: 2 R q_i q_o i o on tensor cores, where blocks are whole tiles; 2 R i o for rows whose dropped
       blocks have a factor.
 
     ``changes`` [groups, output blocks, input blocks] are -1 where either block is off, and larger where both

@@ -57,7 +57,7 @@ MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 META = torch.device("meta")
 
 WGMMA, MMA = "wgmma.mma_async", "mma.sync"
-"""Instructions of matrix units: of capability 9.0 for at least 64 rows, and of older units."""
+"""Instructions of tensor cores: of capability 9.0 for at least 64 rows, and of older units."""
 
 
 class Dtype(NamedTuple):
@@ -285,7 +285,7 @@ def drawn_once(compiled: Compiled, sizes: Sequence[str]) -> str:
     arguments = compiled.arguments
     values = 1 if "CALLS" in sizes else SIGNS if arguments["SIGN"] else NORMALS
     calls = math.prod(arguments[name] for name in sizes) / values
-    calls *= (1 if arguments.get("WHOLE", True) else 2) / (32 * compiled.usage.warps)
+    calls *= (1 if arguments.get("ALIGNED", True) else 2) / (32 * compiled.usage.warps)
     multiplications = compiled.ptx.count("mul.hi.u32") + compiled.ptx.count("mul.wide.u32")
     # Addresses take a few more.
     most = int(MULTIPLICATIONS * max(1, calls)) + 4
@@ -419,11 +419,11 @@ def shared_cores() -> Iterator[Check]:
         lambda dtype: launches.hadamard_noise(operands(dtype))(small),
         DTYPES[:1],
     )
-    yield from per_dtype("two products", permuted.added_kernel, product(launches.two_products, 1024))
+    yield from per_dtype("two products", permuted.permuted_kernel, product(launches.two_products, 1024))
     yield Check(
         "picks, bfloat16",
-        permuted.pick_kernel,
-        lambda: permuted.picked_rows(operands(torch.bfloat16).x, empty(8192, 1024, dtype=torch.int64)),
+        permuted.gather_kernel,
+        lambda: permuted.gather_channels(operands(torch.bfloat16).x, empty(8192, 1024, dtype=torch.int64)),
         ("ld.global", "st.global.v4"),
     )
     for count, sigma, dtypes in (

@@ -4,8 +4,8 @@ Each row has the noise of its member: y_row = W x + s E_m x, where the entries o
 the order of the weight. A tile draws E_m once for a block of rows of a member; here rows are numbered within
 a member, row = repeat * positions + position.
 
-With few rows of a member the noise is multiplied in the registers that it was drawn in, without matrix units:
-:func:`few_rows_kernel`. With more rows E_m is an operand of the matrix units: :func:`many_rows_kernel`.
+With few rows of a member the noise is multiplied in the registers that it was drawn in, without tensor cores:
+:func:`few_rows_kernel`. With more rows E_m is an operand of the tensor cores: :func:`many_rows_kernel`.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from impls.kernels.tiling import MIN_BLOCK, Tiling, block_size, input_precision,
 from impls.schemes.regenerated import Regenerated, RegeneratedSign, StreamNoise
 
 MAX_FEW_ROWS = 4
-"""Rows of a member up to which noise is multiplied without matrix units."""
+"""Rows of a member up to which noise is multiplied without tensor cores."""
 
 
 class FewRowsTiling(NamedTuple):
@@ -106,7 +106,7 @@ def few_rows_kernel(
     outputs, inputs, positions, rows,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, members, member_tiles, tiles_n,
-    SIGN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr,
+    SIGN: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_N: tl.constexpr,
     PARTS: tl.constexpr, CALLS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def few_rows_kernel(
         call = start + tl.arange(0, CALLS)
         first = offs_n * inputs + call[None, None, None, :] * width
         if SIGN:
-            drawn = four_bits(seed, first, counter, layer, draw, WHOLE)
+            drawn = four_bits(seed, first, counter, layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 word = drawn[lane]
                 # From the highest bit down: shifting the word by one brings each bit to the sign bit.
@@ -149,7 +149,7 @@ def few_rows_kernel(
                     )
                     word += word
         else:
-            drawn = four_normals(seed, first, counter, layer, draw, WHOLE)
+            drawn = four_normals(seed, first, counter, layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 offs_k = call * width + lane
                 values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
@@ -187,7 +187,7 @@ def many_rows_kernel(
     outputs, inputs, positions, rows,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, tiles_m, tiles_n,
-    SIGN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr,
+    SIGN: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply BLOCK_M rows of one member; the grid is tiles of outputs, of rows, and members.
@@ -224,7 +224,7 @@ def many_rows_kernel(
             drawn = parts_of_signs(seed, offs_n, start, inputs, counter, layer, draw, BLOCK_K)
         else:
             first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // width) * width)[None, :]
-            drawn = values_of(seed, first, counter, layer, draw, SIGN, WHOLE)
+            drawn = values_of(seed, first, counter, layer, draw, SIGN, ALIGNED)
         drawn = drawn.to(values.dtype)
         noise = tl.dot(drawn, values, acc=noise, out_dtype=ACC, input_precision=PRECISION)
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
@@ -253,9 +253,9 @@ def dense_rng_product(
     The type of the tile sizes selects the kernel. Other arguments are those of all launchers, see
     :mod:`impls.kernels.gemm`. For m members:
 
-    * bytes: e R (i + o) + e i o of the product; x and W are read again from a cache for each tile of the
+    * bytes: e R (i + o) + e i o of the product; x and W are reread from cache for each tile of the
       other axis.
-    * flops: 2 R i o on matrix units, and as many for the noise, without matrix units where members have few
+    * flops: 2 R i o on tensor cores, and as many for the noise, without tensor cores where members have few
       rows.
     * Philox calls: m i o / 4 for each block of rows, or m i o / 128 of signs; twice as many where i is not a
       multiple of 4 or 128. At 1e12 normals a second drawing bounds the time; with few rows of signs it is the
@@ -281,7 +281,7 @@ def dense_rng_product(
     )  # fmt: skip
     options = {
         "SIGN": signs,
-        "WHOLE": is_aligned,
+        "ALIGNED": is_aligned,
         "ACC": accumulator_dtype(x.dtype),
         "PRECISION": input_precision(x.dtype),
         "BLOCK_N": columns,
@@ -344,7 +344,7 @@ def noise_sum_kernel(
         for member in range(pid_part * part, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
-            r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, WHOLE=True)
+            r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, ALIGNED=True)
             s0 -= flip_by_high_bit(utility, r0[None, :] << shift)
             s1 -= flip_by_high_bit(utility, r1[None, :] << shift)
             s2 -= flip_by_high_bit(utility, r2[None, :] << shift)
@@ -362,7 +362,7 @@ def noise_sum_kernel(
         for member in range(pid_part * part, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
-            n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, WHOLE=True)
+            n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, ALIGNED=True)
             # The stream rounds its values to the weight's dtype.
             s0 += n0.to(utilities.dtype.element_ty).to(ACC) * utility
             s1 += n1.to(utilities.dtype.element_ty).to(ACC) * utility

@@ -137,7 +137,7 @@ def dropped(
 
     * bytes: e R (i + o) + e i o of the product and m i or m o of masks; x, W and masks of inputs are read
       again from a cache for each tile of the other axis.
-    * flops: 2 R i o on matrix units, and a selection for each number of a tile of x, or for each output.
+    * flops: 2 R i o on tensor cores, and a selection for each number of a tile of x, or for each output.
     """
     gemm = gemm_of(x, weight, y)
     is_inputs = side == "in"

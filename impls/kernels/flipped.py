@@ -39,7 +39,7 @@ from impls.kernels.tiling import Tiling
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
 TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
-"""Default tile sizes for a dtype of 16 bits."""
+"""Default tile sizes for a 16-bit dtype."""
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def flipped_product(
 
     * bytes: e R (i + o) + 2 e i o of the products, and m i or m o of signs. From a cache x twice and the
       signs of inputs once for each tile of columns, W and C for each tile of rows.
-    * flops: 4 R i o on matrix units, 2.0 times the plain product. Flipping is one operation on each number of
+    * flops: 4 R i o on tensor cores, 2.0 times the plain product. Flipping is one operation on each number of
       x for each tile of columns.
     """
     gemm = gemm_of(x, weight, y)

@@ -114,7 +114,7 @@ def select_tiling(kernel: str, gemm: Gemm, given: Tiling | None, default: Tiling
         kernel: its name in tables of tuned tile sizes.
         gemm: the product.
         given: tile sizes requested by the caller.
-        default: for a dtype of 16 bits, see :meth:`Tiling.for_dtype`.
+        default: for a 16-bit dtype, see :meth:`Tiling.for_dtype`.
         more: sizes besides rows, outputs and inputs that tile sizes depend on.
 
     Raises:

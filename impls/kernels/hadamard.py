@@ -38,7 +38,7 @@ from impls.kernels.tiling import Tiling
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Default tile sizes for a dtype of 16 bits."""
+"""Default tile sizes for a 16-bit dtype."""
 
 MAX_BLOCKS = 2
 """Most blocks a of BLOCK_K columns in a tile; each has its own sum ``mixed``."""
@@ -125,7 +125,7 @@ def hadamard_product(
 
     * bytes: e R (i + o) + e i o of the product and m (i + o) of signs; x and signs are read again from a
       cache for each tile of columns, W for each tile of rows.
-    * flops: on matrix units 2 R i o of the product and 2 R o D of the transform, 1 + D / i times the plain
+    * flops: on tensor cores 2 R i o of the product and 2 R o D of the transform, 1 + D / i times the plain
       product or 1.06 at (1024, 1024). On other units 2 R i operations for each block of D columns, and an
       exclusive or on each number of x for each tile of columns.
 
@@ -150,7 +150,7 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
 
     Memory    that of the plain scheme, without transformed rows.
     Work      a tile of 128 columns sums its rows' channels with signs in the loop of the shared product and
-              ends with a product of 64 channels: 64 / i more on matrix units, and two additions for each
+              ends with a product of 64 channels: 64 / i more on tensor cores, and two additions for each
               number of a row and tile.
     Quality   that of the plain scheme.
     """

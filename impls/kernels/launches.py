@@ -95,7 +95,7 @@ def flips(to: Operands, side: str = "both") -> Launch:
 def two_products(to: Operands, count: int) -> Launch:
     """Permuted inputs: ``count`` picked channels times a core."""
     second, core = to.normal(1, to.rows, 1, count), to.normal(to.outputs, count)
-    return lambda tiling: permuted.added_product(to.x, to.weight, second, core, SIGMA, to.y, tiling)
+    return lambda tiling: permuted.permuted_product(to.x, to.weight, second, core, SIGMA, to.y, tiling)
 
 
 def sparse_noise(to: Operands, count: int, sigma: float | Tensor = SIGMA) -> Launch:

@@ -121,7 +121,7 @@ def low_rank_product(
 
     * bytes: e R (i + o) + e i o of the product and e m k (i + o) of factors; x, W and ``down`` are read again
       from a cache for each tile of the other axis.
-    * flops: 2 R i o on matrix units; on other units 2 R k i for each tile of columns, and 2 R k o.
+    * flops: 2 R i o on tensor cores; on other units 2 R k i for each tile of columns, and 2 R k o.
     """
     gemm = gemm_of(x, weight, y)
     rank, (outputs, inputs) = down.shape[1], weight.shape

@@ -59,7 +59,7 @@ def check_rank(rank: int) -> None:
 
 
 DOWN_ROWS = 16
-"""Most rows in a tile of :func:`low_rank_down_kernel`, of one member or of several."""
+"""Maximum number of rows in a tile of :func:`low_rank_down_kernel`, over all of its members."""
 
 DOWN_CHANNELS = 512
 """Channels in a tile of it, summed over ranks."""
@@ -68,7 +68,7 @@ DOWN_WARPS = 8
 """Warps of a program of it."""
 
 MAX_IMAGES = 8
-"""Members in a tile of rows up to which ``up`` is drawn for each member; above, for each row."""
+"""Up to this many members in a tile of rows, ``up`` is drawn once per member; above it, once per row."""
 
 
 def down_tile(rank: int, width: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def default_tiling(dtype: torch.dtype, *, signs: bool) -> Tiling:
 def low_rank_down_kernel(
     out, x, inputs, members, positions, rows, stride_xr, stride_xm, stride_xp, stride_xi,
     key0, key1, layer, draw, first_member, member_tiles,
-    RANK: tl.constexpr, SIGN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
+    RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
     MEMBERS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
     """Multiply ROWS rows of each of MEMBERS members by ``down``."""
@@ -112,7 +112,7 @@ def low_rank_down_kernel(
     acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
     for start in range(0, inputs, CALLS * width):
         first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
-        down = values_of(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, WHOLE)
+        down = values_of(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, ALIGNED)
         offs_k = start + tl.arange(0, CALLS * width)
         values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
         # The stream rounds its values to the weight's dtype.
@@ -124,19 +124,21 @@ def low_rank_down_kernel(
 
 
 @triton.jit
-def _across(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr):
-    """Return WIDTH values from element ``first`` on, for members [n]: [n, WIDTH]."""
+def _draw_values(
+    seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Draw elements ``first`` to ``first + WIDTH - 1`` of each member [n]: [n, WIDTH]."""
     if SIGN:
         offs_n = tl.arange(0, WIDTH)[None, :]
         word = tl.zeros((member.shape[0], WIDTH), dtype=tl.uint32)
         for part in tl.static_range((WIDTH + 127) // 128):
-            words = four_bits(seed, first + part * 128, member[:, None], layer, draw, WHOLE)
+            words = four_bits(seed, first + part * 128, member[:, None], layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 word = tl.where(offs_n // 32 == part * 4 + lane, words[lane], word)
         return sign_of(word << (31 - offs_n % 32).to(tl.uint32))
     else:  # noqa: RET505  the compiler takes no early return here
         calls = first + tl.arange(0, WIDTH // 4)[None, :] * 4
-        return values_of(seed, calls, member[:, None], layer, draw, SIGN, WHOLE)
+        return values_of(seed, calls, member[:, None], layer, draw, SIGN, ALIGNED)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -145,7 +147,7 @@ def low_rank_up_kernel(
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     key0, key1, layer, draw, first_member, tiles_m, tiles_n,
-    RANK: tl.constexpr, SIGN: tl.constexpr, WHOLE: tl.constexpr, IMAGES: tl.constexpr,
+    RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, IMAGES: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -173,12 +175,12 @@ def low_rank_up_kernel(
                 counter = unsigned(first_member) + (tile_image % members + tl.zeros((1,), tl.int64)).to(
                     tl.uint32
                 )
-                up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
+                up = _draw_values(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
                 up = up.to(weight.dtype.element_ty).to(ACC)
                 acc += tl.where(image == tile_image, x_down_r, 0)[:, None] * up
         else:
             counter = unsigned(first_member) + member.to(tl.uint32)
-            up = _across(seed, first, counter, layer, draw, SIGN, WHOLE, BLOCK_N)
+            up = _draw_values(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
             acc += x_down_r[:, None] * up.to(weight.dtype.element_ty).to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     mask = mask_m[:, None] & mask_n[None, :]
@@ -192,7 +194,7 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
     number and m members:
 
     * bytes: e R i read, 4 R k written.
-    * flops: 2 R k i, without matrix units.
+    * flops: 2 R k i, without tensor cores.
     * Philox calls: m k i / 4 for every DOWN_ROWS rows of a member, and m k i / 128 of signs. A GPU draws
       about 1e12 normals a second.
 
@@ -222,8 +224,9 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
     with torch.cuda.device_of(x):
         low_rank_down_kernel[grid_of(member_tiles, -(-rows // tile_rows))](
             out, x, inputs, members, positions, rows, *x.stride(), *counters, member_tiles,
-            RANK=rank, SIGN=signs, WHOLE=inputs % width == 0, ACC=accumulator_dtype(x.dtype), ROWS=tile_rows,
-            MEMBERS=tile_members, CALLS=block_size(-(-inputs // width), calls), num_warps=DOWN_WARPS,
+            RANK=rank, SIGN=signs, ALIGNED=inputs % width == 0, ACC=accumulator_dtype(x.dtype),
+            ROWS=tile_rows, MEMBERS=tile_members, CALLS=block_size(-(-inputs // width), calls),
+            num_warps=DOWN_WARPS,
         )  # fmt: skip
     return out
 
@@ -248,7 +251,7 @@ def low_rank_rng_product(
 
     * bytes: e R (2 i + o) + e i o of the product and 8 R k between the kernels; x and W are read again from a
       cache for each tile of the other axis.
-    * flops: 2 R i o on matrix units and 2 R k (i + o) on others.
+    * flops: 2 R i o on tensor cores and 2 R k (i + o) on others.
     * Philox calls: R k (i + o) / 4, or R k (i + o) / 128 of signs. At 1e12 normals a second and one row for
       each member, drawing takes nearly as long as a product of width 1024. Where members have many positions,
       so that a tile has rows of at most MAX_IMAGES members, ``up`` is drawn once for each member and tile.
@@ -269,5 +272,5 @@ def low_rank_rng_product(
     images = (tiling.block_m - 2) // max(1, x.shape[2]) + 2
     return gemm.launch(
         low_rank_up_kernel, tiling, (x_down, *noise_scale(sigma, x, 1 / math.sqrt(rank))), *counters,
-        RANK=rank, SIGN=signs, WHOLE=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
+        RANK=rank, SIGN=signs, ALIGNED=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=4)
-"""Default tile sizes for a dtype of 16 bits, with one program on each multiprocessor."""
+"""Default tile sizes for a 16-bit dtype, with one program on each multiprocessor."""
 
 ENOUGH_PROGRAMS = 128
 """A sum is split over members up to this many programs: one for each multiprocessor of a GPU."""
@@ -108,7 +108,7 @@ def weighted_outer(
 
     * bytes: N e (o + i), read again from a cache for each tile of the other axis; the result; the core. With
       P > 1 parts another 8 P o i.
-    * flops: 2 N o i on matrix units, and a multiplication for each number of a tile of L.
+    * flops: 2 N o i on tensor cores, and a multiplication for each number of a tile of L.
 
     Args:
         left: [n, o], int8 or the dtype of the utilities.

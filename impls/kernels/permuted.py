@@ -1,8 +1,8 @@
-"""Product with permuted noise, a core times the channels that each member picks, in two kernels.
+"""Product with permuted noise in two kernels: gather each member's channels, then multiply by the core.
 
-y_row = W x + s C x[picks_m]. Picking in the loop of the product would be repeated for each tile of columns:
-at (1024, 1024) eight times an index of 8 bytes and an uncoalesced load for each number of x, several times
-the product. So a first kernel writes the picked channels, and a second one computes both products in one
+y_row = W x + s C x[picks_m]. Gathering inside the matmul loop would be repeated for each tile of columns:
+at (1024, 1024), eight times an 8-byte index and an uncoalesced load per element of x, which takes several
+times the matmul. So one kernel writes the gathered channels, and a second computes both products in one
 accumulator.
 """
 
@@ -30,14 +30,14 @@ from impls.kernels.tiling import Tiling, block_size
 from impls.schemes.permuted import Permuted, PermutedNoise
 
 TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
-"""Default tile sizes for a dtype of 16 bits."""
+"""Default tile sizes for a 16-bit dtype."""
 
-PICKED = (4, 256)
-"""Rows and picks in a tile of :func:`pick_kernel`."""
+GATHER_BLOCK = (4, 256)
+"""Rows and picks in a tile of :func:`gather_kernel`."""
 
 
 @triton.jit
-def pick_kernel(
+def gather_kernel(
     picked, x, picks,
     rows, count, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -55,22 +55,22 @@ def pick_kernel(
 
 
 @triton.jit
-def added_kernel(
-    y, x, weight, second, core, sigmas, sigma,
+def permuted_kernel(
+    y, x, weight, gathered, core, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     count, tiles_m, tiles_n,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of x W plus ``second`` [rows, count] times ``core`` [o, count]."""
+    """Compute a tile of ``x @ weight.T + sigma * gathered @ core.T``."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    second += offs_m * count
+    gathered += offs_m * count
     acc = gemm_loop(
-        acc, second, 1, mask_m, core, count, offs_n, mask_n, 0, count, ACC, PRECISION, BLOCK_K
+        acc, gathered, 1, mask_m, core, count, offs_n, mask_n, 0, count, ACC, PRECISION, BLOCK_K
     )  # fmt: skip
     acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
@@ -82,11 +82,11 @@ def added_kernel(
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
-def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
-    """Copy the channels that each row's member picks: [r, m, p, i] and [m, k] -> [r, m, p, k], contiguous.
+def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
+    """Gather each member's channels: ``x[r, m, p, picks[m]]``, contiguous [r, m, p, k].
 
-    For R rows with e bytes per number, e R i and 8 m k bytes are read, 8 for an index of int64, and e R k
-    written. Loads are uncoalesced.
+    For R rows of e-byte elements, reads e R i bytes of x and 8 m k bytes of int64 indices, and writes e R k
+    bytes. Loads of x are uncoalesced.
 
     Args:
         x: [r, m, p, i], any strides.
@@ -102,39 +102,39 @@ def picked_rows(x: Tensor, picks: Tensor) -> Tensor:
     if not picked.numel():
         return picked
     rows = x.shape[:3].numel()
-    high, across = block_size(rows, PICKED[0]), block_size(count, PICKED[1])
+    high, across = block_size(rows, GATHER_BLOCK[0]), block_size(count, GATHER_BLOCK[1])
     tiles = -(-count // across)
     with torch.cuda.device_of(x):
-        pick_kernel[grid_of(-(-rows // high), tiles)](
+        gather_kernel[grid_of(-(-rows // high), tiles)](
             picked, x, picks,
             rows, count, members, x.shape[2], *x.stride(), tiles, BLOCK_M=high, BLOCK_N=across,
         )  # fmt: skip
     return picked
 
 
-def added_product(
+def permuted_product(
     x: Tensor,
     weight: Tensor,
-    second: Tensor,
+    gathered: Tensor,
     core: Tensor,
     sigma: float | Tensor,
     y: Tensor,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Compute W x + sigma C z for rows x and z, into ``y``, which is returned.
+    """Compute ``x @ weight.T + sigma * gathered @ core.T``, write it to ``y`` and return ``y``.
 
-    z is ``second`` [r, m, p, k], contiguous, and C is ``core`` [o, k]. Other arguments are those of all
+    ``gathered`` is [r, m, p, k], contiguous, and ``core`` is [o, k]. Other arguments are those of all
     launchers, see :mod:`impls.kernels.gemm`.
 
-    * bytes: e R (i + k + o) + e o (i + k); rows are read again from a cache for each tile of columns, W and C
+    * bytes: e R (i + k + o) + e o (i + k); rows are reread from cache for each tile of columns, weights
       for each tile of rows.
-    * flops: 2 R o (i + k) on matrix units, 1 + k / i times the plain product.
+    * flops: 2 R o (i + k) on tensor cores, 1 + k / i times the plain product.
     """
     gemm, count = gemm_of(x, weight, y), core.shape[-1]
-    second = operand("rows of the second product", second, (*x.shape[:3], count), x.dtype)
+    gathered = operand("gathered channels", gathered, (*x.shape[:3], count), x.dtype)
     core = operand("core", core, (len(weight), count), x.dtype)
     tiling = select_tiling("two products", gemm, tiling, TILING, count)
-    return gemm.launch(added_kernel, tiling, (second, core, *noise_scale(sigma, x)), count)
+    return gemm.launch(permuted_kernel, tiling, (gathered, core, *noise_scale(sigma, x)), count)
 
 
 @variant(in_sparsity=(0.5, 0.1), source="NESgpu; the kernels are ours")
@@ -165,5 +165,5 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
         self, x: Tensor, weight: Tensor, noise: PermutedNoise, sigma: float | Tensor, y: Tensor
     ) -> None:
         assert noise.inputs is not None  # noqa: S101  inputs are permuted
-        picked = picked_rows(x, noise.inputs[:, 0])
-        added_product(x, weight, picked, noise.core[0, 0].flatten(1), sigma, y)
+        picked = gather_channels(x, noise.inputs[:, 0])
+        permuted_product(x, weight, picked, noise.core[0, 0].flatten(1), sigma, y)

@@ -115,16 +115,16 @@ def _shifted(calls, lane: tl.constexpr, shift):
 
 
 @triton.jit
-def five_words(seed, first, member, layer, draw, WHOLE: tl.constexpr):
+def five_words(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     """Return words first to first + 4 of members' draws; ``first``, int64, and ``member`` broadcast.
 
-    With WHOLE, ``first`` are multiples of four and the four words are one call; the fifth is not used.
+    With ALIGNED, ``first`` are multiples of four and the four words are one call; the fifth is not used.
     Otherwise words are parts of two calls.
     """
     call = (first // 4).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, call, member, layer, draw)
     r4 = r0
-    if not WHOLE:
+    if not ALIGNED:
         r4, r5, r6, r7 = tl.philox(seed, call + 1, member, layer, draw)
         calls = (r0, r1, r2, r3, r4, r5, r6, r7)
         shift = first % 4
@@ -188,16 +188,16 @@ def box_muller(first, second):
 
 
 @triton.jit
-def four_normals(seed, first, member, layer, draw, WHOLE: tl.constexpr):
+def four_normals(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     """Return normals first to first + 3 of members' draws; ``first``, int64, and ``member`` broadcast.
 
-    With WHOLE ``first`` are multiples of four and the normals are one call, otherwise parts of two.
+    With ALIGNED ``first`` are multiples of four and the normals are one call, otherwise parts of two.
     """
     call = (first // 4).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, call, member, layer, draw)
     n0, n1 = box_muller(r0, r1)
     n2, n3 = box_muller(r2, r3)
-    if not WHOLE:
+    if not ALIGNED:
         r0, r1, r2, r3 = tl.philox(seed, call + 1, member, layer, draw)
         n4, n5 = box_muller(r0, r1)
         n6, n7 = box_muller(r2, r3)
@@ -211,13 +211,13 @@ def four_normals(seed, first, member, layer, draw, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def four_bits(seed, first, member, layer, draw, WHOLE: tl.constexpr):
+def four_bits(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     """Return bits first to first + 127 of members' draws in four words, lowest bits first.
 
-    With WHOLE ``first`` are multiples of 128 and the bits are one call, otherwise parts of two.
+    With ALIGNED ``first`` are multiples of 128 and the bits are one call, otherwise parts of two.
     """
-    r0, r1, r2, r3, r4 = five_words(seed, first // 32, member, layer, draw, WHOLE)
-    if not WHOLE:
+    r0, r1, r2, r3, r4 = five_words(seed, first // 32, member, layer, draw, ALIGNED)
+    if not ALIGNED:
         low = (first % 32).to(tl.uint32)
         # In two steps, as a shift by 32 is undefined.
         r0 = (r0 >> low) | ((r1 << 1) << (31 - low))
@@ -254,17 +254,17 @@ def signs_of(words):
 
 
 @triton.jit
-def values_of(seed, first, member, layer, draw, SIGN: tl.constexpr, WHOLE: tl.constexpr):
+def values_of(seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr):
     """Return the float32 values [..., width n] of calls that begin at ``first`` [..., n].
 
     A call has ``width`` values: four normals, or with SIGN 128 signs.
     """
     if SIGN:
-        r0, r1, r2, r3 = four_bits(seed, first, member, layer, draw, WHOLE)
+        r0, r1, r2, r3 = four_bits(seed, first, member, layer, draw, ALIGNED)
         words = side_by_side(r0, r1, r2, r3)
         return signs_of(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  the same
     else:  # noqa: RET505  Triton needs both branches
-        n0, n1, n2, n3 = four_normals(seed, first, member, layer, draw, WHOLE)
+        n0, n1, n2, n3 = four_normals(seed, first, member, layer, draw, ALIGNED)
         return side_by_side(n0, n1, n2, n3)
 
 
@@ -284,7 +284,7 @@ MOST_VALUES = 512
 @triton.jit(do_not_specialize=COUNTERS)
 def fill_kernel(
     values, key0, key1, layer, draw, first_member, members, start, size, tiles,
-    SIGN: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
+    SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
     """Write the values of CALLS Philox calls for OWN members; one program per tile and group of members."""
     pid = tl.program_id(0).to(tl.int64)
@@ -293,7 +293,7 @@ def fill_kernel(
     first = start + at + tl.arange(0, CALLS).to(tl.int64) * WIDTH
     counter = unsigned(first_member) + member.to(tl.uint32)
     drawn = values_of(
-        seed_of(key0, key1), first[None, :], counter[:, None], unsigned(layer), unsigned(draw), SIGN, WHOLE
+        seed_of(key0, key1), first[None, :], counter[:, None], unsigned(layer), unsigned(draw), SIGN, ALIGNED
     )
     element = at + tl.arange(0, CALLS * WIDTH)
     mask_m = (member < members)[:, None] & (element < size)[None, :]
@@ -327,7 +327,7 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
     with torch.cuda.device_of(values):
         fill_kernel[grid_of(tiles, -(-len(values) // OWN_MEMBERS))](
             values, *counters, *values.shape[:1], start, values.shape[1], tiles,
-            SIGN=signs, WHOLE=start % width == 0, WIDTH=width, OWN=OWN_MEMBERS, CALLS=calls,
+            SIGN=signs, ALIGNED=start % width == 0, WIDTH=width, OWN=OWN_MEMBERS, CALLS=calls,
         )  # fmt: skip
     return values
 

@@ -42,7 +42,7 @@ AT_ONCE = 16
 """Rows of values that a sum loads at a time."""
 
 MOST_OUTPUTS = 256
-"""Most outputs in a tile of a sum: 32 values for each of 128 threads."""
+"""Maximum number of outputs in a tile of a sum: 32 values for each of 128 threads."""
 
 
 def default_tiling(columns: int, dtype: torch.dtype) -> Tiling:
@@ -93,20 +93,20 @@ def sparse_product(
     y: Tensor,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Multiply each row by W + sigma E_m, where E_m has k non-zero columns; write to ``y`` and return it.
+    """Apply W + sigma E_m to each row, where E_m has k nonzero columns; write to ``y`` and return it.
 
-    ``columns`` are int64 [m, k], for k of at most 8, and ``values`` [m, k, o]. Other arguments are those of
+    ``columns`` is int64 [m, k] with k <= 8, and ``values`` is [m, k, o]. The other arguments are common to
     all launchers, see :mod:`impls.kernels.gemm`.
 
-    * bytes: e R (i + o) + e i o of the product, e m k o of values and 8 m k of columns; columns, and x at
-      them, are read again from a cache for each tile of outputs.
-    * flops: 2 R i o on matrix units, and 2 R k o on others.
+    * bytes: e R (i + o) + e i o for the matmul, e m k o for values, 8 m k for columns; columns, and x at
+      them, are reread from cache for each tile of outputs. e is the element size.
+    * flops: 2 R i o on tensor cores, and 2 R k o on CUDA cores.
     """
     gemm, count = gemm_of(x, weight, y), columns.shape[-1]
     columns = operand("columns", columns, (gemm.members, count), torch.int64)
     values = operand("values", values, (gemm.members, count, len(weight)), x.dtype)
     if count > MAX_COLUMNS:
-        message = f"a kernel takes at most {MAX_COLUMNS} columns of a member, got {count}"
+        message = f"the kernel supports at most {MAX_COLUMNS} perturbed columns per member, got {count}"
         raise ValueError(message)
     tiling = select_tiling("sparse", gemm, tiling, default_tiling(count, x.dtype), count)
     operands = (columns, values, *noise_scale(sigma, x))
@@ -157,7 +157,7 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
     about 20 us.
 
     * bytes: e m k o of values once, e i o of the result, and those of a sort of m k numbers.
-    * flops: 2 m k o, without matrix units.
+    * flops: 2 m k o, without tensor cores.
 
     Args:
         columns: int64 [m, k], below ``inputs``.

@@ -36,7 +36,7 @@ def piece_bytes(device: torch.device) -> int:
 
 
 def pieces(members: int, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges (start, stop) of members that take at most ``most_bytes`` together, at least one each."""
+    """Yield (start, stop) chunks of members of at most ``most_bytes``, with at least one member each."""
     step = max(1, most_bytes // max(1, member_bytes))
     for start in range(0, members, step):
         yield start, min(start + step, members)

@@ -111,7 +111,7 @@ class AbstractScheme(ABC, Generic[N]):
     """Whether members have binary weights; only layers whose weights are logits take such a scheme."""
 
     def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for subclasses
-        """Return why the scheme cannot serve a layer on the layer's device; an empty string if it can."""
+        """Return why the scheme does not support a layer on its device, or ``""`` if it does."""
         return ""
 
     @property
@@ -207,13 +207,13 @@ class AbstractAdditiveScheme(AbstractScheme[N]):
 
 
 class AbstractDenseScheme(AbstractScheme[N]):
-    """Independent entries for every member; E_m are written out for a piece of the population at a time.
+    """Independent entries for every member; E_m is materialized for a chunk of members at a time.
 
     Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m are not stored.
     """
 
     def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for subclasses
-        """Return the ranges (start, stop) of members, counted from the first, of each piece."""
+        """Return the (start, stop) range of members of each chunk; 0 is the first member in ``noise``."""
         return [(0, members)]
 
     @override
@@ -222,7 +222,7 @@ class AbstractDenseScheme(AbstractScheme[N]):
     ) -> Tensor:
         y = op.apply_shared(x, weight)
         for start, stop in self.pieces(noise, x.shape[1]):
-            # A piece is freed before the next one is written out.
+            # The dense noise of a chunk is freed before that of the next one is materialized.
             part = op.apply_per_member(x[:, start:stop], self.dense_noise(noise.narrow(start, stop)))
             add(y[:, start:stop], part, sigma)
         return y

@@ -47,7 +47,7 @@ class Descent:
 
     @classmethod
     def of(cls, subject: Subject) -> Self:
-        """Use the first images that the network was trained on.
+        """Create a Descent on the first ``ROWS`` training images.
 
         Raises:
             UserError: scikit-learn is not installed.

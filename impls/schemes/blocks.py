@@ -182,7 +182,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
+        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
         change = self.dropped(op, weight, noise, x) - y
         total: Tensor = pull(change * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total

@@ -188,7 +188,7 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # two without has_aux
+        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
         xi = append_axes(_xi(noise.kept, self.p, y), y[0])
         total: Tensor = pull(y * xi * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total

@@ -146,14 +146,14 @@ class ActiveWeights:
     Attributes:
         inactive: the inverted mask.
         nonzero: number of active entries.
-        gathers: whether the gradients of the next backward pass decide which entries the next update grows.
-        gathered: sum of the dense gradients of several passes, None before the first pass.
+        gathers: whether backward passes add their dense gradients to ``gathered``.
+        gathered: sum of the dense gradients of the passes so far, None before the first pass.
         arriving: dense gradient of the current pass, before it is added to ``gathered``.
 
     """
 
     def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
-        """Take a copy of the mask; the weight is not changed yet."""
+        """Copy the mask to the weight's device; the weight itself is not modified yet."""
         self.name, self.weight = name, weight
         self.mask = first_ranks_mask(mask.to(weight.device, copy=True))
         self.inactive = ~self.mask
@@ -174,7 +174,7 @@ class ActiveWeights:
         ]
 
     def take_gradient(self) -> Tensor:
-        """Return and forget the sum of the gathered dense gradients over all ranks; NaN if there is none."""
+        """Return the accumulated dense gradient, summed over ranks, and reset it; NaN if there is none."""
         gradient = torch.full_like(self.weight, torch.nan) if self.gathered is None else self.gathered
         self.gathered = self.arriving = None
         if has_other_ranks():
@@ -266,7 +266,7 @@ class RigLScheduler:
             message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
             raise ValueError(message)
         if isinstance(optimizer, torch.optim.LBFGS):
-            message = "LBFGS would step along directions of earlier masks: use a first-order optimizer"
+            message = "LBFGS is not supported: its history would mix masks; use a first-order optimizer"
             raise ValueError(message)  # noqa: TRY004  as for every other unsuitable argument
         claimed = {"the optimizer": optimizer, **self._weights}
         if state_dict is not None:

@@ -14,7 +14,7 @@ from esbench.workload import WrongResultError
 from impls.binary import bits
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.verify.reference import check_forward, check_update, compare, double, updated
+from impls.verify.reference import check_close, check_forward, check_update, double, updated
 
 STEPS = 48
 """Number of steps over which moments of the noise are estimated."""
@@ -199,13 +199,13 @@ def check_split(setting: Setting) -> None:
     rows = [slice(part.members.start, part.members.stop) for part in parts]
     runs = [population.call_with_activations(x[row], part) for row, part in zip(rows, parts, strict=True)]
     split = torch.cat([outputs for outputs, _ in runs])
-    compare("forward in parts", split, y, y)
+    check_close("forward in parts", split, y, y)
     shares = [
         updated(population, part, utilities[row], record)
         for row, part, (_, record) in zip(rows, parts, runs, strict=True)
     ]
     for name, value in update.items():
-        compare(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
+        check_close(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
 
 
 def _expect(what: str, values: Tensor, expected: float) -> None:

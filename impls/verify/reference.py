@@ -70,7 +70,7 @@ def check_forward(
     if y.shape != shape:
         message = f"forward returned shape {tuple(y.shape)}, expected {tuple(shape)}"
         raise WrongResultError(message)
-    compare("forward", y[rows], torch.cat(expected), torch.cat(narrow), eps)
+    check_close("forward", y[rows], torch.cat(expected), torch.cat(narrow), eps)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def check_update(
         record = population.call_with_activations(x, noise)[1] if by_rows else None
         got = updated(population, noise, utilities, record)
     for name, value in expected.items():
-        compare(f"update of {name}", got.get(name), value, narrow[name], eps)
+        check_close(f"update of {name}", got.get(name), value, narrow[name], eps)
 
 
 def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
@@ -220,18 +220,18 @@ def _run(
     return result
 
 
-def compare(
+def check_close(
     what: str, got: Tensor | None, expected: Tensor, narrow: Tensor, eps: float | None = None
 ) -> None:
-    """Check a result; its error may be twice that of the reference in the same dtype, plus a few roundings.
+    """Check that a result's error is at most twice that of the reference in the same dtype, plus rounding.
 
     Args:
         what: name of the result, for messages.
         got: the result.
         expected: the reference in float64.
-        narrow: the reference in the result's dtype.
-        eps: spacing of the numbers that products are computed in, by default that of the dtype. In TF32 a
-            device rounds large products, but not the single rows of the reference.
+        narrow: the reference computed in the result's dtype.
+        eps: machine epsilon of the matmul's precision, by default that of the dtype. With TF32, a
+            GPU rounds the large matmuls but not the reference's single-row products.
 
     Raises:
         WrongResultError: the result is missing, not finite, of another dtype or too far off.
@@ -247,7 +247,7 @@ def compare(
         message = f"{what}: values are {got.dtype}, expected {narrow.dtype}"
         raise WrongResultError(message)
     norm = expected.double().norm().item()
-    # In float64 the reference is exact; a real mistake is 1e9 times larger than this.
+    # In float64 the reference is exact; an actual bug causes an error about 1e9 times larger than this bound.
     roundings = 1024 if got.dtype is torch.float64 else 4
     spacing = torch.finfo(got.dtype).eps if eps is None else eps
     allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm

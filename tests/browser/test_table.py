@@ -196,7 +196,7 @@ def test_axe_finds_nothing(
 
 
 def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None:
-    """A control without a name is found, which shows that the check works."""
+    """axe-core reports a control without an accessible name, so the check can fail."""
     page = opened()
     page.evaluate(
         "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-layer'))"

@@ -60,7 +60,7 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
         ("empty", USAGE, "no suite"),
         ("unloadable", USAGE, "the worker of base ended (base is base, 000"),
         ("elsewhere", USAGE, "but not from those of head"),
-        ("installed", USAGE, "no package of variants comes from this repository"),
+        ("installed", USAGE, "no variant package is part of this repository"),
     ],
 )
 def test_a_fault_ends_with_its_exit_code_and_is_named(

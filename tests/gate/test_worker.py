@@ -160,7 +160,9 @@ def test_a_variant_that_fails_while_it_is_timed_ends_its_worker(root: Path, tmp_
         process.receive(Hello)
         process.ask(Open(cell("TinyLate")), Opened)
         (root / "late").touch()
-        with pytest.raises(WorkerError, match=r"of head failed: RuntimeError: enough, at TinyLateTiny \|"):
+        with pytest.raises(
+            WorkerError, match=r"of head failed: RuntimeError: enough \(during the timing of TinyLateTiny \|"
+        ):
             process.ask(Visit(3), Visited)
         with pytest.raises(WorkerError, match="ended with exit code 0"):
             process.ask(Visit(3), Visited)
@@ -193,7 +195,9 @@ def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path
         hello = process.receive(Hello)
         with pytest.raises(WorkerError, match=r"it replaced a timer: time\.monotonic"):
             cheating.receive(Hello)
-        cannot = r"failed: PluginError: cannot load variants from their_variants\.py.*it never worked, at the"
+        cannot = (
+            r"failed: PluginError: cannot load variants from their_variants\.py.*it never worked \(during the"
+        )
         with pytest.raises(WorkerError, match=cannot):
             failing.receive(Hello)
     assert hello.own_packages == ("impls",)
@@ -240,8 +244,11 @@ def is_gone(process: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("os.kill(os.getpid(), 11)", "the worker of head ended with signal 11, at the start"),
-        ("sys.exit('no such')", "ended with exit code 1, at the start; the last line it printed: no such"),
+        ("os.kill(os.getpid(), 11)", "the worker of head ended with signal 11 (during the start)"),
+        (
+            "sys.exit('no such')",
+            "ended with exit code 1 (during the start); the last line it printed: no such",
+        ),
         ("os.write(2, b'\\xff' + b'x' * 1000); sys.exit(1)", f"the last line it printed: {'x' * 300}"),
         ("connection.send_bytes(b'Segmentation fault?')", "sent no valid answer: JSON is malformed"),
         ("""connection.send_bytes(b'{"message":"opened","launch_ns":0}')""", "no valid answer: Expected"),

@@ -122,7 +122,7 @@ def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
 
 
 def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
-    """Pieces form one archive; over the limit, logs are cut off but not results, and the session fails."""
+    """The archive is split; above the size limit, logs are cut off, results are kept, and packing fails."""
     steps = (
         'file_bytes=20000 files=3\nstep few 5 bash -c "echo found > $results/run"\n'
         'step fill 9 bash -c "head -c 50000 /dev/urandom | base64 -w 0"\n'

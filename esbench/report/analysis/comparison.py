@@ -1,6 +1,6 @@
 """Two runs compared: their devices and environments, and the rows that both have.
 
-Rows match if variant, case (with its dtype), phase, metric and method are the same. The ratios are no gate:
+Rows match if variant, case (with its dtype), phase, metric and method are the same. Ratios are not a gate:
 each run is one process, and the intervals do not cover differences between processes.
 """
 

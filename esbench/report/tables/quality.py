@@ -194,7 +194,7 @@ def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
     def cells(variant: Variant) -> dict[str, Cell | None]:
         return {heading: cell(variant, *key) for heading, key in keys.items()}
 
-    block = ("Figures", ": means of replicates, ± half of their 95 % interval where there are several.")
+    block = ("Figures", ": mean of the replicates, ± half their 95 % interval if there are several.")
     methods = {method for _, method in keys.values()}
     return [_section(qualities, case, "figures", block, cells, methods, Footnotes())] if keys else []
 

@@ -169,12 +169,12 @@ def check(
     """Compare named tensors with those of a reference, computed in their own dtype and in float64.
 
     Raises:
-        WrongResultError: they differ, or one is missing, see :func:`impls.verify.reference.compare`.
+        WrongResultError: they differ, or one is missing, see :func:`impls.verify.reference.check_close`.
 
     """
     exact = computed(*_widened(arguments))
     for name, narrow in computed(*arguments).items():
-        reference.compare(name, results.get(name), exact[name], narrow, eps)
+        reference.check_close(name, results.get(name), exact[name], narrow, eps)
 
 
 def _widened(value: Any) -> Any:  # noqa: ANN401  arguments of any kind

@@ -14,7 +14,7 @@ from impls.kernels.lowrank_rng import default_tiling, down_product, low_rank_rng
 from impls.kernels.philox import Draw, fill, round_keys
 from impls.kernels.tiling import Tiling
 from impls.perturbation import philox as plain
-from impls.verify.reference import compare
+from impls.verify.reference import check_close
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
             slow += utility.to(wide) * of_member.to(wide)
         total = summed(members, utilities, elements, signs=signs)
         assert total.dtype is wide
-        compare("sum", total, utilities.double() @ noise.double(), slow)
+        check_close("sum", total, utilities.double() @ noise.double(), slow)
     utilities = torch.randn(23, generator=generator(1))
     whole = summed(range(23), utilities, 200, signs=signs)
     assert torch.equal(whole, summed(range(23), utilities, 200, signs=signs, calls=32))

@@ -86,7 +86,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda rows, *_, **__: large if rows <= dense_rng.MAX_FEW_ROWS else many,
         )
         monkeypatch.setattr(dense_rng, "CALLS", {False: 2048, True: 128})
-        monkeypatch.setattr(permuted, "PICKED", (128, 256))
+        monkeypatch.setattr(permuted, "GATHER_BLOCK", (128, 256))
         # FusedBinary's kernel draws the same bits (see test_binary.py), but is slow in the interpreter.
         monkeypatch.setattr(FusedBinary, "sample", lambda _, weight, stream: Binary().sample(weight, stream))
 

@@ -30,7 +30,7 @@ from impls.kernels.philox import Draw, fill
 from impls.kernels.tiling import Tiling
 from impls.schemes import hadamard as plain_hadamard
 from impls.schemes.blocks import cells
-from impls.verify.reference import compare
+from impls.verify.reference import check_close
 from tests.kernels.launched.canaries import DEVICE, Canaries, canaries, generator, normal
 
 Sigma = float | Tensor
@@ -245,7 +245,9 @@ def permutes(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
         return x @ weight.mT + per_repeat(sigma, x) * (picked @ core.to(x.dtype).mT)
 
     return Product(
-        lambda x, w, s, y, t: permuted.added_product(x, w, permuted.picked_rows(x, picks), shared, s, y, t),
+        lambda x, w, s, y, t: permuted.permuted_product(
+            x, w, permuted.gather_channels(x, picks), shared, s, y, t
+        ),
         formula,
     )
 
@@ -407,7 +409,9 @@ def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.Mo
         monkeypatch.undo()
         assert found is y
         exact = product.formula(x.double(), weight.double(), sigma)
-        compare(f"product of {sizes} in {dtype} with {tiles}", y, exact, product.formula(x, weight, sigma))
+        check_close(
+            f"product of {sizes} in {dtype} with {tiles}", y, exact, product.formula(x, weight, sigma)
+        )
 
 
 def test_no_rows_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +438,7 @@ def test_operands_may_have_any_strides() -> None:
     assert torch.equal(found, expected)
     index = torch.randint(0, 33, (3, 19), generator=generator(2)).to(DEVICE)
     with canaries() as kept:
-        picked = permuted.picked_rows(image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index))
+        picked = permuted.gather_channels(image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index))
     assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, 19)))
 
 

@@ -16,7 +16,7 @@ from impls.kernels.outer import weighted_outer
 from impls.kernels.sparse import column_sums
 from impls.kernels.tiling import Tiling
 from impls.perturbation.noise import PhiloxStream
-from impls.verify.reference import compare
+from impls.verify.reference import check_close
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal, random_signs
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_sum_of_factors_is_right() -> None:
             guarded = [buffers.guard(values) for values in (left, right, utilities)]
             total = weighted_outer(guarded[0], guarded[1], guarded[2], factor=1 / 3, tiling=tiling)
         exact, slow = (outer_sum(left, right, utilities, each) / 3 for each in (torch.float64, dtype))
-        compare("sum", total, exact, slow)
+        check_close("sum", total, exact, slow)
     for members, outputs, inputs in ((0, 2, 3), (2, 0, 3), (2, 3, 0)):
         total = weighted_outer(normal(0, members, outputs), normal(1, members, inputs), normal(2, members))
         assert torch.equal(total, torch.zeros(outputs, inputs, device=DEVICE))
@@ -86,11 +86,11 @@ def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
             )
         matrix = (core if is_cored else 1) * (sylvester(outputs, inputs) if is_hadamard else 1)
         exact, slow = (outer_sum(left, right, utilities, each) * matrix for each in (torch.float64, dtype))
-        compare("sum", found, exact, slow)
+        check_close("sum", found, exact, slow)
     half = normal(4, members, inputs, dtype=dtype)  # signs on one side only
     for factors in ((left, half), (half, left)):
         exact, slow = (outer_sum(*factors, utilities, each) for each in (torch.float64, dtype))
-        compare("sum", weighted_outer(*factors, utilities, tiling=SMALL), exact, slow)
+        check_close("sum", weighted_outer(*factors, utilities, tiling=SMALL), exact, slow)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -148,7 +148,7 @@ def test_columns_are_summed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
         exact, slow = (
             column_formula(columns, values, utilities, inputs, each) for each in (torch.float64, dtype)
         )
-        compare("sum", found, exact, slow)
+        check_close("sum", found, exact, slow)
     order, starts = sparse.sorted_columns(columns, inputs)  # members in order, so that sums are repeatable
     for column in range(inputs):
         mine = order[starts[column] : starts[column + 1]]
@@ -179,4 +179,4 @@ def test_factors_are_drawn_again_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         assert pieces == [25 * member_bytes, 25 * member_bytes, 20 * member_bytes]
         written = scheme.plain.dense_noise(noise)
         exact = torch.tensordot(utilities.double(), written.double(), dims=1)
-        compare(f"update of {scheme}", total, exact, torch.tensordot(utilities, written, dims=1))
+        check_close(f"update of {scheme}", total, exact, torch.tensordot(utilities, written, dims=1))
