@@ -249,7 +249,7 @@ def test_settings_out_of_range_are_refused() -> None:
     for settings, message in refused:
         with pytest.raises(ValueError, match=re.escape(message)):
             RigLScheduler(model, optimizer, **SETTINGS | settings)
-    with pytest.raises(ValueError, match="LBFGS is not supported directions of earlier masks"):
+    with pytest.raises(ValueError, match="LBFGS is not supported: its history"):
         RigLScheduler(model, torch.optim.LBFGS(model.parameters()), **SETTINGS)
     partly = SGD(list(model.get_submodule("2").parameters()))
     with pytest.raises(ValueError, match=r"does not have 5\.weight, 7\.weight: ignore them"):
