@@ -28,7 +28,7 @@ _WITHOUT_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
 
 
 class GitError(UserError):
-    """git is not installed, or it failed; the message is its last line."""
+    """git is not installed, or it failed; the message is the last line of its output."""
 
 
 def git(

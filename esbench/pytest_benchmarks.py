@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def chosen(request: pytest.FixtureRequest) -> Iterator[ChosenBenchmarks]:
-    """The chosen cells; at the end no workload stays set up."""
+    """The chosen cells; the last workload is freed at the end."""
     benchmarks = request.config.stash[CHOSEN]
     yield benchmarks
     benchmarks.close()

@@ -189,7 +189,7 @@ class Registry:
 
         """
         if name not in self.suites:
-            message = f"no suite {name!r}; there are: {', '.join(sorted(self.suites))}"
+            message = f"no suite {name!r}; available: {', '.join(sorted(self.suites))}"
             raise UnknownNameError(message)
         return self.suites[name]
 
@@ -217,7 +217,7 @@ class Registry:
                 if any(fnmatch.fnmatchcase(label, pattern) for label in of_name)
             }
             if not matching:
-                message = f"no variant matches {pattern!r}; there are: {', '.join(self.entries)}"
+                message = f"no variant matches {pattern!r}; available: {', '.join(self.entries)}"
                 raise UnknownNameError(message)
             chosen = chosen - matching if glob.startswith("!") else chosen | matching
         entries = [entry for name, entry in self.entries.items() if name in chosen]
@@ -359,7 +359,7 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
 
     """
     if dtype is not None and dtype not in DTYPES:
-        message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
+        message = f"no dtype {dtype!r}; available: {', '.join(DTYPES)}"
         raise UnknownNameError(message)
     cases = select_cases(suite.cases, glob)
     return tuple(msgspec.structs.replace(case, dtype=dtype) for case in cases) if dtype else cases
@@ -374,7 +374,7 @@ def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
     """
     chosen = tuple(case for case in cases if fnmatch.fnmatchcase(case.label, glob))
     if not chosen:
-        message = f"no case matches {glob!r}; there are: {'; '.join(case.label for case in cases)}"
+        message = f"no case matches {glob!r}; available: {'; '.join(case.label for case in cases)}"
         raise UnknownNameError(message)
     return chosen
 
@@ -389,7 +389,7 @@ def phases_named(names: str) -> tuple[Phase, ...]:
     chosen, known = named(names), (*PHASES, QUALITY)
     for name in chosen:
         if name not in known:
-            message = f"no phase {name!r}; there are: {', '.join(known)}"
+            message = f"no phase {name!r}; available: {', '.join(known)}"
             raise UnknownNameError(message)
     return tuple(phase for phase in known if phase in chosen)
 

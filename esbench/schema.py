@@ -224,7 +224,7 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
             rounds, so that a ratio can be taken within a round.
         group: number of the co-resident group of the case.
         stop: why sampling ended.
-        warm_up: how it began.
+        warm_up: how the warm-up ended.
         labels: other remarks on the samples.
         positions: for each round, how many calls were visited before this one in the first half of the round;
             in the second half the order is reversed.

@@ -314,7 +314,7 @@ def _version(line: bytes) -> int | None:
 
 
 def _check_times(record: object) -> None:
-    """Check that no call took no time.
+    """Check that every call took more than 0 ns.
 
     Raises:
         ValueError: one took 0 ns.

@@ -1,11 +1,11 @@
 """Formatting of quantities: the one table that maps a metric's name to its formatter.
 
-Records hold numbers in the unit that the suffix of the metric's name says (``latency_ns``,
+Records hold numbers in the unit given by the suffix of the metric's name (``latency_ns``,
 ``peak_bytes``, ``power_w``); a name without a known suffix is a plain count. Nothing
 else in the project formats a measured number.
 
 The number of digits follows from the number's interval by one rule, :func:`last_place`: digits that the
-interval leaves open are not printed.
+interval does not determine are not printed.
 """
 
 import math

@@ -73,9 +73,9 @@ def test_what_is_unknown_lists_what_is_known() -> None:
         registry.select(["No*"])
     with pytest.raises(UnknownNameError, match="no variant matches 'No"):
         registry.select(["*", "!No*"])
-    with pytest.raises(UnknownNameError, match=r"'no'; there are: small"):
+    with pytest.raises(UnknownNameError, match=r"'no'; available: small"):
         registry.find_suite("no")
-    with pytest.raises(UnknownNameError, match=r"there are: Linear\(2, 3\)"):
+    with pytest.raises(UnknownNameError, match=r"available: Linear\(2, 3\)"):
         select_cases([CASE], "Conv*")
 
 

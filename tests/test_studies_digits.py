@@ -291,7 +291,7 @@ def test_bad_usage_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.Captur
         ("--sigma nan", "--sigma nan: expected a finite number above 0"),
         ("--learning-rate inf", "--learning-rate inf: expected a finite number above 0"),
         ("--members 0", "--members"),
-        ("--network Digits", "no network 'Digits'; there are: DigitsMLP, DigitsCNN"),
+        ("--network Digits", "no network 'Digits'; available: DigitsMLP, DigitsCNN"),
         ("--variants Base --variants Naive", "--variants Base Naive: nothing to train"),
         ("--variants Nope", "no variant matches 'Nope'"),
     ):

@@ -42,7 +42,7 @@ def digits(
         bool, typer.Option("--resume", help="Continue the newest study of this device.")
     ] = False,
 ) -> None:
-    """Train handwritten digits with every variant, and compare each with dense noise; takes minutes.
+    """Train small networks on handwritten digits with every variant, and compare each with dense noise.
 
     A variant that learns worse is reported and is not an error. Exit code 1 if one fails or is out of memory.
     Finished training runs are stored at once. Dense noise, Perturbed, always takes part; baselines take part

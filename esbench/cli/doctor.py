@@ -1,4 +1,4 @@
-"""The command ``doctor``: what this machine can measure."""
+"""The command ``doctor``: print what this machine can measure."""
 
 import typer
 

@@ -57,7 +57,7 @@ def load_entries(variants: list[str] | None, plugin: list[str] | None) -> list[E
 
 
 def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Entry]:
-    """Do the same as :func:`load_entries`, without variants ``on_request`` unless variants are named."""
+    """Do the same as :func:`load_entries`, but leave ``on_request`` variants out unless they are named."""
     return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
 
 
@@ -79,7 +79,7 @@ def note(text: str) -> None:
 
 def no_such_device(device: str, known: Iterable[str], results: Path) -> str:
     """Return the error for a device without stored runs."""
-    return f"no device {device!r} has runs in {results}; there are: {', '.join(known) or 'none'}"
+    return f"no device {device!r} has runs in {results}; available: {', '.join(known) or 'none'}"
 
 
 def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":

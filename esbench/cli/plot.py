@@ -92,6 +92,6 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
     of_one_device = of_device(device, devices(run for run in runs if run.rows), results)
     suites = dict.fromkeys(run.header.suite for run in of_one_device)
     if suite is not None and suite not in suites:
-        message = f"no run of suite {suite!r}; there are: {', '.join(suites)}"
+        message = f"no run of suite {suite!r}; available: {', '.join(suites)}"
         raise UserError(message)
     return [run for run in of_one_device if suite in {None, run.header.suite}]

@@ -47,7 +47,7 @@ class Target(NamedTuple):
     """The layers to recommend a scheme for: one shape, or the layers of a model.
 
     Attributes:
-        name: of the run that measures it.
+        name: name of the run that measures it.
         layers: name of each layer -> its case.
         excluded: names of modules that are left unperturbed.
         parts: case of each layer -> number of its parameters, and of all perturbed parameters.
@@ -374,7 +374,7 @@ def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -
 
     """
     if dtype is not None and dtype not in DTYPES:
-        message = f"no dtype {dtype!r}; there are: {', '.join(DTYPES)}"
+        message = f"no dtype {dtype!r}; available: {', '.join(DTYPES)}"
         raise UserError(message)
     if not (math.isfinite(sigma) and sigma > 0):
         message = f"--sigma {sigma:g}: expected a number above 0"

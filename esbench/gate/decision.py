@@ -88,7 +88,7 @@ class Evidence:
 
 
 def replicate_log_ratio(timed: Timed, trim: float) -> float:
-    """Return log(head / base) of a replicate: the mean over rounds without a share ``trim`` at either end."""
+    """Return log(head / base) of a replicate: the mean over rounds, trimmed by ``trim`` at each end."""
     return float(stats.trim_mean(round_log_ratios(timed), trim))
 
 
@@ -226,7 +226,7 @@ def suspects(screened: Mapping[str, Bounds], settings: Settings) -> set[str]:
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
-    """Return the level of each member of a family by Holm's step-down procedure.
+    """Return the level of each test of a family by Holm's step-down procedure.
 
     In the order of the p-values the level is alpha / (members left); after the first p-value above its level
     it stays where it is. So p <= level exactly for what is rejected (Holm, A Simple Sequentially Rejective
@@ -300,7 +300,7 @@ def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
 
 
 def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
-    """Return the verdicts that need no statistics: rows that appeared or went, wrong outputs, counts."""
+    """Return the verdicts that need no statistics: rows that appeared or went missing, outputs, counts."""
     rows: dict[str, dict[Arm, Surveyed]] = {}
     for row in surveys:
         rows.setdefault(row.cell.name, {})[row.arm] = row

@@ -16,7 +16,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
         device: cpu or cuda.
         threads: CPU threads of torch.
         core: the core that it is pinned to; None for any.
-        seed: of weights, inputs and noise.
+        seed: seed of weights, inputs and noise.
         suite: name of the suite.
         variants: globs over variants; empty for those of the suite.
         plugins: modules or files that register variants.
@@ -54,7 +54,7 @@ class Open(_Message, frozen=True, tag="open"):
 
 
 class Control(_Message, frozen=True, tag="control"):
-    """Set a number of units of control work up; the next visits time it."""
+    """Set up some units of control work; the next visits time them."""
 
     units: int
     method: str

@@ -47,7 +47,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Revision(_Strict, frozen=True):
     """One arm: the revision as it was named on the command line, and its commit.
 
-    For a work tree with changes that is a commit on no branch.
+    For a work tree with changes, the commit is not on any branch.
     """
 
     asked: str
@@ -179,7 +179,7 @@ class Settings(_Strict, frozen=True):
 class Decision(_Strict, frozen=True, kw_only=True):
     """All verdicts of a gate, stored as ``gate.json``.
 
-    ``invalid``: why its times decide nothing; ``unused``: waivers that apply to nothing.
+    ``invalid``: reasons why its times are ignored; ``unused``: waivers that are no longer needed.
     """
 
     schema: int

@@ -134,7 +134,7 @@ class Worker:
         )
 
     def answer(self, question: Question) -> Answer:
-        """Carry out a request. Only what a survey raises is an answer; other errors end the worker."""
+        """Carry out a request. An error in a survey is sent as its answer; any other one ends the worker."""
         match question:
             case Survey():
                 return Rows(tuple(self._survey(question.cells)))

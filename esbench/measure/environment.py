@@ -48,7 +48,7 @@ def resolve_device(name: str) -> Literal["cpu", "cuda"]:
     if name == "cpu":
         return "cpu"
     if name != "cuda":
-        message = f"no device {name!r}; there are: auto, cpu, cuda"
+        message = f"no device {name!r}; available: auto, cpu, cuda"
         raise DeviceError(message)
     if missing := no_cuda():
         message = f"--device cuda: {missing}; use --device cpu, or see `esbench doctor`"

@@ -36,8 +36,8 @@ MOST_CALLS = 1024
 class Pace(NamedTuple):
     """The durations of a pass.
 
-    Seconds before the first reading, of readings, at most of readings if the energy counter is slow, and
-    between readings; the clock that measures them.
+    In seconds: the lead-in before the first reading, the window of readings, the longest window if the energy
+    counter is slow, and the interval between readings. Also the clock that measures them.
     """
 
     lead_in_s: float = 1.0

@@ -66,7 +66,7 @@ class TimedCall:
 
     Attributes:
         rounds: metric -> a tuple of nanoseconds per round, with the samples of both visits.
-        positions: for each round, the number of calls visited before this one on the way forth.
+        positions: for each round, the number of calls visited before this one in the first half of the round.
         conditions: for each round, the device's readings after each visit.
         stop: the reason why sampling ended; empty before.
         failure: the failure of the call, if any.

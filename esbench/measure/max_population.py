@@ -26,7 +26,7 @@ Fits = Callable[[int], bool]
 class Capacity(NamedTuple):
     """The largest population that fitted, or 0, and the smallest that did not.
 
-    ``stop`` is why the search ended: ``resolution``, or ``budget`` if the two differ by more than that.
+    ``stop`` is why the search ended: ``resolution`` if the two are close enough, otherwise ``budget``.
     """
 
     members: int

@@ -188,7 +188,7 @@ class Budget:
         self._overhead_s += seconds
 
     def cuts(self, skipped: Sequence[Skipped]) -> Iterator[str]:
-        """Yield a line for each kind of cut that was made."""
+        """Yield a line for each way in which the time limit shortened the run."""
         if self._least_s < self._most_s:
             yield f"{OUT_OF_TIME}: a cell had as little as {self._least_s:g} s of {self._most_s:g} s"
         lost = [row for row in skipped if row.reason == OUT_OF_TIME]

@@ -223,7 +223,7 @@ def _frozen_garbage() -> Iterator[None]:
 
 
 def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
-    """Yield the largest population that fits of each variant that was out of memory."""
+    """For each variant that ran out of memory, yield the largest population that fits."""
     plan, recorder = context.plan, context.recorder
     if not plan.timed:
         return

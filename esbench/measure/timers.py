@@ -236,7 +236,7 @@ def check_methods(device: str, methods: Iterable[str]) -> None:
     """
     for method in methods:
         if method not in METHODS[device]:
-            message = f"no method {method!r} on {device}; there are: {', '.join(METHODS[device])}"
+            message = f"no method {method!r} on {device}; available: {', '.join(METHODS[device])}"
             raise UserError(message)
 
 

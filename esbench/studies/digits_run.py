@@ -64,7 +64,10 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
     changes = differences(study.environment, environment)
     changes += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
     if changes:
-        message = f"study {study.study_id} cannot be resumed, these differ: {'; '.join(changes)}: train again"
+        listed = "; ".join(changes)
+        message = (
+            f"study {study.study_id} cannot be resumed, because these have changed: {listed}: train again"
+        )
         raise UserError(message)
 
 

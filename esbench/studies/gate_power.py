@@ -106,7 +106,7 @@ class Power(_Strict, frozen=True):
 
 
 class GateStudy(_Strict, frozen=True):
-    """The log ratios of cells and controls, and the results of resampling; none of too few replicates."""
+    """The log ratios of cells and controls, and the results of resampling if there are enough replicates."""
 
     schema: int
     opening: Opening

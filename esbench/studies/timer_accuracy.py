@@ -48,7 +48,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         question: AGREEMENT, TWINS or LENGTH; others are of earlier studies and not shown.
         kernel: its name.
         arm: the timer, or the name under which the kernel was timed.
-        metric: with warm or with cold caches.
+        metric: latency with warm or with cold caches.
         sitting: only arms of the same sitting share rounds.
         samples: one tuple of nanoseconds per round.
         expected_ns: the length of a wait.

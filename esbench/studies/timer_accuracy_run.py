@@ -101,7 +101,7 @@ class Plan:
         rounds: rounds of a comparison with the other timer.
         agreement_s: budget of a comparison with the other timer, per timer.
         twins_s: budget of other calls.
-        seed: of inputs and orders.
+        seed: seed of inputs and orders.
 
     """
 

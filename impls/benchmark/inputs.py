@@ -80,7 +80,7 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
         module = _binarized(case, place)
     else:
         known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
-        message = f"no operator {case.operator!r} here; there are: {', '.join(known)}"
+        message = f"no operator {case.operator!r} here; available: {', '.join(known)}"
         raise UnavailableError(message)
     generator = Generator(device).manual_seed(seed)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def features(case: Case) -> tuple[int, ...]:
 
 
 def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """Return seeded tensors N(0, 1), one per turn; a GPU multiplies zeros faster."""
+    """Return seeded tensors N(0, 1), one per turn. Zeros would be multiplied faster on a GPU."""
     generator = Generator(device)
     return tuple(
         torch.randn(*shape, device=device, dtype=dtype, generator=generator.manual_seed(seed + turn))

@@ -199,7 +199,7 @@ class BinarizedMaxPool2d(nn.Module):
     """Max pooling of packed images, which is OR: words [rows, h, w, words] -> [rows, h', w', words].
 
     Args:
-        kernel_size: of the window.
+        kernel_size: size of the window.
         stride: distance between windows; by default they do not overlap.
         padding: rows and columns of -1 around an image.
 

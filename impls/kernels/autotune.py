@@ -81,7 +81,7 @@ class Tunable(NamedTuple):
         make: make a launch from operands and a tuple of ``more``.
         candidates: tile sizes to try besides the default, which must give the same result.
         more: further sizes that the tile sizes depend on, such as the ranks to tune for.
-        is_sum: whether the kernel sums over rows, and is not a product of rows.
+        is_sum: whether the kernel computes a sum over rows instead of a product.
 
     """
 

@@ -279,11 +279,11 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
             on int8 tensor cores, for which weights are unpacked in registers. Unpacking a word should take as
             long as counting it for eight rows; this has not been measured.
 
-    Memory    that of the plain scheme.
+    Memory    same as the wrapped scheme.
     Work      two Philox calls for each 32 drawn bits; a bit read once by a forward with up to four rows; a
               bit read once, and two operations for it, by an update. Estimated times on an H200 for 1024
               members with a weight of 1024 x 1024 are 174, 31 and 73 us.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     few: int = 8

@@ -221,10 +221,10 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     Blocks should be at least as wide as tiles, about 128 channels: for narrower ones a tile computes more
     than is kept. Rows of antithetic halves, which see 2 W - (W + sigma E), need all blocks.
 
-    Memory    that of the plain scheme, without copies of kept channels.
-    Work      that of the plain scheme, in whole tiles. The update is the plain scheme's: a pass over the
+    Memory    same as the wrapped scheme, without copies of kept channels.
+    Work      same as the wrapped scheme, in whole tiles. The update is the wrapped scheme's: a pass over the
               weight for each group, or a product of torch with the rows.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     p: float = 0.5

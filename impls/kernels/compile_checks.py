@@ -64,9 +64,9 @@ class Dtype(NamedTuple):
     """A dtype of operands.
 
     Attributes:
-        name: in titles.
-        dtype: of tensors.
-        instruction: that a product compiles to.
+        name: name in titles.
+        dtype: dtype of the tensors.
+        instruction: the instruction that a product compiles to.
 
     """
 
@@ -113,7 +113,7 @@ class Check:
         kernel: the kernel that is compiled; others of the same launch are not.
         launch: runs a launcher on meta tensors.
         required: instructions that must be there, as regular expressions; WGMMA stands for MMA before 9.0.
-        forbidden: instructions that must not.
+        forbidden: instructions that must not be there.
         limit: a further check, which returns a problem or an empty string.
         tf32: whether float32 products use TF32.
 

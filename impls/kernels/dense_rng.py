@@ -452,9 +452,9 @@ class FusedRegenerated(AbstractFusedRegenerated):
     Drawn normals differ from the stream's by a few float32 roundings, so float64 is refused.
 
     Memory    nothing: noise stays in the registers that it is drawn in.
-    Work      that of the plain scheme. Drawing bounds the time: n o i normals, at 1e12 a second, in the
+    Work      same as the wrapped scheme. Drawing bounds the time: n o i normals, at 1e12 a second, in the
               forward for each block of a member's rows, and in the update.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     SIGNS: ClassVar[bool] = False
@@ -476,9 +476,9 @@ class FusedRegeneratedSign(AbstractFusedRegenerated):
     """:class:`~impls.schemes.regenerated.RegeneratedSign` in kernels, as :class:`FusedRegenerated`.
 
     Memory    nothing.
-    Work      that of the plain scheme. A Philox call draws 128 signs, so the time is bounded by three
+    Work      same as the wrapped scheme. A Philox call draws 128 signs, so the time is bounded by three
               operations for each sign and row.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     SIGNS: ClassVar[bool] = True

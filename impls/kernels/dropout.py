@@ -173,10 +173,10 @@ def gate_factors(
 class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     """:class:`~impls.schemes.dropout.DropoutMask` in one kernel without further passes over rows.
 
-    Memory    that of the plain scheme, without a copy of the rows.
-    Work      that of the plain scheme. The update is the plain scheme's: of inputs a sum of masks and a pass
+    Memory    same as the wrapped scheme, without a copy of the rows.
+    Work      same as the wrapped scheme. The update is the wrapped scheme's: of inputs a sum of masks and a pass
               over the weight, of outputs a product of torch with the rows.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     p: float = 0.5

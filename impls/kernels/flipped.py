@@ -129,10 +129,10 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
 class FusedFlipped(AbstractFusedFlipped):
     """:class:`~impls.schemes.flipped.Flipped` with both products in one kernel.
 
-    Memory    that of the plain scheme, without intermediate results.
-    Work      two products; signs are flipped in registers. The update of one side is the plain scheme's, a
+    Memory    same as the wrapped scheme, without intermediate results.
+    Work      two products; signs are flipped in registers. The update of one side is the wrapped scheme's, a
               sum of signs and a pass over the core; of both sides it is one product in a kernel.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     side: Literal["in", "out", "both"] = "in"
@@ -148,9 +148,9 @@ class FusedFlipped(AbstractFusedFlipped):
 class FusedFlippedSign(AbstractFusedFlipped):
     """:class:`~impls.schemes.flipped.FlippedSign` in one kernel, as :class:`FusedFlipped`.
 
-    Memory    that of the plain scheme.
+    Memory    same as the wrapped scheme.
     Work      that of :class:`FusedFlipped`.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     side: Literal["in", "out", "both"] = "both"

@@ -148,11 +148,11 @@ def hadamard_product(
 class FusedHadamard(AbstractFused[HadamardNoise]):
     """:class:`~impls.schemes.hadamard.Hadamard` in one kernel.
 
-    Memory    that of the plain scheme, without transformed rows.
+    Memory    same as the wrapped scheme, without transformed rows.
     Work      a tile of 128 columns sums its rows' channels with signs in the loop of the shared product and
               ends with a product of 64 channels: 64 / i more on tensor cores, and two additions for each
               number of a row and tile.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     @property

@@ -23,10 +23,10 @@ class Operands:
 
     Args:
         sizes: rows, which are members of a layer, outputs and inputs.
-        dtype: of floating operands.
-        device: of operands.
-        repeats: of each member.
-        positions: of each member.
+        dtype: dtype of floating operands.
+        device: device of the operands.
+        repeats: number of repeats of each member.
+        positions: number of positions of each member.
 
     """
 

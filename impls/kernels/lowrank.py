@@ -212,11 +212,11 @@ class FusedLowRank(AbstractFusedLowRank):
     ``down``, once for each block of a member's rows, and the product's kernel ``up``. Drawn normals differ
     from the stream's by a few float32 roundings, so float64 is refused.
 
-    Memory    that of the plain scheme; regenerated, rank float32 numbers for each row during a forward, and
+    Memory    same as the wrapped scheme; regenerated, rank float32 numbers for each row during a forward, and
               at most 64 MiB of factors during an update.
-    Work      that of the plain scheme. Regenerated, another pass over x and n rank (o + i) normals, at 1e12 a
+    Work      same as the wrapped scheme. Regenerated, another pass over x and n rank (o + i) normals, at 1e12 a
               second; an update writes and reads as many.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     SIGNS: ClassVar[bool] = False
@@ -243,10 +243,10 @@ class FusedLowRankSign(AbstractFusedLowRank):
 
     Drawn signs are the stream's in every dtype.
 
-    Memory    that of the plain scheme; regenerated, rank float32 numbers for each row during a forward, and
+    Memory    same as the wrapped scheme; regenerated, rank float32 numbers for each row during a forward, and
               at most 64 MiB of factors, a byte each, during an update.
-    Work      that of the plain scheme. Regenerated, another pass over x and a Philox call for 128 signs.
-    Quality   that of the plain scheme.
+    Work      same as the wrapped scheme. Regenerated, another pass over x and a Philox call for 128 signs.
+    Quality   same as the wrapped scheme.
     """
 
     SIGNS: ClassVar[bool] = True

@@ -147,10 +147,10 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     have to be written, R * o numbers, before any of them can be added. A kernel could save only one of the
     plain scheme's passes over outputs.
 
-    Memory    that of the plain scheme: R * k picked numbers.
-    Work      1 + k / i products, and an index of 8 bytes for each pick. The update is the plain scheme's: n k
+    Memory    same as the wrapped scheme: R * k picked numbers.
+    Work      1 + k / i products, and an index of 8 bytes for each pick. The update is the wrapped scheme's: n k
               numbers scattered into k x i, and one product of the core with them, for any population.
-    Quality   that of the plain scheme.
+    Quality   same as the wrapped scheme.
     """
 
     in_sparsity: float = 1.0

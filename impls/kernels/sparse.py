@@ -192,12 +192,12 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
 class FusedSparsePerturbed(AbstractFused[SparseNoise]):
     """:class:`~impls.schemes.sparse.SparsePerturbed` in one kernel without further passes over rows.
 
-    The update adds the members of each column in order. Unlike that of the plain scheme on a GPU, its bits
+    The update adds the members of each column in order. Unlike that of the wrapped scheme on a GPU, its bits
     are the same every time.
 
-    Memory    that of the plain scheme.
-    Work      that of the plain scheme; a row's columns are gathered once for each tile of outputs.
-    Quality   that of the plain scheme.
+    Memory    same as the wrapped scheme.
+    Work      same as the wrapped scheme; a row's columns are gathered once for each tile of outputs.
+    Quality   same as the wrapped scheme.
     """
 
     k: int

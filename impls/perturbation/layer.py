@@ -350,7 +350,7 @@ def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, n
     for pattern in exclude:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
             message = (
-                f"exclude pattern {pattern!r} matches no module; there are: {', '.join(filter(None, named))}"
+                f"exclude pattern {pattern!r} matches no module; available: {', '.join(filter(None, named))}"
             )
             raise ValueError(message)
     modules = {
@@ -420,13 +420,13 @@ def perturbed_layers(
         if first.bias is not layer.bias:
             message = (
                 f"{first.name} and {name} share a weight but not their bias, which no scheme supports: "
-                "share the bias too, do without, or exclude both"
+                "share the bias too, use no bias, or exclude both"
             )
             raise ValueError(message)
     if unmatched:
         message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
         raise ValueError(message)
     if unused := [pattern for pattern in patterns if pattern not in used]:
-        message = f"pattern {unused[0]!r} matches no layer; there are: {', '.join(modules)}"
+        message = f"pattern {unused[0]!r} matches no layer; available: {', '.join(modules)}"
         raise ValueError(message)
     return list(chosen.values())

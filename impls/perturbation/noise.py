@@ -5,7 +5,7 @@ in several calls for parts of it, in any order, in the forward and in the update
 
 :class:`BlockStream` uses torch's generators, seeded once for each block of :data:`BLOCK` members. It is fast
 everywhere, but its bits depend on the device and the dtype, and the last block of a population, if it is
-shorter, has other bits than a whole block. :class:`PhiloxStream` is counter-based: slower in plain torch,
+shorter, has different bits from a whole block. :class:`PhiloxStream` is counter-based: slower in plain torch,
 equal on every device and in every dtype up to rounding, and any member and element can be drawn alone.
 """
 

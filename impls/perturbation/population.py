@@ -41,7 +41,7 @@ class PopulationNoise:
     Attributes:
         members: the members that the noise is for.
         layers: noise of each layer, by name.
-        owner: the population that drew it; no other accepts it.
+        owner: the population that drew it, the only one that accepts it.
 
     """
 
@@ -381,7 +381,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
     check_layers(STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias")))
     for layer in layers:
         if antithetic and not layer.scheme.supports_antithetic:
-            message = f"{layer.scheme} supports no antithetic sampling: weights of {layer.name!r} are binary"
+            message = (
+                f"{layer.scheme} does not support antithetic sampling: weights of {layer.name!r} are binary"
+            )
             raise ValueError(message)
     return Population(
         model,
@@ -420,7 +422,7 @@ def stream_for(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
     if name is None:
         return "philox" if fused else "block"
     if name not in STREAMS:
-        message = f"no stream {name!r}; there are: {', '.join(STREAMS)}"
+        message = f"no stream {name!r}; available: {', '.join(STREAMS)}"
         raise ValueError(message)
     if fused and name != "philox":
         message = (

@@ -54,8 +54,8 @@ class Flops(NamedTuple):
 class AbstractScheme(ABC, Generic[N]):
     """How noise is drawn, applied to rows and summed into an update.
 
-    Implementations are frozen dataclasses of their options. They call an operator's methods and never ask
-    which operator it is.
+    Implementations are frozen dataclasses of their options. They call an operator's methods without checking
+    its type.
     """
 
     # Required.

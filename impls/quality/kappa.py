@@ -1,7 +1,7 @@
-"""Kappa of the quality law, the loss of a scheme by dependent members, estimated from their noise.
+"""Kappa of the quality law, the loss of a scheme due to dependent members, estimated from their noise.
 
 For a locally linear fitness the utilities are c_m = <G, E_m>, centred over the members, and the estimate is
-g = sum_m c_m E_m. With e_m = E_m less what all members have in common, t = E|e|^2 and
+g = sum_m c_m E_m. With e_m = E_m minus the component that all members share, t = E|e|^2 and
 P = E <e, e'>^2 over two members, an isotropic gradient of d weights has
 
     E <g, G> = n t,    E |g|^2 = n (n - 1) P + n E|e|^4,    E |G|^2 = d,
@@ -34,8 +34,8 @@ larger.
 
 Pairs that share much may be rare, such as members with the same one column of a thousand. A pair adds d <e,
 e'>^2 / t^2 <= d to kappa, times its frequency. If such pairs have a frequency of 3.7 / N, none is among N
-pairs with probability 1 / 40. So kappa may be 3.7 d / N above the fitted value, which the replicates'
-interval does not include.
+pairs with probability 1 / 40. So kappa may be up to 3.7 d / N above the fitted value; the replicates'
+interval does not cover this.
 """
 
 import math

@@ -42,7 +42,7 @@ def figures(subject: Subject) -> Iterator[Figure]:
 
 def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
     """Yield moments of inner products of two members, and their correlation."""
-    reason = "one member has no pair" if subject.members == 1 else ""
+    reason = "pairs need at least two members" if subject.members == 1 else ""
     if any(moments.trace == 0 for moments in sampled):
         reason = kappa.ZERO
     if reason:

@@ -116,7 +116,8 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     Memory    groups * blocks numbers; 0 per member.
     Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
-              groups are fast, many small ones have more samples. The update of ``both`` takes two products
+              groups are fast; many small ones give more independent samples. The update of ``both`` takes two
+              products
               and a forward.
     Quality   kappa = d / blocks for d weights if every two blocks agree in half of the groups and groups are
               large: n_eff of a large population is the number of blocks. No closed form otherwise.

@@ -63,7 +63,7 @@ class Compiled(AbstractWrapper[Noise]):
     def plain(self) -> AbstractScheme[Any]:
         entry = REGISTRY.entries.get(self.of)
         if entry is None:
-            message = f"{self}: no variant {self.of!r}; there are: {', '.join(REGISTRY.entries)}"
+            message = f"{self}: no variant {self.of!r}; available: {', '.join(REGISTRY.entries)}"
             raise UnknownNameError(message)
         if not isinstance(entry.scheme, AbstractScheme):
             message = f"{self}: {self.of} is a plain layer, not a scheme"

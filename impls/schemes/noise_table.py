@@ -35,8 +35,9 @@ class TableNoise(Noise):
 class NoiseTable(AbstractDenseScheme[TableNoise]):
     """E_m is a slice, at a random offset, of one table of ``ratio`` Gaussian numbers for each weight.
 
-    The table is drawn again at every step. A table for all steps, as implementations use that share noise
-    between machines, would correlate the steps. Slices overlap, so members of one step are uncorrelated but
+    The table is drawn again at every step. Keeping one table for all steps, as implementations that share
+    noise between machines do, would correlate the steps. Slices overlap, so members of one step are
+    uncorrelated but
     not independent.
 
     Memory    8 bytes per member; ratio * d numbers for d weights, and temporarily a piece of slices.

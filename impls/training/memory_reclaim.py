@@ -157,7 +157,7 @@ class Reclaim:
     def __init__(self, mode: Mode, release_cache: ReleaseCache = torch.cuda.empty_cache) -> None:
         """Check the mode."""
         if mode not in MODES:
-            message = f"no mode {mode!r}; there are: {', '.join(MODES)}"
+            message = f"no mode {mode!r}; available: {', '.join(MODES)}"
             raise ValueError(message)
         self._mode, self._release_cache = mode, release_cache
 

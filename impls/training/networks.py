@@ -167,6 +167,6 @@ def _trained(name: str, seed: int, steps: int) -> nn.Module:
 
 def _kind(name: str) -> type[DigitsMLP | DigitsCNN]:
     if name not in NETWORKS:
-        message = f"no network {name!r}; there are: {', '.join(NETWORKS)}"
+        message = f"no network {name!r}; available: {', '.join(NETWORKS)}"
         raise UserError(message)
     return NETWORKS[name]

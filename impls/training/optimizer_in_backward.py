@@ -141,8 +141,8 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     With ``skip_nonfinite``, a NaN or infinite gradient leaves the parameters and the state of its whole layer
     unchanged. A layer is a module's own parameters, including those of its parametrizations; layers that
-    share a parameter count as one. Its gradients therefore wait for each other, and this is how many are
-    alive at once:
+    share a parameter count as one. Its gradients are therefore kept until all of them have arrived. These
+    gradients are alive at the same time:
 
     ============  =============================  ===================================
     granularity   ``skip_nonfinite=True``        ``skip_nonfinite=False``
@@ -155,7 +155,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     Gradients cannot be accumulated over several passes, and none are left to be clipped after the pass: clip
     each in a hook (``Tensor.register_hook``). A backward pass that raises has updated the parameters whose
     gradients came first; ``step()`` then raises and drops the other gradients, ``zero_grad()`` drops them
-    silently. The end of a reentrant checkpoint updates everything that waits.
+    silently. All pending parameters are updated at the end of a reentrant checkpoint.
 
     The model holds no reference to the optimizer: keep one, and ``close()`` it to train differently.
 
@@ -184,7 +184,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     ) -> None:
         """Register a hook with every trainable parameter."""
         if granularity not in get_args(Granularity):
-            message = f"no granularity {granularity!r}; there are: {', '.join(get_args(Granularity))}"
+            message = f"no granularity {granularity!r}; available: {', '.join(get_args(Granularity))}"
             raise ValueError(message)
         names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._frozen = {
@@ -278,7 +278,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self.state = self._ordinary.state
 
     def on_gradient(self, index: int) -> None:
-        """Take note of a parameter's gradient and update what it completes.
+        """Record that a parameter's gradient has arrived; update the layer or bucket that it completes.
 
         Raises:
             BackwardError: the parameter already had a gradient in this step.

@@ -232,11 +232,11 @@ class RigLScheduler:
 
     Args:
         model: changed in place: entries beyond each layer's density become zero.
-        optimizer: any of torch's but LBFGS that has all of the sparse weights.
+        optimizer: any torch optimizer except LBFGS; it must have all of the sparse weights.
         ignore_linear_layers: leave linear layers dense.
         ignore: names of modules that stay dense, with everything below them.
-        seed: for the first masks and for random growth.
-        state_dict: of an earlier scheduler, whose settings and masks continue; then give no settings.
+        seed: seed of the first masks and of random growth.
+        state_dict: state of an earlier scheduler, whose settings and masks are used; then give no settings.
         settings: those of :class:`Schedule`.
 
     Raises:
@@ -413,7 +413,7 @@ class RigLInBackward:
     Args:
         model: changed in place, and by every backward pass from now on.
         rule: builds the ordinary optimizer of its parameters.
-        seed: for the first masks.
+        seed: seed of the first masks.
         settings: those of :class:`Schedule`; ``grad_accumulation_n`` has to be 1.
 
     Raises:

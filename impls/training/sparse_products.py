@@ -1,7 +1,7 @@
 """Linear layers whose products skip inactive weights: they save time and memory, which masks alone do not.
 
-Each stores only its active values. They cannot move, since growing needs a dense gradient, which is never
-computed. Rows are [rows, in], outputs [rows, out].
+Each stores only its active values. The positions of these values are fixed: growing others would need the
+dense gradient, which is never computed. Rows are [rows, in], outputs [rows, out].
 """
 
 import warnings

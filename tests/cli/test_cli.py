@@ -61,15 +61,15 @@ def only_run(results: Path) -> Run:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("run --variants Nope*", "no variant matches 'Nope*'; there are: "),
+        ("run --variants Nope*", "no variant matches 'Nope*'; available: "),
         (
             "run --suite nope",
-            "no suite 'nope'; there are: backward, backward_large, binary, capacity, check",
+            "no suite 'nope'; available: backward, backward_large, binary, capacity, check",
         ),
-        ("run --dtype int8", "no dtype 'int8'; there are: float64, float32, tfloat32, bfloat16, float16"),
-        ("run --cases Nope*", "no case matches 'Nope*'; there are: Linear(128, 128)"),
-        ("run --phases backward", "no phase 'backward'; there are: sample, forward, update, step"),
-        ("run --device tpu", "no device 'tpu'; there are: auto, cpu, cuda"),
+        ("run --dtype int8", "no dtype 'int8'; available: float64, float32, tfloat32, bfloat16, float16"),
+        ("run --cases Nope*", "no case matches 'Nope*'; available: Linear(128, 128)"),
+        ("run --phases backward", "no phase 'backward'; available: sample, forward, update, step"),
+        ("run --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
         ("run --plugin nope.py", "cannot load variants from nope.py: FileNotFoundError: no such file"),
         ("run --plugin no_such_module", "No module named 'no_such_module'"),
         ("run --seed minus", "--seed"),

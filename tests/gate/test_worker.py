@@ -202,7 +202,7 @@ def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path
             failing.receive(Hello)
     assert hello.own_packages == ("impls",)
     assert hello.cells == ()
-    assert hello.unknown == "no variant matches 'Nope*'; there are: TinyTheirs"
+    assert hello.unknown == "no variant matches 'Nope*'; available: TinyTheirs"
 
 
 def error_of(tmp_path: Path, line: str) -> str:

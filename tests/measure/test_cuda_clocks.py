@@ -170,7 +170,7 @@ def test_a_device_has_a_clock_for_each_of_its_methods(monkeypatch: pytest.Monkey
     assert [clock.method for clock in clocks("cuda", ("graph", "graph"))] == ["graph"]
     assert [clock.method for clock in clocks("cpu")] == ["host"]
     for device, method, known in (("cpu", "graph", "host"), ("cuda", "host", "eager, graph")):
-        with pytest.raises(UserError, match=f"^no method '{method}' on {device}; there are: {known}$"):
+        with pytest.raises(UserError, match=f"^no method '{method}' on {device}; available: {known}$"):
             clocks(device, (method,))
 
 

@@ -212,5 +212,5 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             resolve_device("cuda")
         assert "--device cpu" in str(error.value)
         assert "\n" not in str(error.value)
-    with pytest.raises(DeviceError, match="no device 'tpu'; there are: auto, cpu, cuda"):
+    with pytest.raises(DeviceError, match="no device 'tpu'; available: auto, cpu, cuda"):
         resolve_device("tpu")

@@ -65,9 +65,9 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     for name in ("GPU B", "GPU A"):
         several = stored(tmp_path / "several", [a_run(day, rows(3.0), device_name=name) for day in (1, 2)])
     for folder, arguments, words in (
-        (results, "--phase quality", "a figure of 'multiplier' in quality; there are: none"),
-        (results, "--metric nope", "a figure of 'nope' in forward; there are: multiplier, latency_ns"),
-        (results, "--phase step", "a figure of 'multiplier' in step; there are: none"),
+        (results, "--phase quality", "a figure of 'multiplier' in quality; available: none"),
+        (results, "--metric nope", "a figure of 'nope' in forward; available: multiplier, latency_ns"),
+        (results, "--phase step", "a figure of 'multiplier' in step; available: none"),
         (
             results,
             "--variants nope",

@@ -85,7 +85,7 @@ def test_the_report_of_one_device(tmp_path: Path) -> None:
     assert "without its header the file holds no run" in result.stderr
     assert "test-gpu" not in result.stdout
     result = CliRunner().invoke(app, [*arguments, "--device", "copied"])
-    assert str(result.exception).endswith("there are: test-cpu, test-gpu")
+    assert str(result.exception).endswith("available: test-cpu, test-gpu")
 
 
 def test_only_files_are_read(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_scheme_that_cannot_be_compiled_is_refused_with_a_reason() -> None:
             population(of)
         with pytest.raises(UnavailableError, match=reason):
             build(Compiled(of=of), LINEAR, "cpu", 0)
-    with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; there are: Perturbed,"):
+    with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; available: Perturbed,"):
         population("Hadmard")
     with pytest.raises(ValueError, match="of must be the name of a variant"):
         Compiled(of="")

@@ -135,7 +135,7 @@ def test_modes_state_what_they_need() -> None:
     assert not any(refusal(mode, "cuda:0") for mode in MODES)
     assert {mode for mode in MODES if environment(mode)} == {"expandable"}
     unknown: Any = "everything"
-    with pytest.raises(ValueError, match="no mode 'everything'; there are: nothing, collect"):
+    with pytest.raises(ValueError, match="no mode 'everything'; available: nothing, collect"):
         Reclaim(unknown)
 
 

@@ -67,7 +67,7 @@ def test_accuracy_is_the_share_of_correct_test_images() -> None:
 
 def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown network lists the known ones; without scikit-learn, the message says what to install."""
-    with pytest.raises(UserError, match="no network 'Digits'; there are: DigitsMLP, DigitsCNN"):
+    with pytest.raises(UserError, match="no network 'Digits'; available: DigitsMLP, DigitsCNN"):
         networks.trained("Digits")
     networks.digits.cache_clear()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)

@@ -96,7 +96,7 @@ class Key(NamedTuple):
 class Pair(NamedTuple):
     """The medians of both runs and B / A with its interval; None if there is no such number.
 
-    For a quality, the figures are those of the runs' own tables.
+    For quality metrics, the figures are the same as in each run's own tables.
     """
 
     key: Key
@@ -108,7 +108,7 @@ class Pair(NamedTuple):
 
 
 class Lone(NamedTuple):
-    """A row that the other run lacks, and the reason that the other run has."""
+    """A row that is missing from the other run, with the reason given there."""
 
     key: Key
     reason: str

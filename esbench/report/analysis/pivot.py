@@ -39,8 +39,8 @@ _Key = tuple[Phase, str, str]  # phase, metric and method
 class Trace:
     """Where a figure comes from: the run, the rows, and how it follows from their samples.
 
-    The first row is that of the figure's variant and case; the others are those that it was compared or
-    combined with.
+    The first row belongs to the figure's own variant and case; the others are the rows that it was compared
+    or combined with.
     """
 
     run_id: str

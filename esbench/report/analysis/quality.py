@@ -1,8 +1,8 @@
 """Quality of the gradient: kappa and n_eff of each variant, with intervals, from the replicates of a run.
 
 The quality law: for a locally linear fitness the estimate of n members has cos^2 = 1 / (1 + kappa + d / n)
-with the true gradient of d entries, as n_eff = n / (1 + kappa n / d) independent members have. kappa belongs
-to the scheme alone.
+with the true gradient of d entries, the same as n_eff = n / (1 + kappa n / d) independent members. kappa
+depends on the scheme alone.
 """
 
 import math
@@ -52,8 +52,8 @@ class Estimate:
 class EffectiveSize:
     """An effective population size n_eff and its 95 % interval.
 
-    The interval is not symmetric. ``high`` is infinite if the replicates set no upper end. Both ends are the
-    value for a single replicate and for a closed form, which has 0 ``replicates``. If the cosine is 1 within
+    The interval is not symmetric. ``high`` is infinite if the replicates set no upper end. For a single
+    replicate, and for a closed form (0 ``replicates``), both ends equal the value. If the cosine is 1 within
     its error, the value is the lower end.
     """
 

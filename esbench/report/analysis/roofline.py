@@ -11,7 +11,7 @@ from typing import Literal
 from esbench.schema import Measurement, Run, Work
 from esbench.stats import median, quantiles
 
-DISTURBED = "that peak was measured while something disturbed it, and bounds by it are too high"
+DISTURBED = "the peak was measured under a disturbance, so bounds computed from it are too high"
 
 
 def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:

@@ -34,13 +34,13 @@ class PlotRequest:
     """The rows that a plot shows; by default its usual ones.
 
     Attributes:
-        operator: such as Linear.
+        operator: name of an operator, such as Linear.
         cases: a glob over labels and shapes.
         variants: globs over names and labels.
         phase: one of the timed phases.
-        dtype: such as float32.
+        dtype: name of a dtype, such as float32.
         method: host, eager or graph.
-        width: of the figure, in inches.
+        width: width of the figure in inches.
 
     """
 
@@ -80,7 +80,7 @@ class PlotRequest:
             for glob in globs:
                 if glob != "*" and rows and not any(_matches(names_of(row), [glob]) for row in rows):
                     known = listed(list(dict.fromkeys(names_of(row)[0] for row in rows)))
-                    message = f"no {option} matches {glob!r} in these runs; there are: {known}"
+                    message = f"no {option} matches {glob!r} in these runs; available: {known}"
                     raise UserError(one_line(message))
 
 
@@ -121,7 +121,7 @@ def find(name: str) -> Plot:
 
     """
     if name not in PLOTS:
-        message = f"no plot {name!r}; there are: {', '.join(PLOTS)}"
+        message = f"no plot {name!r}; available: {', '.join(PLOTS)}"
         raise UserError(message)
     return PLOTS[name]
 

@@ -64,7 +64,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
 
 
 def best_of_each_scheme(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
-    """Return the variant of each scheme with the best rate, best first; of dense noise the plain variant."""
+    """Return each scheme's best variant, best first; for dense noise, the variant without options."""
     best: dict[str, RankedVariant] = {}
     for entry in ranked:
         scheme = entry.variant.scheme.removeprefix("Fused")

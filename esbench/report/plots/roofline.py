@@ -43,7 +43,7 @@ def calls(grid: Grid, case: Case) -> list[Call]:
 
 
 def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
-    """Of cases that differ only in their members, return the largest with enough numbers or the most."""
+    """Among cases that differ only in members, return the largest with enough numbers, or with the most."""
     families: dict[Case, list[Case]] = {}
     for case in cases:
         families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)

@@ -14,7 +14,7 @@ from esbench.units import ABSENT, format_value, quantity
 _S = 1e9
 _WHOLE = 100.0
 _BY_ARITHMETIC = f"arithmetic above the peak of the matrix product: {DISTURBED}"
-_BY_TRAFFIC = "traffic above that of a copy: a cache held some of it"
+_BY_TRAFFIC = "traffic above the rate of a copy: some data came from a cache"
 
 
 def sections(run: Run, operator: str) -> list[Section]:

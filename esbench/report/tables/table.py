@@ -33,7 +33,7 @@ INTERVAL = "95 % interval"
 
 @dataclass(frozen=True)
 class CellNumber:
-    """A number in a cell, in the unit that the suffix of its metric's name says.
+    """A number in a cell, in the unit given by the suffix of its metric's name.
 
     Attributes:
         name: the metric.

@@ -31,7 +31,7 @@ class Task(NamedTuple):
         lead: the words before the best variant.
         phase: the phase of the metric that decides.
         metric: that metric.
-        words: what its figure is.
+        words: description of its figure.
         also: phase and metric of more figures of the best variant, and what they are.
         method: the method of the metric, empty for any.
 

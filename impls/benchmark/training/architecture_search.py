@@ -100,7 +100,7 @@ class Search:
 
     Args:
         case: the population.
-        device: of the candidates.
+        device: device of the candidates.
         seed: for weights and batches.
         mode: how memory is reclaimed.
         leaky: update in hooks that leak their parameters.
@@ -124,7 +124,7 @@ class Outcome:
     Attributes:
         losses: [candidates, steps].
         parameters: weak references to all parameters.
-        handles: of hooks that leak.
+        handles: handles of hooks that leak.
 
     """
 

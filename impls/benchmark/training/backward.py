@@ -114,7 +114,7 @@ class StepInBackward(AbstractStep):
 @variant(operators=OPERATORS, source="PyTorch's tutorial on stepping in backward, as usually copied")
 @dataclass(frozen=True)
 class LeakingHook(AbstractStep):
-    """A hook that references its own parameter: a cycle that no garbage collection sees, so models leak."""
+    """A hook that references its own parameter: the garbage collector misses the cycle, so models leak."""
 
     kernel: Kernel = "loop"
 

@@ -131,11 +131,11 @@ class Trial:
         wall_ns: time of the search.
         pause_ns: time spent on garbage collections and on releasing torch's cache.
         alive: number of parameters that are left, without a garbage collection.
-        alive_collected: and after one.
-        losses: of all candidates and steps.
+        alive_collected: the same number after a garbage collection.
+        losses: losses of all candidates and steps.
         resident_bytes: peak memory of the process above that before the search; None if not reported.
-        reserved_bytes: peak of torch's CUDA allocator, as are the following.
-        allocated_bytes: above that before the search.
+        reserved_bytes: peak of the bytes reserved by torch's CUDA allocator.
+        allocated_bytes: peak of the allocated bytes, above the level before the search.
         retries: allocations that first had to release the cache.
 
     """

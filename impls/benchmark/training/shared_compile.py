@@ -96,7 +96,7 @@ class Trial:
         compile_ns: time of its training beyond that of warm steps.
         step_ns: a warm step.
         eager_step_ns: the same step of an eager model.
-        eager: why nothing may be reported: a model did not run compiled.
+        eager: the reason why nothing is reported, if a model did not run compiled.
         wrong: how trained weights differ from the reference.
 
     """

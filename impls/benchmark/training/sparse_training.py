@@ -80,7 +80,7 @@ def dense_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class AbstractTraining(ABC):
-    """A way to train a network; ``moves`` says whether it ever updates its masks."""
+    """A way to train a network; ``moves`` is whether it ever updates its masks."""
 
     moves = True
 

@@ -64,8 +64,8 @@ class FullSort(AbstractTopology):
 class PartialSelection(AbstractTopology):
     """Two partial selections by index; ``narrowed`` bounds them by a sample, which waits for the device.
 
-    On a CPU, torch selects through pairs of a value and an index, 16 bytes per candidate, that its allocator
-    does not count and no footprint shows; ``narrowed`` leaves few candidates.
+    On a CPU, torch selects through pairs of a value and an index, 16 bytes per candidate, which its allocator
+    does not count, so they are missing from every footprint; ``narrowed`` leaves few candidates.
     """
 
     narrowed: bool = False

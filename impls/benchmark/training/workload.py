@@ -25,8 +25,8 @@ class AbstractTrainingWorkload(Workload):
 
     Args:
         case: what is trained.
-        device: of everything.
-        seed: for everything random.
+        device: device of all tensors.
+        seed: seed of all random numbers.
         buffers: tensors that calls read in turn.
 
     Attributes:

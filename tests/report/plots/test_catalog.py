@@ -57,7 +57,7 @@ def test_a_request_that_cannot_be_drawn_is_an_error() -> None:
     """The error has the request and lists what is available."""
     there = "in these runs; there are:"
     for name, request, message in (
-        ("nope", PlotRequest(), "no plot 'nope'; there are: hero, pareto, multipliers, "),
+        ("nope", PlotRequest(), "no plot 'nope'; available: hero, pareto, multipliers, "),
         ("multipliers", PlotRequest(operator="Conv9d"), f"no operator matches 'Conv9d' {there} Linear"),
         ("multipliers", PlotRequest(dtype="int3"), f"no dtype matches 'int3' {there} float32"),
         ("multipliers", PlotRequest(cases="no"), f"no case matches 'no' {there} Linear(256, 256)"),
@@ -136,7 +136,7 @@ def test_bad_usage_of_the_command_is_one_line(
         ("--out a.svg --width poster", "--width poster: expected column or page"),
         ("--out a.svg --phase quality", "nothing to draw with phase quality"),
         ("--out a.svg --device nope", "no device 'nope' has runs in"),
-        ("--out a.svg --suite nope", "no run of suite 'nope'; there are: quick"),
+        ("--out a.svg --suite nope", "no run of suite 'nope'; available: quick"),
         ("--out a.svg --run no.jsonl", "--run takes a file, such as results/"),
     ):
         assert plot(f"multipliers {arguments}") == 2
