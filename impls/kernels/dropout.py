@@ -174,8 +174,8 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     """:class:`~impls.schemes.dropout.DropoutMask` in one kernel without further passes over rows.
 
     Memory    same as the wrapped scheme, without a copy of the rows.
-    Work      same as the wrapped scheme. The update is the wrapped scheme's: of inputs a sum of masks and a pass
-              over the weight, of outputs a product of torch with the rows.
+    Work      same as the wrapped scheme. The update is the wrapped scheme's: of inputs a sum of masks and a
+              pass over the weight, of outputs a product of torch with the rows.
     Quality   same as the wrapped scheme.
     """
 

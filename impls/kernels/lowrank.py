@@ -214,8 +214,8 @@ class FusedLowRank(AbstractFusedLowRank):
 
     Memory    same as the wrapped scheme; regenerated, rank float32 numbers for each row during a forward, and
               at most 64 MiB of factors during an update.
-    Work      same as the wrapped scheme. Regenerated, another pass over x and n rank (o + i) normals, at 1e12 a
-              second; an update writes and reads as many.
+    Work      same as the wrapped scheme. Regenerated, another pass over x and n rank (o + i) normals, at 1e12
+              a second; an update writes and reads as many.
     Quality   same as the wrapped scheme.
     """
 

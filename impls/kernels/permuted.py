@@ -148,8 +148,8 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     plain scheme's passes over outputs.
 
     Memory    same as the wrapped scheme: R * k picked numbers.
-    Work      1 + k / i products, and an index of 8 bytes for each pick. The update is the wrapped scheme's: n k
-              numbers scattered into k x i, and one product of the core with them, for any population.
+    Work      1 + k / i products, and an index of 8 bytes for each pick. The update is the wrapped scheme's: n
+              k numbers scattered into k x i, and one product of the core with them, for any population.
     Quality   same as the wrapped scheme.
     """
 

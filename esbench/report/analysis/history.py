@@ -87,7 +87,7 @@ class History:
 
     Attributes:
         metric: ``multiplier`` or a stored metric.
-        phase: of the timed ones.
+        phase: one of the timed phases.
         runs: the runs that may be compared, by their start.
         series: those of a panel are adjacent.
         left_out: why other runs, cases and figures are not shown.

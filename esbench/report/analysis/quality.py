@@ -318,7 +318,7 @@ class Qualities:
 
     @cached_property
     def _reasons(self) -> dict[tuple[Variant, Case], list[Skipped]]:
-        """The reasons: failures first, then those without a method."""
+        """Return why quality is missing, by variant and case: failures first, then rows for all methods."""
         reasons: dict[tuple[Variant, Case], list[Skipped]] = {}
         skipped = [row for row in self.run.skipped if row.phase in {None, QUALITY}]
         for row in sorted(skipped, key=lambda row: (row.status != "failed", row.method is not None)):

@@ -40,7 +40,7 @@ class RankedVariant:
         noise: the row with the noise of a step in bytes.
         peak: the row with the largest peak of any phase in bytes.
         law: the rows that kappa and n_eff are computed from.
-        skipped: why there is no rate.
+        skipped: the row with the reason for the missing rate, or None.
 
     """
 
@@ -110,7 +110,7 @@ class RankedVariant:
 
     @property
     def reach(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """The worst and best sort key (n_eff per ns, minus the time of a step) by all intervals."""
+        """Bounds of the sort key (n_eff per ns, negative step time), from the 95 % intervals."""
         if self.rate is None or self.effective is None or self.step_ns is None:
             return None
         step = self.step_interval
@@ -119,7 +119,7 @@ class RankedVariant:
         return (self.effective.low / slow, -slow), (most, -fast)
 
     def tied_with(self, others: Iterable["RankedVariant"]) -> str:
-        """``"tied with A, B"``: those of the others whose rate may be better by the intervals; or empty."""
+        """Return ``"tied with A, B"``, the variants whose upper bound reaches this lower bound; or ``""``."""
         here = self.reach
         tied = [
             other.label
@@ -134,7 +134,7 @@ class RankedVariant:
         return self.step is None or len(self.step.samples) < _FEWEST_ROUNDS
 
     def times(self, other: "RankedVariant | None") -> float | None:
-        """This rate as a multiple of another, if both are finite and of more than one round."""
+        """Return this rate over another's, or None if either is not finite or from a single round."""
         if other is None or self.is_single or other.is_single:
             return None
         if self.rate is None or self.is_exact or not other.rate or other.rate < 0 or other.is_exact:
@@ -231,7 +231,7 @@ def rankings(run: Run, operator: str) -> list[Rankings]:
 
 
 def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
-    """Dense noise, which others are compared with, if it is among these."""
+    """Return dense noise, the reference for the other variants, or None if it is absent."""
     return next((entry for entry in ranked if entry.variant.name == DENSE), None)
 
 
@@ -293,16 +293,16 @@ def recommend(
     limit_bytes: float | None = None,
     part: Part = ALONE,
 ) -> Recommendation | None:
-    """Rank the variants of a case by the newest of the runs that rank most of them, complete runs first.
+    """Rank a case from one run: a usable run is preferred, then one with more variants, then a newer one.
 
-    Returns None if no run ranks any of them.
+    Returns None if no run has a ranking of the case that contains any of the variants.
 
     Args:
-        runs: of one device.
+        runs: the runs to choose from, all of one device.
         case: the layer to train.
-        variants: the candidates, by default all.
-        limit_bytes: limit of the noise and of the peak memory.
-        part: the share of the case in its network, by default all.
+        variants: the variants to rank; all by default.
+        limit_bytes: upper limit of the noise and of the peak memory, each.
+        part: the layer's share of its network's parameters; by default the layer is the whole network.
 
     """
     candidates = []

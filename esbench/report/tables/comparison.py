@@ -45,7 +45,7 @@ def summary(comparison: Comparison) -> str:
         worst = sorted(apart or times, key=lambda pair: -abs(math.log(pair.ratio or 1.0)))[:WORST]
         lines += [f"  {_change(pair)}" for pair in worst]
     else:
-        lines.append("no time is in both")
+        lines.append("the runs have no times in common")
     lone = f"rows only in A {len(comparison.only_a)}, only in B {len(comparison.only_b)}"
     lines.append(f"bytes and launches: {len(comparison.counts)} differ, {comparison.equal} are equal; {lone}")
     lines.append(
@@ -66,10 +66,10 @@ def text(comparison: Comparison) -> str:
     parts = ["\n".join(one_line(f"{name}: {captions.origin(run)}") for name, run in _sides(comparison))]
     if changed := differences(comparison.a, comparison.b):
         lines = [one_line(f"{name}: {a} in A, {b} in B") for name, (a, b) in changed.items()]
-        parts.append("\n".join(["Not the same in both:", *lines]))
+        parts.append("\n".join(["Differences between the runs:", *lines]))
     parts += [INTERVAL, *_tables(comparison)]
     if not comparison.pairs:
-        parts.append("No measured row is in both.")
+        parts.append("The runs have no measured rows in common.")
     if comparison.counts:
         parts.append(f"Counts that differ\n{_table(comparison.counts)}")
     parts.append(f"{comparison.equal} counts (bytes, launches) are the same in both.")

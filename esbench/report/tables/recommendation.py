@@ -24,7 +24,7 @@ def text(recommendation: Recommendation, *, tables: bool = False) -> str:
     if tables:
         table = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants).text()
     elif without := len(recommendation.variants) - len(recommendation.ranked):
-        table += f"\n{counted(without, 'candidate')} without a rate: --tables gives the reasons"
+        table += f"\n{counted(without, 'candidate')} without a rate: see --tables for the reasons"
     lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _lines(recommendation))
     return "\n".join([table, "", *lines, ""])
 
@@ -32,7 +32,7 @@ def text(recommendation: Recommendation, *, tables: bool = False) -> str:
 def _lines(recommendation: Recommendation) -> Iterator[str]:
     part = recommendation.part
     if not recommendation.recommended:
-        yield "No recommendation: no variant has a rate; the table has the reasons."
+        yield "No recommendation: no variant has a rate; see the table for the reasons."
         return
     if part.own < part.whole:
         yield (
@@ -76,13 +76,13 @@ def _rate(ranked: RankedVariant) -> str:
 
 
 def _members(ranked: RankedVariant) -> str:
-    """Return a clause on n_eff: ``its n_eff is 80 % of its members``."""
+    """Return a clause on n_eff: ``its n_eff is 80 % of the population``."""
     if ranked.effective is None:
         return "its n_eff is unknown"
     if ranked.is_exact:
         return "it is exact for a linear fitness"
     percent = percent_of_members(ranked.effective, ranked.case.members)
-    return "all members count" if percent == "100 %" else f"its n_eff is {percent} of its members"
+    return "all members count" if percent == "100 %" else f"its n_eff is {percent} of the population"
 
 
 def _kappa(ranked: RankedVariant) -> str:
