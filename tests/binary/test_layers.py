@@ -160,7 +160,7 @@ def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
         perturb(BinarizedLinear(4, 4), Perturbed(), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="does not support Linear"):
         perturb(nn.Linear(4, 4), Binary(), members=2, sigma=1.0)
-    with pytest.raises(ValueError, match="supports no antithetic sampling"):
+    with pytest.raises(ValueError, match="does not support antithetic sampling"):
         perturb(BinarizedLinear(4, 4), Binary(), members=2, sigma=1.0, antithetic=True)
     with pytest.raises(ValueError, match="no convolution of int8"):
         perturb(BinarizedConv2d(4, 4, 3), Binary(stored="int8"), members=2, sigma=1.0)

@@ -62,7 +62,7 @@ def test_other_rows_do_not_match() -> None:
         found = side_by_side(times()[:1], changed(times()[:1], **fields))
         assert found.pairs == (), fields
         assert (len(found.only_a), len(found.only_b)) == (1, 1), fields
-        assert "No measured row is in both." in text(found)
+        assert "The runs have no measured rows in common." in text(found)
         assert "Only in A: 1 rows" in text(found)
 
 
@@ -194,7 +194,7 @@ def test_command_fails_without_two_runs_to_compare(tmp_path: Path) -> None:
     files = [stored(tmp_path, synthetic.run([row], run_id=f"run-{n}")) for n, row in enumerate(times())]
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.exit_code == 1
-    assert "no time is in both" in shown.stdout
+    assert "the runs have no times in common" in shown.stdout
     path = tmp_path / "odd.jsonl"
     for content in (None, b"{}\n", b"\xff\xfe\n"):
         if content is not None:
