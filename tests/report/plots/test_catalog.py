@@ -55,7 +55,7 @@ def test_choices_narrow_what_is_drawn() -> None:
 
 def test_a_request_that_cannot_be_drawn_is_an_error() -> None:
     """The error has the request and lists what is available."""
-    there = "in these runs; there are:"
+    there = "in these runs; available:"
     for name, request, message in (
         ("nope", PlotRequest(), "no plot 'nope'; available: hero, pareto, multipliers, "),
         ("multipliers", PlotRequest(operator="Conv9d"), f"no operator matches 'Conv9d' {there} Linear"),
