@@ -166,7 +166,7 @@ class Grid:
     @cached_property
     def _rows(self) -> tuple[Row, ...]:
         kind = (self.operator, self.dtype, self.antithetic)
-        return tuple(row for row in self.run.rows if _kind(row.case) == kind and self._is_of_grid(row))
+        return tuple(row for row in self.run.rows if self._is_of_grid(row) and _kind(row.case) == kind)
 
     def _is_of_grid(self, row: Row) -> bool:
         if isinstance(row, Skipped):
@@ -182,9 +182,9 @@ class Grid:
     @cached_property
     def _measured(self) -> dict[tuple[Variant, Case, Phase], list[Measurement]]:
         by_cell: dict[tuple[Variant, Case, Phase], list[Measurement]] = {}
-        key = (self.operator, self.dtype, self.antithetic, self.metric, self.method)
+        kind, column = (self.operator, self.dtype, self.antithetic), (self.metric, self.method)
         for row in self.run.measurements:
-            if (*_kind(row.case), row.metric, row.method) == key:
+            if (row.metric, row.method) == column and _kind(row.case) == kind:
                 by_cell.setdefault((row.variant, row.case, row.phase), []).append(row)
         return by_cell
 

@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from esbench.report.plots.sweeps import (
     POPULATION,
     WIDTH,
+    Line,
+    cheapest_of_each_family,
     kept_lines,
     lines,
     longest_family,
@@ -54,6 +56,13 @@ def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
         "Linear, forward: at 1,024 members SparsePerturbed(k=1) takes 1.10x the time of the plain layer, "
         "dense noise 12.0x (at 256)"
     )
+
+
+def test_the_line_that_reaches_the_largest_case_is_drawn() -> None:
+    """Of a family a cheaper variant that ends at a smaller case is not its cheapest."""
+    early = Line(FLIPPED, ((64.0, 1.0),), "out of memory")
+    reaching = Line(PERMUTED, ((64.0, 2.0), (256.0, 2.0)), "")
+    assert cheapest_of_each_family([early, reaching]) == [reaching]
 
 
 def test_time_over_the_width() -> None:
