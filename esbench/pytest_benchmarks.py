@@ -96,6 +96,6 @@ def _time(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure
             benchmark.extra_info |= chosen.confirm(prepared, cell.phase)
             if benchmark.enabled:
                 benchmark.extra_info |= chosen.quality(prepared)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
+    except BaseException as error:  # noqa: BLE001  # a variant may raise anything
         return classify(error)
     return None

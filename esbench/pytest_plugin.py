@@ -196,7 +196,7 @@ class ChosenBenchmarks:
         if self._quality is None:
             try:
                 self._quality = self._compute_quality(prepared) if self.rates else {}
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
+            except BaseException as error:  # noqa: BLE001  # a variant may raise anything
                 self._quality = {"quality": classify(error).reason}
         return self._quality
 

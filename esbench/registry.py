@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from esbench.errors import UserError
+from esbench.errors import UserError, message_of
 from esbench.schema import (
     DENSE,
     PHASES,
@@ -264,8 +264,11 @@ def load(name: str) -> str:
     if name not in LOADED:
         try:
             LOADED[name] = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-        except (Exception, SystemExit) as error:  # foreign code may raise anything
-            message = f"cannot load variants from {name}: {type(error).__name__}: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code may raise anything
+            reason = f"{type(error).__name__}: {message_of(error)}"
+            message = f"cannot load variants from {name or repr(name)}: {reason}"
             raise PluginError(message) from error
     return LOADED[name]
 

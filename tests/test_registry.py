@@ -101,6 +101,7 @@ def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
         ("syntax_error_here.py", "def", "SyntaxError"),
         ("raises_here.py", "raise RuntimeError('no luck')", "RuntimeError: no luck"),
         ("exits_here.py", "raise SystemExit(3)", "SystemExit: 3"),
+        ("raises_odd.py", "class Odd(BaseException): ...\nraise Odd", "Odd"),
         ("json.py", "", "a module json is loaded already"),
     ],
 )

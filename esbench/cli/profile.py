@@ -137,7 +137,7 @@ def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profil
             return oracle.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
     except OSError:  # of writing the trace
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is reported
+    except BaseException as error:  # noqa: BLE001  # any error of a variant is reported
         return classify(error)
     finally:
         release()

@@ -45,7 +45,7 @@ from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, load, load_installed, suited
 from esbench.schema import QUALITY, Phase
-from esbench.workload import Workload, WrongResultError, build
+from esbench.workload import Workload, build
 
 WARM_S = 0.005
 """Seconds of warm-up of a call on a CPU. The first visits of a cell warm it up, too, and are trimmed."""
@@ -171,12 +171,11 @@ class Worker:
             failure = self._checks.failure(entry, case.operator)
             self.state.check()
             counts, missing = self._counts(entry, cells) if failure is None else ({}, {})
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # a variant may raise anything
+        except BaseException as error:  # noqa: BLE001  # a variant may raise anything
             failure = classify(error)
         release()
         if failure is not None:
-            with contextlib.suppress(WrongResultError):  # restores the state for the next variant
-                self.state.check()
+            self.state.restore()
             yield from (Surveyed(cell, arm, failure.status, reason=failure.reason) for cell in cells)
             return
         for cell in cells:
@@ -281,7 +280,7 @@ def main(orders: Orders, connection: Connection) -> None:
             send(worker.hello())
             for question in _questions(connection):
                 send(worker.answer(question))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # packages and variants may raise anything
+    except BaseException as error:  # noqa: BLE001  # packages and variants may raise anything
         send(Failure(classify(error).reason))
 
 

@@ -176,19 +176,22 @@ class CoResidentGroup:
                 workload.verify()
                 self.torch_state.check()
                 return workload
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._turn_away(entry, error)
             return None
+        finally:
+            self.torch_state.restore()
 
     def _try(self, entry: Entry, action: Callable[[PreparedVariant], None]) -> bool:
         """Call ``action`` with a variant; if that fails, remove it, or the last candidate to make room."""
         prepared = next(prepared for prepared in self.variants if prepared.entry is entry)
         try:
             action(prepared)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             makes_room = is_out_of_memory(error) and is_baseline(entry) and self.candidates
             removed = self.candidates[-1] if makes_room else prepared
             self.variants.remove(removed)
+            self.torch_state.restore()
             self._turn_away(removed.entry, error)
             return False
         return True
@@ -470,7 +473,8 @@ class CaseRunner:
         try:
             with self._charged(entry, activity):
                 return action()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+            self._group.torch_state.restore()
             return self.context.skipped(self.case, entry, phase, classify(error), method)
 
     @contextlib.contextmanager
@@ -575,7 +579,7 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
             workload.enter(phase)
             count, labels = launches(context.instruments, workload.phases[phase], phase)
             torch_state.check()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             row = context.skipped(case, entry, phase, classify(error))
             if row.status == "failed":
                 yield row

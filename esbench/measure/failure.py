@@ -3,7 +3,7 @@
 import re
 from typing import Literal, NamedTuple
 
-from esbench.errors import UserError
+from esbench.errors import UserError, message_of
 from esbench.measure.memory import is_out_of_memory
 from esbench.schema import OUT_OF_MEMORY
 from esbench.workload import UnavailableError, WrongResultError
@@ -24,9 +24,15 @@ class Failure(NamedTuple):
 
 
 def classify(error: BaseException) -> Failure:
-    """Return the status and a one-line reason of an exception, without a reference to it or its frames."""
-    # A lone surrogate cannot be stored.
-    text = " ".join(str(error).encode("utf-8", "replace").decode().split())
+    """Return the status and a one-line reason of an exception, without a reference to it or its frames.
+
+    Raises:
+        KeyboardInterrupt: the error is one, so callers may catch every exception of a variant.
+
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    text = message_of(error)
     if isinstance(error, UnavailableError):
         return Failure("unavailable", text)
     if is_out_of_memory(error):

@@ -5,6 +5,7 @@ shuffled order and then in the reverse order, so that drift within a round affec
 taken within a round is free of it.
 """
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ class TimedCall:
                 longest_s = max(self._budget_s, REFERENCE_CALL_S) if self.is_reference else self._budget_s
                 self._warm = warm_up(self._call, self._clock, self._budget_s, longest_s)
             self._read_conditions()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
         if self._warm.slow:
             self.rounds = {LATENCY: [(self._warm.call_ns,)]}
@@ -135,7 +136,7 @@ class TimedCall:
                     self._call()
                 visit = self._clock.visit(self._call, self._warm.calls)
             conditions = self._read_conditions()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
         else:
             for metric, samples in visit.samples.items():
@@ -187,6 +188,8 @@ class TimedCall:
     def _fail(self, error: BaseException) -> None:
         self.failure = classify(error)
         self.stop = self.failure.reason
+        with contextlib.suppress(Exception):  # it restores settings that the call changed before it raised
+            self._read_conditions()
 
 
 def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:

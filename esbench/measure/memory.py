@@ -14,6 +14,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from esbench.errors import message_of
 from esbench.measure.timers import quiet
 
 try:
@@ -77,7 +78,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory did not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    message = str(error).lower()
+    message = message_of(error).lower()
     return isinstance(error, RuntimeError) and any(part in message for part in NO_ROOM)
 
 

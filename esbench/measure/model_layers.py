@@ -136,7 +136,7 @@ def _one_line(message: str, advice: str = "") -> Iterator[None]:
     """Turn any error of a user's code inside the context into an error of one line."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         text = f"{message} {classify(error).reason}{advice}"
         raise UserError(text) from error
 

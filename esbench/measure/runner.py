@@ -240,7 +240,7 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
                 largest = max_population.largest(
                     fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is a note
+        except BaseException as error:  # noqa: BLE001  # any error of a variant is a note
             recorder.note(f"no largest population of {entry.variant.name}: {classify(error).reason}")
             continue
         yield Measurement(

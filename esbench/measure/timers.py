@@ -154,7 +154,9 @@ class CudaClock:
         try:
             with quiet():
                 replays = self._device.capture(call, turns)
-        except (Exception, SystemExit) as error:  # any error of a variant is stored as its reason
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # any error of a variant is stored as its reason
             lines = str(error).strip().splitlines() or [type(error).__name__]
             message = f"graph capture failed: {lines[0]}"
             raise UnavailableError(message) from error

@@ -11,9 +11,11 @@ Every check raises WrongResultError, whose message becomes the reason of the row
 
 import contextlib
 import dataclasses
+import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -83,7 +85,7 @@ class ExactChecks:
             try:
                 build(entry.scheme, case, self._device, self._seed).verify()
                 is_checked = True
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # any error of a variant is stored as its reason
+            except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
                 failure = classify(error)
                 failure = failure._replace(reason=f"{failure.reason} (on {case.label})")
                 if failure.status == "failed":
@@ -262,6 +264,11 @@ class TorchState:
             message = f"it changed a shared setting: {changes}"
             raise WrongResultError(message)
 
+    def restore(self) -> None:
+        """Restore timers and settings that a variant changed before it failed."""
+        with contextlib.suppress(WrongResultError):
+            self.check()
+
 
 class _Timer(NamedTuple):
     """A function that measures time, or that timed calls pass through."""
@@ -300,6 +307,23 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         torch.use_deterministic_algorithms,
     ),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    # torch.get_default_device is slow, and a default device of cpu slows torch down: None is the same device.
+    "the default device": (
+        lambda: torch.empty(0).device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
+    "the use of oneDNN": (
+        lambda: torch.backends.mkldnn.enabled,
+        partial(setattr, torch.backends.mkldnn, "enabled"),
+    ),
+    "the search for cuDNN algorithms": (
+        lambda: torch.backends.cudnn.benchmark,
+        partial(setattr, torch.backends.cudnn, "benchmark"),
+    ),
+    "the thresholds of garbage collection": (
+        gc.get_threshold,
+        lambda thresholds: gc.set_threshold(*thresholds),
+    ),
 }
 """Setting -> functions that read it and set it."""
 

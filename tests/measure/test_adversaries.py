@@ -140,7 +140,7 @@ def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_call_that_changes_torch_for_all_is_caught() -> None:
     """Changing a global torch setting fails, in the first call or later; the old value is restored."""
-    threads = torch.get_num_threads()
+    threads, thresholds = torch.get_num_threads(), gc.get_threshold()
     changes: tuple[tuple[Callable[[], object], str], ...] = (
         (partial(torch.set_num_threads, 3), f"the number of threads from {threads} to 3"),
         (
@@ -151,12 +151,31 @@ def test_a_call_that_changes_torch_for_all_is_caught() -> None:
             partial(torch.set_float32_matmul_precision, "medium"),
             "the precision of float32 products from",
         ),
+        (partial(torch.backends.mkldnn.set_flags, _enabled=False), "the use of oneDNN from True to False"),
+        (
+            partial(torch.backends.cudnn.set_flags, _benchmark=True),
+            "the search for cuDNN algorithms from False to True",
+        ),
+        (partial(gc.set_threshold, 1, 1, 1), "the thresholds of garbage collection from"),
     )
     for change, words in changes:
         for number in (1, 12):
             found = caught(since(number, change), World())
             assert found.startswith(f"oracle: it changed a shared setting: {words}")
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
+            assert (torch.empty(0).device.type, gc.get_threshold()) == ("cpu", thresholds)
+
+    # Earlier, reading a result on this device fails.
+    found = caught(since(12, partial(torch.set_default_device, "meta")), World())
+    assert found == "oracle: it changed a shared setting: the default device from cpu to meta"
+
+    def change_and_raise() -> None:
+        torch.set_default_device("meta")
+        raise ValueError
+
+    for number in (1, 8, 12):
+        assert caught(since(number, change_and_raise), World()) == "ValueError"
+        assert torch.empty(0).device.type == "cpu", number
 
 
 def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:

@@ -11,7 +11,9 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 import torch
+from typing_extensions import override
 
+from esbench.errors import LONGEST
 from esbench.measure.case_runner import release
 from esbench.measure.failure import DeviceLostError
 from esbench.measure.gpu_monitor import Activity
@@ -243,6 +245,33 @@ def test_an_output_that_is_not_finite_is_wrong() -> None:
         reason = "oracle: forward gives values that are not finite"
         assert [row[2:] for row in skipped(lines)] == [("failed", reason)], first
         assert summary == RunSummary(failed=1)
+
+
+class Unreadable(BaseException):
+    """An error that is no Exception and has no message."""
+
+    @override
+    def __str__(self) -> str:
+        raise self
+
+
+def test_any_error_of_a_variant_has_a_short_printable_reason() -> None:
+    """That is one that is no Exception or has no readable message as well; Ctrl-C ends the run."""
+    for error, reason in (
+        (Unreadable(), "Unreadable"),
+        (GeneratorExit("gone"), "GeneratorExit: gone"),
+        (ValueError("\x1b[31m|\n" + "A" * 100_000), f"ValueError: [31m| {'A' * (LONGEST - 7)}…"),
+    ):
+        for after in (0, 2, 9, 17):
+            world = World()
+            bad = FakeScheme("Bad", world, act=raising(error, after=after))
+            _, lines = measure(bad.entry(), FakeScheme("A", world).entry(), world=world, phases=("forward",))
+            assert [row[2:] for row in skipped(lines)] == [("failed", reason)]
+            assert {row.variant.scheme for row in lines if isinstance(row, Measurement)} == {"A"}
+    for after in (0, 2, 9, 17):
+        interrupted = FakeScheme("Bad", World(), act=raising(KeyboardInterrupt(), after=after))
+        with pytest.raises(KeyboardInterrupt):
+            measure(interrupted.entry(), world=interrupted.world, phases=("forward",))
 
 
 def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
