@@ -17,7 +17,7 @@ Mode = Literal["base", "naive", "batched"]
 Phase = Literal["sample", "forward", "update", "step", "quality"]
 Scalar = bool | int | float | str
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 """A reading of an instrument; decoding checks the range."""
 Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]

@@ -214,7 +214,11 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read or decompressed.
 
     """
-    content = (path if path.exists() or not _compressed(path).exists() else _compressed(path)).read_bytes()
+    file = path if path.exists() or not _compressed(path).exists() else _compressed(path)
+    if file.exists() and not file.is_file():  # a pipe or device may never end
+        message = "it is not a regular file"
+        raise OSError(message)
+    content = file.read_bytes()
     if not content.startswith(_GZIP):
         return content
     try:

@@ -30,6 +30,7 @@ from esbench.cli import (
 )
 from esbench.cli.options import INTERRUPTED, USAGE, app
 from esbench.errors import UserError
+from esbench.text import one_line
 
 __all__ = [
     "accuracy",
@@ -78,7 +79,7 @@ def main() -> None:
         code = app(standalone_mode=False)
     except (USAGE_ERROR, UserError, OSError) as error:
         text = getattr(error, "format_message", error.__str__)()
-        sys.stderr.write(f"esbench: {' '.join(text.split())}\n")
+        sys.stderr.write(f"esbench: {one_line(text)}\n")
         code = USAGE
     except ModuleNotFoundError as error:
         if error.name != "torch":

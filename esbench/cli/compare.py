@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from esbench.cli.options import FAILED, app, stored_run
+from esbench.text import printable
 
 
 @app.command()
@@ -30,7 +31,7 @@ def compare(
     """
     from esbench.report.analysis import comparison
     from esbench.report.tables import comparison as comparison_tables
-    from esbench.report.text import one_line
+    from esbench.text import one_line
 
     (a, a_problems), (b, b_problems) = (
         stored_run(path, "compare takes two runs' .jsonl files") for path in (run_a, run_b)
@@ -46,6 +47,6 @@ def compare(
         typer.echo(json.dumps(comparison_tables.as_json(compared), indent=2, allow_nan=False))
     else:
         shown = comparison_tables.text(compared) if tables else comparison_tables.summary(compared)
-        typer.echo(shown, nl=False)
+        typer.echo(printable(shown), nl=False)
     if not compared.matched or a_problems or b_problems:
         raise typer.Exit(FAILED)

@@ -49,7 +49,7 @@ def history(
     from esbench.report.plots.history import panels
     from esbench.report.plots.style import METADATA
     from esbench.report.tables.history import sections
-    from esbench.report.text import one_line
+    from esbench.text import one_line
 
     if out.suffix.lower() not in METADATA:
         message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"

@@ -8,6 +8,7 @@ import typer
 
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, load, load_installed
+from esbench.text import printable
 
 if TYPE_CHECKING:
     from esbench.schema import Run
@@ -69,12 +70,12 @@ def say(problems: "Iterable[Problem]") -> None:
         groups.setdefault(key, []).append(problem)
     for first, *others in groups.values():
         count = f"{first.path}: {1 + len(others)} lines could not be read, the first: {first.within}"
-        typer.echo(f"esbench: {count if others else first}", err=True)
+        note(f"esbench: {count if others else first}")
 
 
 def note(text: str) -> None:
     """Print a message on stderr; stdout is for results."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def no_such_device(device: str, known: Iterable[str], results: Path) -> str:
@@ -151,11 +152,11 @@ def prepare_file(option: str, path: Path) -> None:
     """Check that a file can be written, and create its folder.
 
     Raises:
-        UserError: the path is a folder, or a folder above it is a file.
+        UserError: the path is a folder or a device, or a folder above it is a file.
 
     """
-    if path.is_dir():
-        message = f"{option} {path} is a folder: name a file"
+    if path.exists() and not path.is_file():
+        message = f"{option} {path} is not a regular file: name a file"
         raise UserError(message)
     check_writable(option, path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)

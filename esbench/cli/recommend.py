@@ -27,8 +27,8 @@ from esbench.cli.options import (
 from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
-from esbench.report.text import listed
 from esbench.schema import Case, Request, Run, Variant
+from esbench.text import listed, printable
 from esbench.workload import trainer
 
 if TYPE_CHECKING:
@@ -265,9 +265,10 @@ def _print(
         heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
         if case in recommendations:
-            typer.echo(f"{origin(recommendations[case].run)}\n\n{text(recommendations[case], tables=tables)}")
+            advice = text(recommendations[case], tables=tables)
+            typer.echo(printable(f"{origin(recommendations[case].run)}\n\n{advice}"))
         elif run:
-            typer.echo(without_numbers(run, case))
+            typer.echo(printable(without_numbers(run, case)))
     winners = {
         name: recommendations[case].recommended[0]
         for name, case in target.layers.items()

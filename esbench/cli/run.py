@@ -90,6 +90,7 @@ def run(
             "taken, then the last variants are left out.",
             metavar="SECONDS",
             min=1,
+            max=10**8,
         ),
     ] = None,
     tables: Annotated[

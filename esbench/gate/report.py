@@ -7,7 +7,7 @@ from statistics import median
 from tabulate import tabulate
 
 from esbench.gate.records import MORE, SAME, Decision, Status, Verdict
-from esbench.report.text import escape, one_line
+from esbench.text import escape, one_line
 from esbench.units import format_value
 
 HEADINGS = (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from esbench.gate.records import ARMS, Arm, Revision
 from esbench.git import GENERATED, GitError, git
-from esbench.report.text import listed
+from esbench.text import listed
 
 WORKTREE = "worktree"
 """Name of the revision that stands for the files in the folder, committed or not."""

@@ -6,10 +6,10 @@ from statistics import median
 
 from esbench.report.analysis.pivot import Grid, Reference, headings
 from esbench.report.analysis.run_selection import partial_request
-from esbench.report.text import counted
 from esbench.schema import QUALITY, Case, Measurement, Run
 from esbench.stats import OFF_CLOCK, OUTLYING, Ratio, median_clock, off_clock, outliers, throttled
 from esbench.store import PUBLISHED
+from esbench.text import counted
 from esbench.units import format_number, format_value
 
 _COMMIT_DIGITS = 7

@@ -25,9 +25,9 @@ from esbench.report.tables.measured import figures_only, section
 from esbench.report.tables.published import published_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.table import Section
-from esbench.report.text import escape, one_line
 from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name
+from esbench.text import escape, one_line
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
 DOCS = "docs"

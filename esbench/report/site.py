@@ -17,11 +17,11 @@ from esbench.report.tables import measured, roofline
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.table import Section
-from esbench.report.text import cut, escape, file_name, one_line
 from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
 from esbench.studies import digits, gate_power, kernels, timer_accuracy
+from esbench.text import cut, escape, file_name, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from esbench.report.text import escape
 from esbench.schema import Environment
+from esbench.text import escape
 
 
 def newest_files(results: Path, folder: str) -> list[Path]:

@@ -15,9 +15,9 @@ from esbench.errors import UserError
 from esbench.report.analysis.quality import Estimate, estimate
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
-from esbench.report.text import escape, one_line
 from esbench.schema import Environment, Outcome, Recipe, Variant
 from esbench.studies import newest_files, origin
+from esbench.text import escape, one_line
 from esbench.units import ABSENT, format_number
 
 SCHEMA = 1

@@ -30,8 +30,8 @@ from esbench.gate.gate import Gate
 from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
-from esbench.report.text import counted, escape
 from esbench.studies import newest_files
+from esbench.text import counted, escape
 from esbench.units import ABSENT, format_number, format_value
 
 FOLDER = "gate"

@@ -16,9 +16,9 @@ from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, operators
 from esbench.report.analysis.run_selection import newest_whole
 from esbench.report.formats import write
 from esbench.report.formats.markdown import join, table
-from esbench.report.text import escape
 from esbench.schema import Measurement, Phase, Run, Skipped
 from esbench.stats import Ratio, median
+from esbench.text import escape
 from esbench.units import ABSENT, format_multiplier, format_number, format_value
 
 SCHEMA = 2

@@ -15,10 +15,10 @@ import numpy as np
 from esbench import store
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
-from esbench.report.text import escape
 from esbench.schema import Environment, Sample
 from esbench.stats import Interval, interval
 from esbench.studies import newest_files, origin
+from esbench.text import escape
 from esbench.units import format_cell, format_number, format_value
 
 SCHEMA = 2

@@ -189,6 +189,15 @@ def test_names_break_no_line() -> None:
         assert "\x1b" not in shown
 
 
+def test_the_terminal_gets_no_control_characters_of_a_run(tmp_path: Path) -> None:
+    """A device's name with an escape sequence is printed without it."""
+    named = elsewhere(synthetic.run(list(times())[:1]), device_name="\x1b[31mred\x07")
+    files = [stored(tmp_path, synthetic.run(list(times())[:1])), stored(tmp_path, named)]
+    shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
+    assert "red" in shown.output
+    assert not {"\x1b", "\x07"} & set(shown.output)
+
+
 def test_command_fails_without_two_runs_to_compare(tmp_path: Path) -> None:
     """No common row or unreadable lines are exit code 1; a file without a run is an error."""
     files = [stored(tmp_path, synthetic.run([row], run_id=f"run-{n}")) for n, row in enumerate(times())]

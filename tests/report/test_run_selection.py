@@ -94,6 +94,10 @@ def test_only_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "results/test-cpu/pipe.jsonl")
     (tmp_path / "results/test-cpu/folder.jsonl").mkdir()
     assert pages(tmp_path) == {"test-cpu/quick": "20260101"}
+    result = CliRunner().invoke(
+        app, ["export", str(tmp_path / "results/test-cpu/pipe.jsonl"), "--format=csv"]
+    )
+    assert "not a regular file" in str(result.exception)
 
 
 def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

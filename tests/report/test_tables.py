@@ -10,8 +10,8 @@ from esbench.report.analysis.pivot import grids, operators
 from esbench.report.site import all_sections
 from esbench.report.tables import roofline as roofline_tables
 from esbench.report.tables.measured import time_sections
-from esbench.report.text import escape
 from esbench.schema import DevicePeak, Row, Work
+from esbench.text import escape
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.synthetic import BASE, DENSE, bytes_row, linear, three, time_row, variant, working

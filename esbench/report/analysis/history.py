@@ -18,9 +18,9 @@ from esbench.errors import UserError
 from esbench.report.analysis.comparison import different_devices
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
 from esbench.report.analysis.run_selection import unusable
-from esbench.report.text import listed, one_line
 from esbench.schema import Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
+from esbench.text import listed, one_line
 from esbench.units import ABSENT, format_value
 
 _COMMIT_DIGITS = 7

@@ -15,9 +15,9 @@ import msgspec
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.run_selection import unusable
-from esbench.report.text import listed
 from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
+from esbench.text import listed
 from esbench.units import format_value
 
 NOISE = "noise_bytes"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from esbench.report.tables.table import CellNumber, Section
-from esbench.report.text import one_line
 from esbench.schema import Row, Run
+from esbench.text import one_line
 
 _KEY = (
     *("run_id", "device", "operator", "variant", "case", "shape", "dtype", "members", "repeats"),

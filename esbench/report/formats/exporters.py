@@ -13,9 +13,9 @@ from esbench.errors import UserError
 from esbench.report.analysis.comparison import is_reason_for
 from esbench.report.captions import origin
 from esbench.report.formats.csv import comma_separated
-from esbench.report.text import one_line
 from esbench.schema import QUALITY, Measurement, Row, Run
 from esbench.stats import interval, median, round_medians, spread
+from esbench.text import one_line
 from esbench.units import QUANTITIES
 
 _NS_PER_S = 1e9

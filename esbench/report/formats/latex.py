@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 
 from esbench.report.tables.table import Block, Section, Table
-from esbench.report.text import file_name, label, one_line
 from esbench.schema import Run
+from esbench.text import file_name, label, one_line
 
 REFERENCES = "references.bib"
 _Column = tuple[str, tuple[str, ...]]  # a heading, and the cells below it

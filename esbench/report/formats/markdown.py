@@ -7,7 +7,7 @@ from html import escape as html_escape
 from tabulate import tabulate
 
 from esbench.report.tables.table import Section
-from esbench.report.text import escape
+from esbench.text import escape
 
 NOT_MET, NO = "**not met**", "**no**"
 """Verdicts in bold, the only markup in the cells of a table."""

@@ -23,8 +23,8 @@ from esbench.report.plots.pareto import pareto
 from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
 from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
-from esbench.report.text import file_name, listed, one_line
 from esbench.schema import Phase, Row, Run
+from esbench.text import file_name, listed, one_line
 
 Subject = Grid | Rankings
 

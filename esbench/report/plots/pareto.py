@@ -11,7 +11,7 @@ from esbench.report.analysis.ranking import RankedVariant, Rankings
 from esbench.report.plots import style
 from esbench.report.plots.hero import best_of_each_scheme, label
 from esbench.report.plots.style import BLACK, PAGE, Figure, drawable
-from esbench.report.text import listed
+from esbench.text import listed
 from esbench.units import format_multiplier, quantity
 
 _MB = quantity("peak_bytes").column.size

@@ -25,8 +25,8 @@ from matplotlib.transforms import Bbox
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid
-from esbench.report.text import counted, one_line
 from esbench.schema import Case, Measurement, Row
+from esbench.text import counted, one_line
 
 COLUMN, PAGE = 3.3, 6.9
 """Widths of a figure in inches."""

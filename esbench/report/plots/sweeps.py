@@ -13,9 +13,9 @@ from esbench.report.analysis.pivot import Grid, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, LINEAR, EffectiveSize, Qualities
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, drawable
-from esbench.report.text import counted
 from esbench.schema import DENSE, QUALITY, Case, Measurement, Row, Run, Skipped, Variant
 from esbench.stats import median
+from esbench.text import counted
 from esbench.units import format_multiplier, format_number
 
 SHARE = "kept_percent"

@@ -9,8 +9,8 @@ from tabulate import tabulate
 
 from esbench.report import captions
 from esbench.report.analysis.comparison import Comparison, Pair, differences, different_devices
-from esbench.report.text import listed, one_line
 from esbench.schema import Run
+from esbench.text import listed, one_line
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (

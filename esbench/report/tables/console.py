@@ -8,9 +8,9 @@ from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, dense, rankings
-from esbench.report.text import listed, one_line
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
+from esbench.text import listed, one_line
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5

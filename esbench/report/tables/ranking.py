@@ -29,8 +29,8 @@ from esbench.report.tables.table import (
     number_cell,
     variants_table,
 )
-from esbench.report.text import counted, one_line
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
+from esbench.text import counted, one_line
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 BEST_TITLE = "Which scheme at which shape"

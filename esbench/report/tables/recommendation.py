@@ -11,8 +11,8 @@ from esbench.report.analysis.quality import KAPPA, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense
 from esbench.report.tables.console import ranking_table
 from esbench.report.tables.ranking import ranking_section, rate_cell
-from esbench.report.text import counted, one_line
 from esbench.schema import Case, Run, Scalar, Variant
+from esbench.text import counted, one_line
 from esbench.units import format_multiplier, format_value
 
 _TERMINAL_WIDTH = 100

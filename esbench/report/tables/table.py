@@ -14,8 +14,8 @@ from tabulate import tabulate
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, Trace, headings
 from esbench.report.analysis.quality import EXACT, EffectiveSize, Estimate
-from esbench.report.text import escape, one_line
 from esbench.schema import Case, Skipped, Variant
+from esbench.text import escape, one_line
 from esbench.units import format_cell, format_multiplier, format_number
 
 Kind = Literal["quantity", "multiple", "number"]

@@ -6,10 +6,10 @@ from functools import partial
 from typing import NamedTuple
 
 from esbench.report.analysis.ranking import recommended
-from esbench.report.text import listed
 from esbench.report.web.views import RATE_METRIC, Row, View, better
 from esbench.schema import DENSE, Variant
 from esbench.stats import LATENCY
+from esbench.text import listed
 
 CONTROLS = (
     *("NoUpdate", "LeakingHook", "MaskMultiply", "Static", "Trained(rule=static"),

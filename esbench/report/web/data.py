@@ -16,10 +16,10 @@ from esbench.report import captions
 from esbench.report.analysis.pivot import operators
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.recommendation import expression
-from esbench.report.text import one_line
 from esbench.report.web.answers import TASKS, Answer, answer, is_control
 from esbench.report.web.views import RATE_METRIC, Row, View, better, metric_title, views
 from esbench.schema import DENSE, Case, Run, SchemeDoc, Variant
+from esbench.text import one_line
 
 MAX_TEXT = 400
 """Characters of a name or a reason in the page; a run from elsewhere may have longer ones."""

@@ -1,4 +1,4 @@
-"""Escaping and shortening of text from runs: on one line, in Markdown, as a label, as a file name."""
+"""Escaping and shortening of foreign text: on one line, for a terminal, in Markdown, as a file name."""
 
 import hashlib
 import re
@@ -20,6 +20,11 @@ def counted(number: int, noun: str) -> str:
 def one_line(text: str) -> str:
     """Return a text on one line: line breaks and unprintable characters become spaces."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def printable(text: str) -> str:
+    """Return a text that is safe to print on a terminal: control characters but line breaks become spaces."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def label(text: str) -> str:
