@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +85,20 @@ class Problem:
     def within(self) -> str:
         """The problem without its file: ``line 5: message``."""
         return " ".join(f"{f'line {self.line}: ' if self.line else ''}{self.message}".split())
+
+
+def summed_up(problems: Iterable[Problem]) -> list[str]:
+    """Return problems as text, one line each; the bad lines of a file share one line."""
+    groups: dict[object, list[Problem]] = {}
+    for problem in problems:
+        key = problem.path if problem.line and problem.lost else problem
+        groups.setdefault(key, []).append(problem)
+    return [
+        f"{first.path}: {1 + len(others)} lines could not be read, the first: {first.within}"
+        if others
+        else str(first)
+        for first, *others in groups.values()
+    ]
 
 
 def new_run_id(suite: str, now: datetime | None = None) -> str:

@@ -121,3 +121,5 @@ def test_a_module_that_is_not_there_is_named() -> None:
     """A plug-in given without .py is taken for a module name."""
     with pytest.raises(PluginError, match="No module named 'no_such_module_anywhere'"):
         load("no_such_module_anywhere.inside")
+    with pytest.raises(PluginError, match="cannot load variants from '': ValueError"):
+        load("")

@@ -79,6 +79,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except (USAGE_ERROR, UserError, OSError) as error:
         text = getattr(error, "format_message", error.__str__)()
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}"
         sys.stderr.write(f"esbench: {one_line(text)}\n")
         code = USAGE
     except ModuleNotFoundError as error:

@@ -146,6 +146,10 @@ def check_names(orders: "Orders", top: Path) -> None:
     """
     from esbench.registry import DEFAULT, REGISTRY, load_installed
 
+    for name in orders.plugins:
+        if Path(name).is_absolute() and not Path(name).is_file():
+            message = f"--plugin {name}: no such file"
+            raise UserError(message)
     load_installed()
     file = sys.modules[DEFAULT].__file__
     if not orders.plugins and file and Path(file).resolve().is_relative_to(top.resolve()):

@@ -8,6 +8,7 @@ import typer
 
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, load, load_installed
+from esbench.store import summed_up
 from esbench.text import printable
 
 if TYPE_CHECKING:
@@ -64,13 +65,8 @@ def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Ent
 
 def say(problems: "Iterable[Problem]") -> None:
     """Print problems with stored runs on stderr, one line each; the bad lines of a file share one line."""
-    groups: dict[object, list[Problem]] = {}
-    for problem in problems:
-        key = problem.path if problem.line and problem.lost else problem
-        groups.setdefault(key, []).append(problem)
-    for first, *others in groups.values():
-        count = f"{first.path}: {1 + len(others)} lines could not be read, the first: {first.within}"
-        note(f"esbench: {count if others else first}")
+    for line in summed_up(problems):
+        note(f"esbench: {line}")
 
 
 def note(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, app, load_entries, note
+from esbench.cli.options import FAILED, Plugins, app, check_writable, load_entries, note
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, cases_of, phases_named
 from esbench.schema import PHASES, QUALITY, Case, Phase
@@ -77,6 +77,7 @@ def profile(
     if QUALITY in phases:
         message = f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}"
         raise UserError(message)
+    check_writable("--out", out)
     place = resolve_device(device)
     entries = load_entries(variants, plugin)
     cases = cases_of(REGISTRY.find_suite(suite or ("readme" if place == "cuda" else "quick")), case, dtype)

@@ -149,6 +149,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
         (["--base", "nope"], "--base nope: no such revision in "),
         (["--head", "nope", "--base", "HEAD"], "--head nope: no such revision in "),
         (["--base", "HEAD", "--device", "tpu"], "no device 'tpu'"),
+        (["--base", "HEAD~1", "--plugin", "/nope.py"], "--plugin /nope.py: no such file"),
         (["--base", "HEAD~1", *TINY], "gate.toml: the waiver for row of * expired on 2020-01-01"),
     ):
         write(place.out, {"gate.json": "an earlier one", "summary.md": "an earlier one"})

@@ -148,7 +148,10 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     half = tmp_path / store(tmp_path, a_run("20270101T000000Z-quick-0002"))
     half.write_bytes(half.read_bytes()[:-5])
+    bad = tmp_path / store(tmp_path, a_run("20270101T000000Z-quick-0003"))
+    bad.write_bytes(bad.read_bytes() + b"{}\n" * 100)
     for call, part in (
+        (f"page.phases({str(bad.relative_to(tmp_path))!r}, 'Linear')", "100 lines could not be read"),
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
         (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
         ("page.phases(run, 'Conv3d')", "has no such table"),
