@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.registry import PluginError, Registry, Suite, UnknownNameError, load, select_cases
+from esbench.registry import PluginError, Registry, Suite, UnknownNameError, load, phases_named, select_cases
 from esbench.schema import Case, Variant
 from esbench.workload import build
 
@@ -49,11 +49,12 @@ def test_options_that_differ_from_their_default_make_the_label() -> None:
 
 
 def test_globs_match_names_and_labels() -> None:
-    """A glob selects by name or by the label on an operator, in registration order."""
+    """A glob selects by name or label, in registration order; phases are in the order of a step."""
     registry = registered()
     assert [e.variant.name for e in registry.select(["Thing*"])] == ["Thing", "Thing(side=out)"]
     assert [e.variant.name for e in registry.select(["ThingLinear"])] == ["Thing"]
     assert [e.variant.name for e in registry.select(["Thing*", "!*side*"])] == ["Thing"]
+    assert phases_named("quality, step,forward,step") == ("forward", "step", "quality")
 
 
 def test_a_reserved_operator_is_for_those_who_name_it() -> None:

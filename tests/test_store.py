@@ -1,5 +1,6 @@
 """Reading and writing runs on disk."""
 
+import gzip
 import math
 import signal
 import subprocess
@@ -131,6 +132,7 @@ def test_a_line_that_is_not_a_record_is_named_and_the_rest_is_read(tmp_path: Pat
         (row.replace(b'"members":1024', b'"members":0'), "at `$.case.members`"),
         (row.replace(b"1000000.0", b"NaN"), "malformed"),
         (row.replace(b"1000000.0", b"0.0"), "a time of 0 ns, the clock missed the call - at `$.samples[0]`"),
+        (row.replace(b"1000000.0", b"1000000.0,0.0"), "a time of 0 ns"),
         (row.replace(b"1000000.0", b"-1.0"), ">= 0.0 - at `$.samples[0][0]`"),
         (row.replace(b"1000000.0", b"1e300"), "<= 1e+24 - at `$.samples[0][0]`"),
         (b"[" * 200_000, ""),
@@ -202,7 +204,9 @@ def test_a_file_has_the_place_that_its_header_names(tmp_path: Path) -> None:
     runs, problems = read_results(tmp_path)
     assert problems == []
     assert [run.header.run_id for run in runs] == ["3", "1", "2"]
-    assert (tmp_path / "b-16-gb" / "1.jsonl").exists()
+    plain = tmp_path / "b-16-gb" / "1.jsonl"
+    plain.with_suffix(".jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))  # as a kill leaves both
+    assert len(read_results(tmp_path)[0]) == 3
 
 
 def test_only_what_can_be_read_is_written(tmp_path: Path) -> None:
@@ -253,3 +257,13 @@ def test_half_a_line_of_a_run_that_was_cut_off_is_no_loss(tmp_path: Path) -> Non
         assert run is not None
         assert "half a line" in problem.message
         assert problem.lost == is_ended
+
+
+def test_only_a_failure_withdraws_the_numbers_of_its_phase(tmp_path: Path) -> None:
+    """Times stay beside an unavailable row of the same phase; a failed one removes them."""
+    reason = synthetic.skipped(ROW.variant, ROW.case, "no counters", ROW.phase)
+    for status, kept in (("unavailable", (ROW,)), ("failed", ())):
+        row = msgspec.structs.replace(reason, status=status)
+        run, _ = read_run(write(tmp_path, lines(synthetic.header(), ROW, row, END)))
+        assert run is not None
+        assert run.rows == (*kept, row)

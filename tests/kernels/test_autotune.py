@@ -95,6 +95,9 @@ def test_the_fastest_candidate_with_the_right_result_is_chosen(
     assert times == {None: 100.0, FAST: 80.0, SLOW: 120.0}
     assert wrong == [f"{WRONG} is wrong: relative error 1 to the default"]
     assert capsys.readouterr().err == f"tune: {BROKEN} cannot be launched: RuntimeError\n"
+    first = iter([150.0])
+    monkeypatch.setattr(autotune, "gpu_time_ns", lambda call: next(first, gpu.time_ns(call)))
+    assert search(gpu.launch, [FAST])[0] == {None: 100.0, FAST: 80.0}  # the default is timed again
     y = torch.zeros(4)
     _, wrong = search(lambda one: y if one == FAST else y.fill_(1.0), [FAST])
     assert wrong == [f"{FAST} is wrong: relative error inf to the default"]

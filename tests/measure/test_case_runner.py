@@ -56,6 +56,12 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
     ]
     assert summary == RunSummary(measured=3, unavailable=3)
     assert not world.resident
+    logs = []
+    for seed in (0, 0, 1):
+        world = World()
+        measure(*(FakeScheme(n, world).entry() for n in "ABC"), world=world, phases=("forward",), seed=seed)
+        logs.append(world.log)
+    assert logs[0] == logs[1] != logs[2]
 
 
 def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:

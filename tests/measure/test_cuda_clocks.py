@@ -67,6 +67,10 @@ def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
     many = clock_of(device).visit(kernels(device, 2000, 1_000), 1)
     assert many.dispatch_bound == 1
     assert many.samples["host_latency_ns"] == pytest.approx([2000 * 5_000])  # timed before the queue was full
+    device = FakeCuda()
+    kernels(device, 1000, 1e6)()
+    after = clock_of(device).visit(kernels(device, 600, 20_000), 3)  # the queue is empty before each call
+    assert after.samples["host_latency_ns"] == pytest.approx([600 * 5_000] * 3)
 
     device = FakeCuda()
 

@@ -200,6 +200,12 @@ def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_
         assert [len(samples) for samples in call.rounds[LATENCY]] == [2] * rounds  # one per visit
         assert call.rounds[LATENCY][0] == pytest.approx((1.1e7, 1.1e7), rel=0.1)
         assert call.stop.startswith(stop)
+    short = World()
+    short.clock = FakeClock(warm_up_s=(0.01, 0.1))
+    (call,) = calls_of(short, 0.0005)
+    interleave([call], order())
+    counts = [len(samples) for samples in call.rounds[LATENCY]]
+    assert len(short.log) == sum(counts) + 2 * len(counts)  # each visit begins with an untimed call
     exact, noisy = World(jitter=0.0), World(jitter=0.2)
     found = [timed(FakeScheme("Base", exact), exact, is_baseline=True), timed(FakeScheme("A", noisy), noisy)]
     interleave(found, order())

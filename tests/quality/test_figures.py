@@ -75,11 +75,13 @@ def test_inner_products() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed(Perturbed):
-    """Gives every layer and step the same noise: the mistake that the correlations are meant to find."""
+    """Repeats the noise in every layer and after some steps, which the correlations are meant to find."""
+
+    period: int = 1
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return super().sample(weight, dataclasses.replace(stream, step=0, layer=""))
+        return super().sample(weight, dataclasses.replace(stream, step=stream.step % self.period, layer=""))
 
 
 def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
@@ -90,6 +92,8 @@ def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
     error = 1 / math.sqrt(metrics.FEW * 480)
     assert abs(layers) < 4 * error
     assert abs(steps) < 4 * error
+    _, steps = metrics.correlations(Subject(linear(), Replayed(period=2), 8), 0)
+    assert abs(steps) < 4 * error  # successive steps are compared
     # For layers of different shapes, the same stream is found by comparing their first values.
     layers, _ = metrics.correlations(Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8), 0)
     assert layers == pytest.approx(1.0)

@@ -141,6 +141,11 @@ def test_odd_samples_are_no_numbers() -> None:
             json.dumps(as_json(found), allow_nan=False)
     (pair,) = side_by_side(*(changed(times()[:1], samples=((ns,),) * 8) for ns in (1e-300, 1e24))).pairs
     assert (pair.ratio, pair.low, pair.high) == (None, None, None)
+    uneven = [time_row(DENSE, SMALL, *(1 + place / 8 for place in range(8)))]
+    (pair,) = side_by_side(uneven, uneven).pairs
+    assert pair.low is not None
+    assert pair.low < 1
+    assert pair.high == pytest.approx(1 / pair.low)
 
 
 def test_command_shows_both_runs(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.report.ranking_cases import (
     rows,
 )
 from tests.report.table_examples import winner, without
-from tests.synthetic import DENSE, linear, variant
+from tests.synthetic import DENSE, linear, time_row, variant
 
 
 def found(run: Run, variants: set[Variant] | None = None, limit_bytes: float | None = None) -> Recommendation:
@@ -41,10 +41,22 @@ def test_its_ranking_is_the_tables() -> None:
     assert text(found(run), tables=True).startswith(table.text())
     assert [one.variant for one in found(run, {FLIPPED, CORES}).variants] == [CORES, FLIPPED]
     assert [one.variant for one in found(run, limit_bytes=1.5e6).ranked] == [HADAMARD, CORES, FLIPPED]
-    unknown = ranking_cases.run(without(rows(), CORES, "peak_bytes"))
-    assert CORES in [one.variant for one in found(unknown).ranked]
-    assert [one.variant for one in found(unknown, limit_bytes=1.5e6).ranked] == [HADAMARD, FLIPPED]
+    for metric in ("peak_bytes", "noise_bytes"):
+        unknown = ranking_cases.run(without(rows(), CORES, metric))
+        assert CORES in [one.variant for one in found(unknown).ranked]
+        assert [one.variant for one in found(unknown, limit_bytes=1.5e6).ranked] == [HADAMARD, FLIPPED]
     assert found(run, limit_bytes=1.0).recommended == []
+    uneven = time_row(FLIPPED, SQUARE, 3.0, 3.5, 4.0, 4.0, 4.5, 5.0, phase="step")
+    (flipped,) = found(
+        ranking_cases.run([*without(rows(), FLIPPED, "latency_ns"), uneven]), {FLIPPED}
+    ).variants
+    assert flipped.effective is not None
+    assert flipped.step_interval is not None
+    low, high = flipped.effective.low, flipped.effective.high
+    assert flipped.rate_interval == (
+        low / (flipped.step_interval.high / 1e6),
+        high / (flipped.step_interval.low / 1e6),
+    )
 
 
 def test_page_command_and_table_recommend_the_same() -> None:
