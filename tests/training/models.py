@@ -81,9 +81,9 @@ def has_no_gradient(model: nn.Module) -> bool:
 
 def layer(model: nn.Sequential, place: int) -> nn.Linear:
     """Return a linear layer of a model."""
-    found = model[place]
-    assert isinstance(found, nn.Linear)
-    return found
+    linear = model[place]
+    assert isinstance(linear, nn.Linear)
+    return linear
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:
@@ -104,19 +104,19 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
     """Return whether tensors are bitwise equal."""
-    return len(some) == len(others) and all(map(torch.equal, some, others))
+    return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def alike(model: nn.Module, other: nn.Module) -> bool:
+def alike(first: nn.Module, second: nn.Module) -> bool:
     """Return whether all parameters are bitwise equal."""
-    return equal(weights(model), weights(other))
+    return equal(weights(first), weights(second))
 
 
-def same_entries(some: list[Tensor], others: list[Tensor]) -> list[bool]:
+def same_entries(first: list[Tensor], second: list[Tensor]) -> list[bool]:
     """Return for each pair of tensors whether it is bitwise equal."""
-    return [torch.equal(*pair) for pair in zip(some, others, strict=True)]
+    return [torch.equal(*pair) for pair in zip(first, second, strict=True)]
 
 
 def text_model(seed: int = 0) -> nn.Module:
@@ -144,10 +144,10 @@ class SparseTraining:
         self, optimizer: Any = torch.optim.SGD, seed: int = 0, mask_seed: Any = 0, **settings: Any
     ) -> None:
         """Create model, optimizer and scheduler."""
-        own = {name[1:]: value for name, value in settings.items() if name.startswith("_")}
+        options = {name[1:]: value for name, value in settings.items() if name.startswith("_")}
         rigl = {name: value for name, value in settings.items() if not name.startswith("_")}
         self.model = text_model(seed)
-        self.optimizer = optimizer(self.model.parameters(), **({"lr": 0.05} | own))
+        self.optimizer = optimizer(self.model.parameters(), **({"lr": 0.05} | options))
         self.scheduler = RigLScheduler(self.model, self.optimizer, seed=mask_seed, **(SETTINGS | rigl))
 
     def backward(self, step: int, scale: float = 1.0) -> Tensor:

@@ -43,7 +43,7 @@ def tiny(network: str = "DigitsMLP") -> Recipe:
 
 
 def test_utilities_are_centred_ranks() -> None:
-    """From -1/2 to 1/2 in the fitness's order and shape, at any scale; ties share a rank."""
+    """They go from -1/2 to 1/2 in the fitness's order and shape, at any scale; ties share a rank."""
     fitness = torch.tensor([[3.0, -1.0, 100.0], [0.5, 2.0, 0.0]])
     expected = torch.tensor([[0.3, -0.5, 0.5], [-0.1, 0.1, -0.3]], dtype=torch.float64)
     torch.testing.assert_close(centred_ranks(fitness), expected)
@@ -62,9 +62,9 @@ def test_evolution_learns_the_digits() -> None:
 def test_training_is_a_function_of_its_seed() -> None:
     """Equal seeds give equal accuracies, other seeds others; no global generator is used."""
     state, recipe = torch.get_rng_state(), Recipe(network="DigitsMLP", members=8, steps=8, batch=8)
-    first, again, other = (train(Perturbed(), recipe, seed, "cpu") for seed in (0, 0, 1))
+    first, again, second_seed = (train(Perturbed(), recipe, seed, "cpu") for seed in (0, 0, 1))
     assert first == again
-    assert first.accuracy != other.accuracy
+    assert first.accuracy != second_seed.accuracy
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -93,10 +93,12 @@ def test_every_scheme_trains_every_network(network: str) -> None:
 
 
 def test_n_eff_of_a_network() -> None:
-    """N / (1 + kappa n / d) with kappas weighted by squared gradients; only for noise of variance 1."""
+    """n_eff is n / (1 + kappa n / d), kappas weighted by squared gradients, for noise of variance 1."""
     model, x, y = nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
     loss = nn.functional.cross_entropy(model(x), y)
-    weight, bias = (float(one.square().sum()) for one in torch.autograd.grad(loss, tuple(model.parameters())))
+    weight, bias = (
+        float(gradient.square().sum()) for gradient in torch.autograd.grad(loss, tuple(model.parameters()))
+    )
     kappa, d, n = 2.0 * weight / (weight + bias), 8, 16
     assert effective_members(model, WithKappa(), n, x, y) == pytest.approx(n / (1 + kappa * n / d))
     assert effective_members(model, WithKappa(value=0.0), n, x, y) == n
@@ -105,20 +107,23 @@ def test_n_eff_of_a_network() -> None:
     assert is_unbiased(digits, Perturbed(), 0.1)
     assert not is_unbiased(digits, Scaled(), 0.1)
     outcomes = [train(scheme, tiny(), 0, "cpu") for scheme in (Perturbed(), Scaled())]
-    assert [(one.unbiased, one.effective_members) for one in outcomes] == [(True, 4), (False, None)]
+    assert [(outcome.unbiased, outcome.effective_members) for outcome in outcomes] == [
+        (True, 4),
+        (False, None),
+    ]
 
 
 def test_what_the_harness_asks_about_a_scheme() -> None:
-    """Why it refuses a model, whether an option fits, and whether it learns from rows."""
+    """The trainer has the reason why it refuses a model, and whether a scheme learns from rows."""
     with pytest.raises(UnavailableError, match="k = 2 is above the width"):
         train(SparsePerturbed(k=2), tiny("DigitsCNN"), 0, "cpu")
     model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
-    found = trainer(Perturbed())
-    assert found is not None
-    assert "cannot perturb 1 (PReLU)" in found.refusal(Perturbed(), model, ())
-    assert found.refusal(Perturbed(), model, ("1",)) == ""
+    about = trainer(Perturbed())
+    assert about is not None
+    assert "cannot perturb 1 (PReLU)" in about.refusal(Perturbed(), model, ())
+    assert about.refusal(Perturbed(), model, ("1",)) == ""
     model.add_module("a[0]", nn.PReLU())  # a name that reads as a pattern
-    assert found.refusal(Perturbed(), model, ("1", "a[0]")) == ""
-    assert found.learns_from_rows(impls.DropoutMask(0.5, "out"))
-    assert not found.learns_from_rows(Perturbed())
+    assert about.refusal(Perturbed(), model, ("1", "a[0]")) == ""
+    assert about.learns_from_rows(impls.DropoutMask(0.5, "out"))
+    assert not about.learns_from_rows(Perturbed())
     assert trainer(object()) is None

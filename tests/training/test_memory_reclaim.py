@@ -18,7 +18,6 @@ from impls.benchmark.training.architecture_search import (
     Search,
     architectures,
     batches,
-    largest,
     population,
     run,
 )
@@ -86,19 +85,11 @@ def test_every_mode_trains_bitwise_the_same_and_frees_what_it_can() -> None:
     assert search(linked=True, mode="collect").alive == 0
 
 
-def test_the_largest_candidate_does_not_depend_on_the_seed() -> None:
-    """It has three hidden layers with the largest number of channels."""
-    drawn = {architectures(population(9, 5, 4), seed) for seed in range(5)}
-    assert len(drawn) == 5
-    assert {largest(widths) for widths in drawn} == {(5, 20, 20, 20, 3)}
-    assert all(len(widths) == 9 and 3 <= len(one) <= 5 for widths in drawn for one in widths)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_collect_when_they_say_and_restore_the_collector(
     mode: Mode, generations: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if a candidate fails; ``collect`` disables automatic collections inside one."""
+    """This holds if a candidate fails too; ``collect`` disables automatic collections inside one."""
     counts: dict[Mode, tuple[int, int]] = {
         "collect": (1, 0),
         "collect_batch": (4, 0),
@@ -129,7 +120,7 @@ def test_modes_collect_when_they_say_and_restore_the_collector(
 
 
 def test_modes_state_what_they_need() -> None:
-    """CUDA or environment variables; an unknown mode lists the known ones."""
+    """Some need CUDA or environment variables; the error for an unknown mode lists the known ones."""
     needing = {"empty_cache", "empty_cache_batch", "expandable", "pool"}
     assert {mode for mode in MODES if "CUDA" in refusal(mode, "cpu")} == needing
     assert not any(refusal(mode, "cuda:0") for mode in MODES)
@@ -140,7 +131,7 @@ def test_modes_state_what_they_need() -> None:
 
 
 def test_an_isolated_call_runs_in_another_process() -> None:
-    """With the environment that it is given; results and exceptions come back."""
+    """It gets its environment variables, and results and exceptions come back."""
     before = dict(os.environ)
     pid, planted, tensor = isolated(report, torch.arange(4), environment={"PLANTED": "yes"})
     assert pid != os.getpid()
@@ -173,7 +164,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def test_the_iterator_yields_the_same_items_and_collects_before_every_sixth(generations: list[int]) -> None:
-    """In order, as often as it is iterated over; also a stream without a length."""
+    """Items come in order at each iteration, also from a stream without a length."""
     for count in (0, 1, 6, 40):
         items = [object() for _ in range(count)]
         wrapped = ReclaimingIterator(items, tick_s=60)
@@ -192,7 +183,7 @@ def test_the_iterator_yields_the_same_items_and_collects_before_every_sixth(gene
 
 
 def test_iterations_end_their_threads_and_do_not_interfere() -> None:
-    """If a loop breaks out or raises, if items fail, in several threads and nested."""
+    """This holds if a loop breaks or raises, if items fail, in several threads and nested."""
     wrapped = ReclaimingIterator(range(9), tick_s=60)
     for item in wrapped:
         assert len(watchdogs()) == 1
@@ -215,7 +206,7 @@ def test_iterations_end_their_threads_and_do_not_interfere() -> None:
 
 
 def test_garbage_is_collected_while_an_item_is_in_use(generations: list[int]) -> None:
-    """Youngest generation at each tick, everything from the sixth, the last is 41; each item starts again."""
+    """Ticks collect the youngest generation, from the sixth on everything, up to 41; items start again."""
     ticks, releases = [*[0] * 5, *[0, 2] * 36], list[str]()
 
     def items() -> Iterator[int]:

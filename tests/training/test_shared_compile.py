@@ -52,13 +52,15 @@ def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
 
 
 def test_how_many_graphs_a_population_needs() -> None:
-    """Two for shared dynamic layers, with and without gradients; one per shape or model otherwise."""
+    """Shared dynamic layers need two, with and without gradients; other ways one per shape or model."""
     layers = SharedLayers(CAPTURE)
     # Sizes that happen to be equal in the first call are not assumed to be equal later.
     for rows, inp, out in ((4, 4, 4), (4, 3, 5), (6, 3, 6), (2, 7, 7)):
         layers.replace(nn.Linear(inp, out))(torch.ones(rows, inp))
     assert layers.graphs.compiled == 1
-    shapes = {(a, b, place > 0) for one in WIDTHS[:6] for place, (a, b) in enumerate(itertools.pairwise(one))}
+    shapes = {
+        (a, b, place > 0) for widths in WIDTHS[:6] for place, (a, b) in enumerate(itertools.pairwise(widths))
+    }
     assert len(shapes) > 8  # torch's own limit
     cases: list[tuple[Way, int, int | None, int]] = [
         ("dynamic", 12, None, 2),
@@ -66,29 +68,29 @@ def test_how_many_graphs_a_population_needs() -> None:
         ("static", 6, 100, len(shapes)),
     ]
     for way, candidates, limit, graphs in cases:
-        found = trial(way, candidates, limit)
-        assert (found.graphs, found.eager, found.wrong) == (graphs, "", "")
+        result = trial(way, candidates, limit)
+        assert (result.graphs, result.eager, result.wrong) == (graphs, "", "")
 
 
 def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
     """Torch runs further models eagerly, and all figures say so."""
-    found = trial("whole", 4, limit=2)
-    assert (found.graphs, found.wrong) == (2, "")
-    assert found.eager.startswith("candidate 2 of 4: only 0 of 1 graphs ran")
-    reported = list(figures(found, "whole"))
+    result = trial("whole", 4, limit=2)
+    assert (result.graphs, result.wrong) == (2, "")
+    assert result.eager.startswith("candidate 2 of 4: only 0 of 1 graphs ran")
+    reported = list(figures(result, "whole"))
     assert {figure.metric for figure in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
-    assert all(figure.reason == found.eager and not figure.samples for figure in reported)
+    assert all(figure.reason == result.eager and not figure.samples for figure in reported)
     assert trial("static", 6).eager.startswith("candidate 3 of 6: a shared layer would run eagerly")
 
 
 def test_each_object_has_its_own_limit() -> None:
     """Shared layers that reach theirs raise, and leave others alone."""
-    static, other = SharedLayers(CAPTURE, dynamic=False), SharedLayers(CAPTURE, dynamic=False)
+    static, separate = SharedLayers(CAPTURE, dynamic=False), SharedLayers(CAPTURE, dynamic=False)
     for place in range(3):
         static.replace(model(place))(X)
     with pytest.raises(SilentlyEagerError, match="8 graphs are compiled, which may be the limit"):
         static.replace(model(3))(X)
-    other.check(other.replace(model(11)), X)
+    separate.check(separate.replace(model(11)), X)
     layers = SharedLayers(CAPTURE)
     for sizes in ((2, 3, 4, 5), (6, 7, 8, 9)):
         for bias, axes, learns in itertools.product([True, False], [2, 3], [True, False]):
@@ -104,7 +106,7 @@ def test_each_object_has_its_own_limit() -> None:
 
 
 def test_what_does_not_run_compiled_is_found() -> None:
-    """Layers compiled in place, calls that compile every time, plain, foreign and parametrized layers."""
+    """Layers compiled in place, calls that compile each time and plain or foreign layers raise errors."""
     graphs = Graphs(CAPTURE)
     in_place = nn.Linear(5, 3)
     in_place.compile(backend=graphs)
@@ -146,7 +148,7 @@ def pruned(layer: nn.Linear) -> nn.Module:
 
 
 def test_a_shared_model_is_the_same_model() -> None:
-    """Outputs and gradients bitwise, names, parameter objects, hooks and classes; copies share graphs."""
+    """Outputs, gradients, names, parameters, hooks and classes stay; copies share graphs."""
     ways: list[tuple[Callable[[nn.Linear], nn.Module], bool]] = [
         (lambda layer: layer, False),
         (lambda layer: layer, True),
@@ -161,21 +163,21 @@ def test_a_shared_model_is_the_same_model() -> None:
         before = dict(shared.named_parameters())
         assert layers.replace(shared) is shared
         assert shared.state_dict().keys() == plain.state_dict().keys()
-        assert all(one is before[name] for name, one in shared.named_parameters())
+        assert all(parameter is before[name] for name, parameter in shared.named_parameters())
         for rows in (X, X.expand(2, 4, 5)):
-            y, right = shared(rows), plain(rows)
-            assert torch.equal(y, right)
-            for one in (y, right):
-                one.square().sum().backward()
-            for (name, one), other in zip(plain.named_parameters(), shared.parameters(), strict=True):
-                assert one.grad is not None
-                assert torch.equal(one.grad, other.grad), name  # type: ignore[arg-type]  # it has one
+            y, expected = shared(rows), plain(rows)
+            assert torch.equal(y, expected)
+            for output in (y, expected):
+                output.square().sum().backward()
+            for name, parameter in plain.named_parameters():
+                assert parameter.grad is not None
+                assert torch.equal(parameter.grad, before[name].grad), name  # type: ignore[arg-type]  # it has one
     layers, calls = SharedLayers(CAPTURE), list[str]()
     layer = nn.Linear(5, 5)
     layer.register_forward_pre_hook(lambda *_: calls.append("before"))
     layer.register_full_backward_hook(lambda *_: calls.append("backward"))
     both = layers.replace(nn.Sequential(layer.eval(), type("Derived", (nn.Linear,), {})(5, 5)))
-    assert [type(one).__name__ for one in both.children()] == ["SharedLinear", "Derived"]
+    assert [type(child).__name__ for child in both.children()] == ["SharedLinear", "Derived"]
     assert not layer.training
     both(X.clone().requires_grad_()).sum().backward()
     assert calls == ["before", "backward"]
@@ -186,7 +188,7 @@ def test_a_shared_model_is_the_same_model() -> None:
 
 
 def test_torchs_settings_are_restored() -> None:
-    """After a call, and after one that raises."""
+    """They are restored after a call, and after one that raises."""
     dynamo, fx = torch._dynamo.config, torch.fx.experimental._config  # noqa: SLF001  where torch keeps them
 
     def settings() -> tuple[object, ...]:
@@ -204,7 +206,7 @@ def test_torchs_settings_are_restored() -> None:
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C++ on a CPU, which CXX may name, and triton on CUDA."""
+    """A CPU needs a C++ compiler, which CXX may name, and CUDA needs triton."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert "needs a C++ compiler" in refusal("cpu")
@@ -216,9 +218,9 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_break_even_counts_steps_of_all_candidates() -> None:
-    """Total compile time over the mean time that a step saves; never, if it saves nothing."""
-    found = Trial(2, (9.0, 9.0), (600.0, 200.0), (10.0, 30.0), (20.0, 40.0))
-    by_name = {figure.metric: figure for figure in figures(found, "dynamic")}
+    """It is total compile time over the mean time that a step saves; never, if it saves nothing."""
+    faster = Trial(2, (9.0, 9.0), (600.0, 200.0), (10.0, 30.0), (20.0, 40.0))
+    by_name = {figure.metric: figure for figure in figures(faster, "dynamic")}
     assert by_name["compile_ns"].samples == (800.0,)
     assert by_name["break_even_steps"].samples == (80.0,)
     slower = Trial(2, (9.0,), (600.0,), (20.0,), (10.0,))
