@@ -81,15 +81,15 @@ def canaries(*, is_watched: bool = True) -> Iterator[Canaries]:
         is_watched: whether the interpreter fails on loads and stores outside these buffers.
 
     """
-    kept = Canaries()
+    buffers = Canaries()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", kept.empty)
+        patch.setattr(torch, "empty", buffers.empty)
         if is_watched and DEVICE == "cpu":
             builder = interpreter.interpreter_builder
-            patch.setattr(builder, "create_masked_load", kept.watched(builder.create_masked_load, 0))
-            patch.setattr(builder, "create_masked_store", kept.watched(builder.create_masked_store, 1))
-        yield kept
-    kept.check()
+            patch.setattr(builder, "create_masked_load", buffers.watched(builder.create_masked_load, 0))
+            patch.setattr(builder, "create_masked_store", buffers.watched(builder.create_masked_store, 1))
+        yield buffers
+    buffers.check()
 
 
 def generator(seed: int) -> torch.Generator:

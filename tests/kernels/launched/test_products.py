@@ -373,20 +373,20 @@ FAMILIES = {
 }
 
 
-def image(kept: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None = None) -> Tensor:
+def image(buffers: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None = None) -> Tensor:
     """Return a tensor [r, m, p, c] between canaries, laid out as a layer's: channels have a stride of p."""
     repeats, members, positions, channels = shape
-    y = kept.empty(repeats, members, channels, positions, dtype=dtype).mT
+    y = buffers.empty(repeats, members, channels, positions, dtype=dtype).mT
     return y if values is None else y.copy_(values)
 
 
 STACK = torch.stack
 
 
-def guarded_scale(kept: Canaries, *operands: Any) -> tuple[Tensor | None, float]:
+def guarded_scale(buffers: Canaries, *operands: Any) -> tuple[Tensor | None, float]:
     """Put the noise factors that a launcher computes between canaries."""
     sigmas, sigma = gemm.noise_scale(*operands)
-    return None if sigmas is None else kept.guard(sigmas), sigma
+    return None if sigmas is None else buffers.guard(sigmas), sigma
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -397,17 +397,17 @@ def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.Mo
         x = normal(0, sizes.repeats, sizes.members, sizes.positions, sizes.inputs, dtype=dtype)
         weight = normal(1, sizes.outputs, sizes.inputs, dtype=dtype) / sizes.inputs**0.5
         # Operands of float64 are copied before some launches.
-        with canaries(is_watched=dtype is not DOUBLE) as kept:
-            product = family.make(sizes, dtype, kept.guard)
-            monkeypatch.setattr(torch, "stack", lambda each, kept=kept: kept.guard(STACK(each)))
+        with canaries(is_watched=dtype is not DOUBLE) as buffers:
+            product = family.make(sizes, dtype, buffers.guard)
+            monkeypatch.setattr(torch, "stack", lambda each, buffers=buffers: buffers.guard(STACK(each)))
             for module in (lowrank, lowrank_rng, dense_rng, flipped, hadamard, permuted, sparse):
-                monkeypatch.setattr(module, "noise_scale", partial(guarded_scale, kept))
-            read = image(kept, *x.shape, dtype=dtype, values=x)
-            y = image(kept, *sizes[:3], sizes.outputs, dtype=dtype)
+                monkeypatch.setattr(module, "noise_scale", partial(guarded_scale, buffers))
+            read = image(buffers, *x.shape, dtype=dtype, values=x)
+            y = image(buffers, *sizes[:3], sizes.outputs, dtype=dtype)
             scale = sigma.to(DEVICE) if isinstance(sigma, Tensor) else sigma
-            found = product.launch(read, kept.guard(weight), scale, y, tiles)
+            returned = product.launch(read, buffers.guard(weight), scale, y, tiles)
         monkeypatch.undo()
-        assert found is y
+        assert returned is y
         exact = product.formula(x.double(), weight.double(), sigma)
         check_close(
             f"product of {sizes} in {dtype} with {tiles}", y, exact, product.formula(x, weight, sigma)
@@ -432,13 +432,15 @@ def test_operands_may_have_any_strides() -> None:
     x, weight, core = normal(0, 2, 3, 1, 33), normal(1, 40, 33), normal(2, 40, 33)
     own = signs(2, 3, 33), signs(3, 3, 40)
     apart = torch.zeros(40, 66, device=DEVICE)[:, :33].copy_(weight)
-    expected, found = (torch.empty(2, 3, 1, 40, device=DEVICE) for _ in range(2))
+    expected, strided = (torch.empty(2, 3, 1, 40, device=DEVICE) for _ in range(2))
     flipped.flipped_product(x, weight, core, *own, 0.3, expected)
-    flipped.flipped_product(x, apart, core.mT.contiguous().mT, *own, 0.3, found)
-    assert torch.equal(found, expected)
+    flipped.flipped_product(x, apart, core.mT.contiguous().mT, *own, 0.3, strided)
+    assert torch.equal(strided, expected)
     index = torch.randint(0, 33, (3, 19), generator=generator(2)).to(DEVICE)
-    with canaries() as kept:
-        picked = permuted.gather_channels(image(kept, *x.shape, dtype=x.dtype, values=x), kept.guard(index))
+    with canaries() as buffers:
+        picked = permuted.gather_channels(
+            image(buffers, *x.shape, dtype=x.dtype, values=x), buffers.guard(index)
+        )
     assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, 19)))
 
 
@@ -492,10 +494,10 @@ def test_dropped_channels_are_never_multiplied() -> None:
 def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
     """A tile in which a group drops all outputs is zero, and its weights are not read."""
     changes, cuts = changes_of([[1]] * 2, [[0]] * 2, (2, 1)), (cut(64, 2), cut(32, 1))
-    with canaries() as kept:
-        below = kept.empty(32, 32).fill_(1)
+    with canaries() as buffers:
+        below = buffers.empty(32, 32).fill_(1)
         # The 32 rows before ``below`` are a canary, so that reading them is found.
         weight = below.as_strided((64, 32), (32, 1), below.storage_offset() - below.numel())
-        x, y = kept.guard(torch.ones(1, 2, 1, 32)), kept.empty(1, 2, 1, 64)
-        blocks.kept_blocks(x, weight, kept.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
+        x, y = buffers.guard(torch.ones(1, 2, 1, 32)), buffers.empty(1, 2, 1, 64)
+        blocks.kept_blocks(x, weight, buffers.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
     assert torch.equal(y[0, 1, 0].cpu(), torch.tensor([0.0, 32.0]).repeat_interleave(32))

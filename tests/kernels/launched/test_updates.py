@@ -81,12 +81,12 @@ def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
         with canaries() as buffers:
             guarded = [buffers.guard(values) for values in (left, right, utilities)]
             shared = buffers.guard(core) if is_cored else None
-            found = weighted_outer(
+            total = weighted_outer(
                 guarded[0], guarded[1], guarded[2], shared, hadamard=is_hadamard, tiling=SMALL
             )
         matrix = (core if is_cored else 1) * (sylvester(outputs, inputs) if is_hadamard else 1)
         exact, slow = (outer_sum(left, right, utilities, each) * matrix for each in (torch.float64, dtype))
-        check_close("sum", found, exact, slow)
+        check_close("sum", total, exact, slow)
     half = normal(4, members, inputs, dtype=dtype)  # signs on one side only
     for factors in ((left, half), (half, left)):
         exact, slow = (outer_sum(*factors, utilities, each) for each in (torch.float64, dtype))
@@ -108,8 +108,8 @@ def test_parts_and_tiles_count_each_member_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(outer, "weighted_outer_kernel", Recorded())
     for tiling in (SMALL, OTHER, None):
-        found = weighted_outer(left.float(), right.float(), utilities.float(), tiling=tiling)
-        assert torch.equal(found.double(), exact), tiling
+        total = weighted_outer(left.float(), right.float(), utilities.float(), tiling=tiling)
+        assert torch.equal(total.double(), exact), tiling
     parts.clear()
     again = normal(0, 150, 20), normal(1, 150, 30), normal(2, 150)
     results = [weighted_outer(*again, tiling=tiling) for tiling in (SMALL, SMALL, OTHER, None)]
@@ -144,11 +144,11 @@ def test_columns_are_summed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
         with canaries() as buffers, monkeypatch.context() as patch:
             guarded = tuple(map(buffers.guard, sort))
             patch.setattr(sparse, "sorted_columns", lambda *_, guarded=guarded: guarded)
-            found = column_sums(columns, buffers.guard(values), buffers.guard(utilities), inputs)
+            total = column_sums(columns, buffers.guard(values), buffers.guard(utilities), inputs)
         exact, slow = (
             column_formula(columns, values, utilities, inputs, each) for each in (torch.float64, dtype)
         )
-        check_close("sum", found, exact, slow)
+        check_close("sum", total, exact, slow)
     order, starts = sparse.sorted_columns(columns, inputs)  # members in order, so that sums are repeatable
     for column in range(inputs):
         mine = order[starts[column] : starts[column + 1]]
