@@ -135,7 +135,8 @@ def test_the_right_entries_are_dropped_and_grown(
         rest = sorted(set(range(size)) - stays, key=lambda at: -abs(float(gradient[at])))
         assert set(after.nonzero().flatten().tolist()) == stays | set(rest[:count])
         shape = (1, size, 1)
-        by_sorting = drop_and_grow_by_sorting(*(each.view(shape) for each in (weight, gradient, mask)), count)
+        rows = weight.view(shape), gradient.view(shape), mask.view(shape)
+        by_sorting = drop_and_grow_by_sorting(rows[0], rows[1], rows[2], count)
         assert torch.equal(by_sorting.view(-1), after)
 
 
