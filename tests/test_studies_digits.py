@@ -257,7 +257,8 @@ def test_the_reports_have_the_page_of_digits(tmp_path: Path) -> None:
     write_study(study_of(), tmp_path)
     assert render(tmp_path, tmp_path / "reports") == []
     path = write_study(WHOLE, tmp_path / "results")
-    assert render_reports(tmp_path / "results", tmp_path / "out") == ([tmp_path / "out" / "digits.md"], [])
+    pages = [tmp_path / "out" / name for name in ("index.html", "digits.md")]
+    assert render_reports(tmp_path / "results", tmp_path / "out") == (pages, [])
     path.write_text("{}")
     written, problems = render_reports(tmp_path / "results", tmp_path / "out")
     assert written == []

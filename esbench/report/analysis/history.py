@@ -248,7 +248,7 @@ def _chosen(
     if known and not chosen:
         labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
         globs = f"variants {', '.join(variants)} and cases {cases}"
-        message = f"nothing matches {globs} in these runs; there are: {'; '.join(labels)}"
+        message = f"nothing matches {globs} in these runs; available: {'; '.join(labels)}"
         raise UserError(one_line(message))
     return chosen
 
@@ -264,7 +264,7 @@ def why_empty(history: History) -> str:
         )
     rows = [row for run in history.runs for row in run.measurements if row.phase == history.phase]
     there = ", ".join([MULTIPLIER, *sorted({row.metric for row in rows})]) if rows else "none"
-    return f"no run of this device has a figure of {history.metric!r} in {history.phase}; there are: {there}"
+    return f"no run of this device has a figure of {history.metric!r} in {history.phase}; available: {there}"
 
 
 def _place(key: Key) -> tuple[object, ...]:

@@ -37,7 +37,7 @@ def test_calls_above_the_roof_or_without_a_point_are_explained() -> None:
     """Notes name calls above a peak or with data in caches, and calls without work or times."""
     fast = working(time_row(LOOKUP, linear(), 0.1), 1e7, 1e4)
     figure = drawn(roofline(grid([*two(), fast], peaks=True)))
-    assert figure.notes[1].startswith("Above the roof: that peak was measured while something disturbed it")
+    assert figure.notes[1].startswith("Above the roof: the peak was measured under a disturbance")
     assert figure.axes[0].get_ylim()[1] > 100
     cached = working(time_row(LOOKUP, linear(), 1.0), 1e6, 2e6)
     note = "Above the slope: data in caches moves faster than the copy"
