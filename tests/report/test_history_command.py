@@ -71,7 +71,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         (
             results,
             "--variants nope",
-            "nothing matches variants nope and cases * in these runs; there",
+            "nothing matches variants nope and cases * in these runs; available",
         ),
         (results, "--device nope", "no device 'nope' has runs in"),
         (results, "--out a.gif", "--out a.gif: expected a file that ends in .svg, .png, .pdf"),
