@@ -156,7 +156,7 @@ def history(  # noqa: PLR0913  # the options of the command
     runs_of_key: dict[Key, set[int]] = {}
     for (key, _), points in by_series.items():
         runs_of_key.setdefault(key, set()).update(point.run for point in points)
-    chosen = _chosen(by_series, variants, cases)
+    chosen = _chosen(by_series, variants, cases, left_out)
     few = list(dict.fromkeys(key.case.label for key, _ in chosen if len(runs_of_key[key]) < fewest))
     if few:
         left_out.append(f"left out, measured in fewer than {fewest} runs: {listed(few)}")
@@ -229,12 +229,15 @@ def _point(  # noqa: PLR0913, PLR0917  # a cell and its place in a series
 
 
 def _chosen(
-    measured_keys: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str
+    measured_keys: Iterable[tuple[Key, Variant]],
+    variants: Sequence[str],
+    cases: str,
+    left_out: Sequence[str],
 ) -> list[tuple[Key, Variant]]:
     """Return the series that match the globs.
 
     Raises:
-        UserError: none does.
+        UserError: no series matches; the message contains why runs were ``left_out``.
 
     """
     known = sorted(measured_keys, key=lambda pair: _place(pair[0]))
@@ -248,8 +251,8 @@ def _chosen(
     if known and not chosen:
         labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
         globs = f"variants {', '.join(variants)} and cases {cases}"
-        message = f"nothing matches {globs} in these runs; available: {'; '.join(labels)}"
-        raise UserError(one_line(message))
+        message = f"nothing matches {globs} in these runs; available: {listed(list(labels))}"
+        raise UserError(one_line("; ".join([message, *left_out])))
     return chosen
 
 
@@ -260,7 +263,7 @@ def why_empty(history: History) -> str:
     if history.few:
         return (
             f"no case was measured in two runs by {history.metric} in {history.phase}: "
-            "measure again with `esbench run`"
+            f"measure again with `esbench run`; {'; '.join(history.left_out)}"
         )
     rows = [row for run in history.runs for row in run.measurements if row.phase == history.phase]
     there = ", ".join([MULTIPLIER, *sorted({row.metric for row in rows})]) if rows else "none"
