@@ -52,18 +52,20 @@ class AbstractPackedOperator(AbstractOperator):
     outputs: str = "real"
     normalised: bool = False
 
-    def bits(self, x: Tensor, weights: Tensor, multiply: Multiply | None = None) -> Tensor:
+    def apply_packed(self, x: Tensor, weights: Tensor, multiply: Multiply | None = None) -> Tensor:
         """Apply each member's packed weight [m, 1, *taps, words, o]: [r, m, *s, words] -> [r, m, *s', o].
 
         A weight of m = 1 is shared by all members. ``multiply`` replaces plain torch's product.
         """
         # Plain torch's runtime grows with the number of words, so joining words is worth the copy.
         rows, columns = self._operands(x, weights, joined=multiply is None)
-        scaling = (self._fan_in(weights), self._wide if self.normalised else self.dtype)
+        scaling = (self._fan_in(weights), self._compute_dtype if self.normalised else self.dtype)
         # Views are skipped where possible: their call overhead matters in small layers.
         has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
         y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *scaling)
-        return self._finished((y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1))
+        return self._normalise_and_round(
+            (y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1)
+        )
 
     @abstractmethod
     def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
@@ -78,12 +80,14 @@ class AbstractPackedOperator(AbstractOperator):
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.bits(x, packed(weight > 0).unsqueeze(0))
+        return self.apply_packed(x, packed(weight > 0).unsqueeze(0))
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         values = bits.signed(x, self.channels, weights.dtype)
-        return self._finished(scaled(self._real(values, weights), self._fan_in(weights), self._wide))
+        return self._normalise_and_round(
+            scaled(self._real(values, weights), self._fan_in(weights), self._compute_dtype)
+        )
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:
@@ -114,11 +118,11 @@ class AbstractPackedOperator(AbstractOperator):
         return bias.view(-1, *[1] * (y.dim() - 3), y.shape[-1])
 
     @property
-    def _wide(self) -> torch.dtype:
+    def _compute_dtype(self) -> torch.dtype:
         """The type in which outputs are computed: at least float32."""
         return torch.promote_types(torch.float32, self.dtype)
 
-    def _finished(self, y: Tensor) -> Tensor:
+    def _normalise_and_round(self, y: Tensor) -> Tensor:
         """Normalise outputs in place if requested, and round them to their dtype."""
         if self.normalised:
             over = (0, *range(2, y.dim() - 1))

@@ -328,7 +328,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def product(self, op: AbstractPackedOperator, noise: BinaryNoise, x: Tensor) -> Tensor:
-        return op.bits(x, noise.words, self._multiply)
+        return op.apply_packed(x, noise.words, self._multiply)
 
     def _multiply(self, rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
         """Multiply bits by the kernel for this number of rows of a member."""

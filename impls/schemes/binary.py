@@ -199,7 +199,9 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def product(self, op: AbstractPackedOperator, noise: BinaryNoise, x: Tensor) -> Tensor:
-        return op.bits(x, noise.words) if noise.values is None else op.apply_per_member(x, noise.values)
+        return (
+            op.apply_packed(x, noise.words) if noise.values is None else op.apply_per_member(x, noise.values)
+        )
 
     @override
     def written(self, noise: BinaryNoise) -> Tensor:
@@ -301,7 +303,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
 
     @override
     def product(self, op: AbstractPackedOperator, noise: MixtureNoise, x: Tensor) -> Tensor:
-        parts = [op.bits(x[:, start:stop], mixed) for start, stop, mixed in self._mixed(noise)]
+        parts = [op.apply_packed(x[:, start:stop], mixed) for start, stop, mixed in self._mixed(noise)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @override

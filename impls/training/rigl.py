@@ -106,7 +106,7 @@ class Schedule:
             return False
         return 0 < step < self.T_end and step % self.delta == 0
 
-    def gathers_after(self, step: int) -> bool:
+    def accumulates_after(self, step: int) -> bool:
         """Return whether the dense gradients of the backward pass after a step count for an update."""
         ahead = range(step + 1, step + self.grad_accumulation_n + 1)
         return self.growth == "gradient" and any(map(self.updates_at, ahead))
@@ -146,9 +146,9 @@ class ActiveWeights:
     Attributes:
         inactive: the inverted mask.
         nonzero: number of active entries.
-        gathers: whether backward passes add their dense gradients to ``gathered``.
-        gathered: sum of the dense gradients of the passes so far, None before the first pass.
-        arriving: dense gradient of the current pass, before it is added to ``gathered``.
+        accumulates: whether backward passes add their dense gradients to ``accumulated``.
+        accumulated: sum of the dense gradients of the passes so far, None before the first pass.
+        pass_gradient: dense gradient of the current pass, before it is added to ``accumulated``.
 
     """
 
@@ -158,12 +158,12 @@ class ActiveWeights:
         self.mask = first_ranks_mask(mask.to(weight.device, copy=True))
         self.inactive = ~self.mask
         self.nonzero = int(self.mask.sum())
-        self.gathers = False
-        self.gathered: Tensor | None = None
-        self.arriving: Tensor | None = None
+        self.accumulates = False
+        self.accumulated: Tensor | None = None
+        self.pass_gradient: Tensor | None = None
 
     def watch(self) -> list[Any]:
-        """Mask ``.grad`` in every backward pass, and add up dense gradients while ``gathers`` is set.
+        """Mask ``.grad`` in every backward pass, and add up dense gradients while ``accumulates`` is set.
 
         Gradients that are not added to ``.grad``, such as those of torch.autograd.grad, are ignored.
         Returns the handles of the hooks.
@@ -175,13 +175,13 @@ class ActiveWeights:
 
     def take_gradient(self) -> Tensor:
         """Return the accumulated dense gradient, summed over ranks, and reset it; NaN if there is none."""
-        gradient = torch.full_like(self.weight, torch.nan) if self.gathered is None else self.gathered
-        self.gathered = self.arriving = None
+        gradient = torch.full_like(self.weight, torch.nan) if self.accumulated is None else self.accumulated
+        self.accumulated = self.pass_gradient = None
         if has_other_ranks():
             distributed.all_reduce(gradient)
         return gradient
 
-    def move(self, gradient: Tensor, count: int, optimizer: Optimizer) -> Tensor:
+    def update_topology(self, gradient: Tensor, count: int, optimizer: Optimizer) -> Tensor:
         """Drop and grow ``count`` entries; zero the weight and the optimizer's state of new ones.
 
         Returns whether the dense gradient was finite, a bool tensor; otherwise nothing changes.
@@ -202,15 +202,15 @@ class ActiveWeights:
             tensor.masked_fill_(self.inactive, 0)
 
     def _on_gradient(self, gradient: Tensor) -> None:
-        self.arriving = gradient.detach() if self.gathers else None
+        self.pass_gradient = gradient.detach() if self.accumulates else None
 
     def _on_accumulated(self, weight: nn.Parameter) -> None:
-        if self.arriving is not None:
-            if self.gathered is None:
-                self.gathered = self.arriving.to(weight.dtype, copy=True)
+        if self.pass_gradient is not None:
+            if self.accumulated is None:
+                self.accumulated = self.pass_gradient.to(weight.dtype, copy=True)
             else:
-                self.gathered += self.arriving
-            self.arriving = None
+                self.accumulated += self.pass_gradient
+            self.pass_gradient = None
         if weight.grad is not None:
             weight.grad.masked_fill_(self.inactive, 0)  # a product with the mask would keep NaN
 
@@ -284,11 +284,11 @@ class RigLScheduler:
         """Count a step after its backward pass; return whether the optimizer should step.
 
         If not, entries have moved instead, and the gradients are to be dropped. A layer keeps its entries,
-        with a warning, if a gathered gradient is not finite or missing on some rank.
+        with a warning, if an accumulated gradient is not finite or missing on some rank.
         """
         self.step += 1
         for layer in self.layers:
-            layer.gathers = self.schedule.gathers_after(self.step)
+            layer.accumulates = self.schedule.accumulates_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
             return True
         fraction, moved = self.schedule.fraction(self.step), []
@@ -297,7 +297,7 @@ class RigLScheduler:
                 gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
             else:
                 gradient = layer.take_gradient()
-            moved.append(layer.move(gradient, int(fraction * layer.nonzero), self._optimizer))
+            moved.append(layer.update_topology(gradient, int(fraction * layer.nonzero), self._optimizer))
         _warn_if_stuck(
             self.step,
             [layer.name for layer, has_moved in zip(self.layers, moved, strict=True) if not has_moved],
@@ -327,8 +327,10 @@ class RigLScheduler:
             "step": self.step,
             "updates": self.updates,
             "masks": {layer.name: layer.mask.clone() for layer in self.layers},
-            "gathered": {
-                layer.name: layer.gathered.clone() for layer in self.layers if layer.gathered is not None
+            "accumulated": {
+                layer.name: layer.accumulated.clone()
+                for layer in self.layers
+                if layer.accumulated is not None
             },
             "generator": self._generator.get_state(),
         }
@@ -346,7 +348,7 @@ class RigLScheduler:
         self.schedule = Schedule(**state["schedule"])
         self.step, self.updates = state["step"], state["updates"]
         self._generator.set_state(state["generator"].cpu())
-        self._start(state["masks"], state["gathered"])
+        self._start(state["masks"], state["accumulated"])
 
     def __str__(self) -> str:
         """Return the number of non-zero entries of each layer and of the model, and the schedule."""
@@ -375,17 +377,17 @@ class RigLScheduler:
     def _after_step(self, *_: object) -> None:
         self.apply_masks()
 
-    def _start(self, masks: Mapping[str, Tensor], gathered: Mapping[str, Tensor]) -> None:
+    def _start(self, masks: Mapping[str, Tensor], accumulated: Mapping[str, Tensor]) -> None:
         """Apply masks and register hooks with the optimizer and the sparse weights."""
         self.close()
         self._hooks.append(self._optimizer.register_step_post_hook(WeakHook(self._after_step)))
         self.layers = [ActiveWeights(name, self._weights[name], mask) for name, mask in masks.items()]
         for layer in self.layers:
-            layer.gathers = self.schedule.gathers_after(self.step)
+            layer.accumulates = self.schedule.accumulates_after(self.step)
             layer.apply_mask(self._optimizer)
             self._hooks += layer.watch()
-            if layer.name in gathered:
-                layer.gathered = gathered[layer.name].to(layer.weight, copy=True)
+            if layer.name in accumulated:
+                layer.accumulated = accumulated[layer.name].to(layer.weight, copy=True)
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -484,7 +486,7 @@ class RigLInBackward:
             if layer is not None and parameter.grad is not None:
                 if is_update:
                     count = int(self.schedule.fraction(self.step + 1) * layer.nonzero)
-                    layer.move(parameter.grad, count, ordinary)
+                    layer.update_topology(parameter.grad, count, ordinary)
                 else:
                     parameter.grad.masked_fill_(layer.inactive, 0)
             if is_update:

@@ -53,9 +53,9 @@ def test_when_and_how_many_entries_move() -> None:
         assert not any(map(static.updates_at, range(1000)))
     for passes, expected in ((1, [4, 9]), (2, [3, 4, 8, 9]), (4, [1, 2, 3, 4, 6, 7, 8, 9])):
         schedule = Schedule(0.1, 11, 5, grad_accumulation_n=passes)
-        assert [step for step in range(20) if schedule.gathers_after(step)] == expected
+        assert [step for step in range(20) if schedule.accumulates_after(step)] == expected
         random = Schedule(0.1, 11, 5, grad_accumulation_n=passes, growth="random")
-        assert not any(map(random.gathers_after, range(20)))
+        assert not any(map(random.accumulates_after, range(20)))
     # The cosine of a third of pi is 1/2.
     for step, share in {0: 0.6, 25: 0.45, 50: 0.15, 75: 0.0, 80: 0.0}.items():
         assert Schedule(0.1, 75, 5, alpha=0.6).fraction(step) == pytest.approx(share)
@@ -197,7 +197,7 @@ def test_dense_gradients_of_the_last_passes_decide_what_grows() -> None:
                 training.optimizer.step(lambda: 1 / 0)
     totals = [sum(of_layer, torch.tensor(0.0)) for of_layer in zip(*gradients, strict=True)]
     for layer, total in zip(training.scheduler.layers, totals, strict=True):
-        torch.testing.assert_close(layer.gathered, total)
+        torch.testing.assert_close(layer.accumulated, total)
     layer = training.scheduler.layers[0]
     before = layer.mask.clone()
     training.scheduler()
@@ -212,7 +212,7 @@ def test_dense_gradients_of_the_last_passes_decide_what_grows() -> None:
     for _ in range(2):
         (x @ (pair[0].get_parameter("weight") + pair[1].get_parameter("weight")).T).sum().backward()
     for layer in scheduler.layers:
-        torch.testing.assert_close(layer.gathered, 2 * x.sum(0).expand(5, 6))
+        torch.testing.assert_close(layer.accumulated, 2 * x.sum(0).expand(5, 6))
 
 
 def test_closures_work() -> None:
@@ -228,7 +228,7 @@ def test_closures_work() -> None:
         assert training.is_masked
         if step == 3:
             for layer, gradient in zip(training.scheduler.layers, gradients, strict=True):
-                torch.testing.assert_close(layer.gathered, gradient)
+                torch.testing.assert_close(layer.accumulated, gradient)
     assert moved == [5, 10, 15, 20]
     assert not any(same_entries(training.masks, old_masks))
 

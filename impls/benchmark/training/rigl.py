@@ -73,7 +73,7 @@ def _scheduled_trainer(
         optimizer.zero_grad()
 
     def gathered() -> list[Tensor]:
-        pairs = ((layer.gathered, layer.arriving) for layer in scheduler.layers)
+        pairs = ((layer.accumulated, layer.pass_gradient) for layer in scheduler.layers)
         return [gradient for pair in pairs for gradient in pair if gradient is not None]
 
     return Trainer(model, finish, masks=partial(_masks_of, scheduler), copies=gathered)
