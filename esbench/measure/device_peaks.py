@@ -110,7 +110,7 @@ def _product(dtype: str, device: str, clock: Clock) -> DevicePeak:
 
 
 def _multiplication(side: int, device: str, dtype: str) -> Call:
-    """Return a product of two square matrices of seeded N(0, 1) numbers."""
+    """Return a call that multiplies two square matrices of seeded N(0, 1) numbers."""
     generator = torch.Generator(device)
     a, b = (
         torch.randn(side, side, device=device, generator=generator.manual_seed(side)).to(tensor_dtype(dtype))

@@ -144,7 +144,7 @@ class Profile(NamedTuple):
 
 
 def trace(call: Callable[[], object], device: str) -> Trace:
-    """Count the launches of one call; on CUDA after an untraced call.
+    """Count the launches of one call; on CUDA after one that is not counted. Repeats if records are lost.
 
     Raises:
         ProfileError: the profiler lost records, several times.

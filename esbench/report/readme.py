@@ -132,7 +132,7 @@ class Page:
         """Return the multipliers of a run next to published ones, a folded table for each operator.
 
         Raises:
-            ReadmeError: the runs have no shape in common.
+            ReadmeError: the runs have no forward at a shape in common.
 
         """
         run, published = self._run(file), [self._run(name) for name in published_files]

@@ -518,7 +518,7 @@ def packed_bits() -> Iterator[Check]:
 
 
 def device_keys() -> Iterator[Check]:
-    """The hash of a step on the device, and a kernel that reads its key from memory."""
+    """The kernel that hashes a step in device memory to Philox keys, and one that reads such keys."""
     step, to = empty(dtype=torch.int64), operands(torch.bfloat16, 1024)
     draw = to.draw()._replace(key=empty(10, 2, dtype=torch.int64))
     yield Check("keys of a step", philox.round_keys_kernel, lambda: philox.round_keys(7, step, 10, (1, 2)))

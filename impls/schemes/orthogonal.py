@@ -71,7 +71,11 @@ class Orthogonal(AbstractLowRank):
         """
         pairs = weight[1:].numel()
         if self.rank > pairs:
-            message = f"rank = {self.rank} is above the {pairs} weights of a group of {tuple(weight[1:])}"
+            shape = tuple(weight[1:])
+            message = (
+                f"rank = {self.rank} is above the {pairs} weights of a layer, or of a convolution's group, "
+                f"of shape {shape}"
+            )
             raise ValueError(message)
         return pairs // self.rank
 

@@ -12,7 +12,8 @@ A call counts a step. Every ``delta`` steps before ``T_end``, entries are droppe
 optimizer step. Inactive entries are zero and stay zero, as do their gradients and optimizer state. Masks on
 dense tensors only simulate sparsity: they save neither time nor memory.
 
-:class:`RigLInBackward` does the same inside the backward pass, with one layer's gradients at a time.
+:class:`RigLInBackward` does the same without a separate optimizer: weights are updated in the backward pass,
+with one layer's gradients in memory at a time.
 
 Evci et al. 2020, Rigging the Lottery: Making All Tickets Winners. Argument names are those of rigl-torch.
 """
@@ -263,7 +264,10 @@ class RigLScheduler:
         self._generator = Generator().manual_seed(seed)
         optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if missing := [name for name, weight in self._weights.items() if id(weight) not in optimized]:
-            message = f"the optimizer does not have {', '.join(missing)}: ignore them, or give them to it"
+            message = (
+                f"the optimizer does not have {', '.join(missing)}: "
+                "ignore them with ignore=[...], or add them to the optimizer"
+            )
             raise ValueError(message)
         if isinstance(optimizer, torch.optim.LBFGS):
             message = "LBFGS is not supported: its history would mix masks; use a first-order optimizer"

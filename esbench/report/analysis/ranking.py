@@ -162,7 +162,7 @@ class Rankings:
 
     @cached_property
     def largest(self) -> list[Case]:
-        """For each shape the largest population that most variants could do."""
+        """For each shape the largest population at which half the variants have a rate, or the most."""
         by_shape: dict[Case, list[Case]] = {}
         for case in self.cases:
             by_shape.setdefault(msgspec.structs.replace(case, members=1), []).append(case)

@@ -36,7 +36,7 @@ class Point:
 
 @style.styled()
 def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
-    """Draw n_eff per ms against peak memory for the largest population, best variant of each scheme.
+    """Draw n_eff per ms against peak memory for the main case, best variant of each scheme.
 
     The Pareto front is a dashed line. Exact estimates, whose n_eff is infinite, are arrows at the top.
     ``None`` if fewer than two schemes have both numbers.

@@ -174,7 +174,7 @@ def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, metho
 
 
 def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
-    """Return the table of the other figures of a case, if it has any."""
+    """Return a table of the quality metrics of a case that are not in LAW_METRICS, or no table."""
     rows = (row for row in qualities.run.measurements if row.case == case and row.phase == QUALITY)
     metrics = [metric for metric in dict.fromkeys(row.metric for row in rows) if metric not in LAW_METRICS]
     keys = {

@@ -26,7 +26,7 @@ def render_page(runs: Sequence[Run], out: Path, left_out: Iterable[str] = ()) ->
     Args:
         runs: the runs to show, measured and published ones.
         out: the folder to write to.
-        left_out: sentences on stored runs that are not shown.
+        left_out: sentences that say which stored runs are not shown.
 
     """
     out.mkdir(parents=True, exist_ok=True)
