@@ -170,8 +170,9 @@ class Population:
             return step_on_device(self._stream, self.seed, step, device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             message = (
-                f"a CUDA graph would draw the same noise, of step {step}, at every replay: use stream='philox', "
-                f"and pass the step as a 0-d int64 tensor on {device}, and increment it inside the capture"
+                f"a CUDA graph would draw the same noise, of step {step}, at every replay: "
+                f"use stream='philox', pass the step as a 0-d int64 tensor on {device}, "
+                "and increment it inside the capture"
             )
             raise RuntimeError(message)
         return whole_number("step", step)
