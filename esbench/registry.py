@@ -90,7 +90,7 @@ class Suite:
         sweep: a field of a case, by which the suite goes from small cases to large ones.
         stop_s: in a sweep, a variant that took longer than this on a case, or was out of memory, is not tried
             on larger ones.
-        active: globs over case labels: on these, utilisation, power and energy of a GPU are read, each for
+        active: globs over case labels: on these, utilization, power and energy of a GPU are read, each for
             some seconds.
         active_variants: globs over names of variants, for the same.
         methods: phase -> the methods by which it is timed on a GPU; by default all.

@@ -114,7 +114,7 @@ def spread(measurement: Measurement) -> Spread | None:
 
 
 def median(measurement: Measurement) -> float | None:
-    """Return the median of the rounds' medians, the centre of their :func:`interval`.
+    """Return the median of the rounds' medians, the center of their :func:`interval`.
 
     Samples of one round are alike, and a round of many must not outweigh one of few: over all samples the
     median may even lie outside the interval. ``None`` where there is no sample, or one is not finite.

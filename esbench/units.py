@@ -16,7 +16,7 @@ ABSENT = "n/a"
 
 _DIGITS = 3
 """The significant digits of a number whose interval is unknown."""
-_MOST = 6
+_MAX_DIGITS = 6
 """The most significant digits, however narrow the interval."""
 _SMALLEST = 1e-6
 _ROUNDING = 1e-9
@@ -131,7 +131,7 @@ def _place_of(half: float) -> int:
 
 def _least(leading: int) -> int:
     """Return the lowest place shown of a number whose leading digit is at this place."""
-    return min(0, leading - _MOST + 1)
+    return min(0, leading - _MAX_DIGITS + 1)
 
 
 def _exponent(value: float, digits: int) -> int:

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from impls import BinarizedLinear, Binary, perturb
 from impls.binary.bits import expand
-from impls.training import centred_ranks, networks
+from impls.training import centered_ranks, networks
 
 
 class PixelBits(nn.Module):
@@ -70,7 +70,7 @@ def evolve(model: nn.Module, options: argparse.Namespace) -> None:
         fitness = -loss.view(options.batch, members).mean(0)
 
         optimizer.zero_grad()
-        population.update(noise, centred_ranks(fitness))
+        population.update(noise, centered_ranks(fitness))
         optimizer.step()
         schedule.step()
         with torch.no_grad():

@@ -16,7 +16,7 @@ from torch import nn
 
 from impls import perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.training import centred_ranks, networks
+from impls.training import centered_ranks, networks
 
 
 def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> 
         fitness = -loss.view(2, options.batch, options.members).mean(1)
 
         optimizer.zero_grad()
-        population.update(noise, centred_ranks(fitness))
+        population.update(noise, centered_ranks(fitness))
         optimizer.step()
         schedule.step()
         if step % 50 == 0:

@@ -1,1 +1,1 @@
-"""Tests. A test's docstring is a sentence of behaviour."""
+"""Tests. A test's docstring is a sentence of behavior."""

@@ -1,6 +1,6 @@
 """Everything that reads runs works on a GPU run, whose figures are computed by a formula, not measured.
 
-The run has features that CPU runs lack: two timing methods, warm and host times, launches, utilisation, power
+The run has features that CPU runs lack: two timing methods, warm and host times, launches, utilization, power
 and energy, several dtypes, a peak for each, and reasons that hold for one method only.
 """
 
@@ -176,8 +176,8 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
         moved_bytes=4.0 * (weights + case.members * (case.in_channels + case.out_channels) * positions),
         output_bytes=4.0 * case.members * case.out_channels,
     )
-    least_ns = max(work.flops / FLOPS_PER_NS[case.dtype], work.moved_bytes / BYTES_PER_NS)
-    cold_ns = 1e4 + factor * SHARES[phase] * least_ns
+    min_ns = max(work.flops / FLOPS_PER_NS[case.dtype], work.moved_bytes / BYTES_PER_NS)
+    cold_ns = 1e4 + factor * SHARES[phase] * min_ns
     turn = len(one.name) % len(JITTER)
     jitter = JITTER[turn:] + JITTER[:turn]
     visit = Conditions(clock_hz=1.98e9, temperature_c=45.0, power_w=350.0)

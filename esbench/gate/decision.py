@@ -136,10 +136,10 @@ def variance_prior(variances: Sequence[float], freedom: int) -> VariancePrior | 
         return None
     logs = np.log(positive) - special.digamma(freedom / 2) + np.log(freedom / 2)
     half = _inverse_trigamma(float(np.var(logs, ddof=1) - special.polygamma(1, freedom / 2)))
-    centre = float(logs.mean())
+    center = float(logs.mean())
     if np.isfinite(half):
-        centre += float(special.digamma(half) - np.log(half))
-    return VariancePrior(float(np.exp(centre)), 2 * half, float(len(positive) * freedom))
+        center += float(special.digamma(half) - np.log(half))
+    return VariancePrior(float(np.exp(center)), 2 * half, float(len(positive) * freedom))
 
 
 def _inverse_trigamma(value: float) -> float:
@@ -265,8 +265,8 @@ def decide(
         reasons += _gaps(confirmed, [*again, *controls], settings.confirm, "confirm")
         on_times, mean = time_verdicts(screen_bounds, again, settings)
         verdicts += on_times
-        on_controls, misbehaviour = control_verdicts(confirmed, settings)
-        reasons += misbehaviour
+        on_controls, misbehavior = control_verdicts(confirmed, settings)
+        reasons += misbehavior
     return Decision(
         schema=SCHEMA,
         gate_id=opening.gate_id,

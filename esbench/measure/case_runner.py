@@ -436,16 +436,16 @@ class CaseRunner:
     def _activity_rows(
         self, call: Call, variant: Variant, measurement: Callable[..., Measurement]
     ) -> list[Row]:
-        """Return utilisation, power and energy of a call, if the device reports them and there is time."""
+        """Return utilization, power and energy of a call, if the device reports them and there is time."""
         context = self.context
         if context.instruments.activity is None:
             return []
-        if context.budget.spare_s < gpu_monitor.PACE.lead_in_s + gpu_monitor.PACE.most_s:
-            context.recorder.note(f"utilisation, power and energy of {variant.name}: {OUT_OF_TIME}")
+        if context.budget.spare_s < gpu_monitor.PACE.lead_in_s + gpu_monitor.PACE.max_s:
+            context.recorder.note(f"utilization, power and energy of {variant.name}: {OUT_OF_TIME}")
             return []
         activity = context.instruments.activity(call)
         if activity.reason:
-            context.recorder.note(f"utilisation, power and energy: {activity.reason}")
+            context.recorder.note(f"utilization, power and energy: {activity.reason}")
         return [
             measurement(metric=metric, method=gpu_monitor.METHOD, samples=(samples,))
             for metric, samples in activity.samples.items()

@@ -66,14 +66,14 @@ class CacheBuffer:
     Neither method allocates memory.
 
     Args:
-        least_bytes: the size of the buffer; it is rounded up.
+        min_bytes: the size of the buffer; it is rounded up.
         device: the device of the buffer.
 
     """
 
-    def __init__(self, least_bytes: int, device: str) -> None:
+    def __init__(self, min_bytes: int, device: str) -> None:
         """Allocate the buffer and zero it."""
-        rows = math.ceil(least_bytes / _ROW_BYTES)
+        rows = math.ceil(min_bytes / _ROW_BYTES)
         self.rows = torch.empty(rows, _ROW_BYTES // 4, device=device)
         self.sums = torch.empty(rows, device=device)
         self.write()

@@ -26,8 +26,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 BEYOND = 8
 """The size of a copied buffer in multiples of the last cache."""
-LEAST_BUFFER = {"cpu": 64 * 2**20, "cuda": 2**30}
-MOST_BUFFER = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
+MIN_BUFFER = {"cpu": 64 * 2**20, "cuda": 2**30}
+MAX_BUFFER = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 ROOM = 1 / 8
 """The largest share of the free memory for a buffer."""
 
@@ -41,7 +41,7 @@ PEAK_S = {"cpu": 2.0, "cuda": 1.0}
 PROBES = 3
 BUDGET_NS = 0.12e9
 """About the duration of the samples of a peak, within these bounds of calls."""
-LEAST_CALLS, MOST_CALLS = 5, 50
+MIN_CALLS, MAX_CALLS = 5, 50
 
 
 def device_peaks(
@@ -86,7 +86,7 @@ def cache_bytes(device: str) -> int:
 
 def buffer_bytes(device: str, cache: int, free: int) -> int:
     """Return the size of a copied buffer from the sizes of the last cache and of the free memory."""
-    wanted = min(max(BEYOND * cache, LEAST_BUFFER[device]), MOST_BUFFER[device])
+    wanted = min(max(BEYOND * cache, MIN_BUFFER[device]), MAX_BUFFER[device])
     return max(1, min(wanted, int(ROOM * free)))
 
 
@@ -122,7 +122,7 @@ def _multiplication(side: int, device: str, dtype: str) -> Call:
 
 def _samples(call: Call, clock: Clock) -> tuple[float, ...]:
     """Return the nanoseconds of as many calls as the budget allows, after warm-up calls."""
-    calls = max(LEAST_CALLS, min(MOST_CALLS, int(BUDGET_NS / max(_fastest_ns(call, clock), 1.0))))
+    calls = max(MIN_CALLS, min(MAX_CALLS, int(BUDGET_NS / max(_fastest_ns(call, clock), 1.0))))
     return clock.visit(call, calls).samples["latency_ns"]
 
 

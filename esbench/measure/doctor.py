@@ -114,7 +114,7 @@ def _lock(device: str) -> str:
 def _gpu() -> Iterator[Finding]:
     if missing := no_cuda():
         yield Finding("GPU timing and memory", able=False, why=missing)
-        yield Finding("GPU utilisation", able=False, why="no GPU that torch can use")
+        yield Finding("GPU utilization", able=False, why="no GPU that torch can use")
         return
     own = own_pids()  # before torch makes its CUDA context, which adds this process to NVML's list
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -125,7 +125,7 @@ def _gpu() -> Iterator[Finding]:
         yield Finding(dtype, able=not reason, why=reason or "this GPU multiplies in it")
     yield _finding("GPU to one run", partial(_lock, "cuda"))
     meters: dict[str, Callable[[Nvml], str]] = {
-        "GPU utilisation": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
+        "GPU utilization": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
         "GPU power": lambda nvml: f"{nvml.power_w():.0f} W now",
         "GPU energy": lambda nvml: f"{nvml.energy_j() / 1e3:.0f} kJ since the driver was loaded",
         "GPU clock": lambda nvml: f"{nvml.clock_hz() / 1e6:.0f} MHz now, {nvml.clock_policy()}",
@@ -148,7 +148,7 @@ def _throttling(nvml: Nvml) -> str:
 
 def _alone(own: frozenset[int], nvml: Nvml) -> str:
     others = other_processes(nvml, own)
-    _require(own, "NVML does not list this process, so other processes cannot be recognised")
+    _require(own, "NVML does not list this process, so other processes cannot be recognized")
     _require(not others, f"{', '.join(others)} would make a run invalid: they compute on it too")
     return "no other process computes on it"
 

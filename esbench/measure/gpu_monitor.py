@@ -1,7 +1,7 @@
-"""Utilisation, power, clock and energy of a GPU while one call is looped, and the processes on it.
+"""Utilization, power, clock and energy of a GPU while one call is looped, and the processes on it.
 
-NVML's utilisation is the share of a period with a kernel running, not the part of the GPU that the kernel
-uses. Utilisation and power are means over up to a second, so reading starts after a lead-in. Energy is the
+NVML's utilization is the share of a period with a kernel running, not the part of the GPU that the kernel
+uses. Utilization and power are means over up to a second, so reading starts after a lead-in. Energy is the
 difference of the board's own counter over the window.
 """
 
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 METHOD = "nvml"
 
-MOST_W = PLAUSIBLE["mW"][1] / 1e3
+MAX_W = PLAUSIBLE["mW"][1] / 1e3
 UPDATES = 20
 """The least updates of the energy counter in a window: an error of one update is then 5 %."""
 BLOCK_S = 0.01
 """Seconds of work between two synchronizations: launches do not pile up, and the GPU is seldom idle."""
-MOST_CALLS = 1024
+MAX_CALLS = 1024
 """The most calls between two synchronizations."""
 
 
@@ -42,7 +42,7 @@ class Pace(NamedTuple):
 
     lead_in_s: float = 1.0
     window_s: float = 2.0
-    most_s: float = 4.0
+    max_s: float = 4.0
     interval_s: float = 0.05
     now: Callable[[], float] = time.monotonic
 
@@ -142,7 +142,7 @@ def watch(
             call()
         synchronize()
         if now() - start_s < BLOCK_S / 2:
-            block = min(2 * block, MOST_CALLS)
+            block = min(2 * block, MAX_CALLS)
         return calls
 
     lead_in_ends_s, calls = now() + pace.lead_in_s, 0
@@ -152,7 +152,7 @@ def watch(
         readings.take("energy_j", nvml.energy_j)
         start_s = now()
         while (spent_s := now() - start_s) < pace.window_s or (
-            0 < readings.updates < UPDATES and spent_s < pace.most_s
+            0 < readings.updates < UPDATES and spent_s < pace.max_s
         ):
             calls += loop_block()
         readings.take("energy_j", nvml.energy_j)
@@ -170,7 +170,7 @@ def _divide_energy(readings: Readings, window_s: float, calls: int, idle_w: floa
     before_j, after_j = readings.samples.pop("energy_j")
     spent_j = after_j - before_j
     fault = ""
-    if not 0 <= spent_j <= MOST_W * window_s:
+    if not 0 <= spent_j <= MAX_W * window_s:
         fault = f"by {spent_j:g} J"
     elif not spent_j:
         fault = "not at all"

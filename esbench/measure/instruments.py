@@ -32,7 +32,7 @@ class Instruments:
         clocks: a clock for each timing method.
         footprint: measures the memory of a call.
         trace: counts the launches of a call.
-        activity: measures utilisation, power and energy; None if the device has no meters.
+        activity: measures utilization, power and energy; None if the device has no meters.
         conditions: reads clock, temperature and power after each visit.
         synchronize: waits for the device.
         alive: returns whether the device still responds.

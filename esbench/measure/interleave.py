@@ -17,8 +17,8 @@ from esbench.measure.timers import Call, Clock, quiet
 from esbench.schema import Conditions
 from esbench.stats import interval
 
-MOST_ROUNDS = 20
-LEAST_ROUNDS = 3
+MAX_ROUNDS = 20
+MIN_ROUNDS = 3
 """A call gets this many rounds even beyond its budget, unless they take more than OVERDRAFT budgets."""
 OVERDRAFT = 4.0
 REFERENCE_ROUNDS, REFERENCE_CALL_S = 6, 2.0
@@ -28,7 +28,7 @@ NARROW = 0.01
 
 VISIT_NS = 2e6
 """A visit lasts at least this long, so that switching between variants does not dominate it."""
-MOST_CALLS = 64
+MAX_CALLS = 64
 """The most calls of a visit: every sample is stored."""
 FLAT = 0.002
 """A call is warm when block medians change by less than this share per block."""
@@ -161,13 +161,13 @@ class TimedCall:
         latency = interval([median(samples) for samples in done])
         width = (latency.high - latency.low) / latency.median if latency and latency.median > 0 else 1.0
         # The variation of one or two rounds is unknown, so these may exceed the budget.
-        most = OVERDRAFT if len(done) < LEAST_ROUNDS else 1.0
+        most = OVERDRAFT if len(done) < MIN_ROUNDS else 1.0
         is_needed = self.is_reference and len(done) < REFERENCE_ROUNDS
-        if len(done) == MOST_ROUNDS:
-            self.stop = f"{MOST_ROUNDS} rounds"
+        if len(done) == MAX_ROUNDS:
+            self.stop = f"{MAX_ROUNDS} rounds"
         elif (
             not is_needed
-            and self.spent_s / len(done) * max(len(done) + 1, LEAST_ROUNDS) > most * self._budget_s
+            and self.spent_s / len(done) * max(len(done) + 1, MIN_ROUNDS) > most * self._budget_s
         ):
             self.stop = f"budget of {self._budget_s:g} s"
         elif may_leave and width < NARROW and not is_needed:
@@ -212,14 +212,14 @@ def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None =
 
     A call that takes more than ``longest_s`` seconds, by default the budget, is called only once.
     """
-    least_s, most_s = clock.warm_up_s
-    most_s = min(most_s, max(least_s, budget_s))
+    min_s, max_s = clock.warm_up_s
+    max_s = min(max_s, max(min_s, budget_s))
     start_s = clock.seconds()
     first_ns = median(clock.visit(call, 1).samples[LATENCY])
     if first_ns > (longest_s or budget_s) * 1e9:
         return Warm(first_ns, calls=1, slow=True, state="one call, longer than the budget")
     blocks, costs_ns, calls = [first_ns], [], 1
-    while (spent_s := clock.seconds() - start_s) < most_s and not (spent_s >= least_s and _flat(blocks)):
+    while (spent_s := clock.seconds() - start_s) < max_s and not (spent_s >= min_s and _flat(blocks)):
         before_s = clock.seconds()
         blocks.append(median(clock.visit(call, calls).samples[LATENCY]))
         costs_ns.append((clock.seconds() - before_s) * 1e9 / calls)
@@ -230,7 +230,7 @@ def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None =
 
 def calls_per_visit(call_ns: float) -> int:
     """Return the number of calls that fill a visit if one call takes ``call_ns`` with its overhead."""
-    return max(1, min(MOST_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
+    return max(1, min(MAX_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
 
 
 def _flat(blocks: list[float]) -> bool:

@@ -11,8 +11,8 @@ from esbench.schema import METHODS, OUT_OF_TIME, PHASES, QUALITY, Case, Phase, S
 from esbench.workload import UnavailableError
 
 MONITORED_PHASE: Phase = "forward"
-"""The only phase whose utilisation and energy are read, because each reading takes seconds."""
-LEAST_CELL_S = 0.01
+"""The only phase whose utilization and energy are read, because each reading takes seconds."""
+MIN_S = 0.01
 """The least seconds for the samples of a cell: some short calls, or a single long one."""
 GUESS_S = 0.05
 """The expected seconds of the check of a phase, and of the overhead of a cell, before any is measured."""
@@ -80,7 +80,7 @@ class Plan:
         return sum(1 if phase == QUALITY else len(self.methods_of(phase)) for phase in phases)
 
     def is_active(self, case: Case, variant: Variant) -> bool:
-        """Return whether utilisation, power and energy of a variant are read on a case."""
+        """Return whether utilization, power and energy of a variant are read on a case."""
         return any(fnmatchcase(case.label, glob) for glob in self.active) and any(
             fnmatchcase(variant.name, glob) for glob in self.active_variants
         )
@@ -121,7 +121,7 @@ class Budget:
 
         """
         self.cells = 0
-        self._most_s = self._least_s = plan.cell_s
+        self._max_s = self._min_s = plan.cell_s
         self._seconds = seconds
         self._end_s = plan.end_s
         if traces_last and plan.end_s < math.inf:
@@ -141,7 +141,7 @@ class Budget:
     @property
     def spare_s(self) -> float:
         """The seconds of the case that its other cells do not need, each with the fewest samples."""
-        needed_s = self.cells * (LEAST_CELL_S + self._mean_overhead_s)
+        needed_s = self.cells * (MIN_S + self._mean_overhead_s)
         return self._case_end_s - self._seconds() - needed_s
 
     def check(self, entry: Entry, reserve_s: float = 0.0, *, is_timed: bool = False) -> None:
@@ -165,7 +165,7 @@ class Budget:
         """The expected seconds of a variant on a case after its set-up, with the fewest samples."""
         check_s = self._checks_s / self._checked if self._checked else GUESS_S * self._phases
         overhead_s = self._mean_overhead_s if self._measured else GUESS_S
-        return MARGIN * (check_s + self._cells * (overhead_s + LEAST_CELL_S))
+        return MARGIN * (check_s + self._cells * (overhead_s + MIN_S))
 
     def add_checks(self, variants: int, seconds: float) -> None:
         """Add the seconds that the checks of variants took before timing."""
@@ -176,10 +176,10 @@ class Budget:
         """Return the seconds for the samples of each of the next ``cells`` cells, which are now measured."""
         share_s = (self._case_end_s - self._seconds()) / max(self.cells, 1) - self._mean_overhead_s
         self.cells -= cells
-        if share_s >= self._most_s:
-            return self._most_s
-        share_s = float(f"{max(share_s, LEAST_CELL_S):.1e}")  # two digits: it is stored as a reason to stop
-        self._least_s = min(self._least_s, share_s)
+        if share_s >= self._max_s:
+            return self._max_s
+        share_s = float(f"{max(share_s, MIN_S):.1e}")  # two digits: it is stored as a reason to stop
+        self._min_s = min(self._min_s, share_s)
         return share_s
 
     def add_overhead(self, cells: int, seconds: float) -> None:
@@ -189,8 +189,8 @@ class Budget:
 
     def cuts(self, skipped: Sequence[Skipped]) -> Iterator[str]:
         """Yield a line for each way in which the time limit shortened the run."""
-        if self._least_s < self._most_s:
-            yield f"{OUT_OF_TIME}: a cell had as little as {self._least_s:g} s of {self._most_s:g} s"
+        if self._min_s < self._max_s:
+            yield f"{OUT_OF_TIME}: a cell had as little as {self._min_s:g} s of {self._max_s:g} s"
         lost = [row for row in skipped if row.reason == OUT_OF_TIME]
         if lost:
             last = f"{lost[-1].variant.label(lost[-1].case.operator)} on {lost[-1].case.label}"

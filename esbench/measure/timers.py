@@ -21,7 +21,7 @@ from esbench.workload import UnavailableError
 
 Call = cuda.Call
 
-LEAST_S, MOST_S = 0.3, 3.0
+MIN_S, MAX_S = 0.3, 3.0
 """The bounds of a warm-up on CUDA in seconds, in which the clocks of the device settle."""
 
 BLOCK_MARGIN = 1.5
@@ -138,7 +138,7 @@ class CudaClock:
     @property
     def warm_up_s(self) -> tuple[float, float]:
         """The bounds; the lower bound is reduced by the time for which the device has been busy."""
-        return max(0.0, LEAST_S - self._streak.seconds(self.seconds())), MOST_S
+        return max(0.0, MIN_S - self._streak.seconds(self.seconds())), MAX_S
 
     def seconds(self) -> float:
         """Seconds since an arbitrary moment, by the host's clock."""

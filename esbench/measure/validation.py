@@ -237,7 +237,7 @@ def check_streams(trace: Trace, phase: Phase) -> None:
 def waiting(trace: Trace) -> tuple[str, ...]:
     """Return a label if a call waits for the device."""
     names = ", ".join(dict.fromkeys(trace.waits))
-    return (f"synchronises inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
+    return (f"synchronizes inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
 
 
 class TorchState:
@@ -341,8 +341,8 @@ def _settled_fingerprints(
     called_s = time.monotonic() - start_s
     seen = fingerprints(result)
     check_finite(seen, phase)
-    least_s, most_s = PATIENCE_S
-    time.sleep(min(max(called_s, least_s), most_s))
+    min_s, max_s = PATIENCE_S
+    time.sleep(min(max(called_s, min_s), max_s))
     synchronize()
     if fingerprints(result) != seen:
         message = f"{phase} returned before its result was written: it changed afterwards"

@@ -112,7 +112,7 @@ class KernelGoal(NamedTuple):
 
     def format(self, value: float) -> str:
         """Return a value of this goal as the cell of a table."""
-        return format_value("most_ns", value) if self.in_ns else format_multiplier(value)
+        return format_value("max_ns", value) if self.in_ns else format_multiplier(value)
 
 
 FORWARD = {

@@ -213,7 +213,7 @@ class Goal(NamedTuple):
 def goals(study: Study) -> list[Goal]:
     """Return the goals of a study with their verdicts."""
     judged = [pair for pair in comparisons(study, AGREEMENT) if pair.second_ns >= JUDGED_NS]
-    agree = f"kernels above {format_value('least_ns', JUDGED_NS)} agree with {ARMS[AGREEMENT][1]}"
+    agree = f"kernels above {format_value('min_ns', JUDGED_NS)} agree with {ARMS[AGREEMENT][1]}"
     half_ranges = [(pair.kernel, pair.half_range) for pair in comparisons(study, TWINS)]
     return [
         _goal(agree, MAX_DISAGREEMENT, [(pair.kernel, pair.difference) for pair in judged]),

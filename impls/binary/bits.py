@@ -111,7 +111,7 @@ def popcount(words: Tensor) -> Tensor:
     return counts.bitwise_right_shift_(56)
 
 
-def quantised(p: Tensor) -> Tensor:
+def quantized(p: Tensor) -> Tensor:
     """Round probabilities to counts of 256ths: int16, from 0 to 256.
 
     The check waits for the device; it is skipped while a CUDA graph is captured.

@@ -78,13 +78,13 @@ class AbstractBinarized(AbstractLogitLayer):
         *,
         bias: bool,
         outputs: str,
-        normalised: bool,
+        normalized: bool,
         **factory_kwargs: Any,  # noqa: ANN401  torch's device and dtype
     ) -> None:
         """Create the parameters: logits [o, i, *taps] and thresholds [o]."""
         super().__init__()
         check_choice("outputs", outputs, "bits", "real")
-        self.outputs, self.normalised = outputs, normalised
+        self.outputs, self.normalized = outputs, normalized
         self.weight = nn.Parameter(torch.empty(shape, **factory_kwargs))
         self.bias = nn.Parameter(torch.empty(shape[0], **factory_kwargs)) if bias else None
         self.reset_parameters()
@@ -104,7 +104,7 @@ class BinarizedLinear(AbstractBinarized):
         out_features: outputs.
         bias: add a threshold to each output: a bit is 1 where product + bias > 0.
         outputs: ``bits`` or ``real``.
-        normalised: normalise each output before its bias is added, over the rows of a call, or of each member
+        normalized: normalize each output before its bias is added, over the rows of a call, or of each member
             in a population, which then needs several rows.
 
     Raises:
@@ -119,7 +119,7 @@ class BinarizedLinear(AbstractBinarized):
         *,
         bias: bool = True,
         outputs: str = "bits",
-        normalised: bool = False,
+        normalized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -127,13 +127,13 @@ class BinarizedLinear(AbstractBinarized):
         check_count("in_features", in_features)
         check_count("out_features", out_features)
         shape, factory_kwargs = (out_features, in_features), {"device": device, "dtype": dtype}
-        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **factory_kwargs)
+        super().__init__(shape, bias=bias, outputs=outputs, normalized=normalized, **factory_kwargs)
         self.in_features, self.out_features = in_features, out_features
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Apply the most likely bits."""
-        operator = PackedLinear(self.in_features, self.weight.dtype, self.outputs, self.normalised)
+        operator = PackedLinear(self.in_features, self.weight.dtype, self.outputs, self.normalized)
         return apply(x, self.weight, self.bias, operator)
 
     @override
@@ -152,7 +152,7 @@ class BinarizedConv2d(AbstractBinarized):
         padding: rows and columns of -1 around an image.
         bias: add a threshold to each output, see :class:`BinarizedLinear`.
         outputs: ``bits`` or ``real``.
-        normalised: normalise each output channel over rows and positions.
+        normalized: normalize each output channel over rows and positions.
 
     Raises:
         ValueError: a size is below 1, or ``outputs`` is unknown.
@@ -169,7 +169,7 @@ class BinarizedConv2d(AbstractBinarized):
         padding: int | bits.Pair = 0,
         bias: bool = True,
         outputs: str = "bits",
-        normalised: bool = False,
+        normalized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -178,14 +178,14 @@ class BinarizedConv2d(AbstractBinarized):
             check_count(name, value)
         kernel = pair("kernel_size", kernel_size, 1)
         shape, factory_kwargs = (out_channels, in_channels, *kernel), {"device": device, "dtype": dtype}
-        super().__init__(shape, bias=bias, outputs=outputs, normalised=normalised, **factory_kwargs)
+        super().__init__(shape, bias=bias, outputs=outputs, normalized=normalized, **factory_kwargs)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Convolve with the most likely bits."""
-        kind = (self.in_channels, self.weight.dtype, self.outputs, self.normalised)
+        kind = (self.in_channels, self.weight.dtype, self.outputs, self.normalized)
         sizes = (self.kernel_size, self.stride, self.padding)
         return apply(x, self.weight, self.bias, PackedConv2d(*kind, *sizes))
 

@@ -29,7 +29,7 @@ Columns of m = 1 are shared by all members.
 """
 
 NORMALISED_EPS = 1e-5
-"""Added to the variance, as in torch's normalisation layers."""
+"""Added to the variance, as in torch's normalization layers."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AbstractPackedOperator(AbstractOperator):
         channels: number of input channels, packed in the last axis of rows.
         dtype: type of real outputs.
         outputs: ``real``, or ``bits``, packed like the input.
-        normalised: normalise each member's output channels over its rows and positions.
+        normalized: normalize each member's output channels over its rows and positions.
 
     """
 
@@ -50,7 +50,7 @@ class AbstractPackedOperator(AbstractOperator):
     channels: int
     dtype: torch.dtype
     outputs: str = "real"
-    normalised: bool = False
+    normalized: bool = False
 
     def apply_packed(self, x: Tensor, weights: Tensor, multiply: Multiply | None = None) -> Tensor:
         """Apply each member's packed weight [m, 1, *taps, words, o]: [r, m, *s, words] -> [r, m, *s', o].
@@ -59,11 +59,11 @@ class AbstractPackedOperator(AbstractOperator):
         """
         # Plain torch's runtime grows with the number of words, so joining words is worth the copy.
         rows, columns = self._operands(x, weights, joined=multiply is None)
-        scaling = (self._fan_in(weights), self._compute_dtype if self.normalised else self.dtype)
+        scaling = (self._fan_in(weights), self._compute_dtype if self.normalized else self.dtype)
         # Views are skipped where possible: their call overhead matters in small layers.
         has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
         y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *scaling)
-        return self._normalise_and_round(
+        return self._normalize_and_round(
             (y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1)
         )
 
@@ -85,7 +85,7 @@ class AbstractPackedOperator(AbstractOperator):
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         values = bits.signed(x, self.channels, weights.dtype)
-        return self._normalise_and_round(
+        return self._normalize_and_round(
             scaled(self._real(values, weights), self._fan_in(weights), self._compute_dtype)
         )
 
@@ -122,12 +122,12 @@ class AbstractPackedOperator(AbstractOperator):
         """The type in which outputs are computed: at least float32."""
         return torch.promote_types(torch.float32, self.dtype)
 
-    def _normalise_and_round(self, y: Tensor) -> Tensor:
-        """Normalise outputs in place if requested, and round them to their dtype."""
-        if self.normalised:
+    def _normalize_and_round(self, y: Tensor) -> Tensor:
+        """Normalize outputs in place if requested, and round them to their dtype."""
+        if self.normalized:
             over = (0, *range(2, y.dim() - 1))
             if math.prod(y.shape[axis] for axis in over) == 1:
-                message = "normalising one value gives 0: a member needs several rows or positions"
+                message = "normalizing one value gives 0: a member needs several rows or positions"
                 raise ValueError(message)
             variance, mean = torch.var_mean(y, over, correction=0, keepdim=True)
             y = y.sub_(mean).mul_(torch.rsqrt(variance + NORMALISED_EPS))

@@ -184,12 +184,12 @@ AT_ONCE = 4
 
 
 @triton.jit
-def centred_sum_kernel(
+def centered_sum_kernel(
     out, words, weights, p, members, part, depth, width, length, rows, tiles, taps,
     out_part, out_lead, out_tap, out_bit, out_column,
     AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``part`` members' centred bits of BLOCK_N words; the grid is tiles times rows of words times parts.
+    """Sum ``part`` members' centered bits of BLOCK_N words; the grid is tiles x rows of words x parts.
 
     The probabilities ``p`` are laid out as a part of ``out``.
     """
@@ -223,8 +223,8 @@ def centred_sum_kernel(
     tl.store(out + pid_part * out_part + offsets, sums, mask=mask)
 
 
-def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
-    """Return the weighted sum of centred bits, sum_m c_m (bit_m - P): the update of binary weights.
+def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
+    """Return the weighted sum of centered bits, sum_m c_m (bit_m - P): the update of binary weights.
 
     Additions have a fixed order, without atomics, so the result has the same bits every time. For W words of
     32 bits of a member:
@@ -260,7 +260,7 @@ def centred_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     if not out.numel():
         return out.sum(0)
     with torch.cuda.device_of(words):
-        centred_sum_kernel[grid_of(tiles, rows, parts)](
+        centered_sum_kernel[grid_of(tiles, rows, parts)](
             out, halves(words), weights.contiguous(), p.contiguous(),
             members, part, depth, width, length, rows, tiles, count,
             p.numel(), outputs * length * count, 1, count, length * count,
@@ -343,7 +343,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
         # In at least float32, because the difference of two large sums is small.
         wide = torch.promote_types(torch.float32, utilities.dtype)
-        return centred_sum(noise.words, utilities.to(wide) * noise.sigma, noise.p)
+        return centered_sum(noise.words, utilities.to(wide) * noise.sigma, noise.p)
 
     @override
     def read_bytes(self, weight: Tensor, noise: BinaryNoise) -> int:

@@ -507,9 +507,9 @@ def packed_bits() -> Iterator[Check]:
         p = empty(1, 1024, 1024, *taps, dtype=dtype)
         yield Check(
             f"bits, sum about the mean{', nine taps' if taps else ''}, {names[dtype]}",
-            binary.centred_sum_kernel,
+            binary.centered_sum_kernel,
             functools.partial(
-                binary.centred_sum, words(1024, 1, *taps, 16, 1024), empty(1024, dtype=dtype), p
+                binary.centered_sum, words(1024, 1, *taps, 16, 1024), empty(1024, dtype=dtype), p
             ),
             forbidden=("atom", "red"),
         )

@@ -56,7 +56,7 @@ class FewRowsTiling(NamedTuple):
         rows: rows of a member in a tile, at most.
         block_m: rows of a tile, of several members.
         block_n: outputs of a tile.
-        line: neighbouring outputs that one warp computes.
+        line: neighboring outputs that one warp computes.
         calls: Philox calls in a tile, for each member and output.
         block_k: channels of the shared product that are multiplied at once.
         num_warps: warps of a program.
@@ -112,7 +112,7 @@ def few_rows_kernel(
 ):  # fmt: skip
     """Multiply ROWS rows of each of MEMBERS members; the grid is tiles of outputs, of members and of rows.
 
-    The outputs of a tile are PARTS lines. A warp computes neighbouring outputs of a line, and each thread the
+    The outputs of a tile are PARTS lines. A warp computes neighboring outputs of a line, and each thread the
     same place of all lines, so that it draws noise for many outputs and loads few values of x.
     """
     pid = tl.program_id(0).to(tl.int64)
@@ -309,7 +309,7 @@ def dense_rng_product(
     return y
 
 
-MOST_MEMBERS = 2**14
+MAX_MEMBERS = 2**14
 """Most members of a launch; results of several launches are added."""
 
 CALLS = {False: 256, True: 128}
@@ -406,9 +406,9 @@ def noise_sum(
     if not elements:
         return total
     default_tiles, tiles = (-(-elements // (size * width)) for size in (CALLS[signs], calls or CALLS[signs]))
-    for start in range(0, len(utilities), MOST_MEMBERS):
-        piece = utilities[start : start + MOST_MEMBERS].contiguous()
-        counters = draw._replace(members=draw.members[start : start + MOST_MEMBERS]).arguments(
+    for start in range(0, len(utilities), MAX_MEMBERS):
+        piece = utilities[start : start + MAX_MEMBERS].contiguous()
+        counters = draw._replace(members=draw.members[start : start + MAX_MEMBERS]).arguments(
             len(piece), elements, width
         )
         parts, part = member_parts(len(piece), default_tiles)

@@ -217,9 +217,9 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
     )
     if not out.numel():
         return out
-    most_rows, calls = down_tile(rank, width)
-    tile_rows = block_size(rows, most_rows)
-    tile_members = most_rows // tile_rows
+    max_rows, calls = down_tile(rank, width)
+    tile_rows = block_size(rows, max_rows)
+    tile_members = max_rows // tile_rows
     member_tiles = -(-members // tile_members)
     with torch.cuda.device_of(x):
         low_rank_down_kernel[grid_of(member_tiles, -(-rows // tile_rows))](

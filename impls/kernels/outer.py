@@ -26,7 +26,7 @@ FEWEST_ROWS = 256
 STEP = 128
 """Parts have a multiple of this many rows, the largest BLOCK_K."""
 
-MOST_ELEMENTS = 1024
+MAX_ELEMENTS = 1024
 """Most elements in a tile of :func:`add_parts_kernel`."""
 
 
@@ -166,7 +166,7 @@ def weighted_outer(
             **tiling.options,
         )  # fmt: skip
         if parts > 1:
-            elements = block_size(out.numel(), MOST_ELEMENTS)
+            elements = block_size(out.numel(), MAX_ELEMENTS)
             add_parts_kernel[grid_of(-(-out.numel() // elements))](
                 out, sums, parts, out.numel(), ACC=accumulator_dtype(dtype), ELEMENTS=elements
             )

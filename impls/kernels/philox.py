@@ -82,7 +82,7 @@ class Draw(NamedTuple):
 
 
 COUNTERS = ("key0", "key1", "layer", "draw", "first_member")
-"""Arguments of a kernel that draws: launches must not be specialised on their values."""
+"""Arguments of a kernel that draws: launches must not be specialized on their values."""
 
 
 def signed(word: int) -> int:
@@ -277,7 +277,7 @@ def draw_of(stream: NoiseStream, name: str) -> Draw:
 OWN_MEMBERS = 4
 """Members in a tile of :func:`fill`."""
 
-MOST_VALUES = 512
+MAX_VALUES = 512
 """Most values of a member in a tile of :func:`fill`."""
 
 
@@ -322,7 +322,7 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
         raise ValueError(message)
     if not values.numel():
         return values
-    calls = block_size(-(-values.shape[1] // width), MOST_VALUES // width)
+    calls = block_size(-(-values.shape[1] // width), MAX_VALUES // width)
     tiles = -(-values.shape[1] // (calls * width))
     with torch.cuda.device_of(values):
         fill_kernel[grid_of(tiles, -(-len(values) // OWN_MEMBERS))](
@@ -332,7 +332,7 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
     return values
 
 
-MOST_SEED = 2**64
+MAX_SEED = 2**64
 """Seeds below it, with any step, make messages that fit into the part of a block that the kernel fills."""
 
 PREFIX = 24
@@ -465,7 +465,7 @@ def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> T
     with about 700 additions, 400 rotations and 100 divisions of 64 bits.
 
     Args:
-        seed: of all noise, below MOST_SEED.
+        seed: of all noise, below MAX_SEED.
         step: a scalar int64 of 0 or more; not checked, as reading it would wait for the device.
         rounds: number of rounds of Philox.
         weyl: increments of the two words of a key from round to round.
@@ -474,7 +474,7 @@ def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> T
         ValueError: the seed is 2^64 or more.
 
     """
-    if seed >= MOST_SEED:
+    if seed >= MAX_SEED:
         message = f"with a step on the device a seed is below 2^64, got {seed}"
         raise ValueError(message)
     prefix = f"({seed}, ".encode()

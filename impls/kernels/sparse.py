@@ -41,7 +41,7 @@ MAX_COLUMNS = 8
 AT_ONCE = 16
 """Rows of values that a sum loads at a time."""
 
-MOST_OUTPUTS = 256
+MAX_OUTPUTS = 256
 """Maximum number of outputs in a tile of a sum: 32 values for each of 128 threads."""
 
 
@@ -176,7 +176,7 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
     if not out.numel():
         return out
     order, starts = sorted_columns(columns, inputs)
-    width = block_size(outputs, MOST_OUTPUTS, 32)
+    width = block_size(outputs, MAX_OUTPUTS, 32)
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):
         column_sums_kernel[grid_of(inputs, tiles)](

@@ -19,7 +19,7 @@ from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d
 
 
 class Call(NamedTuple):
-    """The arguments of a layer function: operator, input (normalised, but not yet scaled) and bias."""
+    """The arguments of a layer function: operator, input (normalized, but not yet scaled) and bias."""
 
     operator: AbstractOperator
     x: Tensor
@@ -42,8 +42,8 @@ def _conv2d(
     return Call(Conv2d(stride, padding, dilation, groups), input, bias)
 
 
-def _normalisation(function: Callable[..., Tensor]) -> tuple[int, Callable[..., Call]]:
-    """Return the handler of a normalisation: torch normalises, and scale and shift are the member's."""
+def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., Call]]:
+    """Return the handler of a normalization: torch normalizes, and scale and shift are the member's."""
     names = tuple(inspect.signature(function).parameters)
 
     def read(*args: Any, **kwargs: Any) -> Call:  # noqa: ANN401  arguments of torch's function
@@ -60,11 +60,11 @@ def _normalisation(function: Callable[..., Tensor]) -> tuple[int, Callable[..., 
 HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
     functional.linear: (1, _linear),
     functional.conv2d: (1, _conv2d),
-    functional.layer_norm: _normalisation(functional.layer_norm),
-    functional.rms_norm: _normalisation(functional.rms_norm),
-    functional.group_norm: _normalisation(functional.group_norm),
-    functional.batch_norm: _normalisation(functional.batch_norm),
-    functional.instance_norm: _normalisation(functional.instance_norm),
+    functional.layer_norm: _normalization(functional.layer_norm),
+    functional.rms_norm: _normalization(functional.rms_norm),
+    functional.group_norm: _normalization(functional.group_norm),
+    functional.batch_norm: _normalization(functional.batch_norm),
+    functional.instance_norm: _normalization(functional.instance_norm),
 }
 """For each layer function, the position of its weight and a function that reads the arguments of a call.
 
@@ -181,7 +181,7 @@ def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object
     named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
     if named.get("training") or named.get("running_mean") is None:
         message = (
-            "BatchNorm with batch statistics normalises across the population, so members would "
+            "BatchNorm with batch statistics normalizes across the population, so members would "
             "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
         )
         raise ValueError(message)

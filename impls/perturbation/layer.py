@@ -40,14 +40,14 @@ SUPPORTED = (nn.Linear, nn.Conv2d, AbstractLogitLayer, *NORMALISATIONS)
 
 @dataclass(frozen=True, eq=False)
 class ScaleNoise(Noise):
-    """Noise of a normalisation layer's scale, [m, *scale]."""
+    """Noise of a normalization layer's scale, [m, *scale]."""
 
     values: Tensor
 
 
 @dataclass(frozen=True)
 class ScaleScheme(AbstractDenseScheme[ScaleNoise]):
-    """Independent standard normal noise for the scale of a normalisation layer."""
+    """Independent standard normal noise for the scale of a normalization layer."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> ScaleNoise:
@@ -259,7 +259,7 @@ class PerturbedLayer:
             noise: the noise that the forward used.
             utilities: [m], scaled so that any float type can represent them.
             factor: a float64 scalar, multiplied in float32 or the parameter's type, whichever is wider.
-            validate: check that the sums fit the parameters' type; this synchronises with the device.
+            validate: check that the sums fit the parameters' type; this synchronizes with the device.
 
         Raises:
             ValueError: a sum does not fit.
@@ -326,7 +326,7 @@ class PerturbedLayer:
         if validate and not bool(gradient.isfinite().all()):
             message = (
                 f"the gradient of layer {self.name!r} does not fit {parameter.dtype}: shape the utilities "
-                "first, for example by centred ranks"
+                "first, for example by centered ranks"
             )
             raise ValueError(message)
         if parameter.grad is None:
@@ -389,7 +389,7 @@ def _obstacle(module: nn.Module) -> str:
     if not isinstance(module, SUPPORTED) or set(parameters) - {"weight", "bias"}:
         return kind
     if isinstance(parameters.get("weight"), nn.UninitializedParameter):
-        return f"{kind}, not initialised: run the model once"
+        return f"{kind}, not initialized: run the model once"
     if "weight" not in parameters or len({p.requires_grad for p in parameters.values()}) > 1:
         return f"{kind} with only a part of weight and bias trainable"
     return ""

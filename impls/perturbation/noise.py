@@ -35,9 +35,9 @@ def piece_bytes(device: torch.device) -> int:
     return PIECE_BYTES.get(device.type, PIECE_BYTES["cpu"])
 
 
-def pieces(members: int, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) chunks of members of at most ``most_bytes``, with at least one member each."""
-    step = max(1, most_bytes // max(1, member_bytes))
+def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) chunks of members of at most ``max_bytes``, with at least one member each."""
+    step = max(1, max_bytes // max(1, member_bytes))
     for start in range(0, members, step):
         yield start, min(start + step, members)
 
@@ -105,10 +105,10 @@ class NoiseStream(ABC):
         """Uniform integers in [0, high) as int64, [m, *shape]."""
 
     @abstractmethod
-    def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
         """Yield ranges (start, stop) of members, counted from the first, to draw noise piece by piece.
 
-        A piece of ``member_bytes`` per member takes at most ``most_bytes``, if the stream allows pieces that
+        A piece of ``member_bytes`` per member takes at most ``max_bytes``, if the stream allows pieces that
         small.
         """
 
@@ -169,7 +169,7 @@ class BlockStream(NoiseStream):
         return self._blocks(draw, shape, torch.int64, Tensor.random_, 0, high)
 
     @override
-    def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
         first, stop = self.members.start, self.members.stop
         for block in self._blocks_of_members():
             yield max(block.start, first) - first, min(block.stop, stop) - first
@@ -245,8 +245,8 @@ class PhiloxStream(NoiseStream):
         return self._filled(philox.integer(high), draw, shape, torch.int64)
 
     @override
-    def pieces(self, member_bytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-        return pieces(len(self.members), member_bytes, most_bytes)
+    def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+        return pieces(len(self.members), member_bytes, max_bytes)
 
     def _filled(self, kind: philox.Kind, draw: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.members.stop > philox.SHARED:

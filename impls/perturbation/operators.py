@@ -30,7 +30,7 @@ class AbstractOperator(ABC):
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Overwrite y [r, m, g, o, *s'] with scale * y + apply_shared(x, weight).
 
-        If scale is the number 0, y may be uninitialised.
+        If scale is the number 0, y may be uninitialized.
         """
         product = self.apply_shared(x, weight)
         if torch.compiler.is_compiling():  # it supports no strided out=, and fuses these
@@ -177,7 +177,7 @@ class Conv2d(AbstractOperator):
 
 @dataclass(frozen=True)
 class ChannelAffine(AbstractOperator):
-    """The affine part of a normalisation layer: each channel is multiplied by its scale.
+    """The affine part of a normalization layer: each channel is multiplied by its scale.
 
     The weight keeps torch's shape.
 

@@ -223,7 +223,7 @@ def device_keys(seed: int, step: Tensor) -> Tensor:
 
     Args:
         seed: seed of all noise.
-        step: a 0-d int64 tensor of at least 0; the value is not checked, which would synchronise.
+        step: a 0-d int64 tensor of at least 0; the value is not checked, which would synchronize.
 
     Raises:
         ValueError: the device is a GPU, and the seed has more than 64 bits or triton is not installed.

@@ -235,7 +235,7 @@ class Population:
             utilities: c, one number for each member of ``noise``, on any device. With antithetic sampling
                 two for each: first those of all members with their noise, then with its negative.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
-            validate: check that utilities and gradients are finite, which synchronises with the device;
+            validate: check that utilities and gradients are finite, which synchronizes with the device;
                 without it NaN is accumulated.
 
         Raises:
@@ -347,7 +347,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     """Make a population of perturbed copies of a model.
 
     Weights of Linear and Conv2d layers are perturbed by the scheme; biases, and scales and shifts of
-    normalisation layers, by dense noise. Parameters with ``requires_grad=False`` are not perturbed.
+    normalization layers, by dense noise. Parameters with ``requires_grad=False`` are not perturbed.
 
     Args:
         model: any module built of supported layers.

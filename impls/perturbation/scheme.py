@@ -161,7 +161,7 @@ class AbstractScheme(ABC, Generic[N]):
     def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for subclasses
         """Return the closed form of kappa in the quality law, or None if it is unknown.
 
-        For a locally linear fitness with centred utilities, a generic gradient G and d weights, the estimate
+        For a locally linear fitness with centered utilities, a generic gradient G and d weights, the estimate
         g = sum_m c_m E_m has cos^2(g, G) = 1 / (1 + kappa + d / n). So n members with dependent E_m give as
         good an estimate as n_eff = n / (1 + kappa n / d) independent ones.
 

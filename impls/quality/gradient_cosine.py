@@ -71,7 +71,7 @@ class Descent:
         population = replace(self.subject, sigma=sigma).population(antithetic=True)
         noise = population.sample(step)
         losses, record = self.evaluate(population, noise)
-        # Utilities are centred within each half, which removes the component common to all members.
+        # Utilities are centered within each half, which removes the component common to all members.
         utilities = losses.mean(1, keepdim=True) - losses
         gradients = {name: parameter.grad for name, parameter in population.model.named_parameters()}
         population.model.zero_grad()

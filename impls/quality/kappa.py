@@ -1,6 +1,6 @@
 """Kappa of the quality law, the loss of a scheme due to dependent members, estimated from their noise.
 
-For a locally linear fitness the utilities are c_m = <G, E_m>, centred over the members, and the estimate is
+For a locally linear fitness the utilities are c_m = <G, E_m>, centered over the members, and the estimate is
 g = sum_m c_m E_m. With e_m = E_m minus the component that all members share, t = E|e|^2 and
 P = E <e, e'>^2 over two members, an isotropic gradient of d weights has
 
@@ -14,7 +14,7 @@ up to (1 + kappa) / n and to the relative excess of E|e|^4 over t^2 (2 / d for G
 not depend on sigma or on the scale of E; for noise that scales with the weight it depends on the weight.
 
 The gradient is integrated out: with the Gram matrix A_ij = <E_i, E_j> of M members, P is estimated without
-bias by the U-statistic of centred off-diagonal entries,
+bias by the U-statistic of centered off-diagonal entries,
 
     1 / (M (M - 3)) sum_{i != j} (A_ij - (r_i + r_j) / (M - 2) + s / ((M - 1) (M - 2)))^2
     = 1 / (M (M - 3)) (sum_{i != j} A_ij^2 - 2 / (M - 2) sum_i r_i^2 + s^2 / ((M - 1) (M - 2))),
@@ -68,7 +68,7 @@ PIECE = 2**24
 NOISE_BYTES = 2**28
 """Noise of a whole population that takes more bytes is not drawn if a smaller population will do."""
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """Noise of a whole population that takes more bytes is never drawn."""
 
 
@@ -156,7 +156,7 @@ class Subject:
         if any(
             self.scheme.kappa(weight, self.members) != self.scheme.kappa(weight, count) for weight in weights
         ):
-            if nbytes > MOST_BYTES:
+            if nbytes > MAX_BYTES:
                 message = (
                     f"kappa of this scheme depends on the number of members, and the noise of {self.members} "
                     f"takes {nbytes / 1e9:.1f} GB: too much to sample members from"
@@ -235,7 +235,7 @@ REPLICATES = 5
 """Number of steps (replicates) of each figure; for a fixed amount of noise it gives the shortest interval."""
 
 NEEDED = 4
-"""The least number of members for the centred mean over pairs."""
+"""The least number of members for the centered mean over pairs."""
 
 ROUNDING = 2.0**-20
 """Relative to the square of a member's length: equal members differ by less in float32."""
@@ -257,8 +257,8 @@ def kappa(sums: Moments, size: int) -> float:
     if count < NEEDED:
         message = f"kappa needs at least {NEEDED} members to estimate, there are {count}"
         raise ValueError(message)
-    centred = sums.squares - 2 * sums.margins / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
-    shared = centred / (count * (count - 3))
+    centered = sums.squares - 2 * sums.margins / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
+    shared = centered / (count * (count - 3))
     trace = sums.trace / count - sums.total / (count * (count - 1))
     if trace <= ROUNDING * sums.trace / count:
         message = "all members have the same noise: nothing remains after centring"
@@ -291,7 +291,7 @@ def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
         1 / cos^2 = d sum_ij A_ij B_ij / (sum_i <E_i, D_i>)^2,
 
     and kappa at this n is 1 / cos^2 - 1 - d / n. If all members of the population are given this is exact;
-    otherwise the sum over pairs is estimated by the centred U-statistic of both.
+    otherwise the sum over pairs is estimated by the centered U-statistic of both.
 
     Args:
         rows: E of the sampled members, [M, d].
@@ -314,19 +314,19 @@ def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
     if count == members:
         shared = float(((about @ about.mT) * (d @ d.mT)).sum())
         return size * shared / (count * common) ** 2 - 1 - size / members
-    pairs = float((_centred(e @ e.mT) * _centred(d @ d.mT)).sum()) / (count * (count - 3))
+    pairs = float((_centered(e @ e.mT) * _centered(d @ d.mT)).sum()) / (count * (count - 3))
     same_member = float((about.square().sum(1) * d.square().sum(1)).mean())
     common *= count / (count - 1)
     return size * (pairs + same_member / members) / common**2 - 1 - size / members
 
 
-def _centred(products: Tensor) -> Tensor:
-    """Return off-diagonal products centred by rows and columns, without bias."""
+def _centered(products: Tensor) -> Tensor:
+    """Return off-diagonal products centered by rows and columns, without bias."""
     count = len(products)
     apart = products - products.diagonal().diag()
     sums = apart.sum(1)
-    centred = apart - (sums[:, None] + sums) / (count - 2) + sums.sum() / ((count - 1) * (count - 2))
-    return centred - centred.diagonal().diag()
+    centered = apart - (sums[:, None] + sums) / (count - 2) + sums.sum() / ((count - 1) * (count - 2))
+    return centered - centered.diagonal().diag()
 
 
 def unseen(sampled: Sequence[Moments], size: int) -> float:

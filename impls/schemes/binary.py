@@ -29,7 +29,7 @@ from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check
 OPERATORS = ("BinarizedLinear", "BinarizedConv2d")
 """The layers whose weights are logits."""
 
-MOST_BYTES = 2**25
+MAX_BYTES = 2**25
 """Bytes of random words drawn at a time, if the stream allows it."""
 
 
@@ -117,7 +117,7 @@ def probabilities(weight: Tensor) -> Tensor:
     if weight.is_meta:
         return torch.empty_like(weight)
     # In float32 for every type, so that bits do not depend on the type.
-    return bits.quantised(weight.float().sigmoid()).to(weight.dtype) / 256
+    return bits.quantized(weight.float().sigmoid()).to(weight.dtype) / 256
 
 
 def drawn(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def drawn(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
     shape = planes.shape[1:]
     words = torch.empty(len(stream.members), *shape, dtype=planes.dtype, device=planes.device)
     if not planes.is_meta:
-        for start, stop in stream.pieces(8 * words[:1].nbytes, MOST_BYTES):
+        for start, stop in stream.pieces(8 * words[:1].nbytes, MAX_BYTES):
             words[start:stop] = bits.sample(planes, stream.narrow(start, stop).words(draw, 8, *shape))
     return words
 
@@ -209,7 +209,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
-        # In a wide type: the difference of two large sums is small for centred utilities.
+        # In a wide type: the difference of two large sums is small for centered utilities.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
         total = weighted_sum(noise.words, c, p.shape[2]).movedim((-2, -1), (2, 1))
@@ -257,7 +257,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     The update is a contrast of the two samples. With S members in a group and fair choices s_m, the estimate
     of a group is 2 sum_m c_m (s_m - mean s) / (S - 1) * (B_1 - B_0), and that of the population the mean over
     its members' groups. It is unbiased and does not depend on the group's mean utility. (The sum of c_m (B_m
-    - P) with utilities centred within groups would be half the gradient.) A group of one member, as the last
+    - P) with utilities centered within groups would be half the gradient.) A group of one member, as the last
     one may be, has s_m - 1/2 instead of s_m - mean s.
 
     Args:

@@ -144,7 +144,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     def sample(self, weight: Tensor, stream: NoiseStream) -> BlocksNoise:
         _, outputs, inputs, *_ = weight.shape
         columns, rows = self._blocks(inputs), self._blocks(outputs) if self.side == "both" else 0
-        # Gates are drawn on the host, so that a forward does not synchronise with the device.
+        # Gates are drawn on the host, so that a forward does not synchronize with the device.
         host = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
         on = self._gates(host, columns, rows)
         kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)

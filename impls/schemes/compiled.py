@@ -19,7 +19,7 @@ from impls.perturbation.scheme import AbstractScheme, AbstractWrapper, AnyScheme
 PROGRAMS = 256
 """Number of compiled programs in the cache; the least recently used one is dropped first."""
 
-LEAST_CAPABILITY = (7, 0)
+MIN_CAPABILITY = (7, 0)
 """The least compute capability that torch's compiler generates code for."""
 
 
@@ -41,7 +41,7 @@ LEAST_CAPABILITY = (7, 0)
 class Compiled(AbstractWrapper[Noise]):
     """A registered variant, given by its name, whose forward and update torch.compile compiles.
 
-    A program is specialised to the shapes, the types, sigma and the range of members: the first call with
+    A program is specialized to the shapes, the types, sigma and the range of members: the first call with
     others compiles, which takes seconds. Code that cannot be compiled as a whole raises an error; nothing
     runs eagerly.
 
@@ -124,7 +124,7 @@ def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Has
 
 
 def _kinds(noise: Noise) -> Iterator[Hashable]:
-    """Yield the parts of noise on which a program specialises: its numbers and tensor shapes."""
+    """Yield the parts of noise on which a program specializes: its numbers and tensor shapes."""
     for value in vars(noise).values():
         content = value.tensor if isinstance(value, TensorRef) else value
         yield from _kind(content) if isinstance(content, Tensor) else (content,)
@@ -151,8 +151,8 @@ def without_compiler(device: torch.device) -> str:
         if importlib.util.find_spec("triton") is None:
             return "torch.compile needs triton on a GPU, which is not installed"
         capability = torch.cuda.get_device_capability(device)
-        if capability < LEAST_CAPABILITY:
-            have, need = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
+        if capability < MIN_CAPABILITY:
+            have, need = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
             return f"torch.compile needs a GPU of capability {need} or more, this one has {have}"
     elif device.type != "meta":
         return f"torch.compile is supported on a CPU or a CUDA device, the layer is on {device.type}"

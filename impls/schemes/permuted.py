@@ -60,7 +60,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     A sparsity is the share of selected channels; the rest of E_m is zero, and the core is scaled so that
     entries have unit variance. Permuting inputs leaves a component common to all members, the mean of the
-    core's columns: centre the utilities.
+    core's columns: center the utilities.
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side

@@ -14,7 +14,7 @@ from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.training import networks
 
 
-def centred_ranks(fitness: Tensor) -> Tensor:
+def centered_ranks(fitness: Tensor) -> Tensor:
     """Return utilities by rank, from -1/2 for the lowest fitness to 1/2 (Wierstra et al. 2014, JMLR 15).
 
     They have mean zero and do not depend on the scale of the fitness; equal fitness gives equal utilities.
@@ -52,7 +52,7 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
         loss = nn.functional.cross_entropy(logits.float(), y[repeats], reduction="none")
         fitness = -loss.view(2, recipe.batch, population.members).mean(1)
         optimizer.zero_grad()
-        population.update(noise, centred_ranks(fitness), record)
+        population.update(noise, centered_ranks(fitness), record)
         optimizer.step()
         schedule.step()
 

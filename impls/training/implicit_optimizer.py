@@ -1,6 +1,6 @@
 """Layers that have their own optimizers, which update them inside the backward pass.
 
-An optimizer moves with its layer from one candidate of an architecture search to the next, as AutoOptimiser
+An optimizer moves with its layer from one candidate of an architecture search to the next, as AutoOptimizer
 and ImplicitOpt do in DrChainsaw's NaiveGAflux:
 
     model = nn.Sequential(AutoOptimizer(nn.Linear(4, 8), rule), nn.ReLU(), AutoOptimizer(...))

@@ -166,7 +166,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             until they fill a bucket, or each module.
         bucket_bytes: size of a bucket.
         skip_nonfinite: skip layers with non-finite gradients and count them in ``skipped``, by parameter
-            name. Costs one pass over the gradients and, on CUDA, one synchronisation per update.
+            name. Costs one pass over the gradients and, on CUDA, one synchronization per update.
 
     Raises:
         ValueError: the model or the rule cannot be used like this.

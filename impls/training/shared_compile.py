@@ -92,7 +92,7 @@ class SharedLayers:
     """One compiled linear layer for all models.
 
     With ``dynamic`` shapes there are two graphs, for rows with and without gradients, whatever the sizes from
-    2 up; otherwise two per shape. Anything else that torch specialises on multiplies them: with or without
+    2 up; otherwise two per shape. Anything else that torch specializes on multiplies them: with or without
     bias, the number of axes, ``torch.no_grad()``, weights that are frozen or computed (``weight_norm``,
     pruning), dtype, device, autocast, and sizes of 1. Each object has its own recompile limit, 8 by default;
     a call that exceeds it raises instead of running eagerly.

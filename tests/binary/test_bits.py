@@ -76,9 +76,9 @@ def test_probabilities_are_rounded_to_256ths() -> None:
     """Rounding is to nearest, 0 and 1 are exact, and an error counts NaN and values outside [0, 1]."""
     p = torch.tensor([0.0, 1.0, 0.5, 1 / 256, 0.0019, 0.002, 0.9979, 0.9981])
     for dtype in (torch.float32, torch.float64):
-        assert bits.quantised(p.to(dtype)).tolist() == [0, 256, 128, 1, 0, 1, 255, 256]
+        assert bits.quantized(p.to(dtype)).tolist() == [0, 256, 128, 1, 0, 1, 255, 256]
     with pytest.raises(ValueError, match="3 of 6 probabilities are NaN or outside"):
-        bits.quantised(torch.tensor([0.5, float("nan"), -1e-6, 1.00001, 0.0, 1.0]))
+        bits.quantized(torch.tensor([0.5, float("nan"), -1e-6, 1.00001, 0.0, 1.0]))
 
 
 def test_a_sampled_bit_is_on_if_eight_fair_bits_are_below_the_count(monkeypatch: pytest.MonkeyPatch) -> None:

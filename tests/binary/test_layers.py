@@ -95,9 +95,9 @@ def test_each_member_of_a_network_sees_its_own_bits() -> None:
     assert torch.equal(BinarizedMaxPool2d((2, 3))(image), bits.max_pool(image, (2, 3), (2, 3), (0, 0)))
 
 
-def test_each_member_is_normalised_over_its_rows_and_positions() -> None:
+def test_each_member_is_normalized_over_its_rows_and_positions() -> None:
     """A member's outputs have mean 0 and variance 1, computed in float32 and independent of other members."""
-    layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalised=True, dtype=torch.float64))
+    layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalized=True, dtype=torch.float64))
     population = perturb(layer, Binary(), members=3, sigma=1.0)
     noise, x = population.sample(0), bits.pack(coins(3 * 20, 96))
     y, changed = population(x, noise), x.clone()
@@ -111,7 +111,7 @@ def test_each_member_is_normalised_over_its_rows_and_positions() -> None:
         layer(x[:1])
     single, half = (seeded(layer.to(dtype))(x) for dtype in (torch.float32, torch.float16))
     assert torch.equal(half, single.half())  # rounded once
-    convolution = seeded(BinarizedConv2d(16, 4, 3, bias=False, outputs="real", normalised=True))
+    convolution = seeded(BinarizedConv2d(16, 4, 3, bias=False, outputs="real", normalized=True))
     y = convolution(bits.pack(coins(1, 9, 9, 16)))
     torch.testing.assert_close(y.mean((0, 1, 2)), torch.zeros(4), atol=1e-5, rtol=0)
     torch.testing.assert_close(y.square().mean((0, 1, 2)), torch.ones(4), atol=1e-3, rtol=0)

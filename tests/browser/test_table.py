@@ -123,7 +123,7 @@ def test_a_variant_opens_in_place(opened: Open) -> None:
 
 
 def test_two_runs_compared(opened: Open) -> None:
-    """Both runs' rows are shown worst first, coloured beyond the intervals, with the median shift."""
+    """Both runs' rows are shown worst first, colored beyond the intervals, with the median shift."""
     page = opened()
     page.select_option("#compare-a", OLD)
     page.select_option("#compare-b", NEW)

@@ -1,6 +1,6 @@
 """Selects a short run of the GPU tests: the cases that it leaves out are marked ``slow``.
 
-A test over variants keeps one case per variant, any other test at most MOST cases. Tests that need the GPU to
+A test over variants keeps one case per variant, any other test at most MAX_CASES. Tests that need the GPU to
 themselves are marked ``alone``.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MOST = 8
+MAX_CASES = 8
 """Most cases of a test in the short selection, evenly spaced; a test over variants keeps one for each."""
 
 
@@ -37,5 +37,5 @@ def short(cases: Sequence[dict[str, Any] | None]) -> set[int]:
         places[params and params.get("entry")].append(place)
     if len(places) > 1:
         return {found[turn % len(found)] for turn, found in enumerate(places.values())}
-    count = min(len(cases), MOST)
+    count = min(len(cases), MAX_CASES)
     return {place * len(cases) // count for place in range(count)}

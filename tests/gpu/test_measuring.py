@@ -220,8 +220,8 @@ def test_memory_that_is_reserved_while_timed_is_marked(device: Cuda) -> None:
     assert not clock.visit(call, 2).grown
 
 
-def test_out_of_memory_errors_are_recognised() -> None:
-    """The allocator's out-of-memory error is recognised by its type, not by its message."""
+def test_out_of_memory_errors_are_recognized() -> None:
+    """The allocator's out-of-memory error is recognized by its type, not by its message."""
     with pytest.raises(torch.OutOfMemoryError) as error:
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
     assert is_out_of_memory(error.value)
@@ -236,8 +236,8 @@ def test_the_environment_names_the_gpu() -> None:
     assert (here.device_memory_bytes or 0) > 2**30
 
 
-def test_a_busy_gpu_has_a_high_utilisation() -> None:
-    """NVML reports a busy GPU as more than half utilised; without readings the test is skipped."""
+def test_a_busy_gpu_has_a_high_utilization() -> None:
+    """NVML reports a busy GPU as more than half utilized; without readings the test is skipped."""
     readings = of_call(spin(10**8))
     if "utilization_percent" not in readings.samples:
         pytest.skip(readings.reason)

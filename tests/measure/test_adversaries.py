@@ -110,14 +110,14 @@ def test_work_on_another_stream_is_caught() -> None:
     assert words == "oracle: forward works on another stream (17), where it is not timed"
 
 
-def test_a_call_that_synchronises_inside_is_labelled() -> None:
+def test_a_call_that_synchronizes_inside_is_labelled() -> None:
     """A variant that synchronizes inside keeps its time, because it may have to; its row has a label."""
     world = World()
     trace = Trace(launches=3, waits=("cudaStreamSynchronize", "cudaStreamSynchronize"), other_streams=())
     tools = dataclasses.replace(world.tools, trace=lambda _: trace)
     _, lines = measure(FakeScheme("A", world).entry(), world=world, tools=tools, phases=("forward",))
     (row,) = measurements(lines)
-    assert row.labels == ("synchronises inside: cudaStreamSynchronize, 2 times a call",)
+    assert row.labels == ("synchronizes inside: cudaStreamSynchronize, 2 times a call",)
 
 
 def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
     assert gc.isenabled()
 
 
-def test_utilisation_power_and_energy_are_rows_or_a_note() -> None:
+def test_utilization_power_and_energy_are_rows_or_a_note() -> None:
     """Readings make rows of the forward on the cases that a suite names; a missing one makes one note."""
     world = World()
     entries = [FakeScheme(name, world).entry() for name in "AB"]
@@ -104,7 +104,7 @@ def test_utilisation_power_and_energy_are_rows_or_a_note() -> None:
     for activity, active, found, notes in (
         (Activity({"power_w": (97.0, 98.0)}), "*", {CASE: 2, larger: 2}, ()),
         (Activity({"power_w": (97.0, 98.0)}), "*(8,*", {larger: 2}, ()),
-        (Activity({}, "NVML denies it"), "*", {}, ("utilisation, power and energy: NVML denies it",)),
+        (Activity({}, "NVML denies it"), "*", {}, ("utilization, power and energy: NVML denies it",)),
     ):
         tools = dataclasses.replace(world.tools, activity=Mock(return_value=activity))
         summary, lines = measure(*entries, world=world, tools=tools, cases=(CASE, larger), active=(active,))

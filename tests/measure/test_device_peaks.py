@@ -10,7 +10,7 @@ import torch
 from esbench.measure import device_peaks as module
 from esbench.measure.device_peaks import (
     LAST_SIDE,
-    MOST_CALLS,
+    MAX_CALLS,
     PRODUCT_NS,
     buffer_bytes,
     cache_bytes,
@@ -42,7 +42,7 @@ class RatedClock(HostClock):
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy small buffers: the fake clock's times do not depend on them."""
-    monkeypatch.setitem(module.MOST_BUFFER, "cpu", MIB)
+    monkeypatch.setitem(module.MAX_BUFFER, "cpu", MIB)
 
 
 def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.Monkey
         assert product.amount / product.samples[0] == pytest.approx(flops_per_ns)
         assert (product.kind, product.dtype) == ("matmul", "float32")
         assert (copy.kind, copy.dtype, copy.amount) == ("copy", "uint8", 2 * MIB)
-        assert all(5 <= len(peak.samples) <= MOST_CALLS for peak in (copy, product))
+        assert all(5 <= len(peak.samples) <= MAX_CALLS for peak in (copy, product))
     # On a device that takes seconds at a usual size, the smallest product is enough.
     clock = RatedClock(1e-3)
     _, product = device_peaks("cpu", ["float16"], clock)
@@ -111,7 +111,7 @@ def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
 
 def test_a_copy_is_beyond_the_cache_and_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy has eight times the largest cache, within bounds, and at most an eighth of the free memory."""
-    monkeypatch.setitem(module.MOST_BUFFER, "cpu", 512 * MIB)
+    monkeypatch.setitem(module.MAX_BUFFER, "cpu", 512 * MIB)
     for device, cache, free, expected in (
         ("cpu", 0, 2**40, 64 * MIB),
         ("cpu", 32 * MIB, 2**40, 256 * MIB),

@@ -39,7 +39,7 @@ def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatc
     assert found["CPU timing"].able
     assert found["memory of a call on the CPU"].able
     assert not found["GPU timing and memory"].able
-    assert not found["GPU utilisation"].able
+    assert not found["GPU utilization"].able
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
     monkeypatch.setattr(memory, "peak_bytes", lambda *_: 0)
@@ -62,7 +62,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
     assert {subject: finding.why for subject, finding in gpu.items()} == {
         "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
         "GPU to one run": "no other run of esbench is on it",
-        "GPU utilisation": "97 % now, driver 580.1",
+        "GPU utilization": "97 % now, driver 580.1",
         "GPU power": "300 W now",
         "GPU energy": "5 kJ since the driver was loaded",
         "GPU clock": "1980 MHz now, up to 1980 MHz, application clock 1980 MHz, auto boost on",
@@ -85,7 +85,7 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
             "its clock is reduced: power cap, thermal slowdown",
         ),
         ("GPU to itself", {"ComputeRunningProcesses": refusing}, "nvmlDeviceGetComputeRunningProcesses: "),
-        ("GPU to itself", {}, "NVML does not list this process, so other processes cannot be recognised"),
+        ("GPU to itself", {}, "NVML does not list this process, so other processes cannot be recognized"),
         (
             "GPU to itself",
             {"ComputeRunningProcesses": lambda _: listed.pop(0) if listed else processes(7, 8, 9)},

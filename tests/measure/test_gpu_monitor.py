@@ -44,7 +44,7 @@ class Gpu:
         """Open NVML with these answers."""
         self.calls = 0
         self.waits = 0
-        self.pace = Pace(lead_in_s=0.45, window_s=2.95, most_s=4.95, interval_s=1e-4, now=self.seconds)
+        self.pace = Pace(lead_in_s=0.45, window_s=2.95, max_s=4.95, interval_s=1e-4, now=self.seconds)
         self._energy_mj = energy_mj
         self._read = threading.Condition()
         self._reads = 0

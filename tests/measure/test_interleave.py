@@ -12,9 +12,9 @@ from typing_extensions import override
 from esbench.measure import timers
 from esbench.measure.interleave import (
     LATENCY,
-    LEAST_ROUNDS,
-    MOST_CALLS,
-    MOST_ROUNDS,
+    MAX_CALLS,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
     REFERENCE_ROUNDS,
     TimedCall,
     Warm,
@@ -77,16 +77,16 @@ def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
 
     A visit lasts two milliseconds within bounds, also if a single call of the warm-up is slow.
     """
-    for budget_s, most_s in ((10.0, 3.0), (1.0, 1.0)):
+    for budget_s, max_s in ((10.0, 3.0), (1.0, 1.0)):
         warm, clock, _ = warmed(lambda number: 0.01 * 1.05 ** min(number, 70), (0.3, 3.0), budget_s)
-        assert most_s <= clock.now_s < most_s + 0.4  # the last block is completed
+        assert max_s <= clock.now_s < max_s + 0.4  # the last block is completed
         assert warm.state == f"not flat after {clock.now_s:.2f} s"
     warm, _, calls = warmed(lambda _: 2.0, (0.3, 3.0), 1.0)
     assert warm == Warm(2e9, calls=1, slow=True, state="one call, longer than the budget")
     assert calls == 1
     warm, _, calls = warmed(lambda number: 0.015 if number == 600 else 1e-5, (0.02, 0.02), 1.0)
-    assert 600 < calls <= 600 + MOST_CALLS  # the slow call is in the last block
-    assert warm.calls == MOST_CALLS
+    assert 600 < calls <= 600 + MAX_CALLS  # the slow call is in the last block
+    assert warm.calls == MAX_CALLS
     warm, _, _ = warmed(lambda _: 1e-4, (0.02, 0.02), 1.0)
     assert warm.calls in {20, 21}
 
@@ -154,7 +154,7 @@ def test_sampling_ends_with_the_budget_of_a_call() -> None:
     """
     for jitter, call_s, rounds in (
         (0.2, 0.11, 4),
-        (0.05, 0.3, LEAST_ROUNDS),
+        (0.05, 0.3, MIN_ROUNDS),
         (0.05, 0.55, 3),
         (0.05, 0.8, 1),
     ):
@@ -163,7 +163,7 @@ def test_sampling_ends_with_the_budget_of_a_call() -> None:
         assert len(slow.rounds[LATENCY]) == rounds
         assert slow.stop == "budget of 1 s"
         if jitter == 0.2:
-            assert len(quick.rounds[LATENCY]) == MOST_ROUNDS
+            assert len(quick.rounds[LATENCY]) == MAX_ROUNDS
     world = World()
     quick, slow = calls_of(world, 0.01, 3.0)
     interleave([quick, slow], order())
@@ -187,14 +187,14 @@ def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None
     good = timed(FakeScheme("A", world), world)
     bad = timed(FakeScheme("B", world, act=raising(ValueError("no"), after=4)), world)
     interleave([good, bad], order())
-    assert len(good.rounds[LATENCY]) == MOST_ROUNDS
+    assert len(good.rounds[LATENCY]) == MAX_ROUNDS
     assert len(bad.rounds[LATENCY]) == 1
     assert bad.failure == ("failed", "ValueError: no")
 
 
 def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_it() -> None:
     """A narrow interval ends sampling; base goes on until the last variant has ended."""
-    for jitter, rounds, stop in ((0.0, FEWEST_ROUNDS, "interval"), (0.2, MOST_ROUNDS, "20 rounds")):
+    for jitter, rounds, stop in ((0.0, FEWEST_ROUNDS, "interval"), (0.2, MAX_ROUNDS, "20 rounds")):
         (call,) = calls_of(World(jitter=jitter), 0.01)
         interleave([call], order())
         assert [len(samples) for samples in call.rounds[LATENCY]] == [2] * rounds  # one per visit
@@ -209,7 +209,7 @@ def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_
     exact, noisy = World(jitter=0.0), World(jitter=0.2)
     found = [timed(FakeScheme("Base", exact), exact, is_baseline=True), timed(FakeScheme("A", noisy), noisy)]
     interleave(found, order())
-    assert [len(call.rounds[LATENCY]) for call in found] == [MOST_ROUNDS, MOST_ROUNDS]
+    assert [len(call.rounds[LATENCY]) for call in found] == [MAX_ROUNDS, MAX_ROUNDS]
 
 
 def test_conditions_are_read_beside_every_visit() -> None:

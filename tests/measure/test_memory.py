@@ -165,8 +165,8 @@ with ceiling(160 * MIB):
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
-def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognised() -> None:
-    """Torch's and Python's errors are recognised; the ceiling is lifted at the end.
+def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognized() -> None:
+    """Torch's and Python's errors are recognized; the ceiling is lifted at the end.
 
     A smaller allocation fits, and an inner ceiling cannot raise the outer one. The memory pass prints
     nothing. The largest population is limited by the memory.
@@ -213,7 +213,7 @@ CUDA_FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 
 
 
 def test_an_error_becomes_one_line_and_want_of_memory_is_told_from_others() -> None:
-    """Lack of memory is recognised by type or message, with the bytes if they are known."""
+    """Lack of memory is recognized by type or message, with the bytes if they are known."""
     short = "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
     for error in (CUDA_FULL, MemoryError(), *map(RuntimeError, (ASKED, short, "std::bad_alloc"))):
         assert is_out_of_memory(error), error

@@ -39,7 +39,7 @@ def layer(dtype: torch.dtype) -> nn.Linear:
     return made
 
 
-# Must come before torch is patched: it would initialise the GPU.
+# Must come before torch is patched: it would initialize the GPU.
 LAYERS = {dtype: layer(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
 

@@ -137,7 +137,7 @@ def test_what_a_trace_shows_is_read_with_the_times(tmp_path: Path, monkeypatch: 
 
     seen: list[Run] = []
     summary, _, found = labels(Trace(launches=3, waits=("cudaStreamSynchronize",)))
-    assert found == {"synchronises inside: cudaStreamSynchronize, 1 times a call"}
+    assert found == {"synchronizes inside: cudaStreamSynchronize, 1 times a call"}
     assert (summary.measured, summary.failed) == (8, 0)
     for error in (ProfileError("no records came back"), MemoryError()):
         summary, run, found = labels(error)

@@ -106,8 +106,8 @@ def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
             torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
 
 
-def test_noise_of_normalisations_passes_every_check() -> None:
-    """Scale and shift of a normalisation have independent noise of variance 1 with any scheme."""
+def test_noise_of_normalizations_passes_every_check() -> None:
+    """Scale and shift of a normalization have independent noise of variance 1 with any scheme."""
     check(Setting(impls.Flipped(), filled(nn.LayerNorm(6).double()), (6,)))
     check(Setting(impls.Flipped(), filled(nn.GroupNorm(2, 6).double()), (6, 3, 2)))
 

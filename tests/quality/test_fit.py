@@ -21,7 +21,7 @@ load("impls")
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """Allowed difference of a fitted kappa from its closed form: the larger of the two."""
 MEMBERS = 192
-FEWEST, MOST = 10, 100
+MIN_SEEDS, MAX_SEEDS = 10, 100
 """Limits of the number of replicates; they end when the standard error is a third of what is allowed."""
 CORES = (1, 5)
 OPTIONS: list[AnyScheme] = [
@@ -86,10 +86,10 @@ def layer(kind: str, seed: int, filled: str = "") -> nn.Module:
 def fitted(scheme: AnyScheme, kind: str, allowed: float, filled: str = "") -> tuple[float, float]:
     """Return mean and standard error of kappa over noise, and over weights too unless a fill is given."""
     values: list[float] = []
-    for seed in range(MOST):
+    for seed in range(MAX_SEEDS):
         subject = Subject(layer(kind, 0 if filled else seed, filled), scheme, MEMBERS, seed=seed)
         values.append(kappa.kappa(moments(subject.sample(0, MEMBERS)), subject.size))
-        if len(values) >= FEWEST and _error(values) < allowed / 3:
+        if len(values) >= MIN_SEEDS and _error(values) < allowed / 3:
             break
     return statistics.mean(values), _error(values)
 

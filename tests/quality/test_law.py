@@ -72,8 +72,8 @@ def test_the_estimate_has_no_bias_and_no_scale() -> None:
     assert replicates(orthogonal, count=SIZE // 4, repeats=2).tolist() == pytest.approx([-1.0, -1.0])
     # Subtracting the plain mean of the members instead would give a bias of d / M^2.
     rows = independent(8, 0)
-    centred = rows - rows.mean(0)
-    products = centred @ centred.T
+    centered = rows - rows.mean(0)
+    products = centered @ centered.T
     apart = products[~torch.eye(8, dtype=torch.bool)]
     naive = float(SIZE * apart.square().mean() / products.diagonal().mean() ** 2 - 1)
     assert naive > 0.5 * SIZE / 8**2
@@ -94,7 +94,7 @@ def test_the_estimate_has_no_bias_and_no_scale() -> None:
 
 
 def cosines(draw: Draw, count: int, seed: int, gradients: int) -> Tensor:
-    """Measure cos^2 of the estimate and the gradient for random linear fitnesses, with centred utilities."""
+    """Measure cos^2 of the estimate and the gradient for random linear fitnesses, with centered utilities."""
     rows, truth = draw(count, seed), normal(SIZE, gradients, seed=seed + 7)
     utilities = rows @ truth
     estimates = rows.T @ (utilities - utilities.mean(0))
@@ -193,7 +193,7 @@ def test_pairs_are_those_of_the_whole_population(
 
 def test_a_population_too_large_to_choose_from_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A population too large to sample from is unavailable, unless a smaller one has the same kappa."""
-    monkeypatch.setattr(law, "MOST_BYTES", 1000)
+    monkeypatch.setattr(law, "MAX_BYTES", 1000)
     with pytest.raises(UnavailableError, match="4096"):
         Subject(nn.Linear(32, 32), impls.Flipped(cores=32), 4096).sample(0, 64)
     assert len(Subject(nn.Linear(32, 32), impls.Flipped(), 4096).sample(0, 64)) == 64

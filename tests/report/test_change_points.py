@@ -28,7 +28,7 @@ def with_outliers(generator: np.random.Generator, count: int) -> Numbers:
 
 
 def correlated(generator: np.random.Generator, count: int) -> Numbers:
-    """Return normal noise in which neighbours correlate by 0.5."""
+    """Return normal noise in which neighbors correlate by 0.5."""
     found = generator.standard_normal(count)
     for place in range(1, count):
         found[place] = 0.5 * found[place - 1] + np.sqrt(0.75) * found[place]
@@ -41,7 +41,7 @@ def marked(logarithms: Numbers) -> list[int]:
 
 
 def test_a_series_without_a_change_is_hardly_ever_marked() -> None:
-    """At most 2 % of constant noisy series are marked; 10 % if neighbours correlate."""
+    """At most 2 % of constant noisy series are marked; 10 % if neighbors correlate."""
     for shape, share in ((normal, 0.02), (with_outliers, 0.02), (correlated, 0.1)):
         alarms = []
         for count, repeats in {6: 300, 10: 300, 20: 100, 50: 30}.items():

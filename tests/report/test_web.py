@@ -187,8 +187,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == render_page([usual()], tmp_path / "again")[0].read_bytes()
 
 
-def test_families_have_the_colours_of_the_plots() -> None:
-    """In the light theme each family has its colour of the plots."""
+def test_families_have_the_colors_of_the_plots() -> None:
+    """In the light theme each family has its color of the plots."""
     light = read("style.css").partition("@media")[0]
     for name, look in FAMILIES.items():
         assert f"--{name.removesuffix(' noise').replace(' ', '-')}: {mpl.colors.to_hex(look.color)};" in light

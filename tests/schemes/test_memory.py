@@ -60,7 +60,7 @@ def test_noise_has_the_documented_bytes() -> None:
 
 @dataclass(frozen=True)
 class MaterialisedLowRank(LowRank):
-    """Low-rank noise that is materialised, as found in other implementations."""
+    """Low-rank noise that is materialized, as found in other implementations."""
 
     @override
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:

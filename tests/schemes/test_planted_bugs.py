@@ -69,7 +69,7 @@ def changed(**changes: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def rolled(values: Tensor) -> Tensor:
-    """Give each member the noise of its neighbour."""
+    """Give each member the noise of its neighbor."""
     return values.roll(1, 0)
 
 
@@ -161,7 +161,7 @@ BUGS: dict[str, tuple[AnyScheme, str]] = {
     ),
     "squared utilities": (planted(Flips, weighted_sum=squared), UPDATE),
     **{
-        f"{field} of neighbours": (planted(scheme, weighted_sum=changed(**{field: rolled})), UPDATE)
+        f"{field} of neighbors": (planted(scheme, weighted_sum=changed(**{field: rolled})), UPDATE)
         for scheme, field in ((Perturbed(), "values"), (Permuted(cores=2), "core"))
     },
     "weaker values": (planted(SparsePerturbed(2), sample=scaled("values", 0.6)), "variance"),
@@ -214,7 +214,7 @@ BUGS: dict[str, tuple[AnyScheme, str]] = {
         planted(LowRank(1, regenerated=True), _pieces=other_factors),
         "forward|different noise",
     ),
-    "gates of neighbours": (planted(Outputs, node_gradient=changed(kept=rolled)), UPDATE),
+    "gates of neighbors": (planted(Outputs, node_gradient=changed(kept=rolled)), UPDATE),
     "node gradient without 1 / v": (
         planted(Outputs, node_gradient=node_utilities(lambda c: c * 0.3 / 0.7)),
         UPDATE,

@@ -243,7 +243,7 @@ def test_a_non_finite_gradient_leaves_its_layer_unchanged_and_no_other(granulari
         assert not any(same_entries(before, weights(model)))
 
 
-def test_the_guard_recognises_all_kinds_of_gradients() -> None:
+def test_the_guard_recognizes_all_kinds_of_gradients() -> None:
     """Finite gradients whose sum overflows are taken; infinities that cancel and complex NaN are not."""
     real, complex_ = partial(nn.Linear, bias=False), partial(nn.Linear, 2, 2, dtype=torch.complex64)
     cases: list[tuple[Any, Tensor, float, bool]] = [

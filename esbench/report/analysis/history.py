@@ -33,7 +33,7 @@ MIN_LEVEL_RUNS = 3
 """Fewer runs do not count as a level: two disturbed runs in a row are too common."""
 MIN_RUNS = 2 * MIN_LEVEL_RUNS
 """The shortest series that can have a change point."""
-_LEAST_NOISE = 1e-3
+_MIN_NOISE = 1e-3
 """Added to the noise of a series: figures that repeat to the last digit do not make 0.1 % a change."""
 
 
@@ -284,9 +284,9 @@ def measured_in(panel: Sequence[Series]) -> list[int]:
 def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
     """Return the changes of level in a series of positive figures.
 
-    PELT (Killick et al. 2012) minimises absolute deviations of the logarithms from the median of their level,
-    in units of the median step between neighbours, plus a penalty per change. In simulations at most 2 % of
-    series without a change are marked, 10 % if neighbours correlate by 0.5. A step of four times the noise is
+    PELT (Killick et al. 2012) minimizes absolute deviations of the logarithms from the median of their level,
+    in units of the median step between neighbors, plus a penalty per change. In simulations at most 2 % of
+    series without a change are marked, 10 % if neighbors correlate by 0.5. A step of four times the noise is
     found in two of three series with three runs on each side, and in all with ten.
 
     Raises:
@@ -301,7 +301,7 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
         message = "change points need ruptures, which is not installed here: pip install ruptures"
         raise UserError(message) from error
     logarithms = np.log(values)
-    noise = np.median(np.abs(np.diff(logarithms))) + _LEAST_NOISE
+    noise = np.median(np.abs(np.diff(logarithms))) + _MIN_NOISE
     search = Pelt(model="l1", min_size=MIN_LEVEL_RUNS, jump=1).fit(logarithms / noise)
     ends: list[int] = search.predict(pen=3 + math.log(len(values)))
     levels = [statistics.median(values[begin:end]) for begin, end in pairwise([0, *ends])]

@@ -32,16 +32,16 @@ def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
 
 def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
     """Return the roofline bound of some work in ns, None without work or without the peak it needs."""
-    return max(_least_ns(run, dtype, work).values(), default=None)
+    return max(_min_ns(run, dtype, work).values(), default=None)
 
 
 def beats_arithmetic(run: Run, row: Measurement) -> bool:
     """Return whether a call did arithmetic faster than a matrix product, which no cache explains."""
-    least, ns = _least_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
+    least, ns = _min_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
     return bool(least and ns and least > ns)
 
 
-def _least_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
+def _min_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
     """Return the least times of arithmetic and of traffic, empty if a peak that one needs is missing."""
     amounts = {"matmul": work.flops, "copy": work.moved_bytes} if work else {}
     rates = {"matmul": rate(run, "matmul", dtype), "copy": rate(run, "copy", dtype)}

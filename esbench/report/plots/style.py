@@ -1,6 +1,6 @@
-"""The style of all plots: sizes, colours, markers, axes, and a figure with a title above and notes below.
+"""The style of all plots: sizes, colors, markers, axes, and a figure with a title above and notes below.
 
-Plots read in greyscale (markers and line styles differ), fit the column or the page of a paper, and are white
+Plots read in grayscale (markers and line styles differ), fit the column or the page of a paper, and are white
 cards on a dark page. The same data gives the same bytes.
 """
 
@@ -56,11 +56,11 @@ def styled() -> Iterator[None]:
         yield
 
 
-# Colours and markers
+# Colors and markers
 
 
 class Look(NamedTuple):
-    """The colour, marker and line style of a series."""
+    """The color, marker and line style of a series."""
 
     color: str
     marker: str
@@ -126,7 +126,7 @@ def family_legend(schemes: Iterable[str], prefix: str = "") -> list[Line2D]:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look per name: colours from dark to light, and different markers and line styles."""
+    """Return a look per name: colors from dark to light, and different markers and line styles."""
     unique = list(dict.fromkeys(names))
     colors = mpl.colormaps["viridis"]
     lines: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")

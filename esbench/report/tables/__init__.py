@@ -1,1 +1,1 @@
-"""Tables of the analysed numbers, one file for each kind. No torch."""
+"""Tables of the analyzed numbers, one file for each kind. No torch."""

@@ -20,7 +20,7 @@ from esbench.units import format_multiplier, format_value
 RULE = (
     "A change point is where the medians of two levels of at least 3 runs differ by more than the noise of "
     "the series explains. In simulations at most 2 of 100 series in which nothing changes are marked, 10 "
-    "where neighbouring runs are alike, and a step of four times the noise is found in two of three series "
+    "where neighboring runs are alike, and a step of four times the noise is found in two of three series "
     f"with three runs on each side, in all with ten. A series of fewer than {MIN_RUNS} runs is too short. "
     "`esbench compare` lists what else differs between two runs."
 )

@@ -146,7 +146,7 @@ def ranking_columns(
         origin = trace(_RELATIVE, ranked.step, *ranked.law, reference.step, *reference.law)
         return number_cell(CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _template(ranked))
 
-    def most_bytes(row: Measurement | None) -> Cell | None:
+    def max_bytes(row: Measurement | None) -> Cell | None:
         return number_cell(median_number(grid.run, row)) if row else None
 
     return {
@@ -160,8 +160,8 @@ def ranking_columns(
         "kappa": lambda: estimate_cell("kappa", ranked.kappa, trace(_KAPPA, *ranked.law)),
         "step (ms)": lambda: _step(grid, ranked, notes),
         COST: lambda: _cost(grid, ranked, notes),
-        "noise (MB)": lambda: most_bytes(ranked.noise),
-        "peak (MB)": lambda: most_bytes(ranked.peak),
+        "noise (MB)": lambda: max_bytes(ranked.noise),
+        "peak (MB)": lambda: max_bytes(ranked.peak),
     }
 
 

@@ -325,7 +325,7 @@ mlp = partial(square, MLP)
 
 
 def cnn(width: int, side: int, rows: int, dtype: str = "float32") -> Case:
-    """Return a case of a CNN on images of three colours."""
+    """Return a case of a CNN on images of three colors."""
     return Case(
         operator=CNN,
         out_channels=width,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from impls import BinarizedConv2d, BinarizedLinear, Binary, FusedBinary, Population, perturb
 from impls.binary import bits
-from impls.kernels.binary import bit_planes, centred_sum, sample_bits
+from impls.kernels.binary import bit_planes, centered_sum, sample_bits
 from impls.kernels.binary_matmul import bit_product, int8_product
 from impls.perturbation import philox
 from impls.perturbation.noise import PhiloxStream
@@ -138,7 +138,7 @@ def test_members_have_the_bits_of_the_stream() -> None:
 # --- Sums. ---
 
 
-def test_centred_sums_are_exact_and_laid_out_as_a_weight() -> None:
+def test_centered_sums_are_exact_and_laid_out_as_a_weight() -> None:
     """Words [m, g, *taps, K, o] give exact sums of c (bit - P), laid out as a weight [g, o, i, *taps]."""
     for members, lead, length, outputs in (
         *((3, (1,), length, 5) for length in TAILS),
@@ -154,14 +154,14 @@ def test_centred_sums_are_exact_and_laid_out_as_a_weight() -> None:
         p = torch.randint(0, 257, (lead[0], outputs, length, *lead[1:]), generator=generator(7)) / 256
         with canaries() as buffers:
             words = buffers.guard(packed(signs, len(lead) + 1))
-            total = centred_sum(words, buffers.guard(weights.to(DEVICE)), buffers.guard(p.to(DEVICE)))
+            total = centered_sum(words, buffers.guard(weights.to(DEVICE)), buffers.guard(p.to(DEVICE)))
         ones = (signs > 0).double().movedim((-2, -1), (3, 2))
         exact = torch.einsum("m,m...->...", weights.double(), ones - p.double())
         assert torch.equal(total.cpu().double(), exact), (members, lead, length, outputs)
     for dtype in (torch.float32, torch.float64):
         signs, p = random_signs(8, 150, 1, 33, 4), torch.rand(1, 4, 33, generator=generator(9)).half()
         weights = torch.randn(150, dtype=dtype, generator=generator(10))
-        total = centred_sum(packed(signs, 2), weights.to(DEVICE), p.to(DEVICE)).cpu()
+        total = centered_sum(packed(signs, 2), weights.to(DEVICE), p.to(DEVICE)).cpu()
         exact = torch.einsum("m,m...->...", weights.double(), (signs > 0).double().mT - p.double())
         assert total.dtype == dtype
         size = weights.double().norm() * exact.numel() ** 0.5

@@ -164,7 +164,7 @@ def test_factors_have_the_same_bits_in_every_tile(signs: bool) -> None:
 def few_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split a sum of 10 members into two parts, and a sum of 23 into two launches."""
     monkeypatch.setattr(tile_sizes, "MIN_MEMBERS_OF_PART", 5)
-    monkeypatch.setattr(dense_rng, "MOST_MEMBERS", 20)
+    monkeypatch.setattr(dense_rng, "MAX_MEMBERS", 20)
 
 
 def summed(members: range, utilities: Tensor, elements: int, *, signs: bool, calls: int = 128) -> Tensor:

@@ -1,4 +1,4 @@
-"""Properties of every plot: layout, greyscale, files, names, and the functions of the shared style."""
+"""Properties of every plot: layout, grayscale, files, names, and the functions of the shared style."""
 
 import itertools
 import math
@@ -66,8 +66,8 @@ def test_every_plot_is_laid_out_and_names_its_run(figures: Figures, tmp_path: Pa
             assert all((pixels[edge] == 1).all() for edge in (0, -1))  # nothing is cut off
 
 
-def test_every_plot_reads_in_greyscale(figures: Figures) -> None:
-    """Neighbouring series differ in marker, line or lightness; the looks of twenty series do, too."""
+def test_every_plot_reads_in_grayscale(figures: Figures) -> None:
+    """Neighboring series differ in marker, line or lightness; the looks of twenty series do, too."""
     for name, figure in figures.items():
         for axes in figure.axes:
             for (one, light), (other, lighter) in itertools.pairwise(series(axes)):
@@ -209,7 +209,7 @@ def series(axes: Axes) -> list[tuple[tuple[str, str], float]]:
 
 
 def luminance(color: ColorType) -> float:
-    """Return the lightness of a colour in greyscale, from 0 to 1."""
+    """Return the lightness of a color in grayscale, from 0 to 1."""
     return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))
 
 
