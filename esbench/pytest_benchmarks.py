@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from esbench.measure.device_lock import holding
+from esbench.measure.device_lock import lock_device
 from esbench.measure.environment import device_uuid
 from esbench.measure.failure import Failure, classify
 from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
@@ -56,7 +56,7 @@ def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Ite
     """Lock the device until the end; while another run holds it, the terminal names that run."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     note = reporter.write_line if reporter else lambda _: None
-    with holding(device_uuid(chosen.device) or chosen.device, "pytest benchmarks", note):
+    with lock_device(device_uuid(chosen.device) or chosen.device, "pytest benchmarks", note):
         yield
 
 

@@ -20,8 +20,8 @@ from esbench.measure import memory, validation
 from esbench.measure.case_runner import CoResidentGroup, PreparedVariant, quality_rows
 from esbench.measure.environment import environment, resolve_device
 from esbench.measure.failure import Failure, classify
-from esbench.measure.float32_precision import missing_type, precision
-from esbench.measure.instruments import no_wait
+from esbench.measure.float32_precision import precision, unsupported_reason
+from esbench.measure.instruments import do_nothing
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import REGISTRY, Entry, cases_of, load, load_installed, phases_named, suited
 from esbench.report.analysis.quality import Qualities
@@ -130,21 +130,21 @@ class ChosenBenchmarks:
     @property
     def synchronize(self) -> Call:
         """The function that waits for the device; on a CPU it does nothing."""
-        return torch.cuda.synchronize if self.device == "cuda" else no_wait
+        return torch.cuda.synchronize if self.device == "cuda" else do_nothing
 
     @contextlib.contextmanager
     def conditions(self, cell: Cell) -> Iterator[None]:
         """Set the precision of a cell, and on a CPU a memory limit: a full machine becomes an error."""
         with (
             precision(self.cells[cell].case.dtype),
-            memory.ceiling() if self.device == "cpu" else contextlib.nullcontext(),
+            memory.limit_memory() if self.device == "cpu" else contextlib.nullcontext(),
         ):
             yield
 
     def prepare(self, cell: Cell) -> PreparedVariant | Failure:
         """Return a variant that is set up, checked and in the phase, or why it cannot be timed."""
         subject, phase = self.cells[cell], cell.phase
-        if reason := missing_type(subject.case.dtype, self.device):
+        if reason := unsupported_reason(subject.case.dtype, self.device):
             return Failure("unavailable", reason)
         if self._group is None or self._subject != subject:
             self.close()
@@ -168,7 +168,7 @@ class ChosenBenchmarks:
     def call(self, prepared: PreparedVariant, phase: Phase) -> Call:
         """Return the timed function: a phase's call, then waiting for its work."""
         call, synchronize = prepared.workload.phases[phase], self.synchronize
-        if synchronize is no_wait:
+        if synchronize is do_nothing:
             return call
 
         def waited() -> object:
@@ -203,7 +203,7 @@ class ChosenBenchmarks:
     def close(self) -> None:
         """Free the workload that is set up."""
         if self._group is not None:
-            self._group.disband()
+            self._group.free()
         self._group = self._quality = None
 
     def _compute_quality(self, prepared: PreparedVariant) -> dict[str, object]:

@@ -20,7 +20,7 @@ class WrongResultError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class QualityMetric:
     """A quality metric of a variant: one value per replicate, or the reason why it has none."""
 
     metric: str
@@ -82,7 +82,7 @@ class Workload(Protocol):
 
         """
 
-    def quality(self) -> Iterable[Figure]:
+    def quality(self) -> Iterable[QualityMetric]:
         """Compute the variant's effect on the gradient, repeatably; it is not timed.
 
         Called after ``enter("quality")``. A workload may lack this method.

@@ -21,7 +21,7 @@ def accuracy(
 
     Example: esbench accuracy --device cpu
     """
-    from esbench.measure.device_lock import holding
+    from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
     from esbench.studies.timer_accuracy import goals, render, write_study
@@ -32,7 +32,7 @@ def accuracy(
     for folder in (out, reports):  # fails now rather than after minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with holding(device_uuid(place) or place, "accuracy", note), showing() as progress:
+        with lock_device(device_uuid(place) or place, "accuracy", note), showing() as progress:
             here = environment(place)
             note(f"measuring the harness on {place} ({here.device_name})")
             found = study(plan_for(place, seed), here, progress)

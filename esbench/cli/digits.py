@@ -50,7 +50,7 @@ def digits(
 
     Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
     """
-    from esbench.measure.device_lock import holding
+    from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
     from esbench.studies import digits_run
@@ -65,7 +65,7 @@ def digits(
     )
     for folder in (out, reports):  # fails now rather than after minutes of training
         folder.mkdir(parents=True, exist_ok=True)
-    with holding(device_uuid(place) or place, "digits", note), showing() as progress:
+    with lock_device(device_uuid(place) or place, "digits", note), showing() as progress:
         here = environment(place)
         if resume:
             study = newest_study(out, here.slug)

@@ -14,4 +14,4 @@ def doctor() -> None:
     from esbench.measure.doctor import diagnosis
 
     for finding in diagnosis():
-        typer.echo(f"{'yes' if finding.able else 'no':<4} {finding.subject}: {finding.why}")
+        typer.echo(f"{'yes' if finding.is_available else 'no':<4} {finding.subject}: {finding.reason}")

@@ -164,13 +164,13 @@ def prepared(
     """Lock the device, check the revisions out, and yield the gate; delete their files afterwards."""
     from esbench.gate.gate import Gate
     from esbench.gate.revisions import checked_out
-    from esbench.measure.device_lock import holding
+    from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment
     from esbench.progress import showing
 
     lock = device_uuid(orders.device) or orders.device
     with (
-        holding(lock, f"gate of suite {orders.suite}", note, wait_s=wait_s),
+        lock_device(lock, f"gate of suite {orders.suite}", note, wait_s=wait_s),
         checked_out(top, revisions) as folders,
         showing() as progress,
     ):

@@ -64,7 +64,7 @@ def profile(
 
     Example: esbench profile --variant 'Permuted*' --case 'Linear(256*' --phase update
     """
-    from esbench.measure.device_lock import holding
+    from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import environment, resolve_device
     from esbench.measure.failure import Failure
     from esbench.measure.validation import ExactChecks
@@ -85,7 +85,7 @@ def profile(
     checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
     oracle = ExactChecks(checks, place, seed)
     texts, failed = [], 0
-    with holding(environment(place).uuid or place, "profile", note), showing() as progress:
+    with lock_device(environment(place).uuid or place, "profile", note), showing() as progress:
         for number, cell in enumerate(cells):
             progress(number, len(cells), cell.title)
             found = _examine(cell, oracle, seed, out)
@@ -129,19 +129,19 @@ def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profil
     from contextlib import nullcontext
 
     from esbench.measure import memory
-    from esbench.measure.case_runner import release
+    from esbench.measure.case_runner import free_memory
     from esbench.measure.failure import classify
     from esbench.measure.float32_precision import precision
 
     try:
-        with memory.ceiling() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
+        with memory.limit_memory() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
             return oracle.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
     except OSError:  # of writing the trace
         raise
     except BaseException as error:  # noqa: BLE001  # any error of a variant is reported
         return classify(error)
     finally:
-        release()
+        free_memory()
 
 
 def _profile(cell: Cell, seed: int, out: Path) -> "Profile":

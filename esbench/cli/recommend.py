@@ -157,14 +157,14 @@ def _measured(
     """Measure the candidates, store the run, and return it."""
     from esbench import store
     from esbench.measure import runner
-    from esbench.measure.device_lock import holding
+    from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment
 
     plan = plan_of(request, target.name, place, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
     resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", place])
     hint = f"`{resume}` completes it, then `{answer}` answers"
-    with holding(device_uuid(place) or place, target.name, note):
+    with lock_device(device_uuid(place) or place, target.name, note):
         here = environment(place)
         cases = "; ".join(case.label for case in target.cases)
         note(f"measuring {len(plan.entries)} variants on {place} ({here.device_name}): {cases}")
@@ -329,7 +329,7 @@ def target_of(
         raise UserError(message) from error
     _check(name, made, model_layers, entries)
     for left_out in model_layers.others:
-        note(f"{left_out.name}: {left_out.why}")
+        note(f"{left_out.name}: {left_out.reason}")
     return Target(
         f"recommend {name}",
         {layer.name: layer.case for layer in model_layers.chosen},

@@ -110,7 +110,7 @@ def run(
     """
     start_s = time.monotonic()
     from esbench.measure import runner
-    from esbench.measure.device_lock import holding
+    from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.timers import check_methods
     from esbench.measure.validation import TorchState
@@ -132,7 +132,7 @@ def run(
     check_methods(place, named(methods))
     check_unchanged(torch_state)
     waiting_since_s = time.monotonic()
-    with holding(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
+    with lock_device(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
         start_s += time.monotonic() - waiting_since_s  # waiting does not count
         here = environment(place)
         unfinished = _cut_off(context, out, here) if resume else None

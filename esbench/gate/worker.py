@@ -35,7 +35,7 @@ from esbench.gate.protocol import (
 )
 from esbench.gate.records import Cell, Surveyed
 from esbench.measure import validation
-from esbench.measure.case_runner import release
+from esbench.measure.case_runner import free_memory
 from esbench.measure.environment import source_hashes
 from esbench.measure.failure import classify
 from esbench.measure.float32_precision import precision
@@ -173,7 +173,7 @@ class Worker:
             counts, missing = self._counts(entry, cells) if failure is None else ({}, {})
         except BaseException as error:  # noqa: BLE001  # a variant may raise anything
             failure = classify(error)
-        release()
+        free_memory()
         if failure is not None:
             self.state.restore()
             yield from (Surveyed(cell, arm, failure.status, reason=failure.reason) for cell in cells)
@@ -256,7 +256,7 @@ class Worker:
         self._open_state = self.state
         if self._open is not None:
             self._open = None
-            release()
+            free_memory()
             gc.freeze()  # later collections skip what is loaded by now
 
 

@@ -41,7 +41,7 @@ from esbench.schema import (
     Skipped,
     Variant,
 )
-from esbench.workload import Figure, UnavailableError, Workload, build
+from esbench.workload import QualityMetric, UnavailableError, Workload, build
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class CoResidentGroup:
         if workload is None:
             # Garbage collection takes 0.1 s: too long for each of many variants that were not set up.
             if not self.failures or self.failures[-1][1].reason != OUT_OF_TIME:
-                release()
+                free_memory()
         else:
             self.variants.append(PreparedVariant(entry, workload))
 
@@ -147,7 +147,7 @@ class CoResidentGroup:
                 if self._try(entry, action):
                     done.add(entry.variant)
                 else:
-                    release()
+                    free_memory()
 
     def in_phase(self, phase: Phase) -> list[PreparedVariant]:
         """Return the variants that have the phase, baselines first."""
@@ -163,10 +163,10 @@ class CoResidentGroup:
         baselines = [prepared.entry for prepared in self.variants if is_baseline(prepared.entry)]
         return [*baselines, *self.deferred] if self.deferred else []
 
-    def disband(self) -> None:
+    def free(self) -> None:
         """Free everything that was set up."""
         self.variants.clear()
-        release()
+        free_memory()
 
     def _set_up(self, entry: Entry, checks: ExactChecks, around: Around) -> Workload | None:
         try:
@@ -231,7 +231,7 @@ class CaseRunner:
                 if self._number == 0 or self._group.candidates:
                     yield from self._phases_in_order(len(waiting))
             finally:
-                self._group.disband()
+                self._group.free()
             self.costs_s = {**self._group_costs_s, **self.costs_s}
             self._number += 1
 
@@ -519,7 +519,7 @@ def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) ->
     return [_quality_row(figure, measurement) for figure in compute()]
 
 
-def _quality_row(figure: Figure, measurement: Callable[..., Measurement]) -> Row:
+def _quality_row(figure: QualityMetric, measurement: Callable[..., Measurement]) -> Row:
     row = measurement(metric=figure.metric, method=figure.method, samples=(figure.samples,))
     bad, reason = sum(not math.isfinite(sample) for sample in figure.samples), figure.reason
     if not reason and (bad or not figure.samples):
@@ -567,7 +567,7 @@ def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
         if phases:
             with precision(case.dtype), context.recorder.stopwatch.on("launches"):
                 yield from _trace_variant(entry, case, phases, context)
-            release()
+            free_memory()
 
 
 def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunContext) -> Iterator[Row]:
@@ -602,7 +602,7 @@ def _not_traced(error: BaseException) -> str:
     return f"launches and streams were not checked: {classify(error).reason}"
 
 
-def release() -> None:
+def free_memory() -> None:
     """Collect garbage and return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():

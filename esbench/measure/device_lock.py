@@ -30,7 +30,7 @@ class LockError(UserError):
 
 
 @contextlib.contextmanager
-def holding(
+def lock_device(
     key: str, purpose: str, say: Callable[[str], object], wait_s: float | None = None
 ) -> Iterator[None]:
     """Lock a device while the context lasts.

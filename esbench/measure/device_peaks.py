@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from esbench.measure.float32_precision import missing_type, precision, tensor_dtype
+from esbench.measure.float32_precision import precision, tensor_dtype, unsupported_reason
 from esbench.measure.memory import available_bytes, is_out_of_memory
 from esbench.measure.timers import Call, Clock
 from esbench.schema import OUT_OF_TIME, DevicePeak
@@ -59,7 +59,7 @@ def device_peaks(
         UnavailableError: not enough time is left for the next peak.
 
     """
-    supported = (dtype for dtype in dict.fromkeys(dtypes) if not missing_type(dtype, device))
+    supported = (dtype for dtype in dict.fromkeys(dtypes) if not unsupported_reason(dtype, device))
     measures: list[Callable[[str, Clock], DevicePeak]] = [
         _copy,
         *(partial(_product, dtype) for dtype in supported),

@@ -9,7 +9,7 @@ import torch
 
 from esbench.errors import UserError
 from esbench.measure import memory
-from esbench.measure.device_lock import holding
+from esbench.measure.device_lock import lock_device
 from esbench.measure.environment import (
     commit,
     cpu_name,
@@ -18,7 +18,7 @@ from esbench.measure.environment import (
     no_cuda,
     package_version,
 )
-from esbench.measure.float32_precision import AMPERE, TF32, missing_type, too_old
+from esbench.measure.float32_precision import AMPERE, TF32, too_old, unsupported_reason
 from esbench.measure.gpu_monitor import other_processes, own_pids
 from esbench.measure.nvml import Nvml, NvmlError
 
@@ -30,8 +30,8 @@ class Finding(NamedTuple):
     """Something that a run needs or can use: whether it is available, and why or why not."""
 
     subject: str
-    able: bool
-    why: str
+    is_available: bool
+    reason: str
 
 
 class LackError(Exception):
@@ -56,9 +56,9 @@ def diagnosis() -> list[Finding]:
 
 def _finding(subject: str, check: Callable[[], str]) -> Finding:
     try:
-        return Finding(subject, able=True, why=check())
+        return Finding(subject, is_available=True, reason=check())
     except (LackError, NvmlError, UserError) as error:
-        return Finding(subject, able=False, why=str(error))
+        return Finding(subject, is_available=False, reason=str(error))
 
 
 def _require(condition: object, reason: str) -> None:
@@ -107,22 +107,22 @@ def _limit() -> str:
 
 
 def _lock(device: str) -> str:
-    with holding(device_uuid(device) or device, "esbench doctor", print, wait_s=0):
+    with lock_device(device_uuid(device) or device, "esbench doctor", print, wait_s=0):
         return "no other run of esbench is on it"
 
 
 def _gpu() -> Iterator[Finding]:
     if missing := no_cuda():
-        yield Finding("GPU timing and memory", able=False, why=missing)
-        yield Finding("GPU utilization", able=False, why="no GPU that torch can use")
+        yield Finding("GPU timing and memory", is_available=False, reason=missing)
+        yield Finding("GPU utilization", is_available=False, reason="no GPU that torch can use")
         return
     own = own_pids()  # before torch makes its CUDA context, which adds this process to NVML's list
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     text = f"{gpu.name}, {gpu.total_memory / 1024**3:.0f} GiB, L2 {gpu.L2_cache_size / 1024**2:.0f} MiB"
-    yield Finding("GPU timing and memory", able=True, why=text)
+    yield Finding("GPU timing and memory", is_available=True, reason=text)
     for dtype in (TF32, "bfloat16"):
-        reason = missing_type(dtype, "cuda")
-        yield Finding(dtype, able=not reason, why=reason or "this GPU multiplies in it")
+        reason = unsupported_reason(dtype, "cuda")
+        yield Finding(dtype, is_available=not reason, reason=reason or "this GPU multiplies in it")
     yield _finding("GPU to one run", partial(_lock, "cuda"))
     meters: dict[str, Callable[[Nvml], str]] = {
         "GPU utilization": lambda nvml: f"{nvml.utilization_percent():.0f} % now, driver {nvml.driver()}",
@@ -137,7 +137,7 @@ def _gpu() -> Iterator[Finding]:
         with Nvml() as nvml:
             yield from [_finding(subject, partial(read, nvml)) for subject, read in meters.items()]
     except NvmlError as error:
-        yield from (Finding(subject, able=False, why=str(error)) for subject in meters)
+        yield from (Finding(subject, is_available=False, reason=str(error)) for subject in meters)
 
 
 def _throttling(nvml: Nvml) -> str:

@@ -23,7 +23,7 @@ def has_tf32(device: str) -> bool:
     return device == "cuda" and torch.cuda.get_device_capability() >= AMPERE
 
 
-def missing_type(dtype: str, device: str) -> str:
+def unsupported_reason(dtype: str, device: str) -> str:
     """Return why a device cannot compute in the type of a case, or nothing if it can.
 
     A GPU that only emulates bfloat16 is refused: its times would be those of conversions.

@@ -112,7 +112,7 @@ def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
         thread.join()
 
 
-def of_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
+def monitor_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
     """Loop a CUDA call for some seconds and return NVML's readings.
 
     ``idle_w`` is the idle power from :func:`idle_power_w`; without it, net energy is not computed.

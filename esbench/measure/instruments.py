@@ -15,7 +15,7 @@ from esbench.measure.profiler import Trace
 from esbench.measure.timers import Call, Clock, clocks
 
 
-def no_wait() -> None:
+def do_nothing() -> None:
     """Do nothing: on a CPU a call returns when its work is done."""
 
 
@@ -46,7 +46,7 @@ class Instruments:
     trace: Callable[[Call], Trace]
     activity: Callable[[Call], Activity] | None = None
     conditions: ReadConditions = nothing_to_read
-    synchronize: Callable[[], object] = no_wait
+    synchronize: Callable[[], object] = do_nothing
     alive: Callable[[], bool] = present
     other_processes: Callable[[], tuple[str, ...]] = tuple
     traces_last: bool = False
@@ -77,7 +77,7 @@ def instruments(
             clocks=clocks(device, methods),
             footprint=partial(memory.footprint, device=device, process_bytes=conditions.process_bytes),
             trace=partial(profiler.trace, device=device),
-            activity=partial(gpu_monitor.of_call, idle_w=idle_w),
+            activity=partial(gpu_monitor.monitor_call, idle_w=idle_w),
             conditions=conditions,
             synchronize=torch.cuda.synchronize,
             alive=_gpu_responds,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from esbench.measure.case_runner import release
+from esbench.measure.case_runner import free_memory
 from esbench.measure.memory import is_out_of_memory
 from esbench.registry import Entry
 from esbench.schema import Case, Phase
@@ -34,7 +34,7 @@ class Capacity(NamedTuple):
     stop: str
 
 
-def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], float]) -> Capacity:
+def find_largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], float]) -> Capacity:
     """Search for the largest population that fits by bisection on a logarithmic scale.
 
     Args:
@@ -55,7 +55,7 @@ def largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[], fl
     return Capacity(members, too_many, "resolution")
 
 
-def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> Fits:
+def fit_test(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> Fits:
     """Return a function that sets a variant up with some members, calls it once in a phase and frees it.
 
     The function returns whether memory sufficed; any other error passes through.
@@ -76,7 +76,7 @@ def fitting(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> F
                 return False
             raise
         finally:
-            release()
+            free_memory()
         return True
 
     return fits

@@ -83,7 +83,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def ceiling(limit_bytes: int | None = None) -> Iterator[None]:
+def limit_memory(limit_bytes: int | None = None) -> Iterator[None]:
     """Limit the bytes that this process can still allocate on the host; further allocations raise an error.
 
     Without a limit the system's out-of-memory killer may end the run, or another program. The default limit

@@ -34,11 +34,11 @@ class Layer(NamedTuple):
     size: int
 
 
-class Other(NamedTuple):
+class OtherModule(NamedTuple):
     """A module with other trainable parameters: a text about it, and whether it must be excluded."""
 
     name: str
-    why: str
+    reason: str
     excluded: bool = False
 
 
@@ -46,7 +46,7 @@ class Layers(NamedTuple):
     """The layers with a choice of scheme, other trainable modules, and the number of perturbed entries."""
 
     chosen: tuple[Layer, ...]
-    others: tuple[Other, ...]
+    others: tuple[OtherModule, ...]
     size: int
 
 
@@ -227,12 +227,12 @@ def _plain(widths: tuple[int, ...]) -> int | tuple[int, ...]:
     return widths[0] if len(set(widths)) == 1 else tuple(widths)
 
 
-def _others(named: dict[str, nn.Module], shapes: dict[str, torch.Size]) -> Iterator[Other]:
+def _others(named: dict[str, nn.Module], shapes: dict[str, torch.Size]) -> Iterator[OtherModule]:
     for name, module in named.items():
         kind = type(module).__name__
         if isinstance(module, NORMALISATIONS):
-            yield Other(name, f"{kind}: dense noise, whatever the scheme")
+            yield OtherModule(name, f"{kind}: dense noise, whatever the scheme")
         elif not _has_choice(module):
-            yield Other(name, f"{kind}: cannot be perturbed", excluded=True)
+            yield OtherModule(name, f"{kind}: cannot be perturbed", excluded=True)
         elif name not in shapes:
-            yield Other(name, f"{kind}: it is not called on the example")
+            yield OtherModule(name, f"{kind}: it is not called on the example")

@@ -15,7 +15,7 @@ from esbench.measure import max_population, memory
 from esbench.measure.case_runner import CaseRunner, RunContext, trace_case
 from esbench.measure.device_peaks import device_peaks
 from esbench.measure.failure import Failure, classify
-from esbench.measure.float32_precision import missing_type, precision
+from esbench.measure.float32_precision import precision, unsupported_reason
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Budget, Plan
 from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
@@ -159,7 +159,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
     """
     recorder = Recorder(store, progress, past, stopwatch)
     checks = ExactChecks(plan.checks, plan.device, plan.seed)
-    limit = memory.ceiling() if plan.device == "cpu" else contextlib.nullcontext()
+    limit = memory.limit_memory() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen_garbage():
         budget = Budget(plan, recorder.stopwatch.seconds, traces_last=instruments.traces_last)
         context = RunContext(plan, checks, recorder, instruments, budget)
@@ -171,7 +171,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
             recorder.done, later = sum(cells[:place]), order[place + 1 :]
             if recorder.is_done(case):
                 continue
-            if reason := missing_type(case.dtype, plan.device):
+            if reason := unsupported_reason(case.dtype, plan.device):
                 unavailable = Failure("unavailable", reason)  # never measured in another type
                 rows = [context.skipped(case, entry, None, unavailable) for entry in plan.entries_for(case)]
                 recorder.checkpoint(rows, case)
@@ -234,10 +234,10 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
         if not recorder.reason(entry.variant, case).startswith(OUT_OF_MEMORY) or spare_s <= 0:
             continue
         recorder.announce(entry.variant, case, "largest population")
-        fits = max_population.fitting(entry, case, phase, plan.device, plan.seed)
+        fits = max_population.fit_test(entry, case, phase, plan.device, plan.seed)
         try:
             with recorder.stopwatch.on("capacity"):
-                largest = max_population.largest(
+                largest = max_population.find_largest(
                     fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )
         except BaseException as error:  # noqa: BLE001  # any error of a variant is a note

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from esbench.schema import Case, Phase, Work
-from esbench.workload import Figure, UnavailableError, Workload, build
+from esbench.workload import QualityMetric, UnavailableError, Workload, build
 from impls.benchmark import inputs
 from impls.benchmark.minimum_work import Extent
 from impls.verify import reference
@@ -40,7 +40,7 @@ class AbstractPlainWorkload(Workload):
     noise_bytes = 0
 
     @override
-    def quality(self) -> Iterable[Figure]:
+    def quality(self) -> Iterable[QualityMetric]:
         message = "a plain layer perturbs nothing: there is no gradient estimate"
         raise UnavailableError(message)
 

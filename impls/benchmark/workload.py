@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.schema import Case, Phase, Work
-from esbench.workload import Figure, UnavailableError, Workload, build
+from esbench.workload import QualityMetric, UnavailableError, Workload, build
 from impls.benchmark import inputs, minimum_work
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
@@ -102,7 +102,7 @@ class PopulationWorkload(Workload):
             reference.check_update(self._population, self._x.items[0], members, eps, self._updated)
 
     @override
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         # A new model: timed steps have changed the weights of the other one.
         model, case = inputs.layer(self._case, self._device, self._seed), self._case
         subject = Subject(model, self._scheme, case.members, case.sigma, self._seed)

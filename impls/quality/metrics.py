@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from esbench.workload import Figure
+from esbench.workload import QualityMetric
 from impls.perturbation.population import perturb
 from impls.quality import gradient_cosine, kappa
 from impls.quality.gradient_cosine import Descent
@@ -28,7 +28,7 @@ FEW = 4
 """Members whose entries are compared with those of other layers and steps."""
 
 
-def figures(subject: Subject) -> Iterator[Figure]:
+def figures(subject: Subject) -> Iterator[QualityMetric]:
     """Yield figures of the quality law and of the noise's structure; a sample is a step's value."""
     sampled = [kappa.sampled_moments(subject, step) for step in range(kappa.REPLICATES)]
     yield from _law(subject, sampled)
@@ -36,68 +36,70 @@ def figures(subject: Subject) -> Iterator[Figure]:
     yield from _one(subject)
     pairs = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
-    yield Figure("correlation", "layers", layers)
-    yield Figure("correlation", "steps", steps)
+    yield QualityMetric("correlation", "layers", layers)
+    yield QualityMetric("correlation", "steps", steps)
 
 
-def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
+def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     """Yield moments of inner products of two members, and their correlation."""
     reason = "pairs need at least two members" if subject.members == 1 else ""
     if any(moments.trace == 0 for moments in sampled):
         reason = kappa.ZERO
     if reason:
-        yield Figure("dot_mean", "pairs", reason=reason)
-        yield Figure("correlation", "members", reason=reason)
+        yield QualityMetric("dot_mean", "pairs", reason=reason)
+        yield QualityMetric("correlation", "members", reason=reason)
         return
     mean, variance = zip(*(dots(moments, subject.size) for moments in sampled), strict=True)
-    yield Figure("dot_mean", "pairs", mean)
-    yield Figure("dot_variance", "pairs", variance)
-    yield Figure("correlation", "members", tuple(map(member_correlation, sampled)))
+    yield QualityMetric("dot_mean", "pairs", mean)
+    yield QualityMetric("dot_variance", "pairs", variance)
+    yield QualityMetric("correlation", "members", tuple(map(member_correlation, sampled)))
 
 
-def _one(subject: Subject) -> Iterator[Figure]:
+def _one(subject: Subject) -> Iterator[QualityMetric]:
     """Yield the spectrum and stable rank of one member's noise on the largest weight."""
     try:
         spread, rank = spectrum(subject)
     except ValueError as error:
-        yield from (Figure(metric, ONE, reason=str(error)) for metric in ("singular_values", "stable_rank"))
+        yield from (
+            QualityMetric(metric, ONE, reason=str(error)) for metric in ("singular_values", "stable_rank")
+        )
     else:
-        yield Figure("singular_values", ONE, spread)
-        yield Figure("stable_rank", ONE, (rank,))
+        yield QualityMetric("singular_values", ONE, spread)
+        yield QualityMetric("stable_rank", ONE, (rank,))
 
 
-def on_digits(subject: Subject) -> Iterator[Figure]:
+def on_digits(subject: Subject) -> Iterator[QualityMetric]:
     """Yield cosines with backpropagation's gradient on a network, over sigma and at the subject's sigma."""
     here = Descent.of(subject)
     for sigma in gradient_cosine.SIGMAS:
         cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
-        yield Figure("cosine", f"sigma={sigma:g}", cosines)
+        yield QualityMetric("cosine", f"sigma={sigma:g}", cosines)
     cosines = tuple(here.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
     if min(cosines) <= 0:
-        yield Figure("effective_members", MEASURED, reason=NO_DIRECTION)
+        yield QualityMetric("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
         sizes = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
-        yield Figure("effective_members", MEASURED, sizes)
+        yield QualityMetric("effective_members", MEASURED, sizes)
 
 
-def _law(subject: Subject, sampled: list[Moments]) -> Iterator[Figure]:
+def _law(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     """Yield kappa, fitted and in closed form, and the effective population."""
     if subject.scheme.learns_from_rows:
-        yield Figure("kappa", FITTED, reason=ROWS)
+        yield QualityMetric("kappa", FITTED, reason=ROWS)
         return
     members, size = subject.members, subject.size
     try:
         fitted = kappa.fitted(subject, sampled)
     except ValueError as error:
-        yield Figure("kappa", FITTED, reason=str(error))
+        yield QualityMetric("kappa", FITTED, reason=str(error))
         return
-    yield Figure("kappa", FITTED, fitted)
+    yield QualityMetric("kappa", FITTED, fitted)
     declared = kappa.closed_form(subject)
     if declared is not None:
-        yield Figure("kappa", DECLARED, (declared,))
-    yield Figure("kappa", UNSEEN, (kappa.unseen(sampled, size),))
+        yield QualityMetric("kappa", DECLARED, (declared,))
+    yield QualityMetric("kappa", UNSEEN, (kappa.unseen(sampled, size),))
     sizes = tuple(kappa.effective_members(members, size, value) for value in fitted)
-    yield Figure("effective_members", FITTED, sizes)
+    yield QualityMetric("effective_members", FITTED, sizes)
 
 
 def dots(sums: Moments, size: int) -> tuple[float, float]:

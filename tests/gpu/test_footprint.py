@@ -9,7 +9,7 @@ import torch
 
 from esbench.measure.device_peaks import device_peaks
 from esbench.measure.float32_precision import has_tf32, precision
-from esbench.measure.max_population import fitting, largest
+from esbench.measure.max_population import find_largest, fit_test
 from esbench.measure.memory import footprint
 from esbench.measure.profiler import profile, trace
 from esbench.measure.timers import clocks
@@ -152,8 +152,8 @@ def test_the_capacity_of_the_gpu_is_what_its_memory_allows() -> None:
     (perturbed,) = REGISTRY.select(["Perturbed"])
     case = Case(operator="Linear", out_channels=256, in_channels=256)
     (clock,) = clocks("cuda", ("eager",))
-    fits = fitting(perturbed, case, "forward", "cuda", 0)
-    found = largest(fits, 2**16, 300.0, clock.seconds)
+    fits = fit_test(perturbed, case, "forward", "cuda", 0)
+    found = find_largest(fits, 2**16, 300.0, clock.seconds)
     assert found.stop == "resolution"
     assert 1024 <= found.members < 4096
     assert fits(found.members)

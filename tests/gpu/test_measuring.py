@@ -10,7 +10,7 @@ import torch
 
 from esbench.measure.cuda import Cuda, Streak
 from esbench.measure.environment import environment, resolve_device
-from esbench.measure.gpu_monitor import of_call
+from esbench.measure.gpu_monitor import monitor_call
 from esbench.measure.interleave import warm_up
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.timers import Call, CudaClock, Visit
@@ -238,7 +238,7 @@ def test_the_environment_names_the_gpu() -> None:
 
 def test_a_busy_gpu_has_a_high_utilization() -> None:
     """NVML reports a busy GPU as more than half utilized; without readings the test is skipped."""
-    readings = of_call(spin(10**8))
+    readings = monitor_call(spin(10**8))
     if "utilization_percent" not in readings.samples:
         pytest.skip(readings.reason)
     assert min(readings.samples["utilization_percent"]) > 50

@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from esbench.errors import LONGEST
-from esbench.measure.case_runner import release
+from esbench.measure.case_runner import free_memory
 from esbench.measure.failure import DeviceLostError
 from esbench.measure.gpu_monitor import Activity
 from esbench.measure.profiler import ProfileError
@@ -23,7 +23,7 @@ from esbench.measure.runner import run_cases
 from esbench.registry import phases_named
 from esbench.schema import PHASES, QUALITY, Case, Checkpoint, Measurement, Phase, Record, Skipped, Variant
 from esbench.store import encode
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeScheme, FakeWorkload, World, raising
 from tests.loop_cases import measure, measurements, plan_of, rows_of, skipped
 
@@ -126,7 +126,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", gone)
-    release()
+    free_memory()
     assert gone.called
 
 
@@ -368,11 +368,11 @@ def test_the_largest_population_is_searched_in_a_phase_that_all_variants_have() 
     assert summary.notes == ()
 
 
-KAPPA = Figure("kappa", "linear fitness", (-0.5, 0.25))
+KAPPA = QualityMetric("kappa", "linear fitness", (-0.5, 0.25))
 TIMED_AND_RATED: tuple[Phase, ...] = ("forward", QUALITY)
 
 
-def figures(*found: Figure, error: Exception | None = None) -> Iterator[Figure]:
+def figures(*found: QualityMetric, error: Exception | None = None) -> Iterator[QualityMetric]:
     """Yield figures, by default kappa; then raise the error, if one is given."""
     yield from found or (KAPPA,)
     if error:
@@ -383,7 +383,7 @@ def figures(*found: Figure, error: Exception | None = None) -> Iterator[Figure]:
 class Rated(FakeScheme):
     """A fake variant with quality figures."""
 
-    says: Callable[[], Iterator[Figure]] = figures
+    says: Callable[[], Iterator[QualityMetric]] = figures
 
 
 class RatedWorkload(FakeWorkload):
@@ -391,7 +391,7 @@ class RatedWorkload(FakeWorkload):
 
     scheme: Rated
 
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         """Return the scheme's figures."""
         self.scheme.world.log.append(f"{self.scheme.name} rated")
         self.scheme.world.clock.now_s += 1.0
@@ -406,7 +406,7 @@ def _(scheme: Rated, case: Case, device: str, seed: int) -> Any:  # noqa: ARG001
 def test_figures_become_rows() -> None:
     """Each figure is a row with all its replicates, negative ones too, without time, memory or launches."""
     world = World()
-    dots = Figure("dot_mean", "pairs", (0.0, 0.125, -0.125))
+    dots = QualityMetric("dot_mean", "pairs", (0.0, 0.125, -0.125))
     entry = Rated("A", world, says=partial(figures, KAPPA, dots)).entry()
     summary, lines = measure(entry, world=world, phases=(QUALITY, "sample", "forward"))
     found = [
@@ -448,9 +448,9 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
 def test_a_figure_without_numbers_is_a_reason() -> None:
     """The reason is stored under its method, and the other figures are rows."""
     for figure, words in (
-        (Figure("kappa", "m", reason="none was derived"), "none was derived"),
-        (Figure("kappa", "m", (0.0, float("nan"))), "1 of 2 numbers are not finite"),
-        (Figure("kappa", "m"), "0 of 0 numbers are not finite"),
+        (QualityMetric("kappa", "m", reason="none was derived"), "none was derived"),
+        (QualityMetric("kappa", "m", (0.0, float("nan"))), "1 of 2 numbers are not finite"),
+        (QualityMetric("kappa", "m"), "0 of 0 numbers are not finite"),
     ):
         world = World()
         entry = Rated("A", world, says=partial(figures, figure, KAPPA)).entry()

@@ -14,13 +14,13 @@ from filelock import FileLock
 
 from esbench.errors import UserError
 from esbench.measure import device_lock
-from esbench.measure.device_lock import LockError, holding
+from esbench.measure.device_lock import LockError, lock_device
 
 HOLD = """
 import sys
-from esbench.measure.device_lock import holding
+from esbench.measure.device_lock import lock_device
 
-with holding(sys.argv[1], sys.argv[2], print, wait_s=0):
+with lock_device(sys.argv[1], sys.argv[2], print, wait_s=0):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -54,7 +54,7 @@ def holder() -> Iterator["subprocess.Popen[str]"]:
 
 def refusal() -> str:
     """Return the error of a run that does not wait for the lock."""
-    with pytest.raises(LockError) as error, holding("cpu", "suite readme", pytest.fail, wait_s=0):
+    with pytest.raises(LockError) as error, lock_device("cpu", "suite readme", pytest.fail, wait_s=0):
         pass
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -68,10 +68,10 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
         assert message.startswith(f"cpu is held by suite quick (pid {process.pid}, since 20")
         assert message.endswith("); only one run at a time measures on a device")
         assert issubclass(LockError, UserError)
-        with pytest.raises(LockError, match="suite quick"), holding("cpu", "", said.append, wait_s=0.05):
+        with pytest.raises(LockError, match="suite quick"), lock_device("cpu", "", said.append, wait_s=0.05):
             pass
         assert len(said) == 1
-        with holding("mig/0", "", pytest.fail):  # another device is free
+        with lock_device("mig/0", "", pytest.fail):  # another device is free
             assert {"esbench-mig-0.lock", "esbench-cpu.lock"} <= {path.name for path in folder.iterdir()}
 
         def say(line: str) -> None:
@@ -79,7 +79,7 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
             assert process.stdin
             process.stdin.close()
 
-        with holding("cpu", "suite readme", say):
+        with lock_device("cpu", "suite readme", say):
             assert process.wait(10) == 0
     assert len(said) == 2
     assert f"suite quick (pid {process.pid}" in said[1]
@@ -88,7 +88,7 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
 
 def test_a_killed_holder_holds_nothing() -> None:
     """A killed process loses its lock to a waiting run."""
-    with holder() as process, holding("cpu", "suite readme", lambda _: process.kill()):
+    with holder() as process, lock_device("cpu", "suite readme", lambda _: process.kill()):
         assert process.wait(10) == -signal.SIGKILL
         assert f"suite readme (pid {os.getpid()}" in refusal()
 
@@ -98,17 +98,17 @@ def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
     """A process cannot lock twice; an error removes the note. Other users can lock, whatever the umask."""
     before = os.umask(0o077)
     try:
-        with holding("cpu", "suite quick", pytest.fail):
+        with lock_device("cpu", "suite quick", pytest.fail):
             assert f"pid {os.getpid()}" in refusal()
             (folder / "esbench-cpu.holder").write_bytes(b"\xff")
             assert refusal().startswith("cpu is held by another run;")
             assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o666}
     finally:
         os.umask(before)
-    with pytest.raises(FileNotFoundError), holding("cpu", "suite quick", pytest.fail):
+    with pytest.raises(FileNotFoundError), lock_device("cpu", "suite quick", pytest.fail):
         (folder / "missing").unlink()
     assert not (folder / "esbench-cpu.holder").exists()
-    with holding("cpu", "", pytest.fail, wait_s=0):
+    with lock_device("cpu", "", pytest.fail, wait_s=0):
         pass
 
 

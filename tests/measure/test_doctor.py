@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esbench.measure import memory
-from esbench.measure.device_lock import holding
+from esbench.measure.device_lock import lock_device
 from esbench.measure.doctor import Finding, diagnosis
 from esbench.measure.gpu_monitor import own_pids
 from tests.fake_nvml import UUID, answering, install, processes, refusing
@@ -28,7 +28,7 @@ def findings() -> dict[str, Finding]:
     found = diagnosis()
     by_subject = {finding.subject: finding for finding in found}
     assert len(by_subject) == len(found)
-    assert all(finding.why for finding in found)
+    assert all(finding.reason for finding in found)
     return by_subject
 
 
@@ -36,19 +36,19 @@ def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatc
     """A machine without git, GPU or memory count, with too many threads, has a reason for each of them."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = findings()
-    assert found["CPU timing"].able
-    assert found["memory of a call on the CPU"].able
-    assert not found["GPU timing and memory"].able
-    assert not found["GPU utilization"].able
+    assert found["CPU timing"].is_available
+    assert found["memory of a call on the CPU"].is_available
+    assert not found["GPU timing and memory"].is_available
+    assert not found["GPU utilization"].is_available
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
     monkeypatch.setattr(memory, "peak_bytes", lambda *_: 0)
     monkeypatch.setattr("psutil.getloadavg", lambda: (1e6, 0, 0))
     found = findings()
-    assert not found["commit of a run"].able
-    assert "OMP_NUM_THREADS=" in found["threads"].why
+    assert not found["commit of a run"].is_available
+    assert "OMP_NUM_THREADS=" in found["threads"].reason
     for subject in ("threads", "memory of a call on the CPU", "quiet machine"):
-        assert not found[subject].able
+        assert not found[subject].is_available
 
 
 def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
     )
     found = findings()
     gpu = {subject: found[subject] for subject in found if subject.startswith(("GPU", "unthr"))}
-    assert {subject: finding.why for subject, finding in gpu.items()} == {
+    assert {subject: finding.reason for subject, finding in gpu.items()} == {
         "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
         "GPU to one run": "no other run of esbench is on it",
         "GPU utilization": "97 % now, driver 580.1",
@@ -70,7 +70,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
         "unthrottled GPU": "nothing reduces its clock now",
         "GPU to itself": "no other process computes on it",
     }
-    assert all(finding.able for finding in gpu.values())
+    assert all(finding.is_available for finding in gpu.values())
 
 
 def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
         own_pids.cache_clear()
         install(monkeypatch, **{f"nvmlDeviceGet{function}": answer for function, answer in answers.items()})
         finding = findings()[subject]
-        assert not finding.able
-        assert finding.why.startswith(why)
+        assert not finding.is_available
+        assert finding.reason.startswith(why)
     install(monkeypatch, nvmlInit=refusing)
     assert findings()["GPU energy"] == ("GPU energy", False, "nvmlInit: Insufficient Permissions")
 
@@ -106,11 +106,11 @@ def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.Monkey
     """The doctor reports a locked device without waiting for it."""
     install(monkeypatch)
     for subject, key in (("CPU to one run", "cpu"), ("GPU to one run", UUID)):
-        assert findings()[subject].able
-        with holding(key, "suite readme", pytest.fail):
+        assert findings()[subject].is_available
+        with lock_device(key, "suite readme", pytest.fail):
             finding = findings()[subject]
-        assert not finding.able
-        assert f"{key} is held by suite readme (pid " in finding.why
+        assert not finding.is_available
+        assert f"{key} is held by suite readme (pid " in finding.reason
 
 
 def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +118,8 @@ def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch) 
     subjects = ("bfloat16", "tfloat32", "fused kernels")
     install(monkeypatch)
     found = findings()
-    assert all(found[subject].able for subject in subjects)
+    assert all(found[subject].is_available for subject in subjects)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
     found = findings()
-    assert not any(found[subject].able for subject in subjects)
+    assert not any(found[subject].is_available for subject in subjects)

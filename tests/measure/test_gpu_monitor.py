@@ -15,7 +15,7 @@ from esbench.measure.gpu_monitor import (
     ConditionsReader,
     Pace,
     foreign_processes,
-    of_call,
+    monitor_call,
     own_pids,
     watch,
 )
@@ -147,7 +147,7 @@ def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPa
         assert found.reason.startswith(f"no {metric}: nvmlDeviceGet{function}")
     install(monkeypatch)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert of_call(pytest.fail) == Activity({}, "the package nvidia-ml-py is not installed")
+    assert monitor_call(pytest.fail) == Activity({}, "the package nvidia-ml-py is not installed")
 
 
 def test_energy_has_a_figure_or_a_reason() -> None:

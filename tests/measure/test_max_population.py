@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.measure.max_population import BLOCK, RESOLUTION, Capacity, Fits, fitting, largest
+from esbench.measure.max_population import BLOCK, RESOLUTION, Capacity, Fits, find_largest, fit_test
 from tests.fakes import CASE, FakeScheme, World, raising
 
 HOUR_S = 3600.0
@@ -52,7 +52,7 @@ def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
     """The result fits, is within a resolution or block of the largest, and no attempt was needless."""
     too_many = most + 1 + int(most * (beyond - 1))
     memory = Memory(most)
-    found = largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
+    found = find_largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
     assert found.stop == "resolution"
     assert found.members <= most < found.too_many <= too_many
     step = BLOCK if found.too_many > BLOCK else 1
@@ -64,11 +64,11 @@ def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
 def test_a_spent_budget_ends_the_search() -> None:
     """The bounds found so far are returned; an attempt in progress is completed."""
     memory = Memory(5000, attempt_s=10.0)
-    assert largest(memory.fits, 2**20, 25.0, memory.seconds) == Capacity(1024, 5632, "budget")
+    assert find_largest(memory.fits, 2**20, 25.0, memory.seconds) == Capacity(1024, 5632, "budget")
     assert memory.tried == [1024, 32768, 5632]
     memory = Memory(5000)
-    assert largest(memory.fits, 2**20, 0.0, memory.seconds) == Capacity(0, 2**20, "budget")
-    assert largest(memory.fits, 1, HOUR_S, memory.seconds) == Capacity(0, 1, "resolution")
+    assert find_largest(memory.fits, 2**20, 0.0, memory.seconds) == Capacity(0, 2**20, "budget")
+    assert find_largest(memory.fits, 1, HOUR_S, memory.seconds) == Capacity(0, 1, "resolution")
     assert memory.tried == []
 
 
@@ -78,17 +78,17 @@ def test_a_variant_is_tried_alone_and_freed() -> None:
     Errors other than lack of memory are raised, and the attempt is freed as well.
     """
     world = World(room_bytes=1010)
-    fits = fitting(FakeScheme("A", world, bytes_per_member=1).entry(), CASE, "forward", "cpu", 0)
+    fits = fit_test(FakeScheme("A", world, bytes_per_member=1).entry(), CASE, "forward", "cpu", 0)
     assert [fits(members) for members in (1, 1000, 1001, 1000)] == [True, True, False, True]
     assert not world.resident
     for scheme in (
         FakeScheme("A", World(), entered_bytes=2000),
         FakeScheme("A", World(), call_bytes=2000),
     ):
-        assert not fitting(scheme.entry(), CASE, "forward", "cpu", 0)(1)
+        assert not fit_test(scheme.entry(), CASE, "forward", "cpu", 0)(1)
     for error in (RuntimeError("no"), KeyError("no")):
         world = World()
-        fits = fitting(FakeScheme("A", world, act=raising(error)).entry(), CASE, "forward", "cpu", 0)
+        fits = fit_test(FakeScheme("A", world, act=raising(error)).entry(), CASE, "forward", "cpu", 0)
         with pytest.raises(type(error)):
             fits(5)
         error.__traceback__ = None

@@ -103,8 +103,8 @@ def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
 PROGRAM = '''
 import resource, time
 import torch
-from esbench.measure.max_population import fitting, largest
-from esbench.measure.memory import ceiling, is_out_of_memory, peak_bytes
+from esbench.measure.max_population import fit_test, find_largest
+from esbench.measure.memory import limit_memory, is_out_of_memory, peak_bytes
 from esbench.registry import Entry
 from esbench.workload import build
 from esbench.schema import Case, Variant
@@ -128,16 +128,16 @@ def call():
     held.append(torch.ones(3))
 peak_bytes(call, "cpu")  # a warning of the profiler would be in the output
 
-with ceiling(256 * MIB):
+with limit_memory(256 * MIB):
     print(refused(tensor(64)))
     print(refused(tensor(1024)))
     print(refused(lambda: bytearray(1024 * MIB)))
-    with ceiling(4096 * MIB):
+    with limit_memory(4096 * MIB):
         print(refused(tensor(1024)))
     print(refused(tensor(64)))
 print(resource.getrlimit(resource.RLIMIT_DATA) == before, refused(tensor(512)))
 try:
-    with ceiling(256 * MIB):
+    with limit_memory(256 * MIB):
         raise KeyboardInterrupt
 except KeyboardInterrupt:
     print(resource.getrlimit(resource.RLIMIT_DATA) == before)
@@ -157,9 +157,9 @@ def _(scheme: Noise, case: Case, device: str, seed: int):
     return Drawn(case.members)
 
 entry = Entry(variant=Variant(scheme="Noise"), scheme=Noise(), source="", package="here")
-fits = fitting(entry, Case(operator="Linear", out_channels=1, in_channels=1), "forward", "cpu", 0)
-with ceiling(160 * MIB):
-    found = largest(fits, 2**14, 3600.0, time.perf_counter)
+fits = fit_test(entry, Case(operator="Linear", out_channels=1, in_channels=1), "forward", "cpu", 0)
+with limit_memory(160 * MIB):
+    found = find_largest(fits, 2**14, 3600.0, time.perf_counter)
     print(found.members, found.stop, fits(int(0.9 * found.members)), fits(int(1.1 * found.too_many)))
 '''
 
@@ -204,7 +204,7 @@ def test_the_room_is_what_machine_and_container_leave(
         (tmp_path / "memory.current").write_text(used, encoding="ascii")
         assert memory.available_bytes() == available
     monkeypatch.setattr(memory, "resource", None)
-    with memory.ceiling(0):
+    with memory.limit_memory(0):
         assert torch.ones(MIB).sum() == MIB
 
 

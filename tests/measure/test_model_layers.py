@@ -73,7 +73,7 @@ def test_the_rest_of_what_is_trained_is_named() -> None:
     assert list(others) == ["norm", "table", "idle"]
     excluded = [other.name for other in others.values() if other.excluded]
     assert excluded == ["table"]
-    assert "Embedding: cannot be perturbed" in others["table"].why
+    assert "Embedding: cannot be perturbed" in others["table"].reason
     assert perturb(model, Perturbed(), members=2, sigma=0.1, exclude=excluded)
     with pytest.raises(ValueError, match="table"):
         perturb(model, Perturbed(), members=2, sigma=0.1)

@@ -13,7 +13,7 @@ from esbench import pytest_benchmarks, pytest_plugin
 from esbench.errors import UserError
 from esbench.measure.case_runner import PreparedVariant
 from esbench.measure.failure import Failure
-from esbench.measure.instruments import no_wait
+from esbench.measure.instruments import do_nothing
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.pytest_plugin import Call, Cell, Choice, ChosenBenchmarks, Subject
 from esbench.schema import Phase
@@ -156,7 +156,10 @@ def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -
     """On CUDA each timed call includes a synchronization; on a CPU nothing is added."""
     assert front(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
     world = World()
-    for wait, expected in ((lambda: world.log.append("waited"), ["A", "waited"] * 3), (no_wait, ["A"] * 3)):
+    for wait, expected in (
+        (lambda: world.log.append("waited"), ["A", "waited"] * 3),
+        (do_nothing, ["A"] * 3),
+    ):
         monkeypatch.setattr(ChosenBenchmarks, "synchronize", property(partial(_waiting, wait)))
         door = front(FakeScheme("A", world))
         prepared = door.prepare(Cell("A", "case", "forward"))

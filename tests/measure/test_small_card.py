@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from esbench.measure import device_peaks
-from esbench.measure.float32_precision import missing_type
+from esbench.measure.float32_precision import unsupported_reason
 from esbench.measure.plan import Plan
 from esbench.measure.runner import run_cases
 from esbench.measure.timers import HostClock
@@ -81,7 +81,7 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest
     }
     for dtype in ("float16", "float64", *lacking):
         reason = lacking.get(dtype, "")
-        assert missing_type(dtype, "cuda") == reason
+        assert unsupported_reason(dtype, "cuda") == reason
         world, lines = World(), list[Record]()
         entries = [FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry()]
         cases = (msgspec.structs.replace(CASE, dtype=dtype), CASE)
@@ -91,7 +91,7 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest
         assert outcome.failed == 0
         assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
         assert {row.case.dtype for row in measurements(rows)} == {"float32", *([] if reason else [dtype])}
-    assert not missing_type("bfloat16", "cpu")  # slow, but measured
+    assert not unsupported_reason("bfloat16", "cpu")  # slow, but measured
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from esbench.registry import REGISTRY, Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import (
     AbstractStepWorkload,
@@ -208,7 +208,7 @@ class StepWorkload(AbstractStepWorkload):
         return {names[weight]: slots for optimizer in optimizers for weight, slots in optimizer.state.items()}
 
     @override
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         yield figure("live_gradient_bytes", "hooks", [self._trainer.peak_gradient_bytes(self.inputs[0])])
         slots = [slot for optimizer in self._trainer.optimizers for slot in optimizer.state.values()]
         tensors = [value for slot in slots for value in slot.values() if isinstance(value, Tensor)]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from impls.benchmark.training import architecture_search
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,
@@ -101,7 +101,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         check_losses(self._search, widths, outcome.losses, self.inputs[0])
 
     @override
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         search = self._search
         variables = environment(search.mode)
         trials = [isolated(run_trial, search, self._widths, environment=variables) for _ in range(REPLICATES)]

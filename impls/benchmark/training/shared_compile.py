@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from impls.benchmark.training.architecture_search import (
     COMPILED,
     LEARNING_RATE,
@@ -133,7 +133,7 @@ class CompileWorkload(AbstractTrainingWorkload):
         run_isolated(replace(self._plan, widths=widths, backend="eager", timed=False))
 
     @override
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         return figures(run_isolated(self._plan), self._plan.way)
 
 
@@ -147,7 +147,7 @@ def run_isolated(plan: Plan) -> Trial:
     return trial
 
 
-def figures(trial: Trial, way: Way) -> Iterator[Figure]:
+def figures(trial: Trial, way: Way) -> Iterator[QualityMetric]:
     """Yield the figures of a trial.
 
     Break-even is the number of training steps, over all candidates, that repay the time for compiling.

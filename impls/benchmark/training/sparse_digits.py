@@ -15,7 +15,7 @@ from typing_extensions import override
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, variant
 from esbench.schema import Case
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
 from impls.training import networks
 from impls.training.rigl import RigLScheduler
@@ -132,7 +132,7 @@ class DigitsWorkload(AbstractTrainingWorkload):
             raise WrongResultError(message)
 
     @override
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         outcomes = [outcome(self._scheme, seed, self._device) for seed in SEEDS]
         yield figure("accuracy", "test digits", (result.accuracy for result in outcomes))
         yield figure("nonzero_count", "weights", (result.nonzero for result in outcomes))

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from esbench.registry import REGISTRY
 from esbench.schema import Case
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.topology_update import check_update
 from impls.benchmark.training.workload import (
@@ -114,7 +114,7 @@ class TrainingWorkload(AbstractStepWorkload):
             check_moves(self._new_trainer(CHECKED_RATE, 2), plain, self.inputs)
 
     @override
-    def quality(self) -> Iterator[Figure]:
+    def quality(self) -> Iterator[QualityMetric]:
         masks, weights = self._trainer.masks(), dense_weights(self._trainer.model)
         sizes = {name: weight.numel() for name, weight in weights.items() if name.endswith("weight")}
         nonzero = sum(int(masks[name].sum()) if name in masks else size for name, size in sizes.items())

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from esbench.registry import REGISTRY, variant
 from esbench.schema import Case, Phase, Work
-from esbench.workload import Figure, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import AbstractTrainingWorkload
 from impls.training import sparse_masks
@@ -122,7 +122,7 @@ class TopologyWorkload(AbstractTrainingWorkload):
             raise WrongResultError(message)
 
     @override
-    def quality(self) -> Iterable[Figure]:
+    def quality(self) -> Iterable[QualityMetric]:
         message = "the quality of an update shows in the accuracy of trained networks: see SparseDigits"
         raise UnavailableError(message)
 

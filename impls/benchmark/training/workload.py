@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from esbench.schema import PHASES, Case, Phase, Work
-from esbench.workload import Figure, Workload
+from esbench.workload import QualityMetric, Workload
 from impls.benchmark import inputs
 from impls.verify import reference
 
@@ -140,9 +140,9 @@ def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case
     )
 
 
-def figure(metric: str, method: str, samples: Iterable[float], reason: str = "") -> Figure:
+def figure(metric: str, method: str, samples: Iterable[float], reason: str = "") -> QualityMetric:
     """Return a figure; one with a reason has no samples."""
-    return Figure(metric, method, () if reason else tuple(map(float, samples)), reason)
+    return QualityMetric(metric, method, () if reason else tuple(map(float, samples)), reason)
 
 
 def mean_square(y: Tensor, _: object = None) -> Tensor:
