@@ -202,7 +202,7 @@ def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
 
     """
     ends = [0, -1]
-    wide = reference.double(module)(reference.widened(x[ends]))
+    wide = reference.to_float64(module)(reference.rows_to_float64(x[ends]))
     reference.check_close("forward", y[ends], wide, module(x[ends]), eps)
 
 

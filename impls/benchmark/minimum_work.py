@@ -84,7 +84,7 @@ class Extent:
 def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase: Phase) -> Work | None:
     """Return the minimum work of a phase of a scheme on a layer; None if the scheme declares no flops."""
     layer = PerturbedLayer.of("", module, scheme)
-    weight = layer.grouped(layer.weight.detach().to("meta"))
+    weight = layer.split_groups(layer.weight.detach().to("meta"))
     declared = scheme.flops(weight.shape, case.members)
     if declared is None:
         return None

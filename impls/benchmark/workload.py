@@ -16,7 +16,7 @@ from impls.benchmark import inputs, minimum_work
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality.kappa import Subject
-from impls.quality.metrics import figures, on_digits
+from impls.quality.metrics import digits_metrics, quality_metrics
 from impls.verify import checks, reference
 
 
@@ -106,9 +106,9 @@ class PopulationWorkload(Workload):
         # A new model: timed steps have changed the weights of the other one.
         model, case = inputs.layer(self._case, self._device, self._seed), self._case
         subject = Subject(model, self._scheme, case.members, case.sigma, self._seed)
-        yield from figures(subject)
+        yield from quality_metrics(subject)
         if inputs.is_network(case):
-            yield from on_digits(subject)
+            yield from digits_metrics(subject)
 
     def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities into the inputs of the timed call, run it, and return its gradients."""

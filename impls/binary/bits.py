@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.perturbation.philox import signs_of
+from impls.perturbation.philox import unpack_signs
 
 WORD_BITS = 64
 """Bits of a word."""
@@ -74,7 +74,7 @@ def unpack(words: Tensor, length: int) -> Tensor:
         on = np.unpackbits(bytes_, axis=-1, count=length, bitorder="little")
         return torch.from_numpy(on).view(torch.bool)
     # Copied: a slice of one word with a step counts as contiguous, but cannot be viewed as bytes.
-    return signs_of(words.clone(memory_format=torch.contiguous_format))[..., :length] > 0
+    return unpack_signs(words.clone(memory_format=torch.contiguous_format))[..., :length] > 0
 
 
 def signed(words: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -336,8 +336,8 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return kernel(rows, columns, length, dtype)
 
     @override
-    def written(self, noise: BinaryNoise) -> Tensor:
-        return self.plain.written(noise)
+    def packed_bits(self, noise: BinaryNoise) -> Tensor:
+        return self.plain.packed_bits(noise)
 
     @override
     def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from impls.kernels.gemm import grid_of
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import block_size
 from impls.perturbation.noise import NoiseStream
-from impls.perturbation.philox import ROUNDS, WEYL, Place
+from impls.perturbation.philox import ROUNDS, WEYL, DrawKey
 
 WORD = 2**32
 """Number of values of a 32-bit word."""
@@ -270,7 +270,7 @@ def values_of(seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.
 
 def draw_of(stream: NoiseStream, name: str) -> Draw:
     """Return the noise that a stream draws under this name."""
-    place = Place.of(stream.seed, stream.step, stream.layer, name)
+    place = DrawKey.of(stream.seed, stream.step, stream.layer, name)
     return Draw(place.key, place.layer, place.draw, stream.members)
 
 
@@ -461,7 +461,7 @@ def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> T
     """Return the keys of all rounds for a step on the device, [rounds, 2] words as int64.
 
     A key is the BLAKE2b digest (RFC 7693) of 64 bits of ``repr((seed, step))``, as for steps that the host
-    knows, see :meth:`impls.perturbation.philox.Place.of`. So a CUDA graph can advance the step. One program
+    knows, see :meth:`impls.perturbation.philox.DrawKey.of`. So a CUDA graph can advance the step. One program
     with about 700 additions, 400 rotations and 100 divisions of 64 bits.
 
     Args:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from impls.kernels.gemm import DOT_DTYPES
 from impls.perturbation.noise import Noise
-from impls.perturbation.operators import AbstractOperator, without_rows
+from impls.perturbation.operators import AbstractOperator, no_rows_reason
 from impls.perturbation.scheme import AbstractRowScheme, AbstractWrapper
 
 N = TypeVar("N", bound=Noise)
@@ -62,7 +62,7 @@ class AbstractFused(AbstractWrapper[N]):
             or without_dtype(weight.dtype, weight.device, self.dtypes)
             or (
                 f"its kernel multiplies rows by a matrix: {reason}"
-                if (reason := without_rows(module))
+                if (reason := no_rows_reason(module))
                 else ""
             )
         )

@@ -128,7 +128,7 @@ class MemberFunctionMode(TorchFunctionMode):
             self._refuse_use(func, (*args, *kwargs.values()))
         return result
 
-    def check_reached(self, model: str) -> None:
+    def check_layers_used(self, model: str) -> None:
         """Check that the run used a perturbed layer.
 
         Raises:

@@ -16,7 +16,7 @@ from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractDenseScheme, AbstractRowScheme, AnyScheme, TensorRef
 
-NORMALISATIONS = (
+NORMALIZATIONS = (
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,
@@ -34,7 +34,7 @@ class AbstractLogitLayer(nn.Module):
     """A layer whose weight holds logits: members have binary weights, drawn with these probabilities."""
 
 
-SUPPORTED = (nn.Linear, nn.Conv2d, AbstractLogitLayer, *NORMALISATIONS)
+SUPPORTED = (nn.Linear, nn.Conv2d, AbstractLogitLayer, *NORMALIZATIONS)
 """Modules whose parameters can be perturbed."""
 
 
@@ -131,7 +131,7 @@ class PerturbedLayer:
             ValueError: the scheme does not support the module, or an option does not fit the weight's shape.
 
         """
-        is_affine = isinstance(module, NORMALISATIONS)
+        is_affine = isinstance(module, NORMALIZATIONS)
         groups = None if is_affine else getattr(module, "groups", 1)
         chosen: AnyScheme = ScaleScheme() if is_affine else scheme
         label = name or type(module).__name__
@@ -177,7 +177,7 @@ class PerturbedLayer:
             message = f"the data of layer {self.name!r} was replaced since its noise was drawn: sample again"
             raise ValueError(message)
 
-    def grouped(self, weight: Tensor) -> Tensor:
+    def split_groups(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales is returned as is."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
 
@@ -208,7 +208,7 @@ class PerturbedLayer:
 
         """
         stream = STREAMS[self.scheme.stream] if stream is None else stream
-        weight = self.grouped(self.weight.detach()).to(device)
+        weight = self.split_groups(self.weight.detach()).to(device)
         place, dtype = weight.device, weight.dtype
         draws = stream(seed, step, f"{self.name}.weight", members, place, dtype)
         noise = self.scheme.prepare(self.scheme.sample(weight, draws), weight, sigma)
@@ -237,7 +237,7 @@ class PerturbedLayer:
         if antithetic:
             scale = x.new_full((x.shape[0],), sigma).view(-1, *[1] * (x.dim() - 1))
             scale[half:] *= -1
-        y = self.scheme.forward(op, self.grouped(self.weight), noise.weight, x, scale)
+        y = self.scheme.forward(op, self.split_groups(self.weight), noise.weight, x, scale)
         if not isinstance(y, Tensor):
             message = f"{self.scheme}: forward returned {type(y).__name__} instead of a tensor"
             raise TypeError(message)
@@ -291,7 +291,7 @@ class PerturbedLayer:
 
         """
         assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller checks learns_from_rows
-        weight, recorded = self.grouped(self.weight), False
+        weight, recorded = self.split_groups(self.weight), False
         for op, rows, _ in calls:
             x = op.split(rows, len(utilities))
             expanded = utilities.to(self.weight).expand(x.shape[:2])
@@ -317,7 +317,7 @@ class PerturbedLayer:
 
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
         """Return the plain layer's weight for a member whose noise is sigma E_m = ``change``."""
-        grouped = self.scheme.effective_weight(self.grouped(weight), self.grouped(change))
+        grouped = self.scheme.effective_weight(self.split_groups(weight), self.split_groups(change))
         return grouped.reshape(weight.shape)
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
@@ -410,7 +410,7 @@ def perturbed_layers(
     unmatched, used = [], set()
     for name, module in modules.items():
         pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
-        if pattern is None and not isinstance(module, NORMALISATIONS):
+        if pattern is None and not isinstance(module, NORMALIZATIONS):
             unmatched.append(name)
             continue
         used.add(pattern)

@@ -58,7 +58,7 @@ def flip_signs(x: Tensor, signs: Tensor) -> Tensor:
     return x * append_axes(signs, x[0])
 
 
-def add_flipped_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tensor) -> Tensor:
+def add_with_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tensor) -> Tensor:
     """Add sigma * signs * values to y in place.
 
     Args:
@@ -74,7 +74,7 @@ def add_flipped_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | T
     return y.addcmul_(values, wide, value=sigma)
 
 
-def sum_of_pieces(parts: Iterable[Tensor]) -> Tensor:
+def sum_pieces(parts: Iterable[Tensor]) -> Tensor:
     """Add up parts in float32 or their dtype, whichever is wider, and round to their dtype once."""
     total: Tensor | None = None
     for part in parts:

@@ -42,7 +42,7 @@ def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[in
         yield start, min(start + step, members)
 
 
-def whole_number(name: str, value: SupportsIndex) -> int:
+def to_nonnegative_int(name: str, value: SupportsIndex) -> int:
     """Return an integer of any type as an ``int``, so that noise does not depend on the type.
 
     Raises:
@@ -68,7 +68,7 @@ class NoiseStream(ABC):
 
     Attributes:
         seed: the population's seed.
-        step: the training step; for a step on the device its keys, see :func:`step_on_device`.
+        step: the training step; for a step on the device its keys, see :func:`keys_of_step`.
         layer: the layer's name in its model.
         members: the members to draw for.
         device: where to draw; on ``meta`` only shapes are made.
@@ -115,7 +115,7 @@ class NoiseStream(ABC):
     def signs(self, draw: str, *shape: int) -> Tensor:
         """Fair signs, [m, *shape]: element e is +1 where bit e % 64 of word e // 64 is set, else -1."""
         count = math.prod(shape)
-        signs = philox.signs(self.words(draw, -(-count // 64)), count, self.dtype)
+        signs = philox.signs_from_words(self.words(draw, -(-count // 64)), count, self.dtype)
         return signs.view(len(signs), *shape)
 
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
@@ -230,25 +230,27 @@ class PhiloxStream(NoiseStream):
 
     @override
     def normal(self, draw: str, *shape: int) -> Tensor:
-        return self._filled(philox.NORMAL, draw, shape, self.dtype)
+        return self._fill(philox.NORMAL, draw, shape, self.dtype)
 
     @override
     def uniform(self, draw: str, *shape: int) -> Tensor:
-        return self._filled(philox.UNIFORM, draw, shape, torch.float32)
+        return self._fill(philox.UNIFORM, draw, shape, torch.float32)
 
     @override
     def words(self, draw: str, *shape: int) -> Tensor:
-        return self._filled(philox.BITS, draw, shape, torch.int64)
+        return self._fill(philox.BITS, draw, shape, torch.int64)
 
     @override
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
-        return self._filled(philox.integer(high), draw, shape, torch.int64)
+        return self._fill(philox.integers_below(high), draw, shape, torch.int64)
 
     @override
     def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
         return pieces(len(self.members), member_bytes, max_bytes)
 
-    def _filled(self, kind: philox.Kind, draw: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _fill(
+        self, distribution: philox.Distribution, draw: str, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
         if self.members.stop > philox.SHARED:
             message = f"members {self.members} are too many: the stream philox counts 2^32 - 1 of them"
             raise ValueError(message)
@@ -260,16 +262,16 @@ class PhiloxStream(NoiseStream):
             raise ValueError(message)
         elements = range(math.prod(shape))
         values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)
-        place = philox.Place.of(self.seed, self.step, self.layer, draw)
+        key = philox.DrawKey.of(self.seed, self.step, self.layer, draw)
         members = range(philox.SHARED, philox.SHARED + 1) if self.common else self.members
-        return philox.fill(values, kind, place, members, elements).view(len(values), *shape)
+        return philox.fill(values, distribution, key, members, elements).view(len(values), *shape)
 
 
 STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxStream}
 """Streams by name."""
 
 
-def step_on_device(stream: type[NoiseStream], seed: int, step: Tensor, device: torch.device) -> Tensor:
+def keys_of_step(stream: type[NoiseStream], seed: int, step: Tensor, device: torch.device) -> Tensor:
     """Return a stream's keys for a step that is a tensor on the layers' device.
 
     Raises:
@@ -291,7 +293,7 @@ def step_on_device(stream: type[NoiseStream], seed: int, step: Tensor, device: t
     return philox.device_keys(seed, step)
 
 
-def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:
+def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
     """Check that a stream gives different noise to layers of different names.
 
     Raises:
@@ -302,7 +304,7 @@ def check_layers(stream: type[NoiseStream], layers: Iterable[str]) -> None:
         return
     counters: dict[int, str] = {}
     for layer in layers:
-        first = counters.setdefault(philox.digest(layer, 32), layer)
+        first = counters.setdefault(philox.hash_name(layer, 32), layer)
         if first != layer:
             message = (
                 f"{first!r} and {layer!r} have the same hash of 32 bits, and with the stream philox the same "

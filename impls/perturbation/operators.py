@@ -59,7 +59,7 @@ class AbstractOperator(ABC):
         """View biases [m, *bias] so that they can be added to outputs ``y``."""
 
 
-def without_rows(module: nn.Module) -> str:
+def no_rows_reason(module: nn.Module) -> str:
     """Return why :meth:`AbstractOperator.rows` is None for a module; an empty string if it is not."""
     if not isinstance(module, nn.Conv2d):
         return "" if isinstance(module, nn.Linear) else "this layer is not a matrix product"

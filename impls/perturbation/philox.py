@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-WORD = 0xFFFFFFFF
-"""The largest word."""
+MASK = 0xFFFFFFFF
+"""The 32 bits of a word, and the largest word."""
 
-SHARED = WORD
+SHARED = MASK
 """The member counter of draws that all members share; no member has it."""
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -61,23 +61,23 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
     )
     counters = _round(keys[1], _round(keys[0], (c0, c1, c2, c3)))
     shape = torch.broadcast_shapes(*(c.shape for c in counters if isinstance(c, Tensor)))
-    c0, c1, c2, c3 = (_filled(counter, shape, c0.device) for counter in counters)
+    c0, c1, c2, c3 = (_expand(counter, shape, c0.device) for counter in counters)
     high0, high1, low0, low1 = (torch.empty_like(c0) for _ in range(4))
     for first, second in keys[2:]:
         torch.mul(c0, MULTIPLIERS[0], out=low0)
         torch.mul(c2, MULTIPLIERS[1], out=low1)
-        torch.bitwise_right_shift(low1, 32, out=high1).bitwise_xor_(c1).bitwise_xor_(first).bitwise_and_(WORD)
+        torch.bitwise_right_shift(low1, 32, out=high1).bitwise_xor_(c1).bitwise_xor_(first).bitwise_and_(MASK)
         torch.bitwise_right_shift(low0, 32, out=high0).bitwise_xor_(c3).bitwise_xor_(second).bitwise_and_(
-            WORD
+            MASK
         )
         # The bits above 32 of the low halves are masked later, where they matter.
         c0, c1, c2, c3, high1, low1, high0, low0 = high1, low1, high0, low0, c0, c1, c2, c3
-    return c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)
+    return c0, c1.bitwise_and_(MASK), c2, c3.bitwise_and_(MASK)
 
 
 def _round_keys(key: tuple[int, int]) -> list[tuple[int, int]]:
     """Return the key of every round."""
-    return [((key[0] + WEYL[0] * i) & WORD, (key[1] + WEYL[1] * i) & WORD) for i in range(ROUNDS)]
+    return [((key[0] + WEYL[0] * i) & MASK, (key[1] + WEYL[1] * i) & MASK) for i in range(ROUNDS)]
 
 
 def _round(key: Sequence[Counter], counters: Counters) -> Counters:
@@ -85,30 +85,30 @@ def _round(key: Sequence[Counter], counters: Counters) -> Counters:
     c0, c1, c2, c3 = counters
     product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
     return (
-        ((product1 >> 32) ^ c1 ^ key[0]) & WORD,
-        product1 & WORD,
-        ((product0 >> 32) ^ c3 ^ key[1]) & WORD,
-        product0 & WORD,
+        ((product1 >> 32) ^ c1 ^ key[0]) & MASK,
+        product1 & MASK,
+        ((product0 >> 32) ^ c3 ^ key[1]) & MASK,
+        product0 & MASK,
     )
 
 
-def _filled(counter: Counter, shape: torch.Size, device: torch.device) -> Tensor:
+def _expand(counter: Counter, shape: torch.Size, device: torch.device) -> Tensor:
     """Return a counter as a new tensor with one value for each call."""
     written = torch.empty(shape, dtype=torch.int64, device=device)
     return written.copy_(counter) if isinstance(counter, Tensor) else written.fill_(counter)
 
 
-class Kind(NamedTuple):
+class Distribution(NamedTuple):
     """A distribution: how values are computed from random words.
 
     Attributes:
-        width: values per call; element e is value e % width of call e // width.
-        of: function from words [...] to values [..., width].
+        values_per_call: n; element e is value e % n of call e // n.
+        convert: function from words [...] to values [..., n].
 
     """
 
-    width: int
-    of: Callable[[Words], Tensor]
+    values_per_call: int
+    convert: Callable[[Words], Tensor]
 
 
 def _normals(words: Words) -> Tensor:
@@ -133,7 +133,7 @@ def _bits(words: Words) -> Tensor:
     return torch.stack([words[0] | words[1] << 32, words[2] | words[3] << 32], -1)
 
 
-def signs_of(words: Tensor) -> Tensor:
+def unpack_signs(words: Tensor) -> Tensor:
     """Convert the bits of integers [..., words] to signs, +1 for a set bit: int8, [..., bits].
 
     Lowest bits come first. Each byte is looked up in a table of eight signs.
@@ -144,7 +144,7 @@ def signs_of(words: Tensor) -> Tensor:
     return signs.view(torch.int8).view(*words.shape[:-1], -1)
 
 
-def signs(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def signs_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Convert the first bits of each row of int64 words [rows, words] to signs of any type, [rows, count]."""
     values = torch.empty(len(words), count, device=words.device, dtype=dtype)
     if values.is_meta or not values.numel():
@@ -152,16 +152,16 @@ def signs(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     # A call gives two such words.
     step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
     for row in range(0, len(words), step):
-        values[row : row + step] = signs_of(words[row : row + step])[:, :count]
+        values[row : row + step] = unpack_signs(words[row : row + step])[:, :count]
     return values
 
 
-NORMAL = Kind(4, _normals)
-UNIFORM = Kind(4, _uniforms)
-BITS = Kind(2, _bits)
+NORMAL = Distribution(4, _normals)
+UNIFORM = Distribution(4, _uniforms)
+BITS = Distribution(2, _bits)
 
 
-def integer(high: int) -> Kind:
+def integers_below(high: int) -> Distribution:
     """Uniform integers in [0, high), two per call.
 
     Each is the upper part of the product of high and 64 random bits; probabilities differ by at most
@@ -171,19 +171,19 @@ def integer(high: int) -> Kind:
         ValueError: high is outside [1, 2^32].
 
     """
-    if not 1 <= high <= WORD + 1:
+    if not 1 <= high <= MASK + 1:
         message = f"integers are drawn below a limit of 1 to 2^32, got {high}"
         raise ValueError(message)
 
     def integers(words: Words) -> Tensor:
         pairs = ((words[0], words[1]), (words[2], words[3]))
         # Unsigned 64-bit numbers in int64: the mask removes the sign bits that a shift inserts.
-        return torch.stack([((a * high + ((b * high) >> 32 & WORD)) >> 32) & WORD for a, b in pairs], -1)
+        return torch.stack([((a * high + ((b * high) >> 32 & MASK)) >> 32) & MASK for a, b in pairs], -1)
 
-    return Kind(2, integers)
+    return Distribution(2, integers)
 
 
-class Place(NamedTuple):
+class DrawKey(NamedTuple):
     """The key and counters of a draw, all but element and member.
 
     Attributes:
@@ -198,19 +198,19 @@ class Place(NamedTuple):
     draw: int
 
     @classmethod
-    def of(cls, seed: int, step: int | Tensor, layer: str, draw: str) -> "Place":
+    def of(cls, seed: int, step: int | Tensor, layer: str, draw: str) -> "DrawKey":
         """Hash names to words; ``step`` is an int, or :func:`device_keys` for a step on a device."""
         key = step if isinstance(step, Tensor) else _key(seed, step)
-        return cls(key, digest(layer, 32), digest(draw, 32))
+        return cls(key, hash_name(layer, 32), hash_name(draw, 32))
 
 
 def _key(seed: int, step: int) -> tuple[int, int]:
     """Hash seed and step to the two words of the key."""
-    key = digest(repr((seed, step)), 64)
-    return key & WORD, key >> 32
+    key = hash_name(repr((seed, step)), 64)
+    return key & MASK, key >> 32
 
 
-def digest(name: str, bits: int) -> int:
+def hash_name(name: str, bits: int) -> int:
     """Hash a name to an unsigned integer of ``bits`` bits."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=bits // 8).digest(), "little")
 
@@ -247,38 +247,41 @@ def _keys_of_no_device(seed: str, step: Tensor) -> Tensor:  # noqa: ARG001  the 
     return step.new_empty(ROUNDS, 2)
 
 
-def fill(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
-    """Fill ``values`` [members, elements] with consecutive members and elements, and return it.
+def fill(
+    values: Tensor, distribution: Distribution, draw: DrawKey, members: range, elements: range
+) -> Tensor:
+    """Fill ``values`` [members, elements] with a draw's values of these members and elements, and return it.
 
-    Nothing is drawn on ``meta``. Values are rounded to the tensor's type.
+    Values are rounded to the tensor's dtype. On ``meta`` nothing is drawn.
 
     Raises:
-        ValueError: a member or the call of an element exceeds the 32 bits of its counter.
+        ValueError: a member or an element is above the range of its 32-bit counter.
 
     """
-    first, last = elements.start // kind.width, -(-elements.stop // kind.width)
-    _check("member", members.start, members.stop - 1)
-    _check(f"element (a call for every {kind.width})", first, last - 1)
+    per_call = distribution.values_per_call
+    calls = range(elements.start // per_call, -(-elements.stop // per_call))
+    _check_counter("member", members)
+    _check_counter(f"element / {per_call}", calls)
     if values.is_meta or not values.numel():
         return values
     device = values.device
     tile = TILE.get(device.type, TILE["cpu"])
-    across = min(tile, last - first)
-    down = tile // across
-    for row in range(0, len(members), down):
-        part = members[row : row + down]
-        c1 = torch.arange(part.start, part.stop, device=device).unsqueeze(1)
-        for call in range(first, last, across):
-            c0 = torch.arange(call, min(call + across, last), device=device)
-            drawn = kind.of(philox(place.key, c0, c1, place.layer, place.draw)).flatten(1)
-            start = call * kind.width - elements.start
-            stop = min(start + drawn.shape[1], len(elements))
-            values[row : row + down, max(start, 0) : stop] = drawn[:, max(-start, 0) : stop - start]
+    columns = min(tile, len(calls))
+    rows = tile // columns
+    for row in range(0, len(members), rows):
+        chunk = members[row : row + rows]
+        c1 = torch.arange(chunk.start, chunk.stop, device=device).unsqueeze(1)
+        for first in calls[::columns]:
+            c0 = torch.arange(first, min(first + columns, calls.stop), device=device)
+            tile_values = distribution.convert(philox(draw.key, c0, c1, draw.layer, draw.draw)).flatten(1)
+            start = first * per_call - elements.start
+            stop = min(start + tile_values.shape[1], len(elements))
+            values[row : row + rows, max(start, 0) : stop] = tile_values[:, max(-start, 0) : stop - start]
     return values
 
 
-def _check(what: str, least: int, most: int) -> None:
-    if least < 0 or most > WORD:
-        bad = least if least < 0 else most
-        message = f"{what} {bad} is outside the counter range, 0 to 2^32 - 1"
+def _check_counter(name: str, counters: range) -> None:
+    if counters and not (counters[0] >= 0 and counters[-1] <= MASK):
+        invalid = counters[0] if counters[0] < 0 else counters[-1]
+        message = f"{name} = {invalid} is outside the counter range, 0 to 2^32 - 1: draw fewer values"
         raise ValueError(message)

@@ -27,9 +27,9 @@ from impls.perturbation.noise import (
     STREAMS,
     NoiseStream,
     PhiloxStream,
-    check_layers,
-    step_on_device,
-    whole_number,
+    check_layer_names,
+    keys_of_step,
+    to_nonnegative_int,
 )
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 
@@ -167,7 +167,7 @@ class Population:
         """Return a step in the form that streams accept: an int, or keys on the device."""
         device = self.layers[0].weight.device
         if isinstance(step, Tensor) and (step.is_cuda or issubclass(self._stream, PhiloxStream)):
-            return step_on_device(self._stream, self.seed, step, device)
+            return keys_of_step(self._stream, self.seed, step, device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             message = (
                 f"a CUDA graph would draw the same noise, of step {step}, at every replay: "
@@ -175,7 +175,7 @@ class Population:
                 "and increment it inside the capture"
             )
             raise RuntimeError(message)
-        return whole_number("step", step)
+        return to_nonnegative_int("step", step)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  the model's output
@@ -212,7 +212,7 @@ class Population:
         model = self.model
         with context:
             y = model(x)
-        context.check_reached(type(model).__name__)
+        context.check_layers_used(type(model).__name__)
         return y, ActivationRecord(context.calls, noise)
 
     @torch.no_grad()
@@ -246,7 +246,7 @@ class Population:
         self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
         device = self.layers[0].weight.device
-        c = signed_utilities(utilities, members, device, antithetic=self.antithetic, validate=validate)
+        c = combine_antithetic(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
         size = norm(c)
@@ -368,7 +368,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
 
     """
     check_count("members", members)
-    seed = whole_number("seed", seed)
+    seed = to_nonnegative_int("seed", seed)
     if not (isinstance(sigma, int | float) and 0 < sigma < math.inf):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
@@ -379,7 +379,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
     if not layers:
         message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
         raise ValueError(message)
-    check_layers(STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias")))
+    check_layer_names(
+        STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias"))
+    )
     for layer in layers:
         if antithetic and not layer.scheme.supports_antithetic:
             message = (
@@ -434,7 +436,7 @@ def stream_for(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
     return name
 
 
-def signed_utilities(
+def combine_antithetic(
     utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
 ) -> Tensor:
     """Return one float64 number for each member: its utility, or the difference of its antithetic two.

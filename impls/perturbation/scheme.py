@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls.perturbation.member_ops import sum_of_pieces
+from impls.perturbation.member_ops import sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 
@@ -233,7 +233,7 @@ class AbstractDenseScheme(AbstractScheme[N]):
             dense = self.dense_noise(noise.narrow(start, stop))
             return torch.mv(dense.flatten(1).mT, utilities[start:stop]).view(dense.shape[1:])
 
-        return sum_of_pieces(part(*piece) for piece in self.pieces(noise, len(utilities)))
+        return sum_pieces(part(*piece) for piece in self.pieces(noise, len(utilities)))
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
@@ -328,7 +328,7 @@ def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
     return y.add_(correction, alpha=sigma)
 
 
-def concentration(squares: Tensor) -> float | None:
+def inverse_participation_ratio(squares: Tensor) -> float | None:
     """Return sum l^2 / (sum l)^2 of squared lengths l: 1 / n for n equal ones, 1 for a single non-zero one.
 
     None where all are zero.
@@ -375,7 +375,7 @@ def check_probability(name: str, value: object) -> None:
         raise ValueError(message)
 
 
-def check_share(name: str, value: object) -> None:
+def check_fraction(name: str, value: object) -> None:
     """Check that an option is a share of channels, above 0 and at most 1.
 
     Raises:

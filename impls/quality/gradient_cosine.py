@@ -15,7 +15,7 @@ from torch.nn import functional
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
 from impls.quality.kappa import SMALLEST_SHARE, Subject
 from impls.training.networks import digits, rows_for
-from impls.verify.reference import double
+from impls.verify.reference import to_float64
 
 if TYPE_CHECKING:
     from impls.perturbation.layer import LayerCall
@@ -59,7 +59,7 @@ class Descent:
 
     def gradient(self) -> Tensor:
         """Return backpropagation's gradient of the cross-entropy, [d] in float64."""
-        model = double(self.subject.model)
+        model = to_float64(self.subject.model)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with torch.enable_grad():
             loss = functional.cross_entropy(model(self.x.double()), self.y)

@@ -152,7 +152,7 @@ class Subject:
         layers = self.layers
         noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in layers]
         nbytes = sum(layer_noise.nbytes for layer_noise in noise)
-        weights = [layer.grouped(layer.weight.detach()) for layer in layers]
+        weights = [layer.split_groups(layer.weight.detach()) for layer in layers]
         if any(
             self.scheme.kappa(weight, self.members) != self.scheme.kappa(weight, count) for weight in weights
         ):
@@ -345,12 +345,12 @@ def effective_members(members: int, size: int, value: float) -> float:
     return members / math.copysign(max(abs(share), SMALLEST_SHARE), share)
 
 
-def sampled_moments(subject: Subject, step: int) -> Moments:
+def sample_moments(subject: Subject, step: int) -> Moments:
     """Return the moments of the sampled members of one step."""
     return moments(subject.sample(step, sample_size(subject.members, subject.size)))
 
 
-def closed_form(subject: Subject) -> float | None:
+def declared_kappa(subject: Subject) -> float | None:
     """Return the closed form of kappa for the model's weights, or None.
 
     For a network it is the mean over layers, weighted by their sizes, as for an isotropic gradient. Biases
@@ -359,7 +359,7 @@ def closed_form(subject: Subject) -> float | None:
     """
     total = 0.0
     for layer in subject.layers:
-        weight = layer.grouped(layer.weight.detach())
+        weight = layer.split_groups(layer.weight.detach())
         value = layer.scheme.kappa(weight, subject.members)
         scales = isinstance(layer.scheme.noise_std(weight, subject.sigma), Tensor)
         if value is None or (scales and weight.numel() < subject.size):

@@ -1,4 +1,4 @@
-"""The quality figures of a scheme: the quality law, the structure of its noise, and cosines on a network."""
+"""Quality metrics of a scheme: the quality law, the structure of its noise, and cosines on a network."""
 
 import copy
 import itertools
@@ -28,9 +28,9 @@ FEW = 4
 """Members whose entries are compared with those of other layers and steps."""
 
 
-def figures(subject: Subject) -> Iterator[QualityMetric]:
-    """Yield figures of the quality law and of the noise's structure; a sample is a step's value."""
-    sampled = [kappa.sampled_moments(subject, step) for step in range(kappa.REPLICATES)]
+def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
+    """Yield metrics of the quality law and of the noise's structure; a sample is a step's value."""
+    sampled = [kappa.sample_moments(subject, step) for step in range(kappa.REPLICATES)]
     yield from _law(subject, sampled)
     yield from _pairs(subject, sampled)
     yield from _one(subject)
@@ -68,7 +68,7 @@ def _one(subject: Subject) -> Iterator[QualityMetric]:
         yield QualityMetric("stable_rank", ONE, (rank,))
 
 
-def on_digits(subject: Subject) -> Iterator[QualityMetric]:
+def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield cosines with backpropagation's gradient on a network, over sigma and at the subject's sigma."""
     here = Descent.of(subject)
     for sigma in gradient_cosine.SIGMAS:
@@ -94,7 +94,7 @@ def _law(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
         yield QualityMetric("kappa", FITTED, reason=str(error))
         return
     yield QualityMetric("kappa", FITTED, fitted)
-    declared = kappa.closed_form(subject)
+    declared = kappa.declared_kappa(subject)
     if declared is not None:
         yield QualityMetric("kappa", DECLARED, (declared,))
     yield QualityMetric("kappa", UNSEEN, (kappa.unseen(sampled, size),))
@@ -135,7 +135,7 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     population = subject.population(1)
     name = f"{layer.name}.weight".removeprefix(".")
     written = population.perturbation(population.sample(0), 0)[name]
-    values = torch.linalg.svdvals(layer.grouped(written)[0].flatten(1).double())
+    values = torch.linalg.svdvals(layer.split_groups(written)[0].flatten(1).double())
     square = values.square()
     if not values.any():
         message = "the sampled perturbation is zero: it has no directions"

@@ -24,7 +24,13 @@ from impls.binary.operators import AbstractPackedOperator, channels_last, packed
 from impls.binary.products import weighted_sum
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check_count, concentration
+from impls.perturbation.scheme import (
+    AbstractScheme,
+    Flops,
+    check_choice,
+    check_count,
+    inverse_participation_ratio,
+)
 
 OPERATORS = ("BinarizedLinear", "BinarizedConv2d")
 """The layers whose weights are logits."""
@@ -85,7 +91,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @override
     def dense_noise(self, noise: N) -> Tensor:
-        values = unpacked(self.written(noise), noise.p.shape[2]).to(noise.p.dtype)
+        values = unpacked(self.packed_bits(noise), noise.p.shape[2]).to(noise.p.dtype)
         return values.sub_(noise.p).div_(noise.sigma)
 
     @override
@@ -93,7 +99,7 @@ class AbstractBitScheme(AbstractScheme[N]):
         return self.dense_noise(noise).mul_(noise.sigma**2)
 
     @abstractmethod
-    def written(self, noise: N) -> Tensor:
+    def packed_bits(self, noise: N) -> Tensor:
         """Return every member's packed bits, [m, g, *taps, words, o]."""
 
     @override
@@ -120,7 +126,7 @@ def probabilities(weight: Tensor) -> Tensor:
     return bits.quantized(weight.float().sigmoid()).to(weight.dtype) / 256
 
 
-def drawn(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
+def draw_bits(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
     """Draw bits with the probabilities in bit planes [9, *shape], as words [m, *shape]."""
     shape = planes.shape[1:]
     words = torch.empty(len(stream.members), *shape, dtype=planes.dtype, device=planes.device)
@@ -130,7 +136,7 @@ def drawn(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
     return words
 
 
-def planes_of(p: Tensor) -> Tensor:
+def bit_planes(p: Tensor) -> Tensor:
     """Return the bit planes of P in the layout of a product, [9, g, *taps, words, o]."""
     if p.is_meta:
         return torch.empty(9, *packed_shape(p.shape), dtype=torch.int64, device=p.device)
@@ -184,7 +190,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
             message = "torch has no convolution of int8"
             raise ValueError(message)
         p = probabilities(weight)
-        return BinaryNoise(p, 1.0, drawn(stream, "bits", planes_of(p)))
+        return BinaryNoise(p, 1.0, draw_bits(stream, "bits", bit_planes(p)))
 
     @override
     def prepare(self, noise: BinaryNoise, weight: Tensor, sigma: float) -> BinaryNoise:
@@ -204,7 +210,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         )
 
     @override
-    def written(self, noise: BinaryNoise) -> Tensor:
+    def packed_bits(self, noise: BinaryNoise) -> Tensor:
         return noise.words
 
     @override
@@ -221,7 +227,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
-        share = concentration(self.noise_std(weight.double(), 1.0).square())
+        share = inverse_participation_ratio(self.noise_std(weight.double(), 1.0).square())
         return None if share is None else weight.numel() * share - 1
 
 
@@ -288,7 +294,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> MixtureNoise:
         p, members = probabilities(weight), stream.members
-        planes = planes_of(p)
+        planes = bit_planes(p)
         first = members.start // self.group * self.group
         groups = range(first // self.group, -(-members.stop // self.group))
         shape = (len(groups), 2, *planes.shape[1:])
@@ -296,21 +302,21 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         shared = stream.shared()
         for place, group in enumerate(groups):
             for number in range(2):
-                samples[place, number] = drawn(shared, f"sample {number} of group {group}", planes)[0]
+                samples[place, number] = draw_bits(shared, f"sample {number} of group {group}", planes)[0]
         choices = replace(stream, members=range(first, members.stop))
         columns = choices.words("columns", *planes.shape[1:-1], 1)
         return MixtureNoise(p, 1.0, members, first, samples, columns)
 
     @override
     def product(self, op: AbstractPackedOperator, noise: MixtureNoise, x: Tensor) -> Tensor:
-        parts = [op.apply_packed(x[:, start:stop], mixed) for start, stop, mixed in self._mixed(noise)]
+        parts = [op.apply_packed(x[:, start:stop], mixed) for start, stop, mixed in self._mix_groups(noise)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @override
-    def written(self, noise: MixtureNoise) -> Tensor:
-        return torch.cat([mixed for _, _, mixed in self._mixed(noise)])
+    def packed_bits(self, noise: MixtureNoise) -> Tensor:
+        return torch.cat([mixed for _, _, mixed in self._mix_groups(noise)])
 
-    def _mixed(self, noise: MixtureNoise) -> Iterator[tuple[int, int, Tensor]]:
+    def _mix_groups(self, noise: MixtureNoise) -> Iterator[tuple[int, int, Tensor]]:
         """Yield (start, stop) of members of one group, counted from the first here, and their bits."""
         size = max(1, MIXED_BYTES // max(1, noise.samples[0, 0].nbytes))
         before, count = noise.members.start - noise.first, len(noise.members)
@@ -330,23 +336,23 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     def weighted_sum(self, noise: MixtureNoise, utilities: Tensor) -> Tensor:
         wide = torch.promote_types(torch.float32, utilities.dtype)
         start, total = noise.members.start - noise.first, torch.zeros_like(noise.p, dtype=wide)
-        c, choices = utilities.to(wide), self._choices(noise)[start : start + len(noise.members)]
+        c, choices = utilities.to(wide), self._choice_coefficients(noise)[start : start + len(noise.members)]
         for group in range(len(noise.samples)):
             group_members = slice(
                 max(0, group * self.group - start), max(0, (group + 1) * self.group - start)
             )
             contrast = torch.tensordot(c[group_members], choices[group_members].to(wide), dims=1)
-            total += contrast * self._difference(noise, group, group + 1)[0]
+            total += contrast * self._sample_difference(noise, group, group + 1)[0]
         return total * noise.sigma
 
     @override
     def update_directions(self, noise: MixtureNoise) -> Tensor:
         start = noise.members.start - noise.first
         place = torch.arange(start, start + len(noise.members), device=noise.samples.device)
-        difference = self._difference(noise, 0, len(noise.samples))[place // self.group]
-        return self._choices(noise)[place] * difference * noise.sigma
+        difference = self._sample_difference(noise, 0, len(noise.samples))[place // self.group]
+        return self._choice_coefficients(noise)[place] * difference * noise.sigma
 
-    def _choices(self, noise: MixtureNoise) -> Tensor:
+    def _choice_coefficients(self, noise: MixtureNoise) -> Tensor:
         """Return 2 S / (S - 1) (s - mean s) of all members of the groups, [m, g, 1, i, *taps]."""
         s = unpacked(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
         for start in range(0, len(s), self.group):
@@ -356,7 +362,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
             group_choices *= 2 * count / max(1, count - 1)
         return s
 
-    def _difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
+    def _sample_difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
         """Return B_1 - B_0 of each group, [groups, g, o, i, *taps]."""
         bits_0, bits_1 = (
             unpacked(noise.samples[start:stop, number], noise.p.shape[2]).to(noise.p.dtype)

@@ -24,7 +24,7 @@ from impls.perturbation.scheme import (
     check_choice,
     check_count,
     check_probability,
-    concentration,
+    inverse_participation_ratio,
 )
 from impls.schemes.dropout import FAIR, AbstractDropout, AbstractDropoutNoise
 from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
@@ -210,7 +210,9 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
         columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
         borders = pairwise(_borders(len(columns), blocks))
-        squares = concentration(torch.stack([columns[start:stop].sum() for start, stop in borders]))
+        squares = inverse_participation_ratio(
+            torch.stack([columns[start:stop].sum() for start, stop in borders])
+        )
         if self.learns_from_rows or not is_balanced or squares is None:
             return None
         # Members of a group are equal; those of different groups have orthogonal rows of the matrix.

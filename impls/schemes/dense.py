@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import sum_of_pieces
+from impls.perturbation.member_ops import sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractDenseScheme, check_choice
@@ -48,7 +48,7 @@ class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
         count = next(stop for _, stop in pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
         piece = rows.new_empty(count, rows.shape[1])
         wide = torch.promote_types(torch.float32, center.dtype)
-        total = sum_of_pieces(
+        total = sum_pieces(
             torch.mv(torch.sub(part, center, out=piece[: len(part)]).mT, share).to(wide)
             for part, share in zip(rows.split(count), utilities.split(count), strict=True)
         )
@@ -88,7 +88,7 @@ class Perturbed(AbstractStoredScheme):
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
         """Convert the noise to perturbed weights in place, with ``stored="weights"``."""
-        return noise if self.stored == "noise" else stored_weights(noise, weight, sigma)
+        return noise if self.stored == "noise" else store_weights(noise, weight, sigma)
 
     @override
     def forward(
@@ -103,6 +103,6 @@ class Perturbed(AbstractStoredScheme):
         return y
 
 
-def stored_weights(noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
+def store_weights(noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
     """Convert E_m to W + sigma E_m, in place."""
     return DenseNoise(noise.values.mul_(sigma).add_(weight), weight.clone(), sigma)

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, draw_signs, sum_of_pieces
+from impls.perturbation.member_ops import append_axes, draw_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
@@ -26,7 +26,7 @@ from impls.perturbation.scheme import (
     TensorRef,
     check_choice,
     check_probability,
-    concentration,
+    inverse_participation_ratio,
 )
 
 FAIR = 0.5
@@ -121,7 +121,7 @@ def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
 
 def _kappa_of_gates(weight: Tensor, squares: Tensor) -> float | None:
     """Return kappa of gates on weights of squared lengths l: d sum l^2 / (sum l)^2 - 1."""
-    share = concentration(squares)
+    share = inverse_participation_ratio(squares)
     return None if share is None else weight.numel() * share - 1
 
 
@@ -262,7 +262,7 @@ class DropConnect(AbstractDropout[DropoutNoise]):
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
         weight = noise.weight.tensor
-        total = sum_of_pieces(
+        total = sum_pieces(
             torch.mv(_xi(noise.kept[start:stop], self.p, utilities).flatten(1).mT, utilities[start:stop])
             for start, stop in pieces(len(utilities), weight.nbytes, PIECE_BYTES)
         )

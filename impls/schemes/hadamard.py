@@ -17,7 +17,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import add_flipped_signs, draw_signs, flip_signs, sum_outer_products
+from impls.perturbation.member_ops import add_with_signs, draw_signs, flip_signs, sum_outer_products
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops
@@ -124,7 +124,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         x = flip_signs(x, noise.inputs) if noise.taps is None else self._filtered(op, noise, x)
         channels = x.reshape(-1, x.shape[3], x.shape[4:].numel())
         values = walsh_hadamard_transform(channels, y.shape[3], noise.seed)
-        add_flipped_signs(y, values.reshape(y.shape), noise.outputs, sigma)
+        add_with_signs(y, values.reshape(y.shape), noise.outputs, sigma)
 
     def _filtered(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
         """Convolve each channel with its member's taps and its sign; channels are groups."""

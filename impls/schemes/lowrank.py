@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, sum_of_pieces
+from impls.perturbation.member_ops import append_axes, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
@@ -77,7 +77,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         y = op.apply_shared(x, weight)
         for members, factors in self._pieces(noise):
             narrow = op.apply_per_member(x[:, members], factors.down)
-            add_wide(y[:, members], narrow * (sigma / math.sqrt(self.rank)), factors.up)
+            add_factor_products(y[:, members], narrow * (sigma / math.sqrt(self.rank)), factors.up)
         return y
 
     @override
@@ -87,7 +87,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
             total = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
             return total.unflatten(2, factors.down.shape[3:])
 
-        return sum_of_pieces(part(*piece) for piece in self._pieces(noise))
+        return sum_pieces(part(*piece) for piece in self._pieces(noise))
 
     @override
     def dense_noise(self, noise: Factors | RedrawnFactors) -> Tensor:
@@ -121,7 +121,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
             yield slice(start, stop), self.factors(noise.weight, noise.stream.narrow(start, stop))
 
 
-def add_wide(y: Tensor, narrow: Tensor, up: Tensor) -> None:
+def add_factor_products(y: Tensor, narrow: Tensor, up: Tensor) -> None:
     """Add the product of each row with its member's factor ``up``, in place.
 
     Args:

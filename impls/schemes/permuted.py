@@ -16,13 +16,13 @@ from impls.perturbation.member_ops import (
     group_by_core,
     member_cores,
     same_core_fraction,
-    sum_of_pieces,
+    sum_pieces,
     take_channels,
     unused_core_bytes,
 )
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
 from impls.perturbation.operators import AbstractOperator
-from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count, check_share
+from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count, check_fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             ("in_sparsity", self.in_sparsity, "out"),
             ("out_sparsity", self.out_sparsity, "in"),
         ):
-            check_share(name, value)
+            check_fraction(name, value)
             if value != 1 and self.side == unused:
                 message = f"{name}={value} has no effect with side={self.side!r}: that side is not permuted"
                 raise ValueError(message)
@@ -124,7 +124,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         else:
             # With both sides permuted, dense E_m are summed: no smaller sum is known.
             member_bytes = core[0, :, :1, :1].nbytes * noise.outputs.shape[2] * noise.width
-            return sum_of_pieces(
+            return sum_pieces(
                 torch.tensordot(utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1)
                 for start, stop in pieces(len(utilities), member_bytes, piece_bytes(core.device))
             )

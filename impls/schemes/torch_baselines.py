@@ -10,7 +10,7 @@ from esbench.registry import variant
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractDenseScheme
-from impls.schemes.dense import AbstractStoredScheme, DenseNoise, stored_weights
+from impls.schemes.dense import AbstractStoredScheme, DenseNoise, store_weights
 from impls.schemes.regenerated import StreamNoise
 
 
@@ -26,7 +26,7 @@ class Vmap(AbstractStoredScheme):
 
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
-        return stored_weights(noise, weight, sigma)
+        return store_weights(noise, weight, sigma)
 
     @override
     def forward(

@@ -110,7 +110,7 @@ def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
     if scheme.learns_from_rows:
         return False
     layers = perturbed_layers(trainable_modules(model, ()), {"*": scheme})
-    deviations = [scheme.noise_std(layer.grouped(layer.weight.detach()), sigma) for layer in layers]
+    deviations = [scheme.noise_std(layer.split_groups(layer.weight.detach()), sigma) for layer in layers]
     return all(not isinstance(deviation, Tensor) and deviation == 1 for deviation in deviations)
 
 
@@ -131,7 +131,7 @@ def effective_members(
         }
     total = 0.0
     for layer in perturbed_layers(trainable_modules(model, ()), {"*": scheme}):
-        kappa = layer.scheme.kappa(layer.grouped(layer.weight.detach()), members)
+        kappa = layer.scheme.kappa(layer.split_groups(layer.weight.detach()), members)
         if kappa is None:
             return None
         total += kappa * squares[id(layer.weight)]

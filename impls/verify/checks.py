@@ -14,7 +14,7 @@ from esbench.workload import WrongResultError
 from impls.binary import bits
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.verify.reference import check_close, check_forward, check_update, double, updated
+from impls.verify.reference import check_close, check_forward, check_update, compute_update, to_float64
 
 STEPS = 48
 """Number of steps over which moments of the noise are estimated."""
@@ -112,7 +112,7 @@ def _deviations(population: Population) -> dict[str, Tensor]:
     """Return the standard deviations that schemes declare, by parameter name and in the weight's shape."""
     deviations = {}
     for layer in population.layers:
-        weight = layer.grouped(layer.weight.detach())
+        weight = layer.split_groups(layer.weight.detach())
         deviation = torch.as_tensor(layer.scheme.noise_std(weight, population.sigma)).to(weight)
         deviations[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
             layer.weight.shape
@@ -149,7 +149,7 @@ def check_independence(setting: Setting) -> None:
         WrongResultError: noise is equal or correlated.
 
     """
-    twins = nn.ModuleDict({"first": setting.model, "second": double(setting.model)})
+    twins = nn.ModuleDict({"first": setting.model, "second": to_float64(setting.model)})
     population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
     distinct: set[str] = set()
@@ -189,7 +189,7 @@ def check_split(setting: Setting) -> None:
     utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
     noise = population.sample(0)
     bits, (y, record) = population.dense_noise(noise), population.call_with_activations(x, noise)
-    update = updated(population, noise, utilities, record)
+    update = compute_update(population, noise, utilities, record)
     parts = [population.sample(0, part) for part in (range(multiple), range(multiple, members))]
     first, last = (population.dense_noise(part) for part in parts)
     for name, value in bits.items():
@@ -201,7 +201,7 @@ def check_split(setting: Setting) -> None:
     split = torch.cat([outputs for outputs, _ in runs])
     check_close("forward in parts", split, y, y)
     shares = [
-        updated(population, part, utilities[row], record)
+        compute_update(population, part, utilities[row], record)
         for row, part, (_, record) in zip(rows, parts, runs, strict=True)
     ]
     for name, value in update.items():

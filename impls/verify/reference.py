@@ -57,13 +57,13 @@ def check_forward(
         raise WrongResultError(message)
     repeats = x.shape[0] // population.members
     expected, narrow, rows = [], [], []
-    wide = double(model)
+    wide = to_float64(model)
     for member, repeat in itertools.product(members, range(repeats)):
         row = repeat * population.members + member
         sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
         change = population.perturbation(noise, member)
         sigma, member_row = sign * population.sigma, x[row : row + 1]
-        expected.append(_run(population, wide, change, sigma, widened(member_row)))
+        expected.append(_run(population, wide, change, sigma, rows_to_float64(member_row)))
         narrow.append(_run(population, model, change, sigma, member_row))
         rows.append(row)
     shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
@@ -120,14 +120,14 @@ def check_update(
                 narrow[name] = narrow.get(name, 0) + weight * change[0]
     if by_rows:
         evaluation = (population, noise, x, members, utilities)
-        expected |= _node_gradients(double(population.model), by_rows, *evaluation)
+        expected |= _node_gradients(to_float64(population.model), by_rows, *evaluation)
         narrow |= _node_gradients(population.model, by_rows, *evaluation)
     utilities = utilities.to(next(iter(parameters.values())).device)
     if update:
         got = update(utilities)
     else:
         record = population.call_with_activations(x, noise)[1] if by_rows else None
-        got = updated(population, noise, utilities, record)
+        got = compute_update(population, noise, utilities, record)
     for name, value in expected.items():
         check_close(f"update of {name}", got.get(name), value, narrow[name], eps)
 
@@ -180,12 +180,12 @@ def _pulled_back(module: nn.Module, step: Tensor, inputs: Tensor) -> Tensor:
 
 def _variance(layer: PerturbedLayer, sigma: float) -> float:
     """Return v, the variance of sigma E relative to W, from the scheme's ``noise_std``."""
-    weight = layer.grouped(layer.weight.detach().double())
+    weight = layer.split_groups(layer.weight.detach().double())
     deviation = torch.as_tensor(layer.scheme.noise_std(weight, sigma)).expand_as(weight)
     return float((sigma * deviation).square().sum() / weight.square().sum())
 
 
-def updated(
+def compute_update(
     population: Population, noise: PopulationNoise, utilities: Tensor, record: ActivationRecord | None = None
 ) -> dict[str, Tensor]:
     """Return the gradients that an update accumulates, without changing ``.grad``."""
@@ -200,12 +200,12 @@ def updated(
     return got
 
 
-def widened(rows: Tensor) -> Tensor:
+def rows_to_float64(rows: Tensor) -> Tensor:
     """Return rows in float64; packed bits are returned as is."""
     return rows.double() if rows.is_floating_point() else rows
 
 
-def double(model: nn.Module) -> nn.Module:
+def to_float64(model: nn.Module) -> nn.Module:
     """Return a copy of a model in float64."""
     return copy.deepcopy(model).double()
 

@@ -24,13 +24,13 @@ from impls import (
     perturb,
 )
 from impls.perturbation import philox
-from impls.perturbation.philox import BITS, NORMAL, UNIFORM, Kind, Place, integer
+from impls.perturbation.philox import BITS, NORMAL, UNIFORM, Distribution, DrawKey, integers_below
 from impls.perturbation.scheme import AnyScheme
 
-PLACE = Place.of(0, 0, "layer", "draw")
+PLACE = DrawKey.of(0, 0, "layer", "draw")
 
 
-def fill(kind: Kind, device: str) -> Tensor:
+def fill(kind: Distribution, device: str) -> Tensor:
     """Draw members around 2^31, and elements that start inside a Philox call and span many tiles on a CPU."""
     dtype = torch.int64 if kind is BITS else torch.float64
     values = torch.empty(5, 300_001, dtype=dtype, device=device)
@@ -38,8 +38,8 @@ def fill(kind: Kind, device: str) -> Tensor:
     return philox.fill(values, kind, PLACE, members, range(3, 300_004)).cpu()
 
 
-@pytest.mark.parametrize("kind", [UNIFORM, BITS, integer(1000)])
-def test_values_are_those_of_the_cpu(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [UNIFORM, BITS, integers_below(1000)])
+def test_values_are_those_of_the_cpu(kind: Distribution) -> None:
     """Uniforms, words and integers have the same bits on the GPU as on the CPU."""
     assert torch.equal(fill(kind, "cuda"), fill(kind, "cpu"))
 

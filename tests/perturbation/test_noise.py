@@ -15,7 +15,7 @@ import impls
 from esbench.workload import WrongResultError
 from impls.perturbation import philox
 from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream
-from impls.perturbation.philox import Kind, Place
+from impls.perturbation.philox import Distribution, DrawKey
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import DropConnect, DropoutMask, Flipped, Permuted, Perturbed, SparsePerturbed
@@ -202,8 +202,10 @@ def test_layers_with_the_same_hash_are_refused(monkeypatch: pytest.MonkeyPatch) 
     """With philox, parameters whose names have the same hash are refused; the stream block accepts them."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     perturb(model, Perturbed(), members=2, sigma=0.1, stream="philox")
-    digest = philox.digest
-    monkeypatch.setattr(philox, "digest", lambda name, bits: digest(name.replace("1.bias", "0.weight"), bits))
+    digest = philox.hash_name
+    monkeypatch.setattr(
+        philox, "hash_name", lambda name, bits: digest(name.replace("1.bias", "0.weight"), bits)
+    )
     with pytest.raises(ValueError, match=r"'0\.weight' and '1\.bias' have the same hash"):
         perturb(model, Perturbed(), members=2, sigma=0.1, stream="philox")
     perturb(model, Perturbed(), members=2, sigma=0.1, stream="block")
@@ -240,9 +242,9 @@ def test_choices_in_narrow_models_have_no_ties(name: str) -> None:
 )
 def test_a_missing_counter_is_found(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of independence finds noise that repeats because a counter of philox is left out."""
-    place_of, fill = Place.of, philox.fill
+    place_of, fill = DrawKey.of, philox.fill
 
-    def of(seed: int, step: int, layer: str, draw: str) -> Place:
+    def of(seed: int, step: int, layer: str, draw: str) -> DrawKey:
         if words == "between layers":
             layer = layer.partition(".")[2]
         elif words == "between weight and bias":
@@ -250,13 +252,15 @@ def test_a_missing_counter_is_found(words: str, monkeypatch: pytest.MonkeyPatch)
         step, seed = 0 if words == "between steps" else step, 0 if words == "between seeds" else seed
         return place_of(seed, step, layer, draw)
 
-    def without_member(values: Tensor, kind: Kind, place: Place, members: range, elements: range) -> Tensor:
+    def without_member(
+        values: Tensor, kind: Distribution, place: DrawKey, members: range, elements: range
+    ) -> Tensor:
         first = values.new_empty(1, values.shape[1])
         return values.copy_(fill(first, kind, place, range(members.start, members.start + 1), elements))
 
     dense = Setting(Perturbed(), nn.Linear(6, 5).double(), (6,), stream="philox")
     check_independence(dense)
-    monkeypatch.setattr(Place, "of", of)
+    monkeypatch.setattr(DrawKey, "of", of)
     if words == "two members":
         monkeypatch.setattr(philox, "fill", without_member)
     with pytest.raises(WrongResultError, match=words):

@@ -9,15 +9,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from impls.perturbation import philox
-from impls.perturbation.philox import BITS, NORMAL, SHARED, UNIFORM, WORD, Kind, Place, integer
+from impls.perturbation.philox import (
+    BITS,
+    MASK,
+    NORMAL,
+    SHARED,
+    UNIFORM,
+    Distribution,
+    DrawKey,
+    integers_below,
+)
 
 KEY = (0x1234, 0x5678)
-PLACE = Place(KEY, 3, 7)
-KINDS = {"normal": NORMAL, "uniform": UNIFORM, "bits": BITS, "integer": integer(1000)}
+PLACE = DrawKey(KEY, 3, 7)
+KINDS = {"normal": NORMAL, "uniform": UNIFORM, "bits": BITS, "integers_below": integers_below(1000)}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def fill(kind: Kind, members: range, elements: range, place: Place = PLACE) -> Tensor:
+def fill(kind: Distribution, members: range, elements: range, place: DrawKey = PLACE) -> Tensor:
     """Draw a rectangle of members and elements: words as int64, other kinds in float64, which is exact."""
     dtype = torch.int64 if kind is BITS else torch.float64
     values = torch.empty(len(members), len(elements), dtype=dtype)
@@ -36,9 +45,9 @@ def reference_words(key: tuple[int, int], counters: tuple[int, ...]) -> tuple[in
     k0, k1 = key
     for _ in range(10):
         product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1 = product1 >> 32 ^ c1 ^ k0, product1 & WORD
-        c2, c3 = product0 >> 32 ^ c3 ^ k1, product0 & WORD
-        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+        c0, c1 = product1 >> 32 ^ c1 ^ k0, product1 & MASK
+        c2, c3 = product0 >> 32 ^ c3 ^ k1, product0 & MASK
+        k0, k1 = (k0 + 0x9E3779B9) & MASK, (k1 + 0xBB67AE85) & MASK
     return c0, c1, c2, c3
 
 
@@ -46,7 +55,11 @@ def test_words_equal_the_published_answers() -> None:
     """Words equal the known answers of Random123 for zeros, ones and the digits of pi."""
     for key, counters, expected in (
         ((0, 0), (0, 0, 0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ((WORD, WORD), (WORD, WORD, WORD, WORD), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            (MASK, MASK),
+            (MASK, MASK, MASK, MASK),
+            [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        ),
         (
             (0xA4093822, 0x299F31D0),
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
@@ -56,7 +69,7 @@ def test_words_equal_the_published_answers() -> None:
         assert words_of(key, counters) == expected
 
 
-WORDS = st.integers(0, WORD)
+WORDS = st.integers(0, MASK)
 
 
 @settings(max_examples=50)
@@ -82,11 +95,11 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
     assert [word % 2**64 for word in bits[0].tolist()] == [
         flat[at] + (flat[at + 1] << 32) for at in range(0, 12, 2)
     ]
-    signs = philox.signs(bits, 300, torch.float64)[0]
+    signs = philox.signs_from_words(bits, 300, torch.float64)[0]
     assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(300)]
     pairs = [(flat[at] << 32) + flat[at + 1] for at in range(0, 12, 2)]
     for high in (1, 10, 2**31 + 11, 2**32):
-        drawn = fill(integer(high), range(5, 6), range(6))[0]
+        drawn = fill(integers_below(high), range(5, 6), range(6))[0]
         assert drawn.tolist() == [high * pair >> 64 for pair in pairs]
     normals = fill(NORMAL, range(5, 6), range(12))[0]
     for at in range(0, 12, 2):
@@ -98,7 +111,7 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
 
 
 @EVERY_KIND
-def test_any_part_has_the_bits_of_the_whole(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_part_has_the_bits_of_the_whole(kind: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of members and elements, computed in tiles of any size, have the same bits."""
     whole = fill(kind, range(9), range(300))
     for tile in (philox.TILE["cpu"], 1, 7, 300):
@@ -113,7 +126,7 @@ def test_any_part_has_the_bits_of_the_whole(kind: Kind, monkeypatch: pytest.Monk
 
 
 @EVERY_KIND
-def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
+def test_noise_does_not_repeat_at_two_to_the_32(kind: Distribution) -> None:
     """Values 2^31 or 2^32 places apart have different bits, across a population and within a member."""
     weight, count = 2**22, 256
     far = fill(kind, range(1536, 1537), range(weight - count, weight))
@@ -122,31 +135,31 @@ def test_noise_does_not_repeat_at_two_to_the_32(kind: Kind) -> None:
         assert members != 1536
         assert not torch.equal(fill(kind, range(members, members + 1), range(element, element + count)), far)
     near = [fill(kind, range(1), range(start, start + count)) for start in (0, 2**31)]
-    for start in (2**32, 2**32 * kind.width - count):
+    for start in (2**32, 2**32 * kind.values_per_call - count):
         far = fill(kind, range(1), range(start, start + count))
         assert not any(torch.equal(values, far) for values in near)
 
 
 @EVERY_KIND
-def test_a_counter_that_does_not_fit_is_refused(kind: Kind) -> None:
+def test_a_counter_that_does_not_fit_is_refused(kind: Distribution) -> None:
     """The first element and the first member beyond 2^32 counters are refused and do not wrap around to 0."""
-    end = 2**32 * kind.width
-    with pytest.raises(ValueError, match=r"element .* is outside the counter range"):
+    end = 2**32 * kind.values_per_call
+    with pytest.raises(ValueError, match=r"element / \d = \d+ is outside the counter range"):
         fill(kind, range(1), range(end - 1, end + 1))
-    with pytest.raises(ValueError, match="member 4294967296 is outside the counter range"):
-        fill(kind, range(WORD, WORD + 2), range(1))
+    with pytest.raises(ValueError, match="member = 4294967296 is outside the counter range"):
+        fill(kind, range(MASK, MASK + 2), range(1))
     assert fill(kind, range(SHARED, SHARED + 1), range(end - 1, end)).isfinite().all()
     with pytest.raises(ValueError, match="is outside the counter range"):  # before anything is drawn
         philox.fill(torch.empty(1, end + 1, device="meta"), kind, PLACE, range(1), range(end + 1))
     for high in (0, 2**32 + 1):
         with pytest.raises(ValueError, match="limit of 1 to"):
-            integer(high)
+            integers_below(high)
 
 
 def test_extreme_words_give_finite_normals() -> None:
     """The smallest and largest words give finite normals, of which the largest is above 6."""
-    for word in (0, 1, WORD):
+    for word in (0, 1, MASK):
         words = tuple(torch.tensor([value]) for value in (word, 0, word, 0))
-        extreme = NORMAL.of(words)  # type: ignore[arg-type]  # a tuple of four
+        extreme = NORMAL.convert(words)  # type: ignore[arg-type]  # a tuple of four
         assert bool(extreme.isfinite().all())
         assert (extreme.max().item() > 6) == (word < 2)

@@ -15,7 +15,7 @@ import impls
 from impls.perturbation import noise as streams
 from impls.perturbation.scheme import AnyScheme
 from impls.verify.checks import Setting, check
-from impls.verify.reference import updated
+from impls.verify.reference import compute_update
 
 
 class Block(nn.Module):
@@ -173,7 +173,7 @@ def test_huge_utilities_stay_finite() -> None:
     """Utilities whose squares are beyond float64 give a finite and right update."""
     population = impls.perturb(layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
     noise, utilities = population.sample(0), torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
-    plain, huge = (updated(population, noise, utilities * size)["weight"] for size in (1.0, 1e200))
+    plain, huge = (compute_update(population, noise, utilities * size)["weight"] for size in (1.0, 1e200))
     assert relative(huge / 1e200, plain) < 1e-12
 
 
@@ -228,7 +228,9 @@ def test_a_constant_in_antithetic_utilities_changes_nothing(scheme: AnyScheme) -
     population = impls.perturb(layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
     noise, utilities = population.sample(0), rows(128)
     _, record = population.call_with_activations(rows(128, 16).bfloat16(), noise)
-    here, there = (updated(population, noise, utilities + shift, record)["weight"] for shift in (0.0, 1e6))
+    here, there = (
+        compute_update(population, noise, utilities + shift, record)["weight"] for shift in (0.0, 1e6)
+    )
     assert relative(there, here) < 1e-6
 
 
@@ -252,7 +254,7 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
     scale = (utilities / utilities.norm()).bfloat16().double()
     written = population.dense_noise(noise)["weight"].double()
     truth = -torch.tensordot(scale, written, dims=1) * utilities.norm() / (members * 0.1)
-    update = updated(population, noise, utilities)["weight"]
+    update = compute_update(population, noise, utilities)["weight"]
     assert relative(update, truth) < 2 * torch.finfo(torch.bfloat16).eps
 
 

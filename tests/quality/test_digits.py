@@ -19,7 +19,7 @@ from impls.quality import gradient_cosine
 from impls.quality import kappa as law
 from impls.quality.gradient_cosine import Descent
 from impls.quality.kappa import Subject
-from impls.quality.metrics import on_digits
+from impls.quality.metrics import digits_metrics
 from impls.schemes import Flipped, Perturbed
 from tests.workload_cases import ENTRIES, values, workload
 
@@ -60,7 +60,7 @@ def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> N
         assert abs(cosines.mean().item() - (1 + kappa + size / members) ** -0.5) < 4 * error
     else:
         assert cosines.mean() + 4 * error < (1 + size / members) ** -0.5
-        declared = law.closed_form(here.subject)
+        declared = law.declared_kappa(here.subject)
         assert declared is not None
         assert cosines.mean() + 4 * error > 0.5 * (1 + declared + size / members) ** -0.5
     assert error < 0.1 * cosines.mean()
@@ -99,12 +99,12 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
 def test_figures_of_a_network() -> None:
     """A network has a cosine for each sigma and n_eff; a single pair has a reason in place of n_eff."""
     subject = Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 6)
-    figures = list(on_digits(subject))
+    quality_metrics = list(digits_metrics(subject))
     sigmas = [f"sigma={sigma:g}" for sigma in gradient_cosine.SIGMAS]
-    assert [figure.method for figure in figures] == [*sigmas, "at sigma"]
-    assert [figure.metric for figure in figures] == ["cosine"] * len(sigmas) + ["effective_members"]
-    assert all(figure.samples and not figure.reason for figure in figures)
-    *_, alone = on_digits(replace(subject, members=1))
+    assert [figure.method for figure in quality_metrics] == [*sigmas, "at sigma"]
+    assert [figure.metric for figure in quality_metrics] == ["cosine"] * len(sigmas) + ["effective_members"]
+    assert all(figure.samples and not figure.reason for figure in quality_metrics)
+    *_, alone = digits_metrics(replace(subject, members=1))
     assert "does not point along the gradient" in alone.reason
     for cosine in (0.1, 0.5):
         assert (1 + 1000 / gradient_cosine.effective_members(cosine, 1000)) ** -0.5 == pytest.approx(cosine)

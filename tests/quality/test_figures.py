@@ -1,4 +1,4 @@
-"""Quality figures of noise, such as spectra and correlations: each one has numbers or a reason."""
+"""Quality quality_metrics of noise, such as spectra and correlations: each one has numbers or a reason."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa, metrics
 from impls.quality.kappa import Subject, moments
-from impls.quality.metrics import figures
+from impls.quality.metrics import quality_metrics
 from impls.schemes import (
     DropConnect,
     DropoutBlocks,
@@ -155,10 +155,10 @@ def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
 
 
 def test_figures_that_cannot_be_computed_have_reasons() -> None:
-    """Too few members, members with equal noise, and noise that is zero have reasons in place of figures."""
+    """Too few members, members with equal noise, and noise that is zero have reasons in place of values."""
 
     def reasons(layer: nn.Module, scheme: AnyScheme, members: int) -> dict[str, str]:
-        every = figures(Subject(layer, scheme, members))
+        every = quality_metrics(Subject(layer, scheme, members))
         return {figure.metric: figure.reason for figure in every if figure.reason}
 
     for members in (1, 2, 3):
@@ -195,7 +195,7 @@ def test_every_figure_is_numbers_or_a_reason(shape: tuple[int, int], members: in
             subject.population()
         except ValueError:  # the scheme refuses such a layer
             continue
-        for figure in figures(subject):
+        for figure in quality_metrics(subject):
             assert bool(figure.samples) != bool(figure.reason), (scheme, figure)
             assert all(map(math.isfinite, figure.samples)), (scheme, figure)
 
@@ -203,11 +203,11 @@ def test_every_figure_is_numbers_or_a_reason(shape: tuple[int, int], members: in
 def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
     """The closed form of a network is the mean of its layers' kappas, weighted by the layers' sizes."""
     subject = Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Flipped(), 50)
-    assert kappa.closed_form(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
+    assert kappa.declared_kappa(subject) == pytest.approx((480 * 25 + 168 * 8) / 648)
     assert subject.size == 648
     # If noise scales with the weight, a mean over sizes is wrong for a second layer or a bias.
     alone = linear(24, 20)
     for scheme in (DropoutMask(), DropConnect(), DropoutBlocks()):
-        assert kappa.closed_form(Subject(alone, scheme, 50)) is not None
-        assert kappa.closed_form(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
-        assert kappa.closed_form(Subject(nn.Linear(20, 24), scheme, 50)) is None
+        assert kappa.declared_kappa(Subject(alone, scheme, 50)) is not None
+        assert kappa.declared_kappa(Subject(nn.Sequential(alone, linear(7, 24)), scheme, 50)) is None
+        assert kappa.declared_kappa(Subject(nn.Linear(20, 24), scheme, 50)) is None

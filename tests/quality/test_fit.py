@@ -101,7 +101,7 @@ def _error(values: list[float]) -> float:
 def check_fit(name: str, scheme: AnyScheme, kind: str, filled: str = "") -> bool:
     """Compare the fitted kappa with the closed form; return False where the scheme has none for the layer."""
     try:
-        declared = kappa.closed_form(Subject(layer(kind, 0, filled), scheme, MEMBERS))
+        declared = kappa.declared_kappa(Subject(layer(kind, 0, filled), scheme, MEMBERS))
     except ValueError:  # the scheme does not support such a layer
         return False
     if declared is None:
@@ -146,6 +146,6 @@ def test_zero_weights_have_no_closed_form() -> None:
 def test_a_closed_form_that_is_off_by_a_tenth_is_found(wrong: float) -> None:
     """The comparison finds a closed form, here of flips on one side, that is 10 % too small or too large."""
     scheme = Flipped(side="out")
-    declared = wrong * (kappa.closed_form(Subject(layer("linear", 0), scheme, MEMBERS)) or 0.0)
+    declared = wrong * (kappa.declared_kappa(Subject(layer("linear", 0), scheme, MEMBERS)) or 0.0)
     mean, error = fitted(scheme, "linear", RELATIVE * declared)
     assert abs(mean - declared) > max(RELATIVE * declared, 2 * error)

@@ -236,8 +236,8 @@ def test_kappa_of_a_mixture_predicts_its_cosines() -> None:
 def test_kappa_of_independent_bits_depends_on_their_variances(scale: float) -> None:
     """Kappa of independent bits is 0 if all are fair, and grows as their probabilities approach 0 or 1."""
     subject = Subject(logits(24, 20, scale), impls.Binary(), 128)
-    values = torch.tensor(law.fitted(subject, [law.sampled_moments(subject, step) for step in range(20)]))
-    form = law.closed_form(subject)
+    values = torch.tensor(law.fitted(subject, [law.sample_moments(subject, step) for step in range(20)]))
+    form = law.declared_kappa(subject)
     assert form is not None
     assert abs(values.mean() - form) < 4 * values.std() / math.sqrt(20)
     assert form == pytest.approx({0.0: 0.0, 1.0: 0.047, 4.0: 0.73}[scale], abs=0.15 * scale)

@@ -138,7 +138,7 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     ) -> None:
         population = perturb(filled(module, torch.float32), scheme_of(entry), members=4, sigma=0.1)
         noise, layer = population.sample(0).layers[""].weight, population.layers[0]
-        weight, x = layer.grouped(layer.weight.detach().clone()), seeded(2, 4, *features).float()
+        weight, x = layer.split_groups(layer.weight.detach().clone()), seeded(2, 4, *features).float()
 
         def forward(x: Tensor) -> Tensor:
             return scheme_of(entry).forward(op, weight, noise, x, scale)

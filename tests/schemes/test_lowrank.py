@@ -16,7 +16,7 @@ from impls.schemes.lowrank import FEW, AbstractLowRank, Factors
 from impls.schemes.orthogonal import DRAWN
 from impls.schemes.sparse import FEW as FEW_COLUMNS
 from impls.schemes.sparse import SparseNoise
-from impls.verify.reference import check_close, check_forward, check_update, updated
+from impls.verify.reference import check_close, check_forward, check_update, compute_update
 from tests.schemes.cases import closed, filled, members_of, seeded
 
 STORED: list[LowRank | LowRankSign | Orthogonal] = [LowRank(2), LowRankSign(), Orthogonal(2)]
@@ -37,7 +37,7 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
         for name, values in again.dense_noise(redrawn).items():
             assert torch.equal(values, bits[name])
         assert torch.equal(whole(x, noise), again(x, redrawn))
-        expected, got = updated(whole, noise, utilities), updated(again, redrawn, utilities)
+        expected, got = compute_update(whole, noise, utilities), compute_update(again, redrawn, utilities)
         check_close("update", got["weight"], expected["weight"], expected["weight"])
         assert torch.equal(again.dense_noise(redrawn, 100, 120)["weight"], bits["weight"][100:120])
     # With philox a part may start and end inside blocks.

@@ -33,7 +33,7 @@ from impls.schemes import (
 )
 from impls.schemes.lowrank import FEW, Factors, RedrawnFactors
 from impls.schemes.regenerated import StreamNoise
-from impls.verify.reference import updated
+from impls.verify.reference import compute_update
 from tests.schemes.cases import filled, seeded
 
 
@@ -59,7 +59,7 @@ def test_noise_has_the_documented_bytes() -> None:
 
 
 @dataclass(frozen=True)
-class MaterialisedLowRank(LowRank):
+class MaterializedLowRank(LowRank):
     """Low-rank noise that is materialized, as found in other implementations."""
 
     @override
@@ -105,7 +105,7 @@ def test_no_tensor_has_a_number_for_each_member_and_weight() -> None:
     }
     for scheme, rank in ranks.items():
         assert largest(scheme) <= 2 * members * width * rank, scheme
-    assert largest(MaterialisedLowRank(1)) == members * width * width
+    assert largest(MaterializedLowRank(1)) == members * width * width
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_pieces_do_not_change_results(scheme: AnyScheme, monkeypatch: pytest.Mon
             monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
         population = perturb(model, scheme, members=7, sigma=0.5, antithetic=True, stream="philox")
         noise = population.sample(0)
-        results.append((population(x, noise), updated(population, noise, utilities)["weight"]))
+        results.append((population(x, noise), compute_update(population, noise, utilities)["weight"]))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
 

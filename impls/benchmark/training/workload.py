@@ -180,9 +180,9 @@ def check(
 def _widened(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
     """Return tensors, models, and tensors in containers in float64, and other values unchanged."""
     if isinstance(value, Tensor):
-        return reference.widened(value)
+        return reference.rows_to_float64(value)
     if isinstance(value, nn.Module):
-        return reference.double(value)
+        return reference.to_float64(value)
     if isinstance(value, Mapping):
         return {name: _widened(item) for name, item in value.items()}
     return tuple(map(_widened, value)) if isinstance(value, tuple) else value

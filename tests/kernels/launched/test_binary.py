@@ -15,7 +15,7 @@ from impls.kernels.binary import bit_planes, centered_sum, sample_bits
 from impls.kernels.binary_matmul import bit_product, int8_product
 from impls.perturbation import philox
 from impls.perturbation.noise import PhiloxStream
-from impls.schemes.binary import planes_of as plain_planes
+from impls.schemes.binary import bit_planes as plain_planes
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal, packed, product, random_signs
 
 EITHER = pytest.mark.parametrize("multiply", [bit_product, int8_product])
@@ -110,9 +110,9 @@ def stream_of(members: range, seed: int = 3, layer: str = "0") -> PhiloxStream:
     return PhiloxStream(seed, 5, layer, members, torch.device(DEVICE), torch.float32)
 
 
-def place_of(stream: PhiloxStream) -> philox.Place:
+def place_of(stream: PhiloxStream) -> philox.DrawKey:
     """Return the place at which the stream draws bits."""
-    return philox.Place.of(stream.seed, stream.step, stream.layer, "bits")
+    return philox.DrawKey.of(stream.seed, stream.step, stream.layer, "bits")
 
 
 def test_members_have_the_bits_of_the_stream() -> None:

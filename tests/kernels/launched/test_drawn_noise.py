@@ -20,7 +20,7 @@ from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PLACE = plain.Place.of(3, 5, "0.weight", "dense")
+PLACE = plain.DrawKey.of(3, 5, "0.weight", "dense")
 BOTH = pytest.mark.parametrize("signs", [False, True], ids=["normals", "signs"])
 FEW = {
     False: FewRowsTiling(block_n=16, line=8, calls=8, block_k=32),
@@ -29,7 +29,7 @@ FEW = {
 MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_stages=2)}
 
 
-def draw_of(members: range, place: plain.Place = PLACE) -> Draw:
+def draw_of(members: range, place: plain.DrawKey = PLACE) -> Draw:
     """Return the draw of some members at a place."""
     return Draw(place.key, place.layer, place.draw, members)
 
@@ -52,7 +52,7 @@ def expected(members: range, start: int, size: int, *, signs: bool) -> Tensor:
     bits = plain.fill(
         torch.empty(len(members), len(words), dtype=torch.int64), plain.BITS, PLACE, members, words
     )
-    return plain.signs(bits, 64 * len(words), torch.float32)[:, start % 64 : start % 64 + size]
+    return plain.signs_from_words(bits, 64 * len(words), torch.float32)[:, start % 64 : start % 64 + size]
 
 
 @BOTH
@@ -216,7 +216,7 @@ def test_keys_are_those_of_the_number() -> None:
 
 def test_kernels_take_keys_on_the_device() -> None:
     """Each kernel that draws gives the same result with keys in device memory as with plain numbers."""
-    place = plain.Place.of(3, 17, "0.weight", "dense")
+    place = plain.DrawKey.of(3, 17, "0.weight", "dense")
     numbers = draw_of(range(5, 8), place)
     on_device = numbers._replace(key=round_keys(3, torch.tensor(17, device=DEVICE), *SCHEDULE))
     x, weight = normal(0, 1, 3, 1, 40), normal(1, 24, 40)
