@@ -67,7 +67,7 @@ class RunContext:
         """Return the number of cells that are still to be measured on a case."""
         return len(self.waiting_entries(case)) * self.plan.cells_of(self.plan.phases)
 
-    def skipped(
+    def skipped_row(
         self, case: Case, entry: Entry, phase: Phase | None, failure: Failure, method: str | None = None
     ) -> Skipped:
         """Return the row of a failure.
@@ -91,17 +91,20 @@ class PreparedVariant:
     fingerprints: dict[Phase, validation.Fingerprints] = field(default_factory=dict)
 
 
-Around = Callable[[Entry], AbstractContextManager[None]]
-"""Maps a variant to a context for work on it; an error of the context is a failure of the variant."""
+ContextFor = Callable[[Entry], AbstractContextManager[None]]
+"""Maps a variant to the context in which it is set up or called, such as one that charges the time to it."""
 
 
 @dataclass
 class CoResidentGroup:
     """The variants of one case that are set up at the same time.
 
-    A variant that does not fit together with the others is ``deferred`` to the next group; one that does not
-    fit together with base and naive alone is unavailable. ``failures`` has the variants that were
-    refused, with their reasons.
+    Attributes:
+        variants: the variants that are set up.
+        deferred: variants for the next group: they ran out of memory, but other candidates were set up.
+        failures: the variants that were refused, with their reasons. A variant that runs out of memory with
+            only base and naive beside it is one of them.
+
     """
 
     case: Case
@@ -114,7 +117,7 @@ class CoResidentGroup:
     failures: list[tuple[Entry, Failure]] = field(default_factory=list)
 
     def admit(
-        self, entry: Entry, checks: ExactChecks, around: Around = lambda _: contextlib.nullcontext()
+        self, entry: Entry, checks: ExactChecks, around: ContextFor = lambda _: contextlib.nullcontext()
     ) -> None:
         """Check a variant on the small exact cases, set it up on this case and check it here."""
         workload = self._set_up(entry, checks, around)
@@ -125,8 +128,11 @@ class CoResidentGroup:
         else:
             self.variants.append(PreparedVariant(entry, workload))
 
-    def precheck(self, phase: Phase, around: Around = lambda _: contextlib.nullcontext()) -> None:
-        """Enter a phase with all variants, then check the call of each."""
+    def precheck(self, phase: Phase, around: ContextFor = lambda _: contextlib.nullcontext()) -> None:
+        """Enter a phase with all variants, then check the call of each.
+
+        An action that fails removes a variant, which frees memory, and is tried again with those that remain.
+        """
         called: set[Variant] = set()
 
         def enter(prepared: PreparedVariant) -> None:
@@ -135,7 +141,7 @@ class CoResidentGroup:
 
         def call(prepared: PreparedVariant) -> None:
             with around(prepared.entry):
-                if prepared.entry.variant in called:  # the call was out of memory before, and may have begun
+                if prepared.entry.variant in called:  # an earlier call ran out of memory after reading inputs
                     prepared.workload.enter(phase)
                 called.add(prepared.entry.variant)
                 prepared.fingerprints[phase] = validation.precheck(prepared.workload, phase, self.synchronize)
@@ -168,7 +174,7 @@ class CoResidentGroup:
         self.variants.clear()
         free_memory()
 
-    def _set_up(self, entry: Entry, checks: ExactChecks, around: Around) -> Workload | None:
+    def _set_up(self, entry: Entry, checks: ExactChecks, around: ContextFor) -> Workload | None:
         try:
             with around(entry):
                 if failure := checks.failure(entry, self.case.operator):
@@ -179,13 +185,17 @@ class CoResidentGroup:
                 self.torch_state.check()
                 return workload
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
-            self._turn_away(entry, error)
+            self._record_failure(entry, error)
             return None
         finally:
             self.torch_state.restore()
 
     def _try(self, entry: Entry, action: Callable[[PreparedVariant], None]) -> bool:
-        """Call ``action`` with a variant; if that fails, remove it, or the last candidate to make room."""
+        """Call ``action`` with a variant; return whether it succeeded.
+
+        A variant that fails is removed. If base or naive runs out of memory, the last candidate is removed
+        instead, because each group needs them.
+        """
         prepared = next(prepared for prepared in self.variants if prepared.entry is entry)
         try:
             action(prepared)
@@ -194,11 +204,11 @@ class CoResidentGroup:
             removed = self.candidates[-1] if makes_room else prepared
             self.variants.remove(removed)
             self.torch_state.restore()
-            self._turn_away(removed.entry, error)
+            self._record_failure(removed.entry, error)
             return False
         return True
 
-    def _turn_away(self, entry: Entry, error: BaseException) -> None:
+    def _record_failure(self, entry: Entry, error: BaseException) -> None:
         if is_out_of_memory(error) and self.candidates:
             self.deferred.append(entry)
         else:
@@ -208,16 +218,18 @@ class CoResidentGroup:
 class CaseRunner:
     """Measures one case: sets up its groups one after another and measures each phase of each group.
 
-    ``costs_s`` adds up the seconds that each variant took.
+    Attributes:
+        costs_s: the seconds that each variant took, over all groups.
+
     """
 
     def __init__(self, case: Case, context: RunContext) -> None:
-        """Prepare a case; nothing is set up yet."""
+        """Store the case; nothing is set up yet."""
         self.case = case
         self.context = context
         self.costs_s: dict[Variant, float] = {}
         self._group_costs_s: dict[Variant, float] = {}
-        self._number = 0
+        self._group_number = 0
         self._group = self._new_group()
 
     def phases(self) -> Iterator[Phase]:
@@ -228,19 +240,19 @@ class CaseRunner:
             try:
                 self._set_up(waiting)
                 waiting = self._group.next_entries()
-                if self._number == 0 or self._group.candidates:
+                if self._group_number == 0 or self._group.candidates:
                     yield from self._phases_in_order(len(waiting))
             finally:
                 self._group.free()
             self.costs_s = {**self._group_costs_s, **self.costs_s}
-            self._number += 1
+            self._group_number += 1
 
     def time(self, phase: Phase) -> None:
         """Time all variants in the same rounds, method by method; read the other instruments; store all."""
         context = self.context
         variants, cells = self._group.in_phase(phase), 0
         rows: dict[PreparedVariant, list[Row]] = {prepared: [] for prepared in variants}
-        rng = random.Random(f"{context.plan.seed} {self.case.label} {self._number} {phase}")  # noqa: S311  # an order, not a secret
+        rng = random.Random(f"{context.plan.seed} {self.case.label} {self._group_number} {phase}")  # noqa: S311  # an order, not a secret
         seconds = context.recorder.stopwatch.seconds
         start_s, rounds_s = seconds(), 0.0
         for clock in context.instruments.clocks:
@@ -252,18 +264,18 @@ class CaseRunner:
                 interleave(list(calls.values()), rng)
             rounds_s += seconds() - rounds_start_s
             for prepared in [*calls]:  # popped, so that all graphs are freed before memory is measured
-                rows[prepared] += self._times(prepared, phase, clock, calls.pop(prepared))
-        stored = [row for prepared in variants for row in self._with_figures(prepared, phase, rows[prepared])]
+                rows[prepared] += self._time_rows(prepared, phase, clock, calls.pop(prepared))
+        stored = [row for prepared in variants for row in self._add_readings(prepared, phase, rows[prepared])]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
-        self._store(phase, [*self._missing_phase(phase), *stored])
+        self._store(phase, [*self._missing_phase_rows(phase), *stored])
 
-    def rate(self) -> None:
-        """Store the quality figures of each variant, or the reason if it has none, in its first group."""
+    def compute_quality(self) -> None:
+        """Store the quality metrics of each variant, or the reason why it has none, in its first group."""
         rows: list[Row] = []
         for prepared in self._new_variants:
             self._announce(prepared.entry, QUALITY)
-            figures = self._attempt(prepared.entry, QUALITY, QUALITY, partial(self._quality_rows, prepared))
-            rows += [figures] if isinstance(figures, Skipped) else figures
+            metrics = self._attempt(prepared.entry, QUALITY, QUALITY, partial(self._quality_rows, prepared))
+            rows += [metrics] if isinstance(metrics, Skipped) else metrics
         self._store(QUALITY, rows)
 
     def _quality_rows(self, prepared: PreparedVariant) -> list[Row]:
@@ -277,11 +289,11 @@ class CaseRunner:
 
     @property
     def _new_variants(self) -> list[PreparedVariant]:
-        """The variants that are in no earlier group: base and naive are in each."""
-        return self._group.variants if self._number == 0 else self._group.candidates
+        """The variants that were not in an earlier group; base and naive are in every group."""
+        return self._group.variants if self._group_number == 0 else self._group.candidates
 
     def _set_up(self, entries: Sequence[Entry]) -> None:
-        """Set up and check the variants; write a row for each that is wrong, does not fit or has no time."""
+        """Set up and check the variants; store a row for each that is wrong, does not fit or has no time."""
         budget, seconds = self.context.budget, self.context.recorder.stopwatch.seconds
         start_s = seconds()
         for entry in entries:
@@ -289,7 +301,7 @@ class CaseRunner:
             count = len(self._group.variants)
             set_up_s = (seconds() - start_s) / max(count, 1)
             reserve_s = set_up_s + (count + 1) * budget.variant_s
-            around = partial(self._charged, activity="set-up", reserve_s=reserve_s)
+            around = partial(self._charge, activity="set-up", reserve_s=reserve_s)
             self._group.admit(entry, self.context.checks, around)
             self._write_failures()
         start_s, count = seconds(), len(self._group.variants)
@@ -300,20 +312,25 @@ class CaseRunner:
 
     def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
-        return self._charged(entry, "audit")
+        return self._charge(entry, "audit")
 
     def _write_failures(self) -> None:
-        """Write a row for each failure of the group since the last call."""
+        """Store a row for each failure of the group since the last call."""
         while self._group.failures:
             entry, failure = self._group.failures.pop(0)
-            self.context.recorder.enter([self.context.skipped(self.case, entry, None, failure)])
+            self.context.recorder.enter([self.context.skipped_row(self.case, entry, None, failure)])
 
     def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
-        """Yield the phases that are not stored yet, in a seeded order; quality comes last."""
+        """Yield the phases that are not stored yet, in a seeded order; quality comes last.
+
+        Args:
+            deferred: the number of variants in later groups, for which the time budget reserves time.
+
+        """
         plan, recorder = self.context.plan, self.context.recorder
-        rng = random.Random(f"{plan.seed} {self.case.label} {self._number}")  # noqa: S311  # an order, not a secret
+        rng = random.Random(f"{plan.seed} {self.case.label} {self._group_number}")  # noqa: S311  # an order, not a secret
         order = [*rng.sample(plan.timed, len(plan.timed)), *({QUALITY} & {*plan.phases})]
-        waiting = [phase for phase in order if not recorder.is_done(self.case, self._number, phase)]
+        waiting = [phase for phase in order if not recorder.is_done(self.case, self._group_number, phase)]
         for phase in order:
             if phase in waiting:
                 cells = plan.cells_of(waiting[waiting.index(phase) :])
@@ -330,12 +347,12 @@ class CaseRunner:
         clock: Clock,
         rows: dict[PreparedVariant, list[Row]],
     ) -> dict[PreparedVariant, TimedCall]:
-        """Return the warmed-up call of each variant; add the reason to its rows if it has none."""
+        """Return the warmed-up call of each variant; if it has none, add the reason to its ``rows``."""
         calls = {}
         cell_s = self.context.budget.cell_s(len(variants))
         for prepared in variants:
             self._announce(prepared.entry, f"{phase} {clock.method}")
-            warm_up = partial(self._warmed_up, prepared, phase, clock, cell_s)
+            warm_up = partial(self._warm_up, prepared, phase, clock, cell_s)
             call = self._attempt(prepared.entry, phase, "warm-up", warm_up, clock.method)
             if isinstance(call, Skipped):
                 rows[prepared].append(call)
@@ -343,7 +360,7 @@ class CaseRunner:
                 calls[prepared] = call
         return calls
 
-    def _warmed_up(self, prepared: PreparedVariant, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
+    def _warm_up(self, prepared: PreparedVariant, phase: Phase, clock: Clock, cell_s: float) -> TimedCall:
         """Prepare the call of a variant for the clock and warm it up."""
         workload = prepared.workload
         workload.enter(phase)
@@ -357,20 +374,22 @@ class CaseRunner:
             cell_s,
             is_baseline=is_baseline(prepared.entry),
             is_reference=is_reference(prepared.entry.variant),
-            conditions=self._conditions,
+            conditions=self._read_conditions,
         )
         call.warm_up()
         return call
 
-    def _conditions(self) -> Conditions | None:
+    def _read_conditions(self) -> Conditions | None:
         """Check that the visit changed no global state, and read what the device reports."""
         self._group.torch_state.check()
         return self.context.instruments.conditions()
 
-    def _times(self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall) -> Iterator[Row]:
-        """Yield the rows of a call that was timed, or the reason if it failed."""
+    def _time_rows(
+        self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
+    ) -> Iterator[Row]:
+        """Yield a row for each metric of a timed call, or the reason if it failed."""
         if call.failure:
-            yield self.context.skipped(self.case, prepared.entry, phase, call.failure, clock.method)
+            yield self.context.skipped_row(self.case, prepared.entry, phase, call.failure, clock.method)
             return
         work = prepared.workload.work(phase)
         for metric, rounds in call.rounds.items():
@@ -387,23 +406,25 @@ class CaseRunner:
                 work=work,
             )
 
-    def _with_figures(self, prepared: PreparedVariant, phase: Phase, times: list[Row]) -> list[Row]:
-        """Return the times of a variant and other readings, or the reason why the times are invalid."""
+    def _add_readings(self, prepared: PreparedVariant, phase: Phase, times: list[Row]) -> list[Row]:
+        """Return the rows of a phase: times and other readings, or the reason why the times are invalid."""
         if not any(isinstance(row, Measurement) for row in times):
             return times
         self._announce(prepared.entry, f"{phase} memory and launches")
-        readings = self._attempt(prepared.entry, phase, "memory", partial(self._figures, prepared, phase))
+        readings = self._attempt(
+            prepared.entry, phase, "memory", partial(self._read_instruments, prepared, phase)
+        )
         if isinstance(readings, Skipped):
             return [readings]
-        labels, figures = readings
+        labels, others = readings
         labelled = [
             msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
             for row in times
         ]
-        return [*labelled, *figures]
+        return [*labelled, *others]
 
-    def _figures(self, prepared: PreparedVariant, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
-        """Return labels and the other readings of a phase.
+    def _read_instruments(self, prepared: PreparedVariant, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
+        """Read memory, launches, utilization and energy; return labels for the times, and rows.
 
         Raises:
             WrongResultError: the times are invalid.
@@ -414,7 +435,7 @@ class CaseRunner:
         footprint = context.instruments.footprint(call)
         validation.check_memory(footprint, phase)
         is_traced = phase in context.plan.traced and not context.instruments.traces_last
-        count, labels = launches(context.instruments, call, phase) if is_traced else (None, ())
+        count, labels = count_launches(context.instruments, call, phase) if is_traced else (None, ())
         counts = {
             ("peak_bytes", memory.METHOD): footprint.peak_bytes,
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
@@ -451,19 +472,21 @@ class CaseRunner:
             for metric, samples in activity.samples.items()
         ]
 
-    def _missing_phase(self, phase: Phase) -> Iterator[Row]:
+    def _missing_phase_rows(self, phase: Phase) -> Iterator[Row]:
         """Yield a reason for each variant that does not have the phase."""
         for prepared in self._group.variants:
             if phase not in prepared.workload.phases:
                 reason = prepared.workload.unavailable.get(phase, f"it has no phase {phase}")
-                yield self.context.skipped(self.case, prepared.entry, phase, Failure("unavailable", reason))
+                yield self.context.skipped_row(
+                    self.case, prepared.entry, phase, Failure("unavailable", reason)
+                )
 
     def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
-        self.context.recorder.checkpoint(rows, self.case, self._number, phase, self._group_costs_s)
+        self.context.recorder.checkpoint(rows, self.case, self._group_number, phase, self._group_costs_s)
 
     def _measurement(self, prepared: PreparedVariant, phase: Phase) -> Callable[..., Measurement]:
         variant = prepared.entry.variant
-        return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._number)
+        return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._group_number)
 
     def _announce(self, entry: Entry, activity: str) -> None:
         self.context.recorder.announce(entry.variant, self.case, activity)
@@ -473,14 +496,14 @@ class CaseRunner:
     ) -> T | Skipped:
         """Return the result of an action on a variant, or the reason if it raises or no time is left."""
         try:
-            with self._charged(entry, activity):
+            with self._charge(entry, activity):
                 return action()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._group.torch_state.restore()
-            return self.context.skipped(self.case, entry, phase, classify(error), method)
+            return self.context.skipped_row(self.case, entry, phase, classify(error), method)
 
     @contextlib.contextmanager
-    def _charged(self, entry: Entry, activity: str, reserve_s: float = 0.0) -> Iterator[None]:
+    def _charge(self, entry: Entry, activity: str, reserve_s: float = 0.0) -> Iterator[None]:
         """Check that there is time left, then charge the time inside the context to a variant.
 
         Args:
@@ -492,7 +515,7 @@ class CaseRunner:
             UnavailableError: no time is left.
 
         """
-        if not (self._number and is_baseline(entry)):
+        if not (self._group_number and is_baseline(entry)):
             self.context.budget.check(entry, reserve_s, is_timed=activity == "memory")
         stopwatch = self.context.recorder.stopwatch
         start_s = stopwatch.seconds()
@@ -505,25 +528,27 @@ class CaseRunner:
 
 
 def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:
-    """Return a row for each quality figure of a workload: its samples, or the reason if it has no samples.
+    """Return a row for each quality metric of a workload: its samples, or the reason why it has none.
 
     Raises:
-        UnavailableError: the variant has no quality figures.
+        UnavailableError: the workload has no quality metrics.
 
     """
     compute = getattr(workload, "quality", None)
     if compute is None:
-        message = "no quality figures: its workload has no method quality"
+        message = "no quality metrics: its workload has no method quality"
         raise UnavailableError(message)
     workload.enter(QUALITY)
-    return [_quality_row(figure, measurement) for figure in compute()]
+    return [_quality_row(metric, measurement) for metric in compute()]
 
 
-def _quality_row(figure: QualityMetric, measurement: Callable[..., Measurement]) -> Row:
-    row = measurement(metric=figure.metric, method=figure.method, samples=(figure.samples,))
-    bad, reason = sum(not math.isfinite(sample) for sample in figure.samples), figure.reason
-    if not reason and (bad or not figure.samples):
-        reason = f"{bad} of {len(figure.samples)} numbers are not finite"
+def _quality_row(metric: QualityMetric, measurement: Callable[..., Measurement]) -> Row:
+    row = measurement(metric=metric.metric, method=metric.method, samples=(metric.samples,))
+    bad, reason = sum(not math.isfinite(sample) for sample in metric.samples), metric.reason
+    if not reason and not metric.samples:
+        reason = "the metric has no samples"
+    if not reason and bad:
+        reason = f"{bad} of {len(metric.samples)} samples are not finite"
     if not reason:
         return row
     return Skipped(
@@ -532,12 +557,12 @@ def _quality_row(figure: QualityMetric, measurement: Callable[..., Measurement])
         phase=QUALITY,
         status="unavailable",
         reason=reason,
-        method=figure.method,
+        method=metric.method,
     )
 
 
-def launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
-    """Return the launches of a call, None if the profiler fails, and labels for its times.
+def count_launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[int | None, tuple[str, ...]]:
+    """Return the number of launches of a call and labels for its times; None if the profiler fails.
 
     Raises:
         WrongResultError: the call works on a stream where it is not timed.
@@ -546,17 +571,17 @@ def launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[int | 
     try:
         trace = instruments.trace(call)
     except (profiler.ProfileError, OSError, json.JSONDecodeError) as error:
-        return None, (_not_traced(error),)
+        return None, (_no_trace_label(error),)
     validation.check_streams(trace, phase)
-    return trace.launches, validation.waiting(trace)
+    return trace.launches, validation.wait_labels(trace)
 
 
 def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
     """Yield the launches of each variant in each timed phase of a case, or the reason for a failure.
 
-    The first trace on a GPU attaches CUPTI, which slows later launches down. So a run first times all its
-    cases, and then sets each variant up once more, alone, for its traces. The reader of a run drops the times
-    of a phase whose trace shows work on another stream, and copies the labels of a trace to the times.
+    The first trace on a GPU attaches CUPTI, which slows later launches down. So a run times all cases first,
+    and then sets each variant up once more, alone, for its traces. `esbench.store` reads the two together: it
+    drops the times of a phase that worked on another stream, and copies the labels of a trace to the times.
     """
     for entry in context.plan.entries_for(case):
         timed = context.recorder.timed_phases(entry.variant, case)
@@ -571,7 +596,7 @@ def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
 
 
 def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunContext) -> Iterator[Row]:
-    """Set a variant up and trace its phases."""
+    """Set a variant up alone; yield the launches of each phase, or the reason for a failure."""
     torch_state, workload = TorchState(), None
     for phase in phases:
         context.recorder.announce(entry.variant, case, f"{phase} launches")
@@ -579,14 +604,14 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
             if workload is None:
                 workload = build(entry.scheme, case, context.plan.device, context.plan.seed)
             workload.enter(phase)
-            count, labels = launches(context.instruments, workload.phases[phase], phase)
+            count, labels = count_launches(context.instruments, workload.phases[phase], phase)
             torch_state.check()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
-            row = context.skipped(case, entry, phase, classify(error))
+            row = context.skipped_row(case, entry, phase, classify(error))
             if row.status == "failed":
                 yield row
                 continue
-            count, labels = None, (_not_traced(error),)
+            count, labels = None, (_no_trace_label(error),)
         yield Measurement(
             variant=entry.variant,
             case=case,
@@ -598,7 +623,7 @@ def _trace_variant(entry: Entry, case: Case, phases: list[Phase], context: RunCo
         )
 
 
-def _not_traced(error: BaseException) -> str:
+def _no_trace_label(error: BaseException) -> str:
     return f"launches and streams were not checked: {classify(error).reason}"
 
 
@@ -606,5 +631,5 @@ def free_memory() -> None:
     """Collect garbage and return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
-        with contextlib.suppress(RuntimeError):  # of a device that is lost; the next call reports it
+        with contextlib.suppress(RuntimeError):  # raised by a device that is lost; the next call reports it
             torch.cuda.empty_cache()

@@ -8,8 +8,8 @@ from esbench.measure.memory import is_out_of_memory
 from esbench.schema import OUT_OF_MEMORY
 from esbench.workload import UnavailableError, WrongResultError
 
-TRIED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
-"""The part of torch's message with the number of bytes."""
+ALLOCATION = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
+"""The part of torch's out-of-memory message that has the number of bytes."""
 
 
 class DeviceLostError(UserError):
@@ -24,10 +24,12 @@ class Failure(NamedTuple):
 
 
 def classify(error: BaseException) -> Failure:
-    """Return the status and a one-line reason of an exception, without a reference to it or its frames.
+    """Return the status and a one-line reason for an exception.
+
+    The result does not refer to the exception, whose traceback would keep the variant's tensors allocated.
 
     Raises:
-        KeyboardInterrupt: the error is one, so callers may catch every exception of a variant.
+        KeyboardInterrupt: the error is one: callers that catch every exception do not swallow Ctrl-C.
 
     """
     if isinstance(error, KeyboardInterrupt):
@@ -36,10 +38,9 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, UnavailableError):
         return Failure("unavailable", text)
     if is_out_of_memory(error):
-        tried = TRIED.search(text)
-        return Failure(
-            "unavailable", f"{OUT_OF_MEMORY}: {tried.group() if tried else text or 'nothing left'}"
-        )
+        allocation = ALLOCATION.search(text)
+        detail = allocation.group() if allocation else text or "nothing left"
+        return Failure("unavailable", f"{OUT_OF_MEMORY}: {detail}")
     if isinstance(error, WrongResultError):
         return Failure("failed", f"oracle: {text}")
     return Failure("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -9,7 +9,7 @@ import torch
 
 from esbench.measure import gpu_monitor, memory, profiler
 from esbench.measure.gpu_monitor import Activity, ConditionsReader, foreign_processes
-from esbench.measure.interleave import ReadConditions, nothing_to_read
+from esbench.measure.interleave import ReadConditions, no_conditions
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
 from esbench.measure.timers import Call, Clock, clocks
@@ -45,7 +45,7 @@ class Instruments:
     footprint: Callable[[Call], Footprint]
     trace: Callable[[Call], Trace]
     activity: Callable[[Call], Activity] | None = None
-    conditions: ReadConditions = nothing_to_read
+    conditions: ReadConditions = no_conditions
     synchronize: Callable[[], object] = do_nothing
     alive: Callable[[], bool] = present
     other_processes: Callable[[], tuple[str, ...]] = tuple

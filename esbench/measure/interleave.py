@@ -1,8 +1,8 @@
 """Interleaved rounds: all calls are timed in turn, forwards and backwards (ABBA).
 
-Timed one after another, two equal variants differ by the drift of the machine. A round visits every call in a
-shuffled order and then in the reverse order, so that drift within a round affects all of them alike: a ratio
-taken within a round is free of it.
+If variants are timed one after another, the drift of the machine makes equal variants differ. A round visits
+every call twice: in a shuffled order, then in the reverse order. A linear drift within the round then adds
+the same time to all calls and cancels in their ratios.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ MAX_ROUNDS = 20
 MIN_ROUNDS = 3
 """A call gets this many rounds even beyond its budget, unless they take more than OVERDRAFT budgets."""
 OVERDRAFT = 4.0
+"""The largest time of the first MIN_ROUNDS rounds in multiples of the budget."""
 REFERENCE_ROUNDS, REFERENCE_CALL_S = 6, 2.0
 """A reference gets this many rounds, enough for an interval, unless one call takes more seconds than this."""
 NARROW = 0.01
@@ -31,27 +32,27 @@ VISIT_NS = 2e6
 MAX_CALLS = 64
 """The most calls of a visit: every sample is stored."""
 FLAT = 0.002
-"""A call is warm when block medians change by less than this share per block."""
+"""A call is warm when the slope of its block medians is less than this share of their median per block."""
 BLOCKS = 5
-"""The number of blocks over which the slope is taken."""
+"""The number of last blocks from which the slope is computed."""
 
 LATENCY = "latency_ns"
 
 ReadConditions = Callable[[], Conditions | None]
 
 
-def nothing_to_read() -> None:
-    """Return no conditions: the device reports none."""
+def no_conditions() -> None:
+    """Return None, for a device that reports neither clock, temperature nor power."""
 
 
 @dataclass(frozen=True)
-class Warm:
+class WarmUp:
     """The result of a warm-up.
 
     Attributes:
         call_ns: the latency at the end of the warm-up.
         calls: the number of calls in a visit.
-        slow: whether a single call took longer than the budget; it was called once and is not called again.
+        slow: whether the first call took longer than the budget, so that it stays the only one.
         state: how the warm-up ended, as stored with the samples.
 
     """
@@ -66,17 +67,18 @@ class TimedCall:
     """A call with its samples, and the reason why sampling ended.
 
     Attributes:
-        rounds: metric -> a tuple of nanoseconds per round, with the samples of both visits.
-        positions: for each round, the number of calls visited before this one in the first half of the round.
+        rounds: metric -> for each round, the nanoseconds of the calls of both visits.
+        positions: for each round, the index of this call in its first half.
         conditions: for each round, the device's readings after each visit.
-        stop: the reason why sampling ended; empty before.
+        stop: the reason why sampling ended; empty while it continues.
         failure: the failure of the call, if any.
-        is_baseline: whether the call stays in the rounds until all other calls have ended.
+        is_baseline: whether the call is sampled until all other calls have ended.
         is_reference: whether ratios are relative to it, so that it gets at least REFERENCE_ROUNDS rounds.
+        spent_s: the seconds spent in visits.
 
     """
 
-    def __init__(  # noqa: PLR0913  # a call, how it is timed, and what it is to the others
+    def __init__(  # noqa: PLR0913  # a call, its clock, its budget and its role in the rounds
         self,
         call: Call,
         clock: Clock,
@@ -84,7 +86,7 @@ class TimedCall:
         *,
         is_baseline: bool = False,
         is_reference: bool = False,
-        conditions: ReadConditions = nothing_to_read,
+        conditions: ReadConditions = no_conditions,
     ) -> None:
         """Prepare a call that is sampled for about ``budget_s`` seconds.
 
@@ -102,39 +104,39 @@ class TimedCall:
         self._clock = clock
         self._budget_s = budget_s
         self._read_conditions = conditions
-        self._warm = Warm(0.0, calls=1)
+        self._warmed = WarmUp(0.0, calls=1)
         self._round: dict[str, tuple[float, ...]] = {}
         self._round_conditions: tuple[Conditions, ...] = ()
         self._dispatch_bound = self._samples = self._grown = 0
 
     @property
     def warm_up_state(self) -> str:
-        """How the warm-up ended."""
-        return self._warm.state
+        """How the warm-up ended, as stored with the samples."""
+        return self._warmed.state
 
     def warm_up(self) -> None:
         """Warm the call up; a call that takes longer than its budget ends with that one sample."""
         try:
             with quiet():
                 longest_s = max(self._budget_s, REFERENCE_CALL_S) if self.is_reference else self._budget_s
-                self._warm = warm_up(self._call, self._clock, self._budget_s, longest_s)
+                self._warmed = warm_up(self._call, self._clock, self._budget_s, longest_s)
             self._read_conditions()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
-        if self._warm.slow:
-            self.rounds = {LATENCY: [(self._warm.call_ns,)]}
+        if self._warmed.slow:
+            self.rounds = {LATENCY: [(self._warmed.call_ns,)]}
             self.stop = f"one sample: a call takes longer than the budget of {self._budget_s:g} s"
 
     def visit(self) -> None:
-        """Take the samples of one visit, for a short call after one more call that refills the caches."""
+        """Take the samples of one visit; before several short calls, one more call fills the caches."""
         if self.stop:
             return
         start_s = self._clock.seconds()
         try:
             with quiet():
-                if self._warm.calls > 1:
+                if self._warmed.calls > 1:
                     self._call()
-                visit = self._clock.visit(self._call, self._warm.calls)
+                visit = self._clock.visit(self._call, self._warmed.calls)
             conditions = self._read_conditions()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
@@ -147,8 +149,14 @@ class TimedCall:
             self._round_conditions += (conditions,) if conditions else ()
         self.spent_s += self._clock.seconds() - start_s
 
-    def close_round(self, position: int, *, may_leave: bool) -> None:
-        """Store the round, and end sampling if the interval is narrow or a bound is reached."""
+    def end_round(self, position: int, *, may_stop: bool) -> None:
+        """Store the round; end sampling if the interval is narrow or a bound is reached.
+
+        Args:
+            position: the index of this call in the first half of the round.
+            may_stop: whether a narrow interval ends sampling.
+
+        """
         if self.stop:
             return
         for metric, samples in self._round.items():
@@ -160,17 +168,16 @@ class TimedCall:
         done = self.rounds[LATENCY]
         latency = interval([median(samples) for samples in done])
         width = (latency.high - latency.low) / latency.median if latency and latency.median > 0 else 1.0
-        # The variation of one or two rounds is unknown, so these may exceed the budget.
-        most = OVERDRAFT if len(done) < MIN_ROUNDS else 1.0
-        is_needed = self.is_reference and len(done) < REFERENCE_ROUNDS
+        # One or two rounds do not show how much rounds vary, so the first MIN_ROUNDS may exceed the budget.
+        max_s = self._budget_s * (OVERDRAFT if len(done) < MIN_ROUNDS else 1.0)
+        expected_s = self.spent_s / len(done) * max(len(done) + 1, MIN_ROUNDS)
         if len(done) == MAX_ROUNDS:
             self.stop = f"{MAX_ROUNDS} rounds"
-        elif (
-            not is_needed
-            and self.spent_s / len(done) * max(len(done) + 1, MIN_ROUNDS) > most * self._budget_s
-        ):
+        elif self.is_reference and len(done) < REFERENCE_ROUNDS:
+            return
+        elif expected_s > max_s:
             self.stop = f"budget of {self._budget_s:g} s"
-        elif may_leave and width < NARROW and not is_needed:
+        elif may_stop and width < NARROW:
             self.stop = f"interval of the median within {NARROW:.0%}"
 
     @property
@@ -188,14 +195,14 @@ class TimedCall:
     def _fail(self, error: BaseException) -> None:
         self.failure = classify(error)
         self.stop = self.failure.reason
-        with contextlib.suppress(Exception):  # it restores settings that the call changed before it raised
+        with contextlib.suppress(Exception):  # restores torch settings that the call changed before it raised
             self._read_conditions()
 
 
 def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
     """Run rounds over warmed-up calls until the sampling of each has ended.
 
-    Baselines stay, within their budget, until all other calls have ended.
+    Baselines are sampled until all other calls have ended, or their budget is spent.
     """
     while active := [call for call in calls if not call.stop]:
         rng.shuffle(active)
@@ -203,29 +210,34 @@ def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
             call.visit()
         positions = {call: position for position, call in enumerate(active)}
         for call in sorted(active, key=lambda call: call.is_baseline):
-            compared = any(not rival.is_baseline and not rival.stop for rival in active)
-            call.close_round(positions[call], may_leave=not (call.is_baseline and compared))
+            is_needed = call.is_baseline and any(not (c.is_baseline or c.stop) for c in active)
+            call.end_round(positions[call], may_stop=not is_needed)
 
 
-def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None = None) -> Warm:
-    """Call until block medians are flat, within the clock's bounds and the budget in seconds.
+def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None = None) -> WarmUp:
+    """Call until block medians are flat, within the clock's bounds.
 
-    A call that takes more than ``longest_s`` seconds, by default the budget, is called only once.
+    Args:
+        call: the call.
+        clock: times the calls, and bounds the warm-up.
+        budget_s: the most seconds of the warm-up, unless the clock's lower bound is larger.
+        longest_s: a call that takes longer is called only once; by default the budget.
+
     """
     min_s, max_s = clock.warm_up_s
     max_s = min(max_s, max(min_s, budget_s))
     start_s = clock.seconds()
     first_ns = median(clock.visit(call, 1).samples[LATENCY])
     if first_ns > (longest_s or budget_s) * 1e9:
-        return Warm(first_ns, calls=1, slow=True, state="one call, longer than the budget")
+        return WarmUp(first_ns, calls=1, slow=True, state="one call, longer than the budget")
     blocks, costs_ns, calls = [first_ns], [], 1
-    while (spent_s := clock.seconds() - start_s) < max_s and not (spent_s >= min_s and _flat(blocks)):
+    while (spent_s := clock.seconds() - start_s) < max_s and not (spent_s >= min_s and _is_flat(blocks)):
         before_s = clock.seconds()
         blocks.append(median(clock.visit(call, calls).samples[LATENCY]))
         costs_ns.append((clock.seconds() - before_s) * 1e9 / calls)
         calls = calls_per_visit(median(costs_ns[-BLOCKS:]))
-    ended = f"flat after {len(blocks)} blocks," if _flat(blocks) else "not flat after"
-    return Warm(blocks[-1], calls, state=f"{ended} {spent_s:.2f} s")
+    state = f"flat after {len(blocks)} blocks," if _is_flat(blocks) else "not flat after"
+    return WarmUp(blocks[-1], calls, state=f"{state} {spent_s:.2f} s")
 
 
 def calls_per_visit(call_ns: float) -> int:
@@ -233,7 +245,7 @@ def calls_per_visit(call_ns: float) -> int:
     return max(1, min(MAX_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
 
 
-def _flat(blocks: list[float]) -> bool:
+def _is_flat(blocks: list[float]) -> bool:
     recent = blocks[-BLOCKS:]
     if len(recent) < BLOCKS:
         return False

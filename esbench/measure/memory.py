@@ -1,8 +1,8 @@
-"""The peak memory of a call, and a limit that raises an error before the machine is full.
+"""The peak memory of a call, and a limit under which allocations raise an error before the machine is full.
 
-Bytes are counted exactly by torch's allocators: on CUDA by their running maximum, on the CPU by replaying the
-profiler's allocation events. Memory that libraries allocate outside of torch is not counted. The profiler
-slows allocations down, so memory is measured in a separate pass.
+Bytes are exact. On CUDA, torch's allocator reports their maximum; on the CPU, the allocations and frees that
+torch's profiler recorded are added up. Memory that libraries allocate outside of torch is not counted. The
+profiler slows allocations down, so memory is measured in a separate pass.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ except ImportError:  # Windows has no such limits
 
 METHOD = "allocator"
 RESERVE_BYTES = 512 * 1024**2
-"""The memory left to the rest of the machine by the limit."""
+"""The available memory that :func:`limit_memory` leaves to other programs."""
 
 MARK = "esbench.memory"
 CALLS = (2, 10)
-"""The numbers of calls that are replayed on the CPU: the second only if the first seems to keep bytes."""
-CONTAINER = Path("/sys/fs/cgroup")
+"""The numbers of calls that are profiled on the CPU: the second only if the first seems to keep bytes."""
+CGROUP = Path("/sys/fs/cgroup")
 """The folder in which Linux gives the limits of a container."""
 
-NO_ROOM = (
+OUT_OF_MEMORY_TEXTS = (
     *("can't allocate memory", "not enough memory", "bad_alloc", "cannot allocate memory"),
     *("cuda error: out of memory", "cublas_status_alloc_failed"),
 )
-"""Parts of the messages of torch's CPU allocator, C++, CUDA and cuBLAS if memory does not suffice."""
+"""Parts of the out-of-memory messages of torch's CPU allocator, C++, CUDA and cuBLAS, in lower case."""
 
 
 class Footprint(NamedTuple):
@@ -59,18 +59,25 @@ class Footprint(NamedTuple):
 def footprint(
     call: Callable[[], object], device: str, process_bytes: Callable[[], int | None] | None = None
 ) -> Footprint:
-    """Measure the memory of a call; ``process_bytes`` reads that of the process on CUDA."""
+    """Measure the memory of a call.
+
+    Args:
+        call: the call, which is repeated.
+        device: ``cpu`` or ``cuda``.
+        process_bytes: returns the bytes that this process uses on the GPU.
+
+    """
     with quiet():
         if device == "cuda":
-            peak, growth = _cuda_levels(call)
+            peak, kept = _measure_on_cuda(call)
             reserved = int(torch.cuda.max_memory_reserved())
-            return Footprint(peak, growth, reserved, process_bytes() if process_bytes else None)
-        peak, growth = _cpu_levels(call)
-        return Footprint(peak, growth, None, int(psutil.Process().memory_info().rss))
+            return Footprint(peak, kept, reserved, process_bytes() if process_bytes else None)
+        peak, kept = _measure_on_cpu(call)
+        return Footprint(peak, kept, None, int(psutil.Process().memory_info().rss))
 
 
 def peak_bytes(call: Callable[[], object], device: str) -> int:
-    """Return the peak of the bytes that one call allocates, above those allocated before it."""
+    """Return the peak of the bytes allocated during a call, above those allocated before it."""
     return footprint(call, device).peak_bytes
 
 
@@ -79,24 +86,28 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     message = message_of(error).lower()
-    return isinstance(error, RuntimeError) and any(part in message for part in NO_ROOM)
+    return isinstance(error, RuntimeError) and any(part in message for part in OUT_OF_MEMORY_TEXTS)
 
 
 @contextlib.contextmanager
 def limit_memory(limit_bytes: int | None = None) -> Iterator[None]:
-    """Limit the bytes that this process can still allocate on the host; further allocations raise an error.
+    """Limit the bytes that this process can allocate on the host inside the context.
 
-    Without a limit the system's out-of-memory killer may end the run, or another program. The default limit
-    is the available memory less a reserve. An inner context never raises the limit of an outer one. On
-    systems other than Linux this does nothing.
+    An allocation above the limit raises an error. Without a limit, the system's out-of-memory killer may end
+    the run, or another program. An inner context never raises the limit of an outer one. On systems other
+    than Linux this does nothing.
+
+    Args:
+        limit_bytes: the bytes, by default the available memory less RESERVE_BYTES.
+
     """
     if not can_limit():
         yield
         return
-    room = available_bytes() - RESERVE_BYTES if limit_bytes is None else limit_bytes
-    _start_threads()
+    room_bytes = available_bytes() - RESERVE_BYTES if limit_bytes is None else limit_bytes
+    torch.ones(1 << 20).sum()  # starts torch's threads: a thread that cannot start would end the process
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [psutil.Process().memory_info().data + max(room, 0), soft, hard]
+    limits = [psutil.Process().memory_info().data + max(room_bytes, 0), soft, hard]
     limit = min(bound for bound in limits if bound != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
@@ -106,7 +117,7 @@ def limit_memory(limit_bytes: int | None = None) -> Iterator[None]:
 
 
 def can_limit() -> bool:
-    """Return whether this system can limit the data of a process."""
+    """Return whether this system can limit the memory of a process."""
     return resource is not None and psutil.LINUX
 
 
@@ -114,17 +125,15 @@ def available_bytes() -> int:
     """Return the bytes this process may still take from the machine, or from its container."""
     available = int(psutil.virtual_memory().available)
     try:
-        most, used = (
-            (CONTAINER / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current")
-        )
-        return min(available, int(most) - int(used))
+        limit, used = (int((CGROUP / f"memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        return min(available, limit - used)
     except (OSError, ValueError):  # no container, an older kernel, or the limit "max"
         return available
 
 
-def _cuda_levels(call: Callable[[], object]) -> tuple[int, int]:
-    """Return peak and kept bytes of the second of two calls: the first warms up."""
-    with _collection() as collect:
+def _measure_on_cuda(call: Callable[[], object]) -> tuple[int, int]:
+    """Return the peak and the kept bytes of the second of two calls; the first warms up."""
+    with _new_garbage() as collect:
         call()
         collect()
         torch.cuda.synchronize()
@@ -137,22 +146,22 @@ def _cuda_levels(call: Callable[[], object]) -> tuple[int, int]:
         return peak, max(int(torch.cuda.memory_allocated()) - before, 0)
 
 
-def _cpu_levels(call: Callable[[], object]) -> tuple[int, int]:
-    """Return peak and kept bytes of the last of some calls.
+def _measure_on_cpu(call: Callable[[], object]) -> tuple[int, int]:
+    """Return the peak and the kept bytes of the last of several calls.
 
-    The profiler records that a block is freed only if it recorded its allocation, so it records an earlier
-    call as well, whose gradients, for example, the last call frees.
+    The last call may free memory of an earlier one, such as its gradients. The profiler records a free only
+    if it recorded the allocation, so earlier calls are profiled as well.
     """
     for calls in CALLS:
-        peak, growth = _replay(call, calls)
-        if growth <= 0:
+        peak, kept = _replay_allocations(call, calls)
+        if kept <= 0:
             break
-    return peak, max(growth, 0)
+    return peak, max(kept, 0)
 
 
-def _replay(call: Callable[[], object], calls: int) -> tuple[int, int]:
-    """Return the highest and the last level of bytes since the last call began."""
-    with _collection() as collect, torch.autograd.profiler.profile(profile_memory=True) as profile:
+def _replay_allocations(call: Callable[[], object], calls: int) -> tuple[int, int]:
+    """Return the highest and the final number of bytes allocated since the last call began."""
+    with _new_garbage() as collect, torch.autograd.profiler.profile(profile_memory=True) as profile:
         for _ in range(calls - 1):
             call()
         collect()
@@ -170,15 +179,10 @@ def _replay(call: Callable[[], object], calls: int) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _collection() -> Iterator[Callable[[], object]]:
-    """Yield a function that collects only garbage that was made inside the context."""
+def _new_garbage() -> Iterator[Callable[[], object]]:
+    """Yield a function that collects the garbage of objects created inside the context, and no other."""
     gc.freeze()
     try:
         yield gc.collect
     finally:
         gc.unfreeze()
-
-
-def _start_threads() -> None:
-    """Start torch's threads: the process would end if one could not be started under the limit."""
-    torch.ones(1 << 20).sum()

@@ -173,7 +173,9 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
                 continue
             if reason := unsupported_reason(case.dtype, plan.device):
                 unavailable = Failure("unavailable", reason)  # never measured in another type
-                rows = [context.skipped(case, entry, None, unavailable) for entry in plan.entries_for(case)]
+                rows = [
+                    context.skipped_row(case, entry, None, unavailable) for entry in plan.entries_for(case)
+                ]
                 recorder.checkpoint(rows, case)
                 continue
             budget.begin(context.waiting_cells(case), sum(map(context.waiting_cells, later)))
@@ -181,7 +183,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
             with precision(case.dtype):
                 for phase in case_runner.phases():
                     if phase == QUALITY:
-                        case_runner.rate()
+                        case_runner.compute_quality()
                     else:
                         case_runner.time(phase)
             costs_s = case_runner.costs_s

@@ -1,10 +1,10 @@
-"""Checks that a variant must pass for its times to count: correct results, and no cheating.
+"""Checks that a variant must pass for its times to be stored: correct results, and no cheating.
 
-Before it is set up, a variant is checked on small exact cases (:class:`ExactChecks`). Before a phase is
+Before its set-up, a variant is checked on small cases in float64 (:class:`ExactChecks`). Before a phase is
 timed, its call is made twice on different inputs (:func:`precheck`): results must be finite, differ between
 inputs, and not change after they are returned. After timing, the call is compared with the reference
-implementation on new inputs, under the conditions of timing (:func:`postcheck`). A call must not keep memory,
-work on another stream, or change the timers and torch's global settings (:class:`TorchState`).
+implementation on new inputs, with garbage collection off as in timing (:func:`postcheck`). A call must not
+keep memory, work on another stream, or change the timers or torch's global settings (:class:`TorchState`).
 
 Every check raises WrongResultError, whose message becomes the reason of the row.
 """
@@ -31,32 +31,29 @@ from esbench.schema import Case, Phase, Variant
 from esbench.workload import Workload, WrongResultError, build
 
 PATIENCE_S = (0.003, 0.03)
-"""Bounds of the wait for a result that is written late, by default as long as the call took."""
+"""The wait for writes after a call has returned lasts as long as the call, within these bounds."""
 
-PIECE = 2**22
-"""Tensors are read in pieces of this many elements, without a large copy."""
+BLOCK_ELEMENTS = 2**22
+"""A tensor is converted to float64 in blocks of this many elements, without a large copy."""
 
-PROBES = 256
-"""The number of elements in a fingerprint: two tensors of equal sum and norm differ in them."""
+PROBE_COUNT = 256
+"""The number of elements in a fingerprint, in which two tensors of equal sum and norm differ."""
 
 DRAWS = 64
-"""This many draws of single-bit noise are never all equal."""
+"""The number of draws that are compared: 64 draws of one bit all equal the first with probability 2^-64."""
 
-DRAWING = frozenset[Phase]({"sample", "step"})
-"""Phases that draw noise, for another step at each call."""
+DRAWING_PHASES = frozenset[Phase]({"sample", "step"})
+"""Phases that draw noise; each call draws that of the next step."""
 
 ROUNDING = 0.02
-"""The largest difference of equal results in low precision, as a share of the norm."""
+"""The largest difference between two results of the same work in low precision, as a share of the norm."""
 TINY = 1e-300
 
 Fingerprints = tuple["Fingerprint", ...]
 
 
 class ExactChecks:
-    """Checks each variant once per operator on small cases in float64.
-
-    Measured cases are large and in low precision, where rounding can hide an error.
-    """
+    """Checks each variant once per operator on small cases in float64, where rounding hides no error."""
 
     def __init__(self, cases: Sequence[Case], device: str, seed: int) -> None:
         """Store the cases; nothing is checked yet."""
@@ -66,12 +63,12 @@ class ExactChecks:
         self._outcomes: dict[tuple[Variant, str], Failure | None] = {}
 
     def failure(self, entry: Entry, operator: str) -> Failure | None:
-        """Return the failure of a variant on this operator, if any."""
+        """Return the failure of a variant on this operator; None if it passed or no case is available."""
         outcome = self.outcome(entry, operator)
         return outcome if outcome and outcome.status == "failed" else None
 
     def outcome(self, entry: Entry, operator: str) -> Failure | None:
-        """Return the failure on the first wrong case, the reason if no case is available, otherwise None."""
+        """Return the failure on the first wrong case, why no case is available, or None if it passed."""
         key = (entry.variant, operator)
         if key not in self._outcomes:
             self._outcomes[key] = self._check(entry, operator)
@@ -97,14 +94,14 @@ class ExactChecks:
 class Fingerprint(NamedTuple):
     """A fingerprint of a tensor: its sum, its norm and some elements, in float64."""
 
-    numbers: int
+    size: int
     total: float
     norm: float
     probes: tuple[float, ...]
 
-    def resembles(self, other: "Fingerprint", share: float) -> bool:
+    def is_close(self, other: "Fingerprint", share: float) -> bool:
         """Return whether two fingerprints differ by at most a share of the norm."""
-        if self.numbers != other.numbers or not abs(self.norm - other.norm) <= share * other.norm:
+        if self.size != other.size or not abs(self.norm - other.norm) <= share * other.norm:
             return False
         return math.dist(self.probes, other.probes) <= share * max(math.hypot(*other.probes), TINY)
 
@@ -115,43 +112,52 @@ def fingerprints(result: object) -> Fingerprints:
 
 
 def tensors(result: object) -> Iterator[torch.Tensor]:
-    """Yield every tensor of a result: one, or nested in mappings, sequences and dataclasses."""
-    parts: Iterable[object] = ()
+    """Yield every tensor of a result: the result itself, or those in mappings, sequences and dataclasses."""
+    items: Iterable[object] = ()
     if isinstance(result, torch.Tensor):
         yield result
     elif isinstance(result, Mapping):
-        parts = result.values()
+        items = result.values()
     elif isinstance(result, list | tuple):
-        parts = result
+        items = result
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
-        parts = [getattr(result, part.name) for part in dataclasses.fields(result)]
-    for part in parts:
-        yield from tensors(part)
+        items = [getattr(result, field.name) for field in dataclasses.fields(result)]
+    for item in items:
+        yield from tensors(item)
 
 
 def precheck(workload: Workload, phase: Phase, synchronize: Callable[[], object]) -> Fingerprints:
-    """Call twice in a phase that was just entered; return the fingerprints of the first result.
+    """Check two calls in a phase that was just entered; return the fingerprints of the first result.
 
-    Only one result is held at a time, because memory may have room for one.
+    Raises:
+        WrongResultError: a result is not finite, was written late, or is the same for different inputs.
+
     """
     call = workload.phases[phase]
-    first = _settled_fingerprints(call, phase, synchronize)
-    second = fingerprints(call())
+    first = _check_late_writes(call, phase, synchronize)
+    second = fingerprints(call())  # memory may have room for one result only: the first is freed by now
     check_finite(second, phase)
     inputs_differ = len(workload.inputs) > 1 or phase == "sample"
-    if first and inputs_differ and first == second and not _may_agree(workload, phase, call, first):
+    if (
+        first
+        and inputs_differ
+        and first == second
+        and not _may_results_be_equal(workload, phase, call, first)
+    ):
         message = f"{phase} returns the same result for different inputs: it reuses an earlier result"
         raise WrongResultError(message)
     return first
 
 
-def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], seen: Fingerprints) -> bool:
-    """Return whether equal results can be correct, as with single-bit noise or dropout of all inputs.
+def _may_results_be_equal(
+    workload: Workload, phase: Phase, call: Callable[[], object], seen: Fingerprints
+) -> bool:
+    """Return whether equal results for different inputs can be correct, as with dropout of all inputs.
 
-    If the phase draws noise, one of the next draws must differ. Otherwise the workload has to compare its
-    call with the reference implementation on inputs that it writes itself.
+    If the phase draws noise, one of the next draws must differ. Otherwise the call must agree with the
+    reference implementation on new inputs, which :meth:`Workload.confirm` has to write.
     """
-    if phase in DRAWING:
+    if phase in DRAWING_PHASES:
         return any(fingerprints(call()) != seen for _ in range(DRAWS))
     with _replaced_inputs(workload.inputs):
         before = fingerprints(workload.inputs)
@@ -159,22 +165,27 @@ def _may_agree(workload: Workload, phase: Phase, call: Callable[[], object], see
             workload.confirm(phase)
         except WrongResultError:
             return False
-        has_new_inputs = fingerprints(workload.inputs) != before
+        are_inputs_new = fingerprints(workload.inputs) != before
     workload.enter(phase)
-    return has_new_inputs
+    return are_inputs_new
 
 
 def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
-    """Compare a call with the reference implementation after timing, with garbage collection still off.
+    """Compare a call with the reference implementation after timing, with garbage collection off.
 
-    Noise has no reference: the same step must give the same noise again.
+    Garbage collection is off so that a call cannot tell this check from timing. Noise has no reference: its
+    fingerprints are compared with those ``before`` timing, of the same step.
+
+    Raises:
+        WrongResultError: the result is wrong.
+
     """
     workload.enter(phase)
     with timers.quiet():
-        seen = fingerprints(workload.phases[phase]())
-        check_finite(seen, phase)
-        if phase == "sample" and not _alike(seen, before):
-            message = "sample draws other noise after timing than before it, for the same step"
+        result = fingerprints(workload.phases[phase]())
+        check_finite(result, phase)
+        if phase == "sample" and not _are_close(result, before):
+            message = "sample draws different noise for the same step before and after timing"
             raise WrongResultError(message)
         try:
             workload.confirm(phase)
@@ -184,12 +195,16 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
-    """Compare a replayed graph with the call that it was captured from, on new inputs.
+    """Compare replays of a graph with calls of the phase that it was captured from, on new inputs.
 
-    Both start at the first input. If the phase draws noise, both also start at the first step and go through
-    all inputs twice, so that the second pass must have new noise.
+    Calls and replays begin at the first input. In a phase that draws noise, they begin at the first step and
+    go through all inputs twice: the second pass must have new noise.
+
+    Raises:
+        WrongResultError: a replay gives another result than the call, or draws the same noise again.
+
     """
-    turns, draws = max(1, len(workload.inputs)), phase in DRAWING
+    turns, draws = max(1, len(workload.inputs)), phase in DRAWING_PHASES
 
     def results(call: Callable[[], object]) -> list[Fingerprints]:
         if draws:
@@ -199,22 +214,22 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
     with _replaced_inputs(workload.inputs):
         called, replayed = results(workload.phases[phase]), results(replay)
     for turn in range(turns if draws else 0):
-        changes = not _alike(called[turn], called[turn + turns])
-        if changes and _alike(replayed[turn], replayed[turn + turns]):
+        changes = not _are_close(called[turn], called[turn + turns])
+        if changes and _are_close(replayed[turn], replayed[turn + turns]):
             message = (
                 f"{phase} replayed from a graph draws the same noise each time: the capture froze its step"
             )
             raise WrongResultError(message)
     for graph_result, call_result in zip(replayed, called, strict=True):
         check_finite(graph_result, f"{phase} replayed")
-        if not _alike(graph_result, call_result):
+        if not _are_close(graph_result, call_result):
             message = f"{phase} replayed from a graph gives another result than a call: the graph skips work"
             raise WrongResultError(message)
 
 
 def check_finite(result: Fingerprints, producer: str) -> None:
-    """Check that a result has neither inf nor NaN; ``producer`` is the subject of the message."""
-    if not all(math.isfinite(part.total) and math.isfinite(part.norm) for part in result):
+    """Check that a result has neither inf nor NaN; ``producer`` names its call in the message."""
+    if not all(math.isfinite(tensor.total) and math.isfinite(tensor.norm) for tensor in result):
         message = f"{producer} gives values that are not finite"
         raise WrongResultError(message)
 
@@ -227,15 +242,15 @@ def check_memory(footprint: Footprint, phase: Phase) -> None:
 
 
 def check_streams(trace: Trace, phase: Phase) -> None:
-    """Check that all work is on the stream that is timed."""
+    """Check that all work of a call is on the stream that is timed."""
     if trace.other_streams:
         streams = ", ".join(map(str, trace.other_streams))
         message = f"{phase} works on another stream ({streams}), where it is not timed"
         raise WrongResultError(message)
 
 
-def waiting(trace: Trace) -> tuple[str, ...]:
-    """Return a label if a call waits for the device."""
+def wait_labels(trace: Trace) -> tuple[str, ...]:
+    """Return the label of a call in which the host waits for the device, if it does."""
     names = ", ".join(dict.fromkeys(trace.waits))
     return (f"synchronizes inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
 
@@ -244,7 +259,7 @@ class TorchState:
     """The timers and torch's global settings, which no variant may change."""
 
     def __init__(self) -> None:
-        """Store the present settings; the timers are those at the import of this module."""
+        """Store the current settings. The timers were stored when this module was imported."""
         self._settings = _settings()
 
     def check(self) -> None:
@@ -261,7 +276,7 @@ class TorchState:
             _SETTINGS[name][1](self._settings[name])
         if changed:
             changes = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
-            message = f"it changed a shared setting: {changes}"
+            message = f"it changed a global setting: {changes}"
             raise WrongResultError(message)
 
     def restore(self) -> None:
@@ -271,7 +286,7 @@ class TorchState:
 
 
 class _Timer(NamedTuple):
-    """A function that measures time, or that timed calls pass through."""
+    """A function that measures time, or that runs while time is measured."""
 
     owner: Any
     name: str
@@ -279,7 +294,7 @@ class _Timer(NamedTuple):
 
 
 def _timers() -> Iterator[_Timer]:
-    """Yield all functions that measure time; this module is imported before any plugin."""
+    """Yield all functions that a variant may not replace; this module is imported before any plug-in."""
     for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
         yield _Timer(time, name, vars(time)[name])
     yield _Timer(torch.cuda, "synchronize", torch.cuda.synchronize)
@@ -332,27 +347,27 @@ def _settings() -> dict[str, Any]:
     return {name: read() for name, (read, _) in _SETTINGS.items()}
 
 
-def _settled_fingerprints(
+def _check_late_writes(
     call: Callable[[], object], phase: Phase, synchronize: Callable[[], object]
 ) -> Fingerprints:
-    """Return the fingerprints of a result that does not change after it was returned."""
+    """Call once, check that the result does not change after it was returned; return its fingerprints."""
     start_s = time.monotonic()
     result = call()
-    called_s = time.monotonic() - start_s
-    seen = fingerprints(result)
-    check_finite(seen, phase)
+    call_s = time.monotonic() - start_s
+    before = fingerprints(result)
+    check_finite(before, phase)
     min_s, max_s = PATIENCE_S
-    time.sleep(min(max(called_s, min_s), max_s))
+    time.sleep(min(max(call_s, min_s), max_s))
     synchronize()
-    if fingerprints(result) != seen:
-        message = f"{phase} returned before its result was written: it changed afterwards"
+    if fingerprints(result) != before:
+        message = f"{phase} returned before its result was complete: the values changed after the call"
         raise WrongResultError(message)
-    return seen
+    return before
 
 
 @contextlib.contextmanager
 def _replaced_inputs(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Replace the inputs by seeded random numbers inside the context; rows of integers are permuted."""
+    """Replace inputs inside the context: floats by seeded N(0, 1) numbers, integers by permuted rows."""
     originals = [buffer.clone() for buffer in buffers]
     for seed, buffer in enumerate(buffers):
         generator = Generator(buffer.device).manual_seed(seed)
@@ -363,20 +378,20 @@ def _replaced_inputs(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
     try:
         yield
     finally:
-        for buffer, numbers in zip(buffers, originals, strict=True):
-            buffer.copy_(numbers)
+        for buffer, original in zip(buffers, originals, strict=True):
+            buffer.copy_(original)
 
 
-def _alike(left: Fingerprints, right: Fingerprints) -> bool:
-    return len(left) == len(right) and all(a.resembles(b, ROUNDING) for a, b in zip(left, right, strict=True))
+def _are_close(left: Fingerprints, right: Fingerprints) -> bool:
+    return len(left) == len(right) and all(a.is_close(b, ROUNDING) for a, b in zip(left, right, strict=True))
 
 
 def _fingerprint(tensor: torch.Tensor) -> Fingerprint:
     total = squares = 0.0
     flat = tensor.detach().reshape(-1)
-    for piece in flat.split(PIECE):
-        wide = piece.double()
-        total += wide.sum().item()
-        squares += wide.dot(wide).item()
-    probes = flat[:: max(1, flat.numel() // PROBES)][:PROBES].double().tolist()
+    for block in flat.split(BLOCK_ELEMENTS):
+        float64 = block.double()
+        total += float64.sum().item()
+        squares += float64.dot(float64).item()
+    probes = flat[:: max(1, flat.numel() // PROBE_COUNT)][:PROBE_COUNT].double().tolist()
     return Fingerprint(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan, tuple(probes))

@@ -158,7 +158,7 @@ def agreement(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> I
         for call in (*active, *reversed(active)):
             call.visit()
         for position, call in enumerate(active):
-            call.close_round(position, may_leave=False)
+            call.end_round(position, may_stop=False)
     yield from _readings(AGREEMENT, kernel, calls, sitting)
 
 

@@ -137,7 +137,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         ("TinyWrong", "failed", "oracle: the sum is off"),
         ("TinyExits", "failed", "SystemExit: 7"),
         ("TinyRaises", "failed", "ValueError: two lines"),
-        ("TinyGreedy", "failed", "it changed a shared setting: the number of threads from 1 to 2"),
+        ("TinyGreedy", "failed", "it changed a global setting: the number of threads from 1 to 2"),
         ("TinyTimeless", "failed", "it replaced a timer: time.perf_counter_ns"),
         ("TinyRude", "failed", "ValueError: left so"),
         ("TinyChanges", "failed", "oracle: it is off now; found after timing"),

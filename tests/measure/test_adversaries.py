@@ -92,7 +92,9 @@ def test_a_call_that_writes_its_output_late_is_caught() -> None:
             pending.pop()()
 
     words = caught(act, world, dataclasses.replace(world.tools, synchronize=synchronize))
-    assert words == "oracle: forward returned before its result was written: it changed afterwards"
+    assert (
+        words == "oracle: forward returned before its result was complete: the values changed after the call"
+    )
 
 
 def test_work_on_another_stream_is_caught() -> None:
@@ -161,13 +163,13 @@ def test_a_call_that_changes_torch_for_all_is_caught() -> None:
     for change, words in changes:
         for number in (1, 12):
             found = caught(since(number, change), World())
-            assert found.startswith(f"oracle: it changed a shared setting: {words}")
+            assert found.startswith(f"oracle: it changed a global setting: {words}")
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
             assert (torch.empty(0).device.type, gc.get_threshold()) == ("cpu", thresholds)
 
     # Earlier, reading a result on this device fails.
     found = caught(since(12, partial(torch.set_default_device, "meta")), World())
-    assert found == "oracle: it changed a shared setting: the default device from cpu to meta"
+    assert found == "oracle: it changed a global setting: the default device from cpu to meta"
 
     def change_and_raise() -> None:
         torch.set_default_device("meta")
@@ -186,7 +188,7 @@ def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
         return result(turn if number < 5 else turn + 1)
 
     words = caught(act, World(), phase="sample")
-    assert words == "oracle: sample draws other noise after timing than before it, for the same step"
+    assert words == "oracle: sample draws different noise for the same step before and after timing"
 
 
 def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:

@@ -440,7 +440,7 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
     world = World()  # the workload of this variant has no method for its quality
     _, lines = measure(FakeScheme("A", world).entry(), world=world, phases=TIMED_AND_RATED)
     assert skipped(lines) == [
-        ("A", QUALITY, "unavailable", "no quality figures: its workload has no method quality")
+        ("A", QUALITY, "unavailable", "no quality metrics: its workload has no method quality")
     ]
     assert measurements(lines)
 
@@ -449,8 +449,8 @@ def test_a_figure_without_numbers_is_a_reason() -> None:
     """The reason is stored under its method, and the other figures are rows."""
     for figure, words in (
         (QualityMetric("kappa", "m", reason="none was derived"), "none was derived"),
-        (QualityMetric("kappa", "m", (0.0, float("nan"))), "1 of 2 numbers are not finite"),
-        (QualityMetric("kappa", "m"), "0 of 0 numbers are not finite"),
+        (QualityMetric("kappa", "m", (0.0, float("nan"))), "1 of 2 samples are not finite"),
+        (QualityMetric("kappa", "m"), "the metric has no samples"),
     ):
         world = World()
         entry = Rated("A", world, says=partial(figures, figure, KAPPA)).entry()

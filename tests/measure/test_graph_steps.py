@@ -73,7 +73,7 @@ def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
 
 def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: float) -> bool:
     """Return whether two results differ by at most a given share of their norms."""
-    return all(mine.resembles(yours, share) for mine, yours in zip(one, other, strict=True))
+    return all(mine.is_close(yours, share) for mine, yours in zip(one, other, strict=True))
 
 
 def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_replays_give_what_calls_give_at_the_same_steps() -> None:
             call = workload.phases[phase]
             replay = clock.prepare(call, max(1, len(workload.inputs)))
             validation.check_replay(workload, phase, replay)
-            if phase in validation.DRAWING:
+            if phase in validation.DRAWING_PHASES:
                 workload.enter(phase)
                 called = [validation.fingerprints(call()) for _ in range(4)]
                 workload.enter(phase)

@@ -17,7 +17,7 @@ from esbench.measure.interleave import (
     MIN_ROUNDS,
     REFERENCE_ROUNDS,
     TimedCall,
-    Warm,
+    WarmUp,
     interleave,
     warm_up,
 )
@@ -49,8 +49,8 @@ def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 def warmed(
     cost_s: Callable[[int], float], bounds_s: tuple[float, float], budget_s: float
-) -> tuple[Warm, FakeClock, int]:
-    """Warm up a call that takes ``cost_s(its number)``; return the result, the clock and the calls."""
+) -> tuple[WarmUp, FakeClock, int]:
+    """WarmUp up a call that takes ``cost_s(its number)``; return the result, the clock and the calls."""
     clock = FakeClock(warm_up_s=bounds_s)
     numbers: list[int] = []
 
@@ -73,7 +73,7 @@ def test_warm_up_ends_when_block_medians_are_flat() -> None:
 
 
 def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
-    """Warm-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once.
+    """WarmUp-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once.
 
     A visit lasts two milliseconds within bounds, also if a single call of the warm-up is slow.
     """
@@ -82,7 +82,7 @@ def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
         assert max_s <= clock.now_s < max_s + 0.4  # the last block is completed
         assert warm.state == f"not flat after {clock.now_s:.2f} s"
     warm, _, calls = warmed(lambda _: 2.0, (0.3, 3.0), 1.0)
-    assert warm == Warm(2e9, calls=1, slow=True, state="one call, longer than the budget")
+    assert warm == WarmUp(2e9, calls=1, slow=True, state="one call, longer than the budget")
     assert calls == 1
     warm, _, calls = warmed(lambda number: 0.015 if number == 600 else 1e-5, (0.02, 0.02), 1.0)
     assert 600 < calls <= 600 + MAX_CALLS  # the slow call is in the last block

@@ -192,7 +192,7 @@ def test_the_room_is_what_machine_and_container_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The room is bounded by the machine and any container limit; without a ceiling it is unbounded."""
-    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
     machine = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     for most, used, available in (
