@@ -11,7 +11,7 @@ def doctor() -> None:
 
     Example: esbench doctor
     """
-    from esbench.measure.doctor import diagnosis
+    from esbench.measure.doctor import diagnose
 
-    for finding in diagnosis():
+    for finding in diagnose():
         typer.echo(f"{'yes' if finding.is_available else 'no':<4} {finding.subject}: {finding.reason}")

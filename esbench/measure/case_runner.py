@@ -318,7 +318,7 @@ class CaseRunner:
         """Store a row for each failure of the group since the last call."""
         while self._group.failures:
             entry, failure = self._group.failures.pop(0)
-            self.context.recorder.enter([self.context.skipped_row(self.case, entry, None, failure)])
+            self.context.recorder.store_rows([self.context.skipped_row(self.case, entry, None, failure)])
 
     def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last.

@@ -1,6 +1,6 @@
 """The CUDA operations that the clocks use: streams, events, graphs and flushing the cache.
 
-torch's functions are bound at import: a variant cannot replace them later.
+torch's functions are bound at import: a variant that replaces them in torch does not change the times.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torch.cuda import synchronize as _synchronize
 
 Call = Callable[[], object]
 Event = Any
-"""An event of a device, opaque to the clocks."""
+"""An event of a device; the clocks only pass it on."""
 
 _event: Callable[[], Event] = partial(torch.cuda.Event, enable_timing=True)
 _record: Callable[[Event], None] = torch.cuda.Event.record
@@ -27,24 +27,24 @@ _elapsed_ms: Callable[[Event, Event], float] = torch.cuda.Event.elapsed_time
 _overwrite = torch.Tensor.zero_
 _sum = torch.sum
 _spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001  # the only kernel of a chosen duration
-_end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  # noqa: SLF001  # nothing public ends a capture that broke
+_end_allocating: Callable[[int, Any], None] = torch._C._cuda_endAllocateToPool  # noqa: SLF001  # no public function does it
 _release_pool: Callable[[int, Any], None] = torch._C._cuda_releasePool  # noqa: SLF001  # the same
 
 FASTEST_KHZ = 3_000_000
-"""An upper bound of GPU clocks."""
+"""A clock rate that no GPU exceeds."""
 
 PAUSE_S = 0.1
 """After a longer pause the device counts as idle."""
 
 _ROW_BYTES = 4096
-"""Many short rows are summed in one pass, by a kernel that needs no memory besides its output."""
+"""The size of a row of a cache buffer: torch sums many short rows in one pass, without allocating memory."""
 
 
 class Streak:
-    """The time for which a device has been busy without a pause, in which its clocks settle."""
+    """The time for which a device has been busy without a pause: its clock rates settle during it."""
 
     def __init__(self) -> None:
-        """Start with a device at rest."""
+        """Start with an idle device."""
         self._since_s = self._until_s = -math.inf
 
     def extend(self, start_s: float, end_s: float) -> None:
@@ -61,9 +61,9 @@ class Streak:
 class CacheBuffer:
     """A buffer larger than a cache: writing or reading all of it evicts everything else.
 
-    Lines that were only written are dirty: the next call that needs their place waits until they are written
-    back to memory, which makes its cold time too long. Reading the buffer afterwards leaves clean lines.
-    Neither method allocates memory.
+    After writing, the cache is full of dirty lines, which have to be written back to memory when they are
+    replaced: the next call would wait for that, and its cold time would be too long. So the buffer is read
+    as well, which leaves clean lines. Neither method allocates memory.
 
     Args:
         min_bytes: the size of the buffer; it is rounded up.
@@ -99,7 +99,7 @@ class Cuda:
         """Allocate the buffer that flushes the cache and the stream for captures."""
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
-        # The highest clock, in kHz, so that a block is never too short. Not every build of torch reports it.
+        # With the highest clock rate, no block is too short. Some builds of torch do not report it.
         self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
         self.cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
         # One stream for all captures, because cuBLAS allocates a workspace for each stream.
@@ -107,7 +107,7 @@ class Cuda:
         self._broken: list[CUDAGraph] = []
 
     def now_ns(self) -> int:
-        """Return the host's clock."""
+        """Return the host's time in nanoseconds."""
         return _now_ns()
 
     def event(self) -> Event:
@@ -115,7 +115,7 @@ class Cuda:
         return _event()
 
     def record(self, event: Event) -> None:
-        """Queue the event, which records the device's time when all earlier work is done."""
+        """Queue the event, which takes the device's time when all earlier work is done."""
         _record(event)
 
     def done(self, event: Event) -> bool:
@@ -131,7 +131,7 @@ class Cuda:
         _synchronize()
 
     def spin(self, ns: float) -> None:
-        """Queue a kernel that keeps the stream busy for at least this time: one thread that counts cycles."""
+        """Queue a kernel of one thread that keeps the stream busy for at least ``ns`` nanoseconds."""
         _spin(math.ceil(ns * self._cycles_per_ns))
 
     def flush(self) -> None:
@@ -144,13 +144,13 @@ class Cuda:
         return int(_statistics(self._index)["reserved_bytes"]["all"]["current"])
 
     def capture(self, call: Call, turns: int) -> Sequence[Call]:
-        """Capture ``turns`` calls in a row, each in its own graph; return their replays.
+        """Make ``turns`` calls to warm up, then capture ``turns`` calls, each in a graph; return the replays.
 
-        A replay returns the result of its call, which is valid until the next replay of any of them, because
-        they share a memory pool. Before the captures, the call is made ``turns`` times.
+        A replay returns the result of its call. The graphs share a memory pool, so the next replay of any of
+        them overwrites that result.
 
-        The current stream is captured, or a side stream if that is the default stream, which cannot be
-        captured. Work of other threads (NVML, a progress display) is not captured and cannot break a capture.
+        The current stream is captured; the default stream cannot be captured, so a side stream replaces it.
+        Work of other threads (NVML, a progress display) is not captured and cannot break a capture.
 
         Raises:
             Exception: any error of the call or of CUDA. The device is usable afterwards.
@@ -164,7 +164,7 @@ class Cuda:
             for _ in range(turns):
                 call()
             _synchronize()
-            _empty_cache()  # while capturing, the allocator cannot take back what other pools hold
+            _empty_cache()  # a capture cannot reuse the cached memory of other pools
             try:
                 replays = [self._capture_once(call, pool) for _ in range(turns)]
             finally:
@@ -177,13 +177,13 @@ class Cuda:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = call()
-            except BaseException:  # a capture has to be ended after any error, which is raised again
-                with contextlib.suppress(RuntimeError):  # the error of the call is raised
+            except BaseException:  # after any error the capture has to be ended
+                with contextlib.suppress(RuntimeError):  # the error of the call is raised instead
                     graph.capture_end()
                 raise
             graph.capture_end()
-        except BaseException:  # the pool has to be mended after any error, which is raised again
-            self._mend(graph, pool)
+        except BaseException:  # after any error the allocator has to be restored
+            self._restore_allocator(graph, pool)
             raise
 
         def replay() -> object:
@@ -192,19 +192,19 @@ class Cuda:
 
         return replay
 
-    def _mend(self, graph: CUDAGraph, pool: Any) -> None:  # noqa: ANN401  # the same
-        """Restore the allocator and the generator after a broken capture.
+    def _restore_allocator(self, graph: CUDAGraph, pool: Any) -> None:  # noqa: ANN401  # the same
+        """Restore torch's allocator and default generator after a failed capture.
 
-        If CUDA refuses to end a capture, torch keeps allocating for it, returns no cached memory, and regards
-        the default generator as captured, until another capture that draws succeeds.
+        If CUDA refuses to end a capture, torch keeps allocating in its pool, and ``empty_cache`` returns no
+        memory. It also regards the default generator as captured until a capture that draws succeeds.
         """
         graph.reset()
         self._broken.append(graph)  # the allocator may refer to it
-        with contextlib.suppress(RuntimeError):  # it was not allocating any more
+        with contextlib.suppress(RuntimeError):  # raised if torch has ended the allocation in the pool itself
             _end_allocating(self._index, pool)
             _release_pool(self._index, pool)
         _synchronize()
-        whole = CUDAGraph()
-        whole.capture_begin(capture_error_mode="thread_local")
+        random_graph = CUDAGraph()
+        random_graph.capture_begin(capture_error_mode="thread_local")
         self.cache.rows[:1].random_()
-        whole.capture_end()
+        random_graph.capture_end()

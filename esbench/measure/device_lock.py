@@ -1,8 +1,8 @@
-"""A lock that lets only one run at a time measure on a device, across processes and users.
+"""A lock with which only one run at a time measures on a device, across processes and users.
 
-The operating system releases the lock of a process that was killed. A note next to the lock file describes
-the holder. Both are in the system's folder for temporary files, or in the folder named by the environment
-variable ESBENCH_LOCK_DIR: set it if not all users of the device share that folder.
+The operating system releases the lock of a process that was killed. A file next to the lock file describes
+the run that holds the lock. Both files are in the system's folder for temporary files. If the users of a
+device do not share that folder, set the environment variable ESBENCH_LOCK_DIR to one that they share.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ ANY_USER = 0o666
 """The mode of the files: any user may lock the device next."""
 POLL_S = 1.0
 FOREVER_S = -1.0
-"""The time limit by which filelock waits without one."""
+"""The timeout with which filelock waits without a limit."""
 
 
 class LockError(UserError):
@@ -37,9 +37,9 @@ def lock_device(
 
     Args:
         key: the UUID of a GPU, or ``cpu``.
-        purpose: a description of this run for others.
-        say: is called with a line about the holder if another run holds the lock, before waiting.
-        wait_s: seconds to wait for the lock, by default until the device is free.
+        purpose: a description of this run for users of other runs.
+        say: called with a line about the run that holds the lock, if there is one, before waiting.
+        wait_s: the seconds to wait for the lock, by default until the device is free.
 
     Raises:
         LockError: the lock is still held after ``wait_s`` seconds, or its file cannot be locked.
@@ -54,18 +54,18 @@ def lock_device(
             lock.acquire(timeout=0)
         except Timeout:
             if wait_s != 0:
-                say(f"{key} is held by {_holder(note)}; waiting for it to end")
+                say(f"{key} is in use by {_holder(note)}: waiting for it to end")
             lock.acquire(timeout=FOREVER_S if wait_s is None else wait_s, poll_interval=POLL_S)
     except Timeout:
-        message = f"{key} is held by {_holder(note)}; only one run at a time measures on a device"
+        message = f"{key} is in use by {_holder(note)}: wait for it to end, as only one run may use a device"
         raise LockError(message) from None
-    except (OSError, NotImplementedError) as error:  # the latter where a file system cannot lock
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: the file system has no locks
         reason = getattr(error, "strerror", None) or error
-        message = f"cannot lock {path}: {reason}; set {FOLDER} to a folder where files can be locked"
+        message = f"cannot lock {path} ({reason}): set {FOLDER} to a folder where files can be locked"
         raise LockError(message) from error
     try:
-        with contextlib.suppress(OSError):  # without a note the device is locked all the same
-            note.unlink(missing_ok=True)  # the note of another user who was killed cannot be overwritten
+        with contextlib.suppress(OSError):  # the note is optional: the device is locked without it
+            note.unlink(missing_ok=True)  # a note that another user's killed run left cannot be overwritten
             since = datetime.now(UTC).isoformat(timespec="seconds")
             note.write_text(f"{purpose} (pid {os.getpid()}, since {since})", encoding="utf-8")
             note.chmod(ANY_USER)
@@ -77,7 +77,7 @@ def lock_device(
 
 
 def _holder(note: Path) -> str:
-    """Return the first line of the note that describes the holder of a lock."""
+    """Return the description of the run that holds a lock."""
     try:
         return note.read_text(encoding="utf-8").splitlines()[0]
     except (OSError, UnicodeDecodeError, IndexError):

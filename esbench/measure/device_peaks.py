@@ -1,6 +1,6 @@
 """Device peaks: the rates of a large copy and of a square matrix product in each dtype of a run.
 
-The achieved rate of a variant is a share of these. They are measured like variants: by the run's clock, on
+The roofline bound of a variant is computed from them. They are measured like variants: by the run's clock, on
 seeded N(0, 1) numbers, without allocations.
 """
 
@@ -20,40 +20,44 @@ from esbench.schema import OUT_OF_TIME, DevicePeak
 from esbench.workload import UnavailableError
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-"""The folder in which Linux gives the sizes of the caches."""
+"""The folder in which Linux reports the sizes of the caches, such as ``32K``."""
 SIZE = re.compile(r"(\d+)([KMG])")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
-BEYOND = 8
-"""The size of a copied buffer in multiples of the last cache."""
+CACHE_MULTIPLE = 8
+"""The size of a copied buffer in multiples of the last cache, within the bounds below."""
 MIN_BUFFER = {"cpu": 64 * 2**20, "cuda": 2**30}
 MAX_BUFFER = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
-ROOM = 1 / 8
-"""The largest share of the free memory for a buffer."""
+MAX_FREE_SHARE = 1 / 8
+"""The largest size of a buffer as a share of the free memory."""
 
 PRODUCT_NS = {"cpu": 8e6, "cuda": 1e6}
-"""The least duration of a product."""
+"""The least duration of the measured product."""
 FIRST_SIDE, LAST_SIDE = 64, 16384
+"""The bounds of the number of rows and columns of the matrices."""
 
 PEAK_S = {"cpu": 2.0, "cuda": 1.0}
-"""About the seconds for one peak, with allocation and probes."""
+"""The expected seconds of one peak, with allocation and probes."""
 
 PROBES = 3
+"""The number of calls in a probe of the duration."""
 BUDGET_NS = 0.12e9
-"""About the duration of the samples of a peak, within these bounds of calls."""
+"""The duration of the samples of a peak, within these bounds of the number of calls."""
 MIN_CALLS, MAX_CALLS = 5, 50
 
 
 def device_peaks(
     device: str, dtypes: Iterable[str], clock: Clock, end_s: float = math.inf
 ) -> Iterator[DevicePeak]:
-    """Yield the peaks of a copy and of a matrix product in each type that the device has and that fits.
+    """Yield the peak of a copy, and of a matrix product in each dtype that the device supports.
+
+    A peak that runs out of memory is left out.
 
     Args:
         device: ``cpu`` or ``cuda``.
-        dtypes: the types of the products.
+        dtypes: the dtypes of the products.
         clock: times the calls.
-        end_s: a moment of :func:`time.monotonic`; no peak is begun that would end later.
+        end_s: the time of :func:`time.monotonic` by which the last peak must have ended.
 
     Raises:
         UnavailableError: not enough time is left for the next peak.
@@ -61,8 +65,8 @@ def device_peaks(
     """
     supported = (dtype for dtype in dict.fromkeys(dtypes) if not unsupported_reason(dtype, device))
     measures: list[Callable[[str, Clock], DevicePeak]] = [
-        _copy,
-        *(partial(_product, dtype) for dtype in supported),
+        _measure_copy,
+        *(partial(_measure_product, dtype) for dtype in supported),
     ]
     for measure in measures:
         if time.monotonic() + PEAK_S[device] > end_s:
@@ -77,7 +81,7 @@ def device_peaks(
 
 
 def cache_bytes(device: str) -> int:
-    """Return the size of the last cache before memory, 0 if it is unknown."""
+    """Return the size of the last-level cache, 0 if it is unknown."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     sizes = [SIZE.match(path.read_text(encoding="ascii")) for path in CACHES.glob("index*/size")]
@@ -86,11 +90,11 @@ def cache_bytes(device: str) -> int:
 
 def buffer_bytes(device: str, cache: int, free: int) -> int:
     """Return the size of a copied buffer from the sizes of the last cache and of the free memory."""
-    wanted = min(max(BEYOND * cache, MIN_BUFFER[device]), MAX_BUFFER[device])
-    return max(1, min(wanted, int(ROOM * free)))
+    size = min(max(CACHE_MULTIPLE * cache, MIN_BUFFER[device]), MAX_BUFFER[device])
+    return max(1, min(size, int(MAX_FREE_SHARE * free)))
 
 
-def _copy(device: str, clock: Clock) -> DevicePeak:
+def _measure_copy(device: str, clock: Clock) -> DevicePeak:
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_bytes()
     size = buffer_bytes(device, cache_bytes(device), free)
     source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
@@ -98,8 +102,8 @@ def _copy(device: str, clock: Clock) -> DevicePeak:
     return DevicePeak(kind="copy", dtype="uint8", amount=2.0 * size, samples=samples)
 
 
-def _product(dtype: str, device: str, clock: Clock) -> DevicePeak:
-    """Double the side of a product until it takes long enough, and measure it then."""
+def _measure_product(dtype: str, device: str, clock: Clock) -> DevicePeak:
+    """Measure the product of square matrices that are large enough for it to last PRODUCT_NS."""
     side = FIRST_SIDE
     with precision(dtype):
         call = _multiplication(side, device, dtype)

@@ -25,9 +25,9 @@ from esbench.schema import Environment
 GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
-"""Fields that vary on one machine."""
+"""Fields of an Environment that vary between runs on one machine."""
 SOURCES = ("*.py", "*.json")
-"""The files of a package that are hashed: code, and tables of tuned kernels."""
+"""The files of a package that are hashed: code, and tables of tuned tile sizes."""
 HASH_DIGITS = 12
 """The length of a stored hash."""
 
@@ -50,14 +50,14 @@ def resolve_device(name: str) -> Literal["cpu", "cuda"]:
     if name != "cuda":
         message = f"no device {name!r}; available: auto, cpu, cuda"
         raise DeviceError(message)
-    if missing := no_cuda():
+    if missing := cuda_problem():
         message = f"--device cuda: {missing}; use --device cpu, or see `esbench doctor`"
         raise DeviceError(message)
     return "cuda"
 
 
-def no_cuda() -> str:
-    """Return why torch cannot use a CUDA device, or nothing if it can."""
+def cuda_problem() -> str:
+    """Return why torch cannot use a CUDA device, or an empty string if it can."""
     if torch.cuda.is_available():
         return ""
     if torch.version.cuda is None:
@@ -70,10 +70,10 @@ def no_cuda() -> str:
 def environment(device: str) -> Environment:
     """Return the description of this machine; a field is None if it is unknown. Never fails.
 
-    On CUDA it takes a second, in which the idle power is read: nothing else should use the GPU.
+    On CUDA the idle power is read for a second, during which nothing else should use the GPU.
     """
     cpu = cpu_name()
-    head, rule = commit(), governor()
+    git_commit, cpu_governor = commit(), governor()
     machine = Environment(
         device="cpu",
         device_name=cpu,
@@ -86,14 +86,14 @@ def environment(device: str) -> Environment:
         triton=package_version("triton"),
         esbench=esbench.__version__,
         matmul_precision=torch.get_float32_matmul_precision(),
-        commit=head,
-        dirty=git.is_dirty(Path(esbench.__file__).parent, GIT_TIMEOUT_S) if head else None,
-        clocks=f"governor {rule}" if rule else None,
+        commit=git_commit,
+        dirty=git.is_dirty(Path(esbench.__file__).parent, GIT_TIMEOUT_S) if git_commit else None,
+        clocks=f"governor {cpu_governor}" if cpu_governor else None,
         load=_load(),
     )
     if device != "cuda":
         return machine
-    # Before torch makes a CUDA context, which adds this process to NVML's list.
+    # Called before torch creates a CUDA context, which adds this process to NVML's list.
     foreign = foreign_processes()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return msgspec.structs.replace(
@@ -109,7 +109,7 @@ def environment(device: str) -> Environment:
 
 
 def device_uuid(device: str) -> str | None:
-    """Return the current GPU's UUID, None for a CPU. Never fails, and makes no CUDA context."""
+    """Return the current GPU's UUID, None for a CPU. Never fails, and creates no CUDA context."""
     try:
         return current_uuid() if device == "cuda" else None
     except NvmlError:
@@ -117,16 +117,16 @@ def device_uuid(device: str) -> str | None:
 
 
 def differences(left: Environment, right: Environment) -> list[str]:
-    """Return the differences because of which two measurements cannot be parts of one run.
+    """Return a text for each field that differs, except for the VOLATILE ones.
 
-    Load, other processes and idle power may differ.
+    An interrupted run is resumed only in an environment without such differences.
     """
     names = [name for name in Environment.__struct_fields__ if name not in VOLATILE]
     pairs = [(name, getattr(left, name), getattr(right, name)) for name in names]
-    return [f"{name.replace('_', ' ')} {_text(a)} vs {_text(b)}" for name, a, b in pairs if a != b]
+    return [f"{name.replace('_', ' ')} {_format(a)} vs {_format(b)}" for name, a, b in pairs if a != b]
 
 
-def _text(value: object) -> str:
+def _format(value: object) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, bool):
@@ -137,8 +137,8 @@ def _text(value: object) -> str:
 def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
     """Return short SHA-256 hashes of the source code of the variants, their packages and the harness.
 
-    The hash of a variant is that of the file that defines its scheme; the hash of a package is that of all
-    its files, because a scheme may import any of them. A scheme without a file is left out.
+    The hash of a variant is the hash of the file that defines its scheme. The hash of a package is that of
+    all its files, because a scheme may import any of them. A scheme without a file is left out.
     """
     hashes = {}
     packages = {"esbench": Path(esbench.__file__)}
@@ -150,8 +150,8 @@ def source_hashes(entries: Iterable[Entry]) -> dict[str, str]:
             root = getattr(sys.modules.get(entry.package), "__file__", None)
             packages[entry.package] = Path(root) if root else file
     for name, file in packages.items():
-        whole = [path for kind in SOURCES for path in file.parent.rglob(kind)]
-        files = whole if file.name == "__init__.py" else [file]
+        is_package = file.name == "__init__.py"
+        files = [path for glob in SOURCES for path in file.parent.rglob(glob)] if is_package else [file]
         hashes[name] = _hash(sorted(files))
     return hashes
 
@@ -164,7 +164,7 @@ def _hash(files: Iterable[Path]) -> str:
 
 
 def governor() -> str | None:
-    """Return the rule by which Linux sets the CPU's clock, such as ``performance``."""
+    """Return the CPU frequency governor of Linux, such as ``performance``, None if it is unknown."""
     try:
         return GOVERNOR.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -172,7 +172,7 @@ def governor() -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name from the system, or its architecture."""
+    """Return the processor's name, or its architecture if the system does not report the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -182,7 +182,7 @@ def cpu_name() -> str:
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed package without importing it."""
+    """Return the version of a package without importing it, None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -190,7 +190,7 @@ def package_version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Return the commit of this package, None if it is not under version control."""
+    """Return the git commit of esbench's source, None if it is not in a git checkout."""
     return git.commit(Path(esbench.__file__).parent, GIT_TIMEOUT_S)
 
 
@@ -202,7 +202,7 @@ def _load() -> float | None:
 
 
 def _nvml_fields() -> dict[str, Any]:
-    """Return driver version, clock policy and idle power as NVML reports them."""
+    """Return the fields of an Environment that NVML reports; None for a reading that NVML refuses."""
     readers: dict[str, Callable[[Nvml], object]] = {
         "driver": Nvml.driver,
         "clocks": Nvml.clock_policy,

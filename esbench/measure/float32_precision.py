@@ -13,7 +13,7 @@ AMPERE = (8, 0)
 
 
 def tensor_dtype(name: str) -> torch.dtype:
-    """Return the type of the tensors of a case."""
+    """Return the torch dtype of a case's tensors: ``tfloat32`` tensors are float32."""
     dtype: torch.dtype = torch.float32 if name == TF32 else getattr(torch, name)
     return dtype
 
@@ -24,9 +24,9 @@ def has_tf32(device: str) -> bool:
 
 
 def unsupported_reason(dtype: str, device: str) -> str:
-    """Return why a device cannot compute in the type of a case, or nothing if it can.
+    """Return why a device cannot compute in the dtype of a case, or an empty string if it can.
 
-    A GPU that only emulates bfloat16 is refused: its times would be those of conversions.
+    A GPU that emulates bfloat16 is refused, because converting the numbers takes most of the time.
     """
     if dtype == TF32 and not has_tf32(device):
         return "this device does not multiply in TF32"
@@ -35,21 +35,21 @@ def unsupported_reason(dtype: str, device: str) -> str:
         and device == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        return f"bfloat16 {too_old()}"
+        return f"bfloat16 {capability_message()}"
     return ""
 
 
-def too_old() -> str:
-    """Return the text that an older GPU lacks a capability."""
+def capability_message() -> str:
+    """Return the reason for a feature that this GPU is too old for."""
     have, need = (f"{major}.{minor}" for major, minor in (torch.cuda.get_device_capability(), AMPERE))
     return f"needs a GPU of capability {need} or more, this one has {have}"
 
 
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Allow TF32 in matrix products and convolutions for ``tfloat32``, forbid it for any other type.
+    """Allow TF32 in matrix products and convolutions for dtype ``tfloat32``, forbid it for any other dtype.
 
-    The earlier setting is restored at the end.
+    The earlier setting is restored at the end of the context.
     """
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     allowed = dtype == TF32

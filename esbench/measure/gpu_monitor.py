@@ -1,8 +1,8 @@
-"""Utilization, power, clock and energy of a GPU while one call is looped, and the processes on it.
+"""Utilization, power, clock and energy of a GPU while a call is repeated, and the processes on the GPU.
 
-NVML's utilization is the share of a period with a kernel running, not the part of the GPU that the kernel
-uses. Utilization and power are means over up to a second, so reading starts after a lead-in. Energy is the
-difference of the board's own counter over the window.
+NVML's utilization is the share of time in which any kernel ran, not the share of the GPU that kernels used.
+Utilization and power are means over up to a second, so readings begin after a lead-in. Energy is the
+increase of the board's energy counter.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ METHOD = "nvml"
 
 MAX_W = PLAUSIBLE["mW"][1] / 1e3
 UPDATES = 20
-"""The least updates of the energy counter in a window: an error of one update is then 5 %."""
+"""The least number of updates of the energy counter in a window: an error of one update is then 5 %."""
 BLOCK_S = 0.01
-"""Seconds of work between two synchronizations: launches do not pile up, and the GPU is seldom idle."""
+"""The seconds of work between two synchronizations: few launches queue up, and the GPU is seldom idle."""
 MAX_CALLS = 1024
 """The most calls between two synchronizations."""
 
@@ -36,8 +36,13 @@ MAX_CALLS = 1024
 class Pace(NamedTuple):
     """The durations of a pass.
 
-    In seconds: the lead-in before the first reading, the window of readings, the longest window if the energy
-    counter is slow, and the interval between readings. Also the clock that measures them.
+    Attributes:
+        lead_in_s: the time before the first reading.
+        window_s: the time during which readings are taken.
+        max_s: the longest window, used if the energy counter is updated slowly.
+        interval_s: the time between readings.
+        now: the clock, in seconds.
+
     """
 
     lead_in_s: float = 1.0
@@ -49,15 +54,15 @@ class Pace(NamedTuple):
 
 PACE = Pace()
 IDLE_S = 1.0
-"""Seconds for which the power is read before a run."""
+"""The seconds for which the idle power is read before a run."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Samples of each metric, and the reason for each missing metric.
+    """Samples of each metric, and the reasons for missing metrics.
 
-    ``energy_j`` and ``net_energy_j`` have one sample, of one call; ``throttled_percent`` has one, the share
-    of readings with a throttled clock; other metrics have a sample of each reading.
+    ``energy_j`` and ``net_energy_j`` have one sample, the energy of a call; ``throttled_percent`` has one,
+    the share of readings with a throttled clock; other metrics have a sample for each reading.
     """
 
     samples: Mapping[str, tuple[float, ...]]
@@ -66,14 +71,21 @@ class Activity:
 
 @dataclass
 class Readings:
-    """The readings of a window: metric -> samples, metric -> reason, and the energy counter's updates."""
+    """The readings of a window.
+
+    Attributes:
+        samples: metric -> its values.
+        missing: metric -> the reason why it has no values.
+        updates: how often the energy counter has changed.
+
+    """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     updates: int = 0
 
-    def take(self, metric: str, read: Callable[[], float]) -> None:
-        """Read a metric, unless it failed before: part of a window is not enough."""
+    def add(self, metric: str, read: Callable[[], float]) -> None:
+        """Read a metric and store its value; after a failure all its values are dropped."""
         if metric in self.missing:
             return
         try:
@@ -84,19 +96,19 @@ class Readings:
 
 
 @contextlib.contextmanager
-def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
-    """Read NVML at intervals on a thread while the context lasts, at least once."""
+def sample_in_background(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
+    """Read NVML at intervals on a thread inside the context, at least once."""
     readings, stop = Readings(), threading.Event()
 
     def sample() -> None:
         last_j: float | None = None
         while True:
-            readings.take("utilization_percent", nvml.utilization_percent)
-            readings.take("power_w", nvml.power_w)
-            readings.take("clock_hz", nvml.clock_hz)
-            readings.take("temperature_c", nvml.temperature_c)
-            readings.take("throttled_percent", lambda: 100.0 * bool(nvml.throttled()))
-            with contextlib.suppress(NvmlError):  # the reading for the figure itself reports the reason
+            readings.add("utilization_percent", nvml.utilization_percent)
+            readings.add("power_w", nvml.power_w)
+            readings.add("clock_hz", nvml.clock_hz)
+            readings.add("temperature_c", nvml.temperature_c)
+            readings.add("throttled_percent", lambda: 100.0 * bool(nvml.throttled()))
+            with contextlib.suppress(NvmlError):  # monitor() reads the counter as well and stores the reason
                 now_j = nvml.energy_j()
                 readings.updates += last_j is not None and now_j != last_j
                 last_j = now_j
@@ -113,25 +125,28 @@ def sampling(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
 
 
 def monitor_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
-    """Loop a CUDA call for some seconds and return NVML's readings.
+    """Repeat a CUDA call for some seconds and return NVML's readings.
 
-    ``idle_w`` is the idle power from :func:`idle_power_w`; without it, net energy is not computed.
+    Args:
+        call: the call.
+        idle_w: the idle power from :func:`idle_power_w`; without it, net energy is not computed.
+
     """
     try:
         with Nvml() as nvml:
-            return watch(call, nvml, torch.cuda.synchronize, idle_w)
+            return monitor(call, nvml, torch.cuda.synchronize, idle_w)
     except NvmlError as error:
         return Activity({}, str(error))
 
 
-def watch(
+def monitor(
     call: Callable[[], object],
     nvml: Nvml,
     synchronize: Callable[[], object],
     idle_w: float | None = None,
     pace: Pace = PACE,
 ) -> Activity:
-    """Loop a call for the lead-in and the window; return NVML's readings in the window."""
+    """Repeat a call for the lead-in and the window; return NVML's readings in the window."""
     now, block = pace.now, 1
 
     def loop_block() -> int:
@@ -148,43 +163,48 @@ def watch(
     lead_in_ends_s, calls = now() + pace.lead_in_s, 0
     while now() < lead_in_ends_s:
         loop_block()
-    with sampling(nvml, pace.interval_s) as readings:
-        readings.take("energy_j", nvml.energy_j)
+    with sample_in_background(nvml, pace.interval_s) as readings:
+        readings.add("energy_j", nvml.energy_j)
         start_s = now()
         while (spent_s := now() - start_s) < pace.window_s or (
             0 < readings.updates < UPDATES and spent_s < pace.max_s
         ):
             calls += loop_block()
-        readings.take("energy_j", nvml.energy_j)
-    _divide_energy(readings, spent_s, calls, idle_w)
+        readings.add("energy_j", nvml.energy_j)
+    _compute_energy(readings, spent_s, calls, idle_w)
     samples = {metric: tuple(values) for metric, values in readings.samples.items()}
     if throttled := samples.get("throttled_percent"):
         samples["throttled_percent"] = (statistics.fmean(throttled),)
     return Activity(samples, "; ".join(f"no {metric}: {why}" for metric, why in readings.missing.items()))
 
 
-def _divide_energy(readings: Readings, window_s: float, calls: int, idle_w: float | None) -> None:
-    """Replace the counter's two values by the energy of a call, with and without that of the idle GPU."""
+def _compute_energy(readings: Readings, window_s: float, calls: int, idle_w: float | None) -> None:
+    """Replace the two values of the energy counter by the energy of a call.
+
+    energy = (after - before) / calls, and net energy = (after - before - idle power * window) / calls.
+    """
     if "energy_j" in readings.missing:
         return
     before_j, after_j = readings.samples.pop("energy_j")
     spent_j = after_j - before_j
-    fault = ""
+    change = ""
     if not 0 <= spent_j <= MAX_W * window_s:
-        fault = f"by {spent_j:g} J"
+        change = f"by {spent_j:g} J"
     elif not spent_j:
-        fault = "not at all"
+        change = "not at all"
     elif readings.updates < UPDATES:
-        fault = f"{readings.updates} times, not {UPDATES},"
-    if fault:
-        readings.missing["energy_j"] = f"the energy counter moved {fault} in {window_s:.1f} s"
+        change = f"{readings.updates} times, not {UPDATES},"
+    if change:
+        readings.missing["energy_j"] = f"the energy counter moved {change} in {window_s:.1f} s"
         return
     readings.samples["energy_j"] = [spent_j / calls]
     if idle_w is None:
-        readings.missing["net_energy_j"] = "the idle power is not known"
+        readings.missing["net_energy_j"] = "the idle power is unknown"
     elif (net_j := spent_j - idle_w * window_s) < 0:
         drawn_w = spent_j / window_s
-        readings.missing["net_energy_j"] = f"{drawn_w:.3g} W at work are less than {idle_w:.3g} W when idle"
+        readings.missing["net_energy_j"] = (
+            f"{drawn_w:.3g} W under load are less than {idle_w:.3g} W when idle"
+        )
     else:
         readings.samples["net_energy_j"] = [net_j / calls]
 
@@ -206,9 +226,9 @@ def idle_power_w(
 
 
 class ConditionsReader:
-    """Reads clock, temperature, power and throttling after a visit; NVML stays open for the whole run.
+    """Reads clock, temperature, power and throttling after each visit; NVML stays open for the whole run.
 
-    A reading is None if NVML does not answer; nothing is raised.
+    A reading is None if NVML does not answer. No method raises.
     """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
@@ -228,7 +248,7 @@ class ConditionsReader:
             self._nvml.close()
 
     def __call__(self) -> Conditions | None:
-        """Return the current readings; a reading that NVML refuses is None."""
+        """Return the current readings, None if NVML refuses all of them."""
         conditions = Conditions(
             clock_hz=self._read(Nvml.clock_hz),
             temperature_c=self._read(Nvml.temperature_c),
@@ -250,24 +270,25 @@ class ConditionsReader:
 
 @functools.cache
 def own_pids() -> frozenset[int]:
-    """Return the ids that NVML lists for this process, empty if it does not list it. Never fails.
+    """Return the ids under which NVML lists this process, empty if NVML does not list it. Never fails.
 
-    In a container NVML lists the host's ids. The process that appears in the list when torch makes its CUDA
-    context is this one, so call this before anything else uses the GPU; the result is cached.
+    In a container, NVML lists the ids of the host, which this process does not know. It is therefore
+    recognized by its appearance in the list when torch creates its CUDA context: call this before anything
+    else uses the GPU. The result is cached.
     """
     try:
         with Nvml() as nvml:
             before = {process.pid for process in nvml.processes()}
             torch.cuda.synchronize()
             after = {process.pid for process in nvml.processes()}
-    except (NvmlError, RuntimeError):  # the latter from a GPU that is broken or full
+    except (NvmlError, RuntimeError):  # a RuntimeError from a GPU that is broken or has no free memory
         return frozenset()
     new, itself = after - before, {os.getpid()}
     return frozenset((new & itself) or new or (after & itself))
 
 
 def foreign_processes() -> tuple[str, ...]:
-    """Return the other processes on the GPU now, as far as NVML lists them. Never fails."""
+    """Return the other processes that NVML lists on the GPU now, empty if it does not answer. Never fails."""
     own = own_pids()
     try:
         with Nvml() as nvml:

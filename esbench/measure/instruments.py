@@ -1,4 +1,4 @@
-"""The instruments of a run: clocks, memory, profiler and GPU monitor of a device."""
+"""The instruments of a device, with which a run measures: clocks, memory, profiler and GPU monitor."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +16,7 @@ from esbench.measure.timers import Call, Clock, clocks
 
 
 def do_nothing() -> None:
-    """Do nothing: on a CPU a call returns when its work is done."""
-
-
-def present() -> bool:
-    """Return True: a CPU always responds."""
-    return True
+    """Do nothing, in place of a synchronization: a call on a CPU returns when its work is done."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +27,12 @@ class Instruments:
         clocks: a clock for each timing method.
         footprint: measures the memory of a call.
         trace: counts the launches of a call.
-        activity: measures utilization, power and energy; None if the device has no meters.
+        activity: measures utilization, power and energy of a call; None if the device does not report them.
         conditions: reads clock, temperature and power after each visit.
         synchronize: waits for the device.
         alive: returns whether the device still responds.
         other_processes: returns the other processes on the device.
-        traces_last: whether a trace slows later calls down, so that all traces come after the last timing.
+        traces_last: whether calls are traced after the last timing, because a trace slows later calls down.
 
     """
 
@@ -47,7 +42,7 @@ class Instruments:
     activity: Callable[[Call], Activity] | None = None
     conditions: ReadConditions = no_conditions
     synchronize: Callable[[], object] = do_nothing
-    alive: Callable[[], bool] = present
+    alive: Callable[[], bool] = lambda: True
     other_processes: Callable[[], tuple[str, ...]] = tuple
     traces_last: bool = False
 
@@ -71,7 +66,7 @@ def instruments(
             trace=partial(profiler.trace, device=device),
         )
         return
-    # On a side stream, because work that autograd recorded on the default stream cannot be captured.
+    # A side stream: work that autograd recorded on the default stream cannot be captured.
     with ConditionsReader() as conditions, torch.cuda.stream(torch.cuda.Stream()):
         yield Instruments(
             clocks=clocks(device, methods),

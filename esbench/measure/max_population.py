@@ -16,17 +16,22 @@ from esbench.workload import build
 METHOD = "bisection"
 
 BLOCK = 256
-"""Larger populations are tried at multiples of this number only."""
+"""Populations of at least this many members are tried at multiples of it only."""
 RESOLUTION = 0.01
 """The search ends when the two bounds differ by at most this share."""
 
 Fits = Callable[[int], bool]
+"""Returns whether a population of some members fits into memory."""
 
 
 class Capacity(NamedTuple):
-    """The largest population that fitted, or 0, and the smallest that did not.
+    """The result of a search.
 
-    ``stop`` is why the search ended: ``resolution`` if the two are close enough, otherwise ``budget``.
+    Attributes:
+        members: the largest population that fitted, or 0.
+        too_many: the smallest population that did not fit.
+        stop: ``resolution`` if the search ended because the two are close enough, otherwise ``budget``.
+
     """
 
     members: int
@@ -40,12 +45,12 @@ def find_largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[
     Args:
         fits: returns whether a population fits.
         too_many: a population that does not fit.
-        budget_s: seconds after which no attempt is begun.
-        seconds: the clock.
+        budget_s: the seconds after which no attempt is begun.
+        seconds: returns the time in seconds.
 
     """
     start_s, members = seconds(), 0
-    while (middle := _between(members, too_many)) is not None:
+    while (middle := _next_population(members, too_many)) is not None:
         if seconds() - start_s >= budget_s:
             return Capacity(members, too_many, "budget")
         if fits(middle):
@@ -58,10 +63,10 @@ def find_largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[
 def fit_test(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> Fits:
     """Return a function that sets a variant up with some members, calls it once in a phase and frees it.
 
-    The function returns whether memory sufficed; any other error passes through.
+    The function returns whether memory sufficed, and raises any other error of the variant.
     """
 
-    def attempt(members: int) -> None:
+    def call_once(members: int) -> None:
         workload = build(entry.scheme, msgspec.structs.replace(case, members=members), device, seed)
         workload.enter(phase)
         workload.phases[phase]()
@@ -70,7 +75,7 @@ def fit_test(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> 
 
     def fits(members: int) -> bool:
         try:
-            attempt(members)
+            call_once(members)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return False
@@ -82,8 +87,8 @@ def fit_test(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> 
     return fits
 
 
-def _between(members: int, too_many: int) -> int | None:
-    """Return the next population to try, or None if the bounds are close enough."""
+def _next_population(members: int, too_many: int) -> int | None:
+    """Return the next population to try, about sqrt(members * too_many), or None at the end."""
     if too_many <= members * (1 + RESOLUTION):
         return None
     middle = math.isqrt(max(members, 1) * too_many)

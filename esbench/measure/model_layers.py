@@ -1,4 +1,4 @@
-"""The layers of a model as cases, with their shapes when the model runs on example rows."""
+"""The layers of a model as cases, with the shapes of their inputs when it runs on example rows."""
 
 import contextlib
 import importlib
@@ -16,18 +16,18 @@ from esbench.errors import UserError
 from esbench.measure.failure import classify
 from esbench.schema import Case
 
-NORMALISATIONS = (
+NORMALIZATIONS = (
     *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
-"""Layers whose scales a population perturbs by dense noise, whatever the scheme."""
+"""Layers whose parameters a population perturbs by dense noise with every scheme."""
 
-WHAT_TO_RETURN = "return (module, rows), such as (model, torch.zeros(1, 3, 32, 32))"
+RETURN_ADVICE = "return (module, rows), such as (model, torch.zeros(1, 3, 32, 32))"
 
 
 class Layer(NamedTuple):
-    """A layer of a model: its name, its case to be measured, and its number of trainable entries."""
+    """A layer that schemes act on: its name, the case to measure, and its number of trainable entries."""
 
     name: str
     case: Case
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
 
 class OtherModule(NamedTuple):
-    """A module with other trainable parameters: a text about it, and whether it must be excluded."""
+    """Another module with trainable parameters: what happens to it, and whether it must be excluded."""
 
     name: str
     reason: str
@@ -43,7 +43,7 @@ class OtherModule(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The layers with a choice of scheme, other trainable modules, and the number of perturbed entries."""
+    """The layers that schemes act on, other trainable modules, and the number of perturbed entries."""
 
     chosen: tuple[Layer, ...]
     others: tuple[OtherModule, ...]
@@ -54,13 +54,13 @@ def load_model(name: str) -> tuple[nn.Module, Tensor]:
     """Import a factory, ``module:factory``, and call it; return the model and example rows.
 
     Raises:
-        UserError: it cannot be imported, raises, or returns something else; or it returns no rows and the
-            shape of a row does not follow from the first layer.
+        UserError: the factory cannot be imported, raises, or returns something else; or it returns no rows
+            and the first layer does not determine the shape of a row.
 
     """
     try:
         model, rows = _call_factory(name)
-        return model, _rows_for(model) if rows is None else rows
+        return model, _example_row(model) if rows is None else rows
     except UserError as error:
         message = f"--model {name}: {error}"
         raise UserError(message) from error
@@ -69,7 +69,7 @@ def load_model(name: str) -> tuple[nn.Module, Tensor]:
 def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None = None) -> Layers:
     """Return the layers of a model, in the order in which they are called.
 
-    The repeats of a layer are multiplied by its positions in a row, such as the tokens of a sequence.
+    The repeats of a case are those of the template times the positions of a row, such as its tokens.
 
     Args:
         model: any module; it is run once, in evaluation mode.
@@ -78,13 +78,13 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
         dtype: the dtype of the cases, by default that of each layer.
 
     Raises:
-        UserError: the model raises on the rows, or has no layer that can be perturbed, or one whose weight is
-            not in real floating point.
+        UserError: the model raises on the rows, has no Linear or Conv2d layer that can be perturbed, or has
+            a weight that is not in real floating point.
 
     """
     named = {name: module for name, module in model.named_modules() if _is_trainable(module)}
-    shapes = _shapes_seen(
-        model, rows, {name: module for name, module in named.items() if _has_choice(module)}
+    shapes = _input_shapes(
+        model, rows, {name: module for name, module in named.items() if _has_trainable_weight(module)}
     )
     if not shapes:
         message = (
@@ -93,12 +93,12 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
         raise UserError(message)
     chosen = []
     for name, shape in shapes.items():
-        own = _own(named[name])["weight"].dtype
-        if not own.is_floating_point:
-            dtype_name = str(own).removeprefix("torch.")
-            message = f"{name or 'the model'} is {dtype_name}: only real floating point can be perturbed"
+        weight = _direct_parameters(named[name])["weight"]
+        weight_dtype = str(weight.dtype).removeprefix("torch.")
+        if not weight.is_floating_point():
+            message = f"{name or 'the model'} is {weight_dtype}: only real floating point can be perturbed"
             raise UserError(message)
-        case = msgspec.structs.replace(template, dtype=dtype or str(own).removeprefix("torch."))
+        case = msgspec.structs.replace(template, dtype=dtype or weight_dtype)
         chosen.append(Layer(name, _case(named[name], shape, len(rows), case), _size([named[name]])))
     others = tuple(_others(named, shapes))
     excluded = {layer.name for layer in others if layer.excluded}
@@ -112,12 +112,11 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
     if not (module and factory):
         message = "expected module:factory, such as my_models:mlp"
         raise UserError(message)
-    here = str(Path.cwd())
-    if here not in sys.path:  # as for `python -m`
-        sys.path.insert(0, here)
-    with _one_line("cannot import it:"):
+    if (folder := str(Path.cwd())) not in sys.path:  # as for `python -m`
+        sys.path.insert(0, folder)
+    with _as_user_error("cannot import it:"):
         make = getattr(importlib.import_module(module), factory)
-    with _one_line("the factory raises"):
+    with _as_user_error("the factory raises"):
         result = make()
     match result:
         case nn.Module() as model:
@@ -125,15 +124,15 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
         case (nn.Module() as model, Tensor() as rows):
             if rows.dim() and len(rows):
                 return model, rows
-            message = f"the example has no rows: {WHAT_TO_RETURN}"
+            message = f"the example has no rows: {RETURN_ADVICE}"
             raise UserError(message)
-    message = f"the factory returned {type(result).__name__}: return an nn.Module, or {WHAT_TO_RETURN}"
+    message = f"the factory returned {type(result).__name__}: return an nn.Module, or {RETURN_ADVICE}"
     raise UserError(message)
 
 
 @contextlib.contextmanager
-def _one_line(message: str, advice: str = "") -> Iterator[None]:
-    """Turn any error of a user's code inside the context into an error of one line."""
+def _as_user_error(message: str, advice: str = "") -> Iterator[None]:
+    """Turn any error inside the context into a UserError of one line: message, error, advice."""
     try:
         yield
     except BaseException as error:
@@ -141,18 +140,18 @@ def _one_line(message: str, advice: str = "") -> Iterator[None]:
         raise UserError(text) from error
 
 
-def _rows_for(model: nn.Module) -> Tensor:
-    """Return one row for a model that begins with a Linear layer."""
+def _example_row(model: nn.Module) -> Tensor:
+    """Return a row of zeros, [1, in_features], for a model that begins with a Linear layer."""
     first = next((module for module in model.modules() if _is_trainable(module)), None)
     if isinstance(first, nn.Linear) and not isinstance(first.weight, nn.UninitializedParameter):
         return first.weight.new_zeros(1, first.in_features)
     reason = f"begins with {type(first).__name__}" if first else "has no trainable parameter"
-    message = f"the model {reason}, so the shape of its rows is unknown: {WHAT_TO_RETURN}"
+    message = f"the model {reason}, so the shape of its rows is unknown: {RETURN_ADVICE}"
     raise UserError(message)
 
 
-def _shapes_seen(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) -> dict[str, torch.Size]:
-    """Run the model; return the shape of the first input of each module that is called, in that order."""
+def _input_shapes(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) -> dict[str, torch.Size]:
+    """Run the model; return the input shape of each module that is called, in the order of the calls."""
     shapes: dict[str, torch.Size] = {}
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -167,7 +166,7 @@ def _shapes_seen(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) 
     ]
     try:
         message = f"the model raises on rows of shape {tuple(rows.shape)}:"
-        with torch.no_grad(), _one_line(message, f": {WHAT_TO_RETURN}"):
+        with torch.no_grad(), _as_user_error(message, f": {RETURN_ADVICE}"):
             model.eval()(rows)
     finally:
         for hook in hooks:
@@ -175,32 +174,35 @@ def _shapes_seen(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) 
     return shapes
 
 
-def _own(module: nn.Module) -> dict[str, nn.Parameter]:
+def _direct_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False))
 
 
 def _is_trainable(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in _own(module).values())
+    return any(parameter.requires_grad for parameter in _direct_parameters(module).values())
 
 
-def _has_choice(module: nn.Module) -> bool:
-    """Return whether a scheme acts on the module: its weight is a trainable parameter."""
-    own = _own(module)
-    return isinstance(module, nn.Linear | nn.Conv2d) and "weight" in own and own["weight"].requires_grad
+def _has_trainable_weight(module: nn.Module) -> bool:
+    """Return whether schemes act on the module: it is Linear or Conv2d, and its weight is trainable.
+
+    With ``weight_norm`` and other parametrizations, the weight is no parameter of the module.
+    """
+    weight = _direct_parameters(module).get("weight")
+    return isinstance(module, nn.Linear | nn.Conv2d) and weight is not None and weight.requires_grad
 
 
 def _size(modules: Iterable[nn.Module]) -> int:
-    """Return the number of trainable entries of modules, each counted once."""
-    parameters = {parameter for module in modules for parameter in _own(module).values()}
+    """Return the number of trainable entries of modules; a parameter of several modules counts once."""
+    parameters = {parameter for module in modules for parameter in _direct_parameters(module).values()}
     return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
 
 
 def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Case:
     space = module.kernel_size if isinstance(module, nn.Conv2d) else ()
     positions = shape[: -1 - len(space)].numel()
-    own = _own(module)
+    parameters = _direct_parameters(module)
     changes: dict[str, Any] = {
-        "bias": "bias" in own,
+        "bias": "bias" in parameters,
         "repeats": template.repeats * max(1, positions // rows),
     }
     if isinstance(module, nn.Conv2d):
@@ -210,29 +212,29 @@ def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Ca
             "in_channels": module.in_channels,
             "kernel_size": tuple(module.kernel_size),
             "input_size": tuple(shape[-2:]),
-            "stride": _plain(module.stride),
-            "padding": module.padding if isinstance(module.padding, str) else _plain(module.padding),
-            "dilation": _plain(module.dilation),
+            "stride": _collapse_equal(module.stride),
+            "padding": module.padding if isinstance(module.padding, str) else _collapse_equal(module.padding),
+            "dilation": _collapse_equal(module.dilation),
             "groups": module.groups,
             "padding_mode": module.padding_mode,
         }
     else:
-        out, inp = own["weight"].shape
+        out, inp = parameters["weight"].shape
         changes |= {"operator": "Linear", "out_channels": out, "in_channels": inp}
     return msgspec.structs.replace(template, **changes)
 
 
-def _plain(widths: tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return a single number if all are equal, as in suites."""
+def _collapse_equal(widths: tuple[int, ...]) -> int | tuple[int, ...]:
+    """Return a single number if all are equal, as suites write it, so that equal cases compare equal."""
     return widths[0] if len(set(widths)) == 1 else tuple(widths)
 
 
 def _others(named: dict[str, nn.Module], shapes: dict[str, torch.Size]) -> Iterator[OtherModule]:
     for name, module in named.items():
-        kind = type(module).__name__
-        if isinstance(module, NORMALISATIONS):
-            yield OtherModule(name, f"{kind}: dense noise, whatever the scheme")
-        elif not _has_choice(module):
-            yield OtherModule(name, f"{kind}: cannot be perturbed", excluded=True)
+        class_name = type(module).__name__
+        if isinstance(module, NORMALIZATIONS):
+            yield OtherModule(name, f"{class_name}: dense noise, whatever the scheme")
+        elif not _has_trainable_weight(module):
+            yield OtherModule(name, f"{class_name}: cannot be perturbed", excluded=True)
         elif name not in shapes:
-            yield OtherModule(name, f"{kind}: it is not called on the example")
+            yield OtherModule(name, f"{class_name}: the model does not call it on the example")

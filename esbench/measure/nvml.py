@@ -1,8 +1,8 @@
 """Readings from NVML, NVIDIA's management library, each checked for plausibility.
 
-NVML may be missing, refuse, or answer nonsense (containers, MIG slices, old drivers): all of these are an
-:class:`NvmlError` of one line. An unknown number has all bits set, and bindings that do not match the driver
-read a wrong field, so each number is compared with the range of real GPUs.
+In containers, on MIG slices and with old drivers, NVML may be missing, refuse, or return a number with all
+bits set; bindings that do not match the driver read the wrong field. So each number is compared with the
+range of real GPUs, and every failure is an :class:`NvmlError` with a message of one line.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from esbench.stats import POWER_CAP
 
 
 class NvmlError(Exception):
-    """NVML does not give an answer; the message is the reason."""
+    """NVML gives no plausible answer; the message is the reason."""
 
 
 class Process(NamedTuple):
@@ -43,20 +43,20 @@ PLAUSIBLE = {
     "as the id of a process": (1, 2**31 - 1),
     "as bits": (0, 2**16 - 1),
 }
-"""The range of an answer by its unit."""
+"""Unit -> the lowest and the highest plausible number."""
 
 NOT_AVAILABLE = 2**64 - 1
 """``NVML_VALUE_NOT_AVAILABLE``: the bytes of a process if the driver does not count them."""
 SM_CLOCK = 1
 """``NVML_CLOCK_SM``."""
-DIE = 0
+GPU_DIE = 0
 """``NVML_TEMPERATURE_GPU``."""
 
-CHOSEN = "application clocks setting"
-HIGHEST = "reliability limit"
+APPLICATION_CLOCKS = "application clocks setting"
+RELIABILITY_LIMIT = "reliability limit"
 CLOCK_REASONS = {
     0x1: "idle",
-    0x2: CHOSEN,
+    0x2: APPLICATION_CLOCKS,
     0x4: POWER_CAP,
     0x8: "hardware slowdown",
     0x10: "sync boost",
@@ -65,15 +65,15 @@ CLOCK_REASONS = {
     0x80: "hardware power brake",
     0x100: "display clock setting",
     0x200: "board limit",
-    0x400: HIGHEST,
+    0x400: RELIABILITY_LIMIT,
 }
 """Bit of ``nvmlClocksEventReason...`` -> meaning."""
-NO_THROTTLING = {"idle", CHOSEN, HIGHEST}
-"""Reasons that do not count as throttling."""
+NO_THROTTLING = {"idle", APPLICATION_CLOCKS, RELIABILITY_LIMIT}
+"""Reasons in CLOCK_REASONS that do not count as throttling."""
 
 
 class Nvml:
-    """One GPU as NVML sees it, found by the UUID that torch gives: ``CUDA_VISIBLE_DEVICES`` changes indices.
+    """One GPU as NVML sees it. It is found by its UUID, because ``CUDA_VISIBLE_DEVICES`` changes indices.
 
     Use it as a context manager. All methods raise NvmlError if NVML refuses or its answer is implausible.
 
@@ -88,10 +88,10 @@ class Nvml:
 
     def __init__(self, uuid: str | None = None, bindings: ModuleType | None = None) -> None:
         """Load the library and find the device."""
-        self._nvml = bindings or _bindings()
-        self._ask("nvmlInit")
+        self._nvml = bindings or _load_bindings()
+        self._query("nvmlInit")
         try:
-            self._handle = self._ask("nvmlDeviceGetHandleByUUID", uuid or current_uuid())
+            self._handle = self._query("nvmlDeviceGetHandleByUUID", uuid or current_uuid())
         except NvmlError:
             self.close()
             raise
@@ -111,12 +111,12 @@ class Nvml:
 
     def driver(self) -> str:
         """Return the driver's version."""
-        return _text(self._ask("nvmlSystemGetDriverVersion"))
+        return _text(self._query("nvmlSystemGetDriverVersion"))
 
     def utilization_percent(self) -> float:
-        """Return the share of the last sample period, 1/6 s to 1 s, with a kernel running."""
+        """Return the share of the last sampling period, of 1/6 s to 1 s, in which a kernel ran."""
         function = "nvmlDeviceGetUtilizationRates"
-        return float(_checked(function, self._ask(function, self._handle).gpu, "percent"))
+        return float(_check_plausible(function, self._query(function, self._handle).gpu, "percent"))
 
     def clock_hz(self) -> float:
         """Return the current clock of the multiprocessors."""
@@ -124,7 +124,7 @@ class Nvml:
 
     def temperature_c(self) -> float:
         """Return the temperature of the GPU's die."""
-        return float(self._number("nvmlDeviceGetTemperature", "degrees Celsius", DIE))
+        return float(self._number("nvmlDeviceGetTemperature", "degrees Celsius", GPU_DIE))
 
     def power_w(self) -> float:
         """Return the power draw of the board; since Ampere usually the mean of the last second."""
@@ -136,7 +136,7 @@ class Nvml:
 
     def clock_reasons(self) -> tuple[str, ...]:
         """Return the reasons why the clock is not higher."""
-        # Newer bindings call throttling an event; older drivers know only this name.
+        # Newer bindings have an alias with "EventReasons" in its name, which older drivers lack.
         bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", "as bits")
         reasons = [reason for bit, reason in CLOCK_REASONS.items() if bits & bit]
         unknown = bits & ~sum(CLOCK_REASONS)
@@ -147,53 +147,53 @@ class Nvml:
         return tuple(reason for reason in self.clock_reasons() if reason not in NO_THROTTLING)
 
     def clock_policy(self) -> str:
-        """Return how the clock is set, as far as NVML reports it.
+        """Return the settings of the clock that NVML reports.
 
-        NVML does not report whether clocks are locked, except as a reason for the present clock under load.
+        NVML reports locked clocks only under load, as the reason why the clock is not higher.
         """
         parts = [f"up to {self._number('nvmlDeviceGetMaxClockInfo', 'MHz', SM_CLOCK)} MHz"]
         with contextlib.suppress(NvmlError):
             chosen = self._number("nvmlDeviceGetApplicationsClock", "MHz", SM_CLOCK)
             parts.append(f"application clock {chosen} MHz")
         with contextlib.suppress(NvmlError):
-            is_on, _ = self._ask("nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
+            is_on, _ = self._query("nvmlDeviceGetAutoBoostedClocksEnabled", self._handle)
             parts.append(f"auto boost {'on' if is_on else 'off'}")
         with contextlib.suppress(NvmlError):
-            parts += ["limited by a setting"] if CHOSEN in self.clock_reasons() else []
+            parts += ["limited by a setting"] if APPLICATION_CLOCKS in self.clock_reasons() else []
         return ", ".join(parts)
 
     def processes(self) -> tuple[Process, ...]:
-        """Return the processes on the GPU. In a container the ids are the host's, or the list is empty."""
+        """Return the processes on the GPU. In a container, the ids are of the host, or the list is empty."""
         function = "nvmlDeviceGetComputeRunningProcesses"
         processes = []
-        for row in self._ask(function, self._handle):
-            pid = _checked(function, row.pid, "as the id of a process")
+        for row in self._query(function, self._handle):
+            pid = _check_plausible(function, row.pid, "as the id of a process")
             is_unknown = row.usedGpuMemory in {None, NOT_AVAILABLE}
-            used_bytes = None if is_unknown else _checked(function, row.usedGpuMemory, "bytes")
+            used_bytes = None if is_unknown else _check_plausible(function, row.usedGpuMemory, "bytes")
             processes.append(Process(pid, self._program(pid), used_bytes))
         return tuple(processes)
 
     def process_bytes(self, own: Collection[int]) -> int | None:
-        """Return the bytes of device memory that these processes use, None if NVML does not report them."""
+        """Return the bytes of device memory of the processes with these ids, None if unknown."""
         used = [process.used_bytes for process in self.processes() if process.pid in own]
-        counted = [used_bytes for used_bytes in used if used_bytes is not None]
-        return sum(counted) if counted and len(counted) == len(used) else None
+        known = [used_bytes for used_bytes in used if used_bytes is not None]
+        return sum(known) if known and len(known) == len(used) else None
 
     def _program(self, pid: int) -> str | None:
-        """Return the name of a program without its folder, which may be private."""
+        """Return the file name of a process's program, without the folder, which may be private."""
         try:
-            path = _text(self._ask("nvmlSystemGetProcessName", pid))
+            path = _text(self._query("nvmlSystemGetProcessName", pid))
         except NvmlError:
             return None
-        return PureWindowsPath(path).name or None  # splits a path at both kinds of slashes
+        return PureWindowsPath(path).name or None  # PureWindowsPath splits at / and at \
 
     def _number(self, function: str, unit: str, *arguments: object) -> int:
-        return _checked(function, self._ask(function, self._handle, *arguments), unit)
+        return _check_plausible(function, self._query(function, self._handle, *arguments), unit)
 
-    def _ask(self, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
+    def _query(self, function: str, *arguments: object) -> Any:  # noqa: ANN401  # pynvml has no types
         try:
             return getattr(self._nvml, function)(*arguments)
-        except Exception as error:  # the library has no common base class for its errors
+        except Exception as error:  # pynvml's errors have no common base class
             message = f"{function}: {_one_line(error)}"
             raise NvmlError(message) from error
 
@@ -202,7 +202,7 @@ def current_uuid() -> str:
     """Return the UUID of torch's current CUDA device as NVML writes it, ``GPU-...``.
 
     Raises:
-        NvmlError: torch has no CUDA device, or it does not answer.
+        NvmlError: torch has no CUDA device, or cannot describe it.
 
     """
     if not torch.cuda.is_available():
@@ -215,10 +215,10 @@ def current_uuid() -> str:
         raise NvmlError(message) from error
 
 
-def _checked(function: str, answer: object, unit: str) -> int:
-    """Return an answer that is a whole number, as all of NVML's are, and plausible."""
-    least, most = PLAUSIBLE[unit]
-    if type(answer) is int and least <= answer <= most:
+def _check_plausible(function: str, answer: object, unit: str) -> int:
+    """Return the answer of an NVML function if it is an integer in the plausible range of its unit."""
+    low, high = PLAUSIBLE[unit]
+    if type(answer) is int and low <= answer <= high:
         return answer
     message = f"{function} answers {answer} {unit}"
     raise NvmlError(message)
@@ -232,7 +232,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _bindings() -> ModuleType:
+def _load_bindings() -> ModuleType:
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:

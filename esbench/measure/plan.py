@@ -13,13 +13,14 @@ from esbench.workload import UnavailableError
 MONITORED_PHASE: Phase = "forward"
 """The only phase whose utilization and energy are read, because each reading takes seconds."""
 MIN_S = 0.01
-"""The least seconds for the samples of a cell: some short calls, or a single long one."""
-GUESS_S = 0.05
-"""The expected seconds of the check of a phase, and of the overhead of a cell, before any is measured."""
+"""The least seconds for the samples of a cell: enough for several short calls or one long call."""
+DEFAULT_S = 0.05
+"""The expected seconds of the check of a phase, and of the overhead of a cell, until one was measured."""
 MARGIN = 2.0
-"""A variant is set up if this many times its expected seconds are left: slow calls exceed their share."""
+"""A variant is set up only if this many times its expected seconds are left, because a long call may exceed
+the time of its cell."""
 TRACES_SHARE = 0.1
-"""The share of a time limit that is reserved for traces taken after all timings."""
+"""The share of the time limit that is reserved for traces, which are taken after all timings."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Plan:
     """The variants, cases and phases of a run, and how they are measured.
 
     Attributes:
-        cell_s: the budget in seconds of the samples of a cell: a variant and phase on a case by one method.
-        checks: the small exact cases of the suite ``check``.
+        cell_s: the seconds for the samples of a cell: a variant and phase on a case, by one method.
+        checks: the small float64 cases of the suite ``check``.
         sweep, stop_s, active, active_variants, traced: see :class:`esbench.registry.Suite`.
-        methods: the timing methods of a phase, by default all of the device.
-        end_s: the moment of :func:`time.monotonic` at which the run has to be over.
+        methods: phase -> its timing methods; a phase that is missing has all methods of the device.
+        end_s: the time of :func:`time.monotonic` by which the run has to be over.
 
     """
 
@@ -69,11 +70,11 @@ class Plan:
     def is_timed(self, entry: Entry, phase: Phase, method: str) -> bool:
         """Return whether a variant is timed by a method in a phase.
 
-        Base and naive have only the forward, with which all phases are compared, so their forward is timed by
-        the methods of every phase.
+        Base and naive have only the phase ``forward``. Other phases are compared with it, so their forward is
+        timed by the methods of all phases.
         """
-        compared = self.timed if phase == "forward" and is_baseline(entry) else [phase]
-        return any(method in self.methods.get(phase, (method,)) for phase in compared)
+        phases = self.timed if phase == "forward" and is_baseline(entry) else [phase]
+        return any(method in self.methods.get(phase, (method,)) for phase in phases)
 
     def cells_of(self, phases: Iterable[Phase]) -> int:
         """Return the number of cells of a variant on a case: one per phase and method, one for quality."""
@@ -103,7 +104,7 @@ def is_baseline(entry: Entry) -> bool:
 class Budget:
     """Divides the time until the end of a run equally among the cells that are not measured yet.
 
-    With little time, cells get fewer samples, and the last rows get :data:`OUT_OF_TIME` as their reason. The
+    If time is short, cells get fewer samples, and the last rows get :data:`OUT_OF_TIME` as their reason. The
     time of a case is proportional to the number of its cells; baselines may also use the time of later cases.
 
     Attributes:
@@ -112,11 +113,11 @@ class Budget:
     """
 
     def __init__(self, plan: Plan, seconds: Callable[[], float], *, traces_last: bool = False) -> None:
-        """Begin before the first case.
+        """Start before the first case.
 
         Args:
             plan: the plan of the run.
-            seconds: the clock, by which the run has to be over at ``plan.end_s``.
+            seconds: returns the time in seconds, on the clock of ``plan.end_s``.
             traces_last: whether calls are traced after everything else.
 
         """
@@ -132,7 +133,7 @@ class Budget:
         self._checks_s, self._checked = 0.0, 0
 
     def begin(self, cells: int, later: int) -> None:
-        """Begin a case with this many cells before cases with ``later`` cells."""
+        """Begin a case with ``cells`` cells; the cases after it have ``later`` cells in all."""
         self.cells = cells
         now_s, share = self._seconds(), cells / max(cells + later, 1)
         if share:
@@ -140,7 +141,7 @@ class Budget:
 
     @property
     def spare_s(self) -> float:
-        """The seconds of the case that its other cells do not need, each with the fewest samples."""
+        """The seconds that are left in the case if each of its remaining cells gets the fewest samples."""
         needed_s = self.cells * (MIN_S + self._mean_overhead_s)
         return self._case_end_s - self._seconds() - needed_s
 
@@ -149,8 +150,8 @@ class Budget:
 
         Args:
             entry: the variant.
-            reserve_s: seconds that have to be left in its case, unless it is a baseline.
-            is_timed: whether its call was timed already, so that it may also use the time of later cases.
+            reserve_s: the seconds that must be left in the case, unless the variant is a baseline.
+            is_timed: whether the call is timed already: it may then also use the time of later cases.
 
         Raises:
             UnavailableError: no time is left.
@@ -163,8 +164,8 @@ class Budget:
     @property
     def variant_s(self) -> float:
         """The expected seconds of a variant on a case after its set-up, with the fewest samples."""
-        check_s = self._checks_s / self._checked if self._checked else GUESS_S * self._phases
-        overhead_s = self._mean_overhead_s if self._measured else GUESS_S
+        check_s = self._checks_s / self._checked if self._checked else DEFAULT_S * self._phases
+        overhead_s = self._mean_overhead_s if self._measured else DEFAULT_S
         return MARGIN * (check_s + self._cells * (overhead_s + MIN_S))
 
     def add_checks(self, variants: int, seconds: float) -> None:
@@ -173,7 +174,7 @@ class Budget:
         self._checks_s += seconds
 
     def cell_s(self, cells: int) -> float:
-        """Return the seconds for the samples of each of the next ``cells`` cells, which are now measured."""
+        """Begin ``cells`` cells; return the seconds for the samples of each."""
         share_s = (self._case_end_s - self._seconds()) / max(self.cells, 1) - self._mean_overhead_s
         self.cells -= cells
         if share_s >= self._max_s:
@@ -183,11 +184,11 @@ class Budget:
         return share_s
 
     def add_overhead(self, cells: int, seconds: float) -> None:
-        """Add the seconds that cells took besides their samples: later cells are expected to take as long."""
+        """Add the seconds that cells took besides their samples; later cells are expected to take as long."""
         self._measured += cells
         self._overhead_s += seconds
 
-    def cuts(self, skipped: Sequence[Skipped]) -> Iterator[str]:
+    def cut_notes(self, skipped: Sequence[Skipped]) -> Iterator[str]:
         """Yield a line for each way in which the time limit shortened the run."""
         if self._min_s < self._max_s:
             yield f"{OUT_OF_TIME}: a cell had as little as {self._min_s:g} s of {self._max_s:g} s"

@@ -1,6 +1,7 @@
 """The launches of a call, counted in a Chrome trace of torch's profiler.
 
-The profiler may lose records: a launch without its record is an error, never a smaller count.
+The profiler may lose records of kernels. Each launch on the host must have its record on the device:
+otherwise :class:`ProfileError` is raised, and no wrong number is returned.
 """
 
 import json
@@ -19,18 +20,18 @@ from esbench.workload import UnavailableError
 METHOD = "profiler"
 
 ATTEMPTS = 3
-"""How often a trace is taken if it loses records."""
+"""The number of times that a trace is taken, as long as records are missing."""
 ROWS, WIDTH = 15, 60
-"""The rows of a printed table, and the most characters of a name in it."""
+"""The most rows of a printed table, and the most characters of a name in it."""
 
 MARKER = "esbench.marker"
 CALL = "esbench.call"
-"""Annotations in the trace: a kernel on the stream that is current, and the call."""
+"""Annotations in the trace: around a kernel that identifies the current stream, and around the call."""
 
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
 ANNOTATION = "user_annotation"
-KINDS = ON_DEVICE | RUNTIME | {"cpu_op", ANNOTATION}
+CATEGORIES = ON_DEVICE | RUNTIME | {"cpu_op", ANNOTATION}
 
 LAUNCHES = tuple(
     f"{api}{name}"
@@ -46,7 +47,7 @@ WAITS = (
 """The beginnings of the names of CUDA functions that wait for the device, unless ``Async`` is in the name."""
 
 TICK_NS = 2
-"""The rounding error of a start time, which is in microseconds since 1970 in a double."""
+"""The rounding error of a start time, which the trace gives in microseconds since 1970 as a float64."""
 
 
 class ProfileError(UnavailableError):
@@ -54,10 +55,14 @@ class ProfileError(UnavailableError):
 
 
 class Record(NamedTuple):
-    """One span of a trace: ``track`` is its stream on a device and its thread on the host."""
+    """A span of a trace.
+
+    ``track`` is the stream on a device and the thread on the host. ``correlation`` is a number that a launch
+    on the host shares with its work on the device.
+    """
 
     name: str
-    kind: str
+    category: str
     track: int
     start_ns: float
     duration_ns: float
@@ -84,9 +89,11 @@ class Trace(NamedTuple):
 
 
 def read(chrome_trace: Mapping[str, Any]) -> list[Record]:
-    """Return the spans of a Chrome trace, as torch's profiler writes it, in the order of their start."""
+    """Return the spans of a Chrome trace of torch's profiler in the order of their start."""
     spans = [
-        event for event in chrome_trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in KINDS
+        event
+        for event in chrome_trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in CATEGORIES
     ]
     return sorted((_record(span) for span in spans), key=lambda record: record.start_ns)
 
@@ -94,34 +101,34 @@ def read(chrome_trace: Mapping[str, Any]) -> list[Record]:
 def cuda_trace(records: Sequence[Record]) -> Trace:
     """Count what a call launched on the device, from the records of its trace.
 
-    What another thread launches after the call returned is counted as well: it is the call's.
+    Launches of other threads count as well, also after the call has returned.
 
     Raises:
-        ProfileError: a launch, or the marker, has no record of what ran on the device.
+        ProfileError: the records of the call, of the marker, or of a launch's work are missing.
 
     """
     call, marker = _annotation(records, CALL), _annotation(records, MARKER)
-    streams = {record.track for record in _launched(records, marker.start_ns, marker.end_ns)}
+    streams = {record.track for record in _device_work(records, marker.start_ns, marker.end_ns)}
     if len(streams) != 1:
         message = "the profiler lost the record that identifies the current stream"
         raise ProfileError(message)
-    ran = _launched(records, call.start_ns)
+    work = _device_work(records, call.start_ns)
     return Trace(
-        launches=len(ran),
+        launches=len(work),
         waits=tuple(
             record.name
             for record in records
-            if record.kind in RUNTIME
+            if record.category in RUNTIME
             and call.start_ns <= record.start_ns <= call.end_ns
             and record.name.startswith(WAITS)
             and "Async" not in record.name
         ),
-        other_streams=tuple(sorted({record.track for record in ran} - streams)),
+        other_streams=tuple(sorted({record.track for record in work} - streams)),
     )
 
 
 def cpu_trace(records: Sequence[Record]) -> Trace:
-    """Count the outermost ATen operators of a call."""
+    """Count the ATen operators of a call that are not called by other ATen operators."""
     call = _annotation(records, CALL)
     aten = [
         record
@@ -137,27 +144,27 @@ def cpu_trace(records: Sequence[Record]) -> Trace:
 
 
 class Profile(NamedTuple):
-    """The profile of a call: torch's table of its kernels or operators, and its launches."""
+    """The profile of a call: torch's table of kernels or operators, and the launches."""
 
     table: str
     trace: Trace
 
 
 def trace(call: Callable[[], object], device: str) -> Trace:
-    """Count the launches of one call; on CUDA after one that is not counted. Repeats if records are lost.
+    """Count the launches of a call; on CUDA, after a first call that is not counted.
 
     Raises:
-        ProfileError: the profiler lost records, several times.
+        ProfileError: the profiler lost records in each of ATTEMPTS traces.
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _take(call, device, Path(folder) / "trace.json")
+        return _trace_into(call, device, Path(folder) / "trace.json")
 
 
 def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
     """Profile one call as :func:`trace`, and write its Chrome trace to a file for ui.perfetto.dev."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    launches = _take(call, device, path)
+    launches = _trace_into(call, device, path)
     on_gpu = device == "cuda"
     with torch.autograd.profiler.profile(use_device="cuda" if on_gpu else None, use_kineto=True) as profiled:
         call()
@@ -171,11 +178,11 @@ def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
     return Profile(table, launches)
 
 
-def _take(call: Callable[[], object], device: str, path: Path) -> Trace:
-    """Trace a call into a file until no record is missing."""
+def _trace_into(call: Callable[[], object], device: str, path: Path) -> Trace:
+    """Trace a call into a file; repeat while records are missing."""
     for attempt in range(ATTEMPTS):
         with quiet():
-            profiled = _take_cuda(call) if device == "cuda" else _take_cpu(call)
+            profiled = _profile_on_cuda(call) if device == "cuda" else _profile_on_cpu(call)
         profiled.export_chrome_trace(str(path))
         records = read(json.loads(path.read_text(encoding="utf-8")))
         try:
@@ -186,21 +193,21 @@ def _take(call: Callable[[], object], device: str, path: Path) -> Trace:
     raise AssertionError
 
 
-def _take_cpu(call: Callable[[], object]) -> torch.autograd.profiler.profile:
+def _profile_on_cpu(call: Callable[[], object]) -> torch.autograd.profiler.profile:
     with torch.autograd.profiler.profile() as profiled, torch.autograd.profiler.record_function(CALL):
         call()
     return profiled
 
 
-def _take_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
-    """Trace a call on the current stream, after other work, since the first records may be lost.
+def _profile_on_cuda(call: Callable[[], object]) -> torch.autograd.profiler.profile:
+    """Profile the marker and two calls on the current stream; only the second call is annotated.
 
-    The marker comes before the first call, which may change the current stream.
+    The profiler may lose the first records. The marker comes before the calls, which may change the stream.
     """
     # Keep CUPTI attached: detaching it after each trace races with the next trace (kineto#1554), and before
     # CUDA 12.6 it crashes if graphs were captured (pytorch#112507).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
-    # Without Kineto torch records no device.
+    # Without Kineto, torch records nothing of the device.
     with torch.autograd.profiler.profile(use_device="cuda", use_kineto=True) as profiled:
         marker = torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
@@ -218,7 +225,7 @@ def _record(span: Mapping[str, Any]) -> Record:
     arguments = span.get("args", {})
     return Record(
         name=span["name"],
-        kind=span["cat"],
+        category=span["cat"],
         track=arguments["stream"] if span["cat"] in ON_DEVICE else span["tid"],
         start_ns=span["ts"] * 1e3,
         duration_ns=span["dur"] * 1e3,
@@ -228,34 +235,34 @@ def _record(span: Mapping[str, Any]) -> Record:
 
 def _annotation(records: Iterable[Record], name: str) -> Record:
     for record in records:
-        if record.kind == ANNOTATION and record.name == name:
+        if record.category == ANNOTATION and record.name == name:
             return record
     message = f"the profiler lost the record of {name}"
     raise ProfileError(message)
 
 
-def _launched(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
-    """Return the device work that was launched within a span of time.
+def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
+    """Return the device's records of the work that the host launched in a span of time.
 
-    Work whose launch was not recorded is selected by the time at which it ran.
+    Work without a record of its launch is selected by its own time.
 
     Raises:
         ProfileError: a launch has no record of its work.
 
     """
-    host = {record.correlation: record for record in records if record.kind in RUNTIME}
-    ran = []
+    host = {record.correlation: record for record in records if record.category in RUNTIME}
+    work = []
     for record in records:
-        if record.kind in ON_DEVICE:
+        if record.category in ON_DEVICE:
             launch = host.get(record.correlation, record)
             if from_ns <= launch.start_ns <= to_ns:
-                ran.append(record)
+                work.append(record)
     launches = {
         correlation
         for correlation, record in host.items()
         if from_ns <= record.start_ns <= to_ns and record.name.startswith(LAUNCHES)
     }
-    if lost := len(launches - {record.correlation for record in ran}):
+    if lost := len(launches - {record.correlation for record in work}):
         message = f"the profiler lost the records of {lost} of {len(launches)} launches"
         raise ProfileError(message)
-    return ran
+    return work

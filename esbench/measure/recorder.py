@@ -1,4 +1,4 @@
-"""The recorder of a run in progress: it stores and counts rows and checkpoints, and adds up times."""
+"""The recorder of a run in progress: it stores and counts rows and checkpoints, and adds up seconds."""
 
 import contextlib
 import time
@@ -9,19 +9,19 @@ from esbench.progress import Show
 from esbench.schema import QUALITY, Case, Checkpoint, Phase, Record, Row, Skipped, Variant
 
 Store = Callable[[Sequence[Record]], None]
-"""Stores records together: after an error, none of them is on disk."""
+"""Stores records together: after an error, none of them is in the file."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The number of rows of each kind in a run, and notes about the whole run.
+    """The number of rows of each status in a run, and notes about the whole run.
 
     Attributes:
-        measured: the number of cells with a time or with quality figures.
-        unavailable: the number of rows that cannot be measured here.
-        failed: the number of rows of wrong or failing variants.
+        measured: the number of cells with a time or with quality metrics.
+        unavailable: the number of rows that cannot be measured on this machine.
+        failed: the number of rows of variants that are wrong or raise.
         notes: lines about the whole run.
-        other_processes: processes that were on the GPU during the run.
+        other_processes: other processes that used the GPU during the run.
 
     """
 
@@ -73,7 +73,7 @@ class Recorder:
 
     Attributes:
         cells: the number of cells of the run: a cell is a variant and phase on a case.
-        done: the number of cells that are done, with a result or a reason.
+        done: the number of cells that have a result or a reason.
 
     """
 
@@ -101,7 +101,7 @@ class Recorder:
                 self._count(row)
 
     def is_done(self, case: Case, group: int = 0, phase: Phase | None = None) -> bool:
-        """Return whether all rows of a phase of a group, or of a whole case, are stored."""
+        """Return whether all rows of a phase of a group are stored; without a phase, of the whole case."""
         return not self._phases_done.isdisjoint({(case, 0, None), (case, group, phase)})
 
     def is_traced(self, case: Case) -> bool:
@@ -112,8 +112,8 @@ class Recorder:
         """Return the phases of a variant that have a time on a case."""
         return list(dict.fromkeys(key[2] for key in self._timed if key[:2] == (variant, case)))
 
-    def enter(self, rows: Iterable[Row], *checkpoints: Checkpoint) -> None:
-        """Store rows, except reasons of base and naive that an earlier group has stored."""
+    def store_rows(self, rows: Iterable[Row], *checkpoints: Checkpoint) -> None:
+        """Store rows. Reasons that are stored already are left out: base and naive are in every group."""
         fresh: list[Record] = [row for row in rows if self._count(row)]
         if fresh or checkpoints:
             self._store([*fresh, *checkpoints])
@@ -139,7 +139,7 @@ class Recorder:
             traced=traced,
         )
         with self.stopwatch.on("storing"):
-            self.enter(rows, line)
+            self.store_rows(rows, line)
 
     def costs_s(self, case: Case) -> Mapping[str, float]:
         """Return the seconds that each variant took on a case in an earlier part of the run."""
@@ -161,7 +161,7 @@ class Recorder:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """The rows without a number so far."""
+        """The rows with a reason instead of a number, so far."""
         return list(self._skipped.values())
 
     @property

@@ -44,9 +44,9 @@ from esbench.store import Unfinished
 from esbench.workload import UnavailableError
 
 PEAKS_SHARE = 0.2
-"""The largest share of a time budget for the device peaks."""
-CAPACITY_CELLS = 20
-"""The time limit of the search for the largest population in cells."""
+"""The largest share of a time budget that the device peaks may take."""
+SEARCH_CELLS = 20
+"""The time limit of the search for the largest population in multiples of the time of a cell."""
 
 
 def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
@@ -88,9 +88,9 @@ def run(
     *,
     past: Run | None = None,
 ) -> RunSummary:
-    """Measure a plan and store its rows, and its end even after an error.
+    """Measure a plan; store its rows, and the end of the run even after an error.
 
-    A large file is compressed when the run is complete: ``writer.path`` may change.
+    A large file is compressed when the run is complete, which changes ``writer.path``.
 
     Args:
         plan: the plan of the run.
@@ -172,11 +172,11 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
             if recorder.is_done(case):
                 continue
             if reason := unsupported_reason(case.dtype, plan.device):
-                unavailable = Failure("unavailable", reason)  # never measured in another type
-                rows = [
+                unavailable = Failure("unavailable", reason)  # never measured in another dtype
+                reasons = [
                     context.skipped_row(case, entry, None, unavailable) for entry in plan.entries_for(case)
                 ]
-                recorder.checkpoint(rows, case)
+                recorder.checkpoint(reasons, case)
                 continue
             budget.begin(context.waiting_cells(case), sum(map(context.waiting_cells, later)))
             case_runner = CaseRunner(case, context)
@@ -187,19 +187,22 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
                     else:
                         case_runner.time(phase)
             costs_s = case_runner.costs_s
-            last: Iterable[Row] = (*_largest(case, context), *_stopped(case, later, context, costs_s))
-            recorder.checkpoint(last, case, costs_s=costs_s)
+            rows: Iterable[Row] = (
+                *_find_largest_populations(case, context),
+                *_stop_sweep(case, later, context, costs_s),
+            )
+            recorder.checkpoint(rows, case, costs_s=costs_s)
             other_processes.update(dict.fromkeys(instruments.other_processes()))
         for case in order if instruments.traces_last else ():
             if not recorder.is_traced(case):
                 recorder.checkpoint([*trace_case(case, context)], case, traced=True)
-    for cut in budget.cuts(recorder.skipped):
-        recorder.note(cut)
+    for note in budget.cut_notes(recorder.skipped):
+        recorder.note(note)
     return replace(recorder.summary, other_processes=tuple(other_processes))
 
 
 def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -> tuple[str, ...]:
-    """Measure and store the device peaks; return a note if that fails."""
+    """Measure and store the device peaks; return a note if that fails, otherwise nothing."""
     now_s = time.monotonic()
     end_s = now_s + PEAKS_SHARE * (plan.end_s - now_s)
     try:
@@ -215,7 +218,7 @@ def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -
 
 @contextlib.contextmanager
 def _frozen_garbage() -> Iterator[None]:
-    """Exclude all objects that exist before the run from garbage collection, which each case triggers."""
+    """Exclude all objects that exist before the run from garbage collection, which follows each case."""
     gc.collect()
     gc.freeze()
     try:
@@ -224,12 +227,12 @@ def _frozen_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
-    """For each variant that ran out of memory, yield the largest population that fits."""
+def _find_largest_populations(case: Case, context: RunContext) -> Iterator[Measurement]:
+    """For each variant that ran out of memory on a case, yield the largest population that fits."""
     plan, recorder = context.plan, context.recorder
     if not plan.timed:
         return
-    # Base and naive have only the forward.
+    # Base and naive have only the phase forward.
     phase: Phase = "forward" if "forward" in plan.timed else plan.timed[0]
     for entry in plan.entries_for(case):
         spare_s = context.budget.spare_s
@@ -240,7 +243,7 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
         try:
             with recorder.stopwatch.on("capacity"):
                 largest = max_population.find_largest(
-                    fits, case.members, min(CAPACITY_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
+                    fits, case.members, min(SEARCH_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )
         except BaseException as error:  # noqa: BLE001  # any error of a variant is a note
             recorder.note(f"no largest population of {entry.variant.name}: {classify(error).reason}")
@@ -256,10 +259,10 @@ def _largest(case: Case, context: RunContext) -> Iterator[Measurement]:
         )
 
 
-def _stopped(
+def _stop_sweep(
     case: Case, later: Sequence[Case], context: RunContext, costs_s: Mapping[Variant, float]
 ) -> Iterator[Skipped]:
-    """Yield the reason for each larger case of a sweep on which a variant is not measured."""
+    """Yield a reason for each larger case, if a variant took too long or ran out of memory in a sweep."""
     plan = context.plan
     if not plan.sweep:
         return

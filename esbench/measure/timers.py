@@ -1,7 +1,8 @@
 """Clocks: the latency of calls in nanoseconds, by the host's timer or by CUDA events.
 
-A clock returns one number for each call. The result of a call is freed before the clock is read, so freeing
-it is part of the time. The functions that read time are bound at import: a variant cannot replace them later.
+A clock returns one number for each call. The result of a call is freed before the clock is read again, so
+freeing it is part of the time. The functions that read time are bound at import, so that a variant that
+replaces them in their modules does not change the times.
 """
 
 import contextlib
@@ -22,12 +23,13 @@ from esbench.workload import UnavailableError
 Call = cuda.Call
 
 MIN_S, MAX_S = 0.3, 3.0
-"""The bounds of a warm-up on CUDA in seconds, in which the clocks of the device settle."""
+"""The bounds of a warm-up on CUDA in seconds. The clock rates of the device settle during it."""
 
 BLOCK_MARGIN = 1.5
 """The duration of a blocking kernel as a multiple of the expected time to issue the work after it."""
 FIRST_BLOCK_NS, LONGEST_BLOCK_NS = 1e6, 20e6
-"""The first and the largest duration: calls that take longer to issue are dispatch-bound."""
+"""The duration of the first blocking kernel, and the longest one: calls that take longer to issue are
+dispatch-bound."""
 
 
 class ClockError(Exception):
@@ -39,9 +41,10 @@ class Visit:
     """The readings of one visit.
 
     Attributes:
-        samples: metric -> nanoseconds of each call; always with ``latency_ns``.
-        dispatch_bound: the samples of ``latency_ns`` in which the device may have waited for the host.
-        grown: whether the allocator reserved device memory during the visit.
+        samples: metric -> nanoseconds of each call; ``latency_ns`` is always one of the metrics.
+        dispatch_bound: the number of samples of ``latency_ns`` in which the device may have waited for the
+            host.
+        grown: whether the allocator reserved more device memory during the visit.
 
     Raises:
         ClockError: a sample is negative, zero or not finite.
@@ -78,10 +81,10 @@ class Clock(Protocol):
         """The least and the most seconds of a warm-up that begins now."""
 
     def seconds(self) -> float:
-        """Seconds since an arbitrary moment, for budgets."""
+        """Return the seconds since an arbitrary moment, for budgets."""
 
     def prepare(self, call: Call, turns: int) -> Call:
-        """Return the function to time for a call that rotates through ``turns`` inputs.
+        """Return the function to time for a call that reads ``turns`` inputs in turn.
 
         Raises:
             UnavailableError: the method cannot time this call; the message says why.
@@ -93,13 +96,13 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's timer around each call, for devices whose calls return when their work is done."""
+    """The host's timer around each call, for a CPU, on which a call returns when its work is done."""
 
     method = "host"
     warm_up_s = (0.0, 0.1)
 
     def seconds(self) -> float:
-        """Seconds since an arbitrary moment."""
+        """Return the seconds since an arbitrary moment."""
         return _host_ns() / 1e9
 
     def prepare(self, call: Call, turns: int) -> Call:  # noqa: ARG002  # the interface of a clock
@@ -119,16 +122,20 @@ class HostClock:
 class CudaClock:
     """CUDA events around each call on the current stream, and the host's clock around its launch.
 
-    A visit has three passes over the call. The first is timed by the host from an idle device:
-    ``host_latency_ns``, the time to issue the call. The others are timed by events: ``warm_latency_ns``, and
-    ``latency_ns``, in which a buffer of twice the L2 cache is written and read before the first event of each
-    call. Before that a kernel blocks the stream until the host has issued everything, so that the device does
-    not wait for launches between the events. If the first event completes earlier, the sample is
-    dispatch-bound.
+    A visit makes the calls in three passes:
+
+    1. ``host_latency_ns``: the host's time to issue a call to an idle device.
+    2. ``warm_latency_ns``: the device's time between two events, with a warm L2 cache.
+    3. ``latency_ns``: the same with a cold L2 cache: before the first event of each call, a buffer of twice
+       its size is written and read.
+
+    In passes 2 and 3, a kernel blocks the stream before the first event until the host has issued the call
+    and the second event, so that the device does not wait for launches. If the first event completes before
+    everything is issued, the device may have waited, and the sample counts as dispatch-bound.
     """
 
     def __init__(self, method: str, device: cuda.Cuda, streak: cuda.Streak) -> None:
-        """Time by a method; the clocks of a device share its busy streak."""
+        """Store the method, ``eager`` or ``graph``, and what all clocks of a device share."""
         self.method = method
         self._device = device
         self._streak = streak
@@ -137,17 +144,19 @@ class CudaClock:
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
-        """The bounds; the lower bound is reduced by the time for which the device has been busy."""
+        """The bounds of a warm-up; the lower bound shrinks by the time for which the device has been busy."""
         return max(0.0, MIN_S - self._streak.seconds(self.seconds())), MAX_S
 
     def seconds(self) -> float:
-        """Seconds since an arbitrary moment, by the host's clock."""
+        """Return the seconds since an arbitrary moment, by the host's clock."""
         return self._device.now_ns() / 1e9
 
     def prepare(self, call: Call, turns: int) -> Call:
-        """Return the call itself, or for the method ``graph`` a function that replays a graph per turn.
+        """Return the call itself; for the method ``graph``, a function that replays one graph per input.
 
-        A call that cannot be captured is unavailable: it is never timed by another method instead.
+        Raises:
+            UnavailableError: the call cannot be captured in a graph.
+
         """
         if self.method != "graph":
             return call
@@ -160,10 +169,10 @@ class CudaClock:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             message = f"graph capture failed: {lines[0]}"
             raise UnavailableError(message) from error
-        turn = itertools.cycle(replays)
+        in_turn = itertools.cycle(replays)
 
         def replay() -> object:
-            return next(turn)()
+            return next(in_turn)()
 
         return replay
 
@@ -185,7 +194,7 @@ class CudaClock:
         return Visit(samples, dispatch_bound=bound, grown=grown)
 
     def _issued_ns(self, call: Call) -> int:
-        """Return how long the host takes to issue a call to an idle device."""
+        """Return the nanoseconds in which the host issues a call to an idle device."""
         start = self._device.now_ns()
         call()
         issued_ns = self._device.now_ns() - start
@@ -195,8 +204,8 @@ class CudaClock:
     def _device_ns(
         self, call: Call, calls: int, block_ns: float, *, flush: bool
     ) -> tuple[tuple[float, ...], int]:
-        """Return the device's nanoseconds of each call, and the number of calls with a possible wait."""
-        device, bound, around = self._device, 0, []
+        """Return the device's nanoseconds of each call, and the number of dispatch-bound calls."""
+        device, bound, around_ns = self._device, 0, []
         pairs = self._pairs[:calls]
         for start, end in pairs:
             device.spin(block_ns)
@@ -209,14 +218,14 @@ class CudaClock:
             after = device.now_ns()
             device.record(end)
             bound += device.done(start)
-            around.append(device.now_ns() - after + before - issue)
+            around_ns.append(device.now_ns() - after + before - issue)
         device.synchronize()
-        self._issue_ns = median(around)
+        self._issue_ns = median(around_ns)
         return tuple(device.elapsed_ns(start, end) for start, end in pairs), bound
 
 
 def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
-    """Return a clock for each of the methods, by default for all that the device has.
+    """Return a clock for each of the methods, by default for all methods of the device.
 
     Raises:
         UserError: the device has no such method.

@@ -65,8 +65,8 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
     said: list[str] = []
     with holder() as process:
         message = refusal()
-        assert message.startswith(f"cpu is held by suite quick (pid {process.pid}, since 20")
-        assert message.endswith("); only one run at a time measures on a device")
+        assert message.startswith(f"cpu is in use by suite quick (pid {process.pid}, since 20")
+        assert message.endswith("): wait for it to end, as only one run may use a device")
         assert issubclass(LockError, UserError)
         with pytest.raises(LockError, match="suite quick"), lock_device("cpu", "", said.append, wait_s=0.05):
             pass
@@ -83,7 +83,7 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
             assert process.wait(10) == 0
     assert len(said) == 2
     assert f"suite quick (pid {process.pid}" in said[1]
-    assert said[1].endswith("; waiting for it to end")
+    assert said[1].endswith(": waiting for it to end")
 
 
 def test_a_killed_holder_holds_nothing() -> None:
@@ -101,7 +101,7 @@ def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
         with lock_device("cpu", "suite quick", pytest.fail):
             assert f"pid {os.getpid()}" in refusal()
             (folder / "esbench-cpu.holder").write_bytes(b"\xff")
-            assert refusal().startswith("cpu is held by another run;")
+            assert refusal().startswith("cpu is in use by another run:")
             assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o666}
     finally:
         os.umask(before)
@@ -128,6 +128,6 @@ def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
 
     monkeypatch.setattr(FileLock, "acquire", denied)
     assert refusal() == (
-        f"cannot lock {folder / 'esbench-cpu.lock'}: Permission denied; "
+        f"cannot lock {folder / 'esbench-cpu.lock'} (Permission denied): "
         "set ESBENCH_LOCK_DIR to a folder where files can be locked"
     )

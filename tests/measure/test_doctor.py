@@ -10,7 +10,7 @@ import torch
 
 from esbench.measure import memory
 from esbench.measure.device_lock import lock_device
-from esbench.measure.doctor import Finding, diagnosis
+from esbench.measure.doctor import Finding, diagnose
 from esbench.measure.gpu_monitor import own_pids
 from tests.fake_nvml import UUID, answering, install, processes, refusing
 from tests.fresh_process import new_process
@@ -25,7 +25,7 @@ def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def findings() -> dict[str, Finding]:
     """Return the finding of each subject; check that each subject appears once."""
-    found = diagnosis()
+    found = diagnose()
     by_subject = {finding.subject: finding for finding in found}
     assert len(by_subject) == len(found)
     assert all(finding.reason for finding in found)
@@ -61,7 +61,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
     gpu = {subject: found[subject] for subject in found if subject.startswith(("GPU", "unthr"))}
     assert {subject: finding.reason for subject, finding in gpu.items()} == {
         "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
-        "GPU to one run": "no other run of esbench is on it",
+        "GPU to one run": "no other run of esbench uses it",
         "GPU utilization": "97 % now, driver 580.1",
         "GPU power": "300 W now",
         "GPU energy": "5 kJ since the driver was loaded",
@@ -89,7 +89,7 @@ def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch
         (
             "GPU to itself",
             {"ComputeRunningProcesses": lambda _: listed.pop(0) if listed else processes(7, 8, 9)},
-            "python3 (pid 7), python3 (pid 9) would make a run invalid",
+            "also used by python3 (pid 7), python3 (pid 9), which makes runs invalid",
         ),
     ]
     for subject, answers, why in cases:
@@ -110,7 +110,7 @@ def test_the_doctor_names_the_run_that_holds_a_device(monkeypatch: pytest.Monkey
         with lock_device(key, "suite readme", pytest.fail):
             finding = findings()[subject]
         assert not finding.is_available
-        assert f"{key} is held by suite readme (pid " in finding.reason
+        assert f"{key} is in use by suite readme (pid " in finding.reason
 
 
 def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

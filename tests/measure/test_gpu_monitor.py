@@ -15,9 +15,9 @@ from esbench.measure.gpu_monitor import (
     ConditionsReader,
     Pace,
     foreign_processes,
+    monitor,
     monitor_call,
     own_pids,
-    watch,
 )
 from esbench.measure.nvml import Nvml
 from esbench.schema import Conditions
@@ -67,9 +67,9 @@ class Gpu:
         """Count a synchronization."""
         self.waits += 1
 
-    def watch(self, idle_w: float | None = None) -> Activity:
+    def monitor(self, idle_w: float | None = None) -> Activity:
         """Watch the metrics while the call is looped."""
-        return watch(self.call, self.nvml, self.wait, idle_w, self.pace)
+        return monitor(self.call, self.nvml, self.wait, idle_w, self.pace)
 
     def _counter(self, _: object) -> object:
         with self._read:
@@ -86,7 +86,7 @@ def samplers() -> list[str]:
 def test_each_metric_is_read_while_the_call_is_looped() -> None:
     """Each reading is a sample, throttling has one in all; a requested metric that was read has no reason."""
     gpu = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x4))
-    found = gpu.watch(idle_w=100.0)
+    found = gpu.monitor(idle_w=100.0)
     samples = {metric: set(values) for metric, values in found.samples.items()}
     assert [round(value, 9) for value in (*samples.pop("energy_j"), *samples.pop("net_energy_j"))] == [30, 20]
     assert samples == {
@@ -108,7 +108,7 @@ def test_each_metric_is_read_while_the_call_is_looped() -> None:
         answers.append((0x1, 0x4, 0x21)[len(answers) % 3])
         return answers[-1]
 
-    (share,) = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=reasons).watch().samples["throttled_percent"]
+    (share,) = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=reasons).monitor().samples["throttled_percent"]
     assert share == pytest.approx(100 * sum(answer != 0x1 for answer in answers) / len(answers))
 
 
@@ -127,7 +127,7 @@ def test_short_calls_are_waited_for_together() -> None:
         blocks.append(calls - sum(blocks))
         now += 1e-5 * blocks[-1]
 
-    watch(call, Gpu().nvml, wait, pace=Pace(0.1, 0.1, 0.1, 1e-4, lambda: now))
+    monitor(call, Gpu().nvml, wait, pace=Pace(0.1, 0.1, 0.1, 1e-4, lambda: now))
     assert blocks[:3] == [1, 2, 4]
     assert set(blocks[-5:]) == {512}
     assert all(block * 1e-5 <= gpu_monitor.BLOCK_S for block in blocks)
@@ -135,14 +135,14 @@ def test_short_calls_are_waited_for_together() -> None:
 
 def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused metric has its own reason, also if only a later reading fails; without NVML all have one."""
-    whole = Gpu().watch(idle_w=1.0)
+    whole = Gpu().monitor(idle_w=1.0)
     temperatures = iter([45, 45])
     for function, metric, failing in (
         ("PowerUsage", "power_w", refusing),
         ("CurrentClocksThrottleReasons", "throttled_percent", refusing),
         ("Temperature", "temperature_c", lambda *_: next(temperatures, 2**32 - 1)),
     ):
-        found = Gpu(**{f"nvmlDeviceGet{function}": failing}).watch(idle_w=1.0)
+        found = Gpu(**{f"nvmlDeviceGet{function}": failing}).monitor(idle_w=1.0)
         assert whole.samples.keys() - found.samples.keys() == {metric}
         assert found.reason.startswith(f"no {metric}: nvmlDeviceGet{function}")
     install(monkeypatch)
@@ -158,17 +158,17 @@ def test_energy_has_a_figure_or_a_reason() -> None:
         (lambda spent: 1000 * spent, "by 900000 J", 3.0),
         (lambda spent: spent // 120_000, "12 times, not 20,", 5.0),
     ):
-        found = Gpu(energy_mj).watch(idle_w=1.0)
+        found = Gpu(energy_mj).monitor(idle_w=1.0)
         assert not {"energy_j", "net_energy_j"} & found.samples.keys()
         assert found.reason == f"no energy_j: the energy counter moved {words} in {window_s} s"
     slow = Gpu(lambda spent: spent // 60_000 * 60_000)
-    assert slow.watch().samples["energy_j"][0] == pytest.approx(30.0, rel=0.03)
+    assert slow.monitor().samples["energy_j"][0] == pytest.approx(30.0, rel=0.03)
     assert 5 + 39 <= slow.calls <= 5 + 43
     for idle_w, reason in (
-        (None, "the idle power is not known"),
-        (301.0, "300 W at work are less than 301 W when idle"),
+        (None, "the idle power is unknown"),
+        (301.0, "300 W under load are less than 301 W when idle"),
     ):
-        found = Gpu().watch(idle_w)
+        found = Gpu().monitor(idle_w)
         assert found.samples["energy_j"][0] == pytest.approx(30.0)
         assert "net_energy_j" not in found.samples
         assert found.reason == f"no net_energy_j: {reason}"
@@ -184,7 +184,7 @@ def test_the_thread_is_stopped_when_the_call_raises() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch(call, Gpu().nvml, lambda: None, pace=Pace(0, PATIENCE_S, PATIENCE_S, 1e-4))
+        monitor(call, Gpu().nvml, lambda: None, pace=Pace(0, PATIENCE_S, PATIENCE_S, 1e-4))
     assert seen == ["esbench-activity"]
     assert not samplers()
 

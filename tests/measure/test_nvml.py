@@ -11,7 +11,7 @@ import torch
 
 from esbench.measure.nvml import (
     CLOCK_REASONS,
-    DIE,
+    GPU_DIE,
     NOT_AVAILABLE,
     SM_CLOCK,
     Nvml,
@@ -54,7 +54,7 @@ def ask_everything(found: Nvml) -> None:
 def test_the_fake_has_no_function_that_pynvml_lacks() -> None:
     """Functions and constants match pynvml; without a driver, opening NVML gives that reason."""
     assert [name for name in GOOD if not callable(getattr(pynvml, name, None))] == []
-    assert (SM_CLOCK, DIE) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
+    assert (SM_CLOCK, GPU_DIE) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
     assert pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value == NOT_AVAILABLE
     assert pynvml.nvmlClocksThrottleReasonAll & ~sum(CLOCK_REASONS) == 0
     with pytest.raises(NvmlError, match=r"nvml(Init|DeviceGetHandleByUUID): \w"):
