@@ -96,5 +96,5 @@ def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(device_peaks, "_copy", full)
+    monkeypatch.setattr(device_peaks, "_measure_copy", full)
     assert list(device_peaks.device_peaks("cuda", lacking, HostClock())) == []
