@@ -228,11 +228,7 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read or decompressed.
 
     """
-    file = path if path.exists() or not _compressed(path).exists() else _compressed(path)
-    if file.exists() and not file.is_file():  # a pipe or device may never end
-        message = "it is not a regular file"
-        raise OSError(message)
-    content = file.read_bytes()
+    content = read_regular_file(path if path.exists() or not _compressed(path).exists() else _compressed(path))
     if not content.startswith(_GZIP):
         return content
     try:
@@ -240,6 +236,19 @@ def read_bytes(path: Path) -> bytes:
     except (EOFError, zlib.error) as error:
         message = f"it is damaged: {error}"
         raise OSError(message) from error
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Read a file; refuse a pipe or a device, from which reading may never end.
+
+    Raises:
+        OSError: the file is missing, cannot be read or is not a regular file.
+
+    """
+    if path.exists() and not path.is_file():
+        message = "it is not a regular file"
+        raise OSError(message)
+    return path.read_bytes()
 
 
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
@@ -493,9 +502,9 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
 
     """
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=kind)
+        document = msgspec.json.decode(read_regular_file(path), type=kind)
     except OSError as error:
-        message = f"{path}: cannot be read: {error.strerror}"
+        message = f"{path}: cannot be read: {error.strerror or error}"
         raise UserError(message) from error
     except ValueError as error:
         message = f"{path}: not a {what}: {error}"

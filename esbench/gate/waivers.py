@@ -25,6 +25,7 @@ from esbench.errors import UserError
 from esbench.gate.decision import MEAN, PASSED, USAGE, exit_code
 from esbench.gate.records import Decision, Verdict
 from esbench.schema import METHODS
+from esbench.store import read_regular_file
 
 FILE = "gate.toml"
 
@@ -71,7 +72,7 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     """
     path = folder / FILE
     try:
-        waivers = msgspec.toml.decode(path.read_bytes(), type=_File).accept
+        waivers = msgspec.toml.decode(read_regular_file(path), type=_File).accept
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
