@@ -23,7 +23,7 @@ from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import precision, unsupported_reason
 from esbench.measure.instruments import do_nothing
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.registry import REGISTRY, Entry, cases_of, load, load_installed, phases_named, suited
+from esbench.registry import REGISTRY, Entry, cases_of, entries_of_suite, load, load_installed, parse_phases
 from esbench.report.analysis.quality import Qualities
 from esbench.schema import (
     QUALITY,
@@ -100,8 +100,8 @@ class ChosenBenchmarks:
         suite = REGISTRY.find_suite(choice.suite or ("readme" if device == "cuda" else "quick"))
         entries = REGISTRY.select(choice.variants or ["*"])
         if not choice.variants:
-            entries = suited(entries, suite, packages)
-        phases = phases_named(choice.phases) or suite.phases
+            entries = entries_of_suite(entries, suite, packages)
+        phases = parse_phases(choice.phases) or suite.phases
         cells = {
             Cell(entry.variant.label(case.operator), name, phase): Subject(entry, case)
             for name, case in _named(cases_of(suite, choice.cases, None)).items()

@@ -336,7 +336,7 @@ def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
     ]
 
 
-def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
+def suite_of_shapes(name: str, cases: tuple[Case, ...]) -> Suite:
     """Return a suite of these cases with the phases that a ranking by n_eff per ms needs."""
     return Suite(
         name=name,
@@ -348,7 +348,7 @@ def shaped(name: str, cases: tuple[Case, ...]) -> Suite:
     )
 
 
-def suited(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> list[Entry]:
+def entries_of_suite(entries: Sequence[Entry], suite: Suite, plugins: Collection[str]) -> list[Entry]:
     """Return the suite's variants, and all that plug-in packages registered."""
     chosen = {entry.variant for entry in REGISTRY.select(suite.variants)}
     return [entry for entry in entries if entry.variant in chosen or entry.package in plugins]
@@ -382,14 +382,14 @@ def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
     return chosen
 
 
-def phases_named(names: str) -> tuple[Phase, ...]:
+def parse_phases(names: str) -> tuple[Phase, ...]:
     """Return the phases named in a comma-separated list, in the order of a step; quality comes last.
 
     Raises:
         UnknownNameError: a phase is unknown.
 
     """
-    chosen, known = named(names), (*PHASES, QUALITY)
+    chosen, known = split_names(names), (*PHASES, QUALITY)
     for name in chosen:
         if name not in known:
             message = f"no phase {name!r}; available: {', '.join(known)}"
@@ -397,7 +397,7 @@ def phases_named(names: str) -> tuple[Phase, ...]:
     return tuple(phase for phase in known if phase in chosen)
 
 
-def named(names: str) -> tuple[str, ...]:
+def split_names(names: str) -> tuple[str, ...]:
     """Return the names in a comma-separated list, which may be empty.
 
     Raises:

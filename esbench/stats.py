@@ -15,9 +15,9 @@ import numpy as np
 
 from esbench.schema import Conditions, Measurement, Run
 
-OFF_CLOCK = 0.02
+MAX_CLOCK_DEVIATION = 0.02
 """A visit whose clock is further than this from the run's median clock is off clock."""
-OUTLYING = 3.5
+MIN_OUTLIER_SCORE = 3.5
 """A sample whose modified z-score is above this is an outlier."""
 POWER_CAP = "power cap"
 """The reason to be slow that a GPU gives when it lowers its clock to stay within its power limit."""
@@ -94,12 +94,12 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
     return Interval(float(ordered[rank - 1]), float(np.median(ordered)), float(ordered[-rank]))
 
 
-def middle(values: Sequence[float]) -> float | None:
+def median_of_values(values: Sequence[float]) -> float | None:
     """Return the median of some values, ``None`` if there are none or one is not finite."""
     return float(median_of(values)) if _usable(values) else None
 
 
-def quantiles(values: Sequence[float]) -> Spread | None:
+def middle_60_percent(values: Sequence[float]) -> Spread | None:
     """Return p20, median and p80 of some values, ``None`` if there are none or one is not finite."""
     if not _usable(values):
         return None
@@ -109,7 +109,7 @@ def quantiles(values: Sequence[float]) -> Spread | None:
 
 def spread(measurement: Measurement) -> Spread | None:
     """Return the :func:`median`, and p20 and p80 over the samples of all rounds."""
-    found, middle_of_rounds = quantiles(_samples(measurement)), median(measurement)
+    found, middle_of_rounds = middle_60_percent(_samples(measurement)), median(measurement)
     return replace(found, median=middle_of_rounds) if found and middle_of_rounds is not None else None
 
 
@@ -129,15 +129,15 @@ _Rounds = tuple[tuple[float, ...], ...]
 def _median(samples: _Rounds) -> float | None:
     if not _usable([sample for round_ in samples for sample in round_]):
         return None
-    return middle([value for value in _round_medians(samples) if value is not None])
+    return median_of_values([value for value in _round_medians(samples) if value is not None])
 
 
 @lru_cache(2**14)
 def _round_medians(samples: _Rounds) -> tuple[float | None, ...]:
-    return tuple(map(middle, samples))
+    return tuple(map(median_of_values, samples))
 
 
-def outliers(measurement: Measurement) -> float:
+def outlier_share(measurement: Measurement) -> float:
     """Return the share of outliers among the samples; they are labelled, never dropped.
 
     An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
@@ -148,7 +148,7 @@ def outliers(measurement: Measurement) -> float:
         return 0.0
     distances = np.abs(np.array(samples) - np.median(samples))
     scale = float(np.median(distances))
-    return float(np.mean(distances * _DEVIATION > OUTLYING * scale)) if scale > 0 else 0.0
+    return float(np.mean(distances * _DEVIATION > MIN_OUTLIER_SCORE * scale)) if scale > 0 else 0.0
 
 
 def median_clock(run: Run) -> float | None:
@@ -157,23 +157,23 @@ def median_clock(run: Run) -> float | None:
     return float(np.median(clocks)) if clocks else None
 
 
-def off_clock(measurement: Measurement, clock_hz: float | None) -> float:
+def off_clock_share(measurement: Measurement, clock_hz: float | None) -> float:
     """Return the share of visits whose clock is more than 2 % off the given median clock of the run."""
     return _share(_visits(measurement), lambda visit: _is_off(visit, clock_hz))
 
 
-def throttled(measurement: Measurement) -> float:
+def throttled_share(measurement: Measurement) -> float:
     """Return the share of visits in which the device reported a reason for throttling."""
     return _share(_visits(measurement), lambda visit: bool(visit.throttled))
 
 
-def invalid(run: Run) -> tuple[str, ...]:
+def invalid_reasons(run: Run) -> tuple[str, ...]:
     """Return the reasons not to use the figures of a run, empty if there are none.
 
     A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled in more
     than 10 % of the visits. A varying clock and the power cap do not count: without locked clocks a GPU
     regulates itself in this way, and the variants of a round share it. Both are labels of the samples, see
-    :func:`off_clock` and :func:`throttled`.
+    :func:`off_clock_share` and :func:`throttled_share`.
     """
     reasons = []
     if foreign := run.header.environment.foreign:
@@ -236,7 +236,7 @@ def _timed(run: Run) -> list[Conditions]:
 def _is_off(visit: Conditions, clock_hz: float | None) -> bool:
     if visit.clock_hz is None or clock_hz is None:
         return False
-    return abs(visit.clock_hz - clock_hz) > OFF_CLOCK * clock_hz
+    return abs(visit.clock_hz - clock_hz) > MAX_CLOCK_DEVIATION * clock_hz
 
 
 def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) -> float:

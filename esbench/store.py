@@ -87,7 +87,7 @@ class Problem:
         return " ".join(f"{f'line {self.line}: ' if self.line else ''}{self.message}".split())
 
 
-def summed_up(problems: Iterable[Problem]) -> list[str]:
+def summarize_problems(problems: Iterable[Problem]) -> list[str]:
     """Return problems as text, one line each; the bad lines of a file share one line."""
     groups: dict[object, list[Problem]] = {}
     for problem in problems:
@@ -228,7 +228,8 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read or decompressed.
 
     """
-    content = read_regular_file(path if path.exists() or not _compressed(path).exists() else _compressed(path))
+    is_compressed = not path.exists() and _compressed(path).exists()
+    content = read_regular_file(_compressed(path) if is_compressed else path)
     if not content.startswith(_GZIP):
         return content
     try:

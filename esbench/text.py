@@ -12,7 +12,7 @@ _MARK = re.compile(r"(\[\d+\](?![\[(:]))")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return a number with its noun: ``2 rounds``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -27,13 +27,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
-def label(text: str) -> str:
+def shorten_label(text: str) -> str:
     """Return a text on one line, cut to the length of a label."""
     line = one_line(text)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
-def listed(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
@@ -54,10 +54,10 @@ def escape(text: str) -> str:
 
 def file_name(words: str) -> str:
     """Return a file name in lower case with dashes, without separators of folders."""
-    return cut(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
+    return shorten(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
 
 
-def cut(name: str) -> str:
+def shorten(name: str) -> str:
     """Return a name short enough for every file system; a hash of the name replaces the rest."""
     if len(name) <= _LONGEST_FILE:
         return name

@@ -4,24 +4,24 @@ Records hold numbers in the unit given by the suffix of the metric's name (``lat
 ``peak_bytes``, ``power_w``); a name without a known suffix is a plain count. Nothing
 else in the project formats a measured number.
 
-The number of digits follows from the number's interval by one rule, :func:`last_place`: digits that the
-interval does not determine are not printed.
+The interval of a number decides how many digits are printed, see :func:`last_digit_exponent`.
 """
 
 import math
 from dataclasses import dataclass
 
 ABSENT = "n/a"
-"""What is shown for a missing, NaN or infinite number."""
+"""The text for a missing, NaN or infinite number."""
 
 _DIGITS = 3
 """The significant digits of a number whose interval is unknown."""
 _MAX_DIGITS = 6
 """The most significant digits, however narrow the interval."""
-_SMALLEST = 1e-6
+_MIN_POINT = 1e-6
+"""Smaller numbers are printed in scientific notation."""
 _ROUNDING = 1e-9
-"""A half width below this share of the number is rounding, not an interval."""
-_COARSE = 2.0  # a half width that begins with 1 keeps a second digit: 0.14 is not shown as 0.1
+"""A half width below this share of the number comes from the rounding of floats."""
+_COARSE = 2.0  # a half width that begins with 1 keeps a second digit: 0.14 instead of 0.1
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Quantity:
-    """How a metric is shown: in ``column`` in a table, in the fitting one of ``ladder`` in a sentence."""
+    """The units of a metric: ``column`` in a table; in a sentence the largest of ``ladder`` that it reaches."""
 
     column: Unit
     ladder: tuple[Unit, ...]
@@ -69,87 +69,90 @@ QUANTITIES: dict[str, Quantity] = {
     "flops_per_s": Quantity(_TERAFLOPS, (Unit("MFLOP/s", 1e6), Unit("GFLOP/s", 1e9), _TERAFLOPS)),
     "bytes_per_s": Quantity(_GIGABYTES, (Unit("MB/s", 1e6), _GIGABYTES, Unit("TB/s", 1e12))),
 }
-"""The suffix of a metric's name -> how it is shown."""
+"""Suffix of a metric's name -> its units."""
 
 
 def quantity(metric: str) -> Quantity:
-    """Return how a metric is shown, by the suffix of its name; a count if it has none."""
-    known = (shown for suffix, shown in QUANTITIES.items() if metric.endswith(suffix))
-    return next(known, Quantity(_COUNT, (_COUNT,)))
+    """Return the units of a metric from the suffix of its name; those of a count without a known suffix."""
+    matching = (units for suffix, units in QUANTITIES.items() if metric.endswith(suffix))
+    return next(matching, Quantity(_COUNT, (_COUNT,)))
 
 
-def last_place(value: float, half: float | None = None) -> int:
-    """Return the power of ten of the last digit that is shown of a number.
+def last_digit_exponent(value: float, half: float | None = None) -> int:
+    """Return the power of ten of the last digit to print of a number: -2 for 1.23, 1 for 420.
 
-    Where half the width of its interval is known, and more than the rounding of floats, that is the place of
-    the half width's leading digit, of its second one where the first is a 1; but the number keeps its own
-    leading digit, and after six of them no more follow after the point. Where it is not, three significant
-    digits are shown, and never fewer than there are before the point.
+    With an interval, the last digit is the leading digit of the half width, or the digit after it if the
+    leading digit is 1. At least one and at most six significant digits are printed. Without an interval, or
+    if it is as narrow as the rounding of floats, three significant digits are printed. All digits before the
+    decimal point are printed in either case, unless the interval rounds them.
 
     Args:
-        value: finite.
+        value: a finite number.
         half: half the width of the 95 % interval, in the unit of the value.
 
     """
-    if not _known(value, half):
-        return min(0, _exponent(value, _DIGITS) - _DIGITS + 1) if value else 0
-    place = _place_of(half or 0.0)
+    if not _is_known(value, half):
+        return min(0, _leading_exponent(value, _DIGITS) - _DIGITS + 1) if value else 0
+    exponent = _half_width_exponent(half or 0.0)
     if value == 0:
-        return place
-    leading = _exponent(value, 1)
-    return max(min(place, leading), _least(leading))
+        return exponent
+    leading = _leading_exponent(value)
+    return max(min(exponent, leading), _lowest_exponent(leading))
 
 
 def format_number(value: float | None, half: float | None = None, *, with_interval: bool = False) -> str:
-    """Return a number with the digits that its interval supports, or three without an interval.
+    """Return a number with the digits that its interval supports; without an interval, with three digits.
 
     Args:
         value: the number.
         half: half the width of its interval.
-        with_interval: whether the half width is shown as well, ``1.23 ± 0.04``, if it is known.
+        with_interval: append the half width if it is known, ``1.23 ± 0.04``.
 
     """
     if value is None or not math.isfinite(value):
         return ABSENT
-    if not with_interval or half is None or not _known(value, half):
-        return "0" if value == 0 else _fixed(value, last_place(value, half))
-    place = max(_place_of(half), _least(_exponent(value, 1))) if value else _place_of(half)
-    # An interval that is narrower than the last digit is shown as one unit of it, not as 0.
-    return f"{_fixed(value, place)} ± {_fixed(max(half, 10.0**place), place)}"
+    if not with_interval or half is None or not _is_known(value, half):
+        return "0" if value == 0 else _round_to_exponent(value, last_digit_exponent(value, half))
+    exponent = _half_width_exponent(half)
+    if value:
+        exponent = max(exponent, _lowest_exponent(_leading_exponent(value)))
+    # An interval narrower than the last digit is printed as one unit of that digit instead of 0.
+    shown_half = max(half, 10.0**exponent)
+    return f"{_round_to_exponent(value, exponent)} ± {_round_to_exponent(shown_half, exponent)}"
 
 
-def _known(value: float, half: float | None) -> bool:
-    """Return whether a half width is more than rounding."""
+def _is_known(value: float, half: float | None) -> bool:
+    """Return whether the half width is given, finite and wider than the rounding of floats."""
     return half is not None and math.isfinite(half) and half > _ROUNDING * abs(value)
 
 
-def _place_of(half: float) -> int:
-    """Return the place down to which a half width is shown."""
-    leading = _exponent(half, 1)
+def _half_width_exponent(half: float) -> int:
+    """Return the power of ten of the last digit to print of a half width."""
+    leading = _leading_exponent(half)
     return leading - 1 if round(half / 10.0**leading, 1) < _COARSE else leading
 
 
-def _least(leading: int) -> int:
-    """Return the lowest place shown of a number whose leading digit is at this place."""
+def _lowest_exponent(leading: int) -> int:
+    """Return the power of ten of the sixth significant digit, or 0 if that digit is before the point."""
     return min(0, leading - _MAX_DIGITS + 1)
 
 
-def _exponent(value: float, digits: int) -> int:
-    """Return the power of ten of the leading digit, once the number is rounded to the given digits."""
+def _leading_exponent(value: float, digits: int = 1) -> int:
+    """Return the power of ten of the leading digit after rounding to ``digits`` significant digits."""
     return int(f"{value:.{digits - 1}e}".partition("e")[2])
 
 
-def _fixed(value: float, place: int) -> str:
-    """Return the number down to a place, which may be before the point."""
-    if value and abs(value) < _SMALLEST and place <= _exponent(value, 1):
-        return f"{value:.{_exponent(value, 1) - place}e}"
-    return f"{value:.{-place}f}" if place <= 0 else f"{round(value, -place):.0f}"
+def _round_to_exponent(value: float, exponent: int) -> str:
+    """Format the number rounded to a multiple of 10**exponent; below 1e-6 in scientific notation."""
+    if value and abs(value) < _MIN_POINT and exponent <= _leading_exponent(value):
+        return f"{value:.{_leading_exponent(value) - exponent}e}"
+    return f"{value:.{-exponent}f}" if exponent <= 0 else f"{round(value, -exponent):.0f}"
 
 
 def format_cell(
     metric: str, value: float | None, half: float | None = None, *, with_interval: bool = False
 ) -> str:
-    """Return a number for a table, in the unit of the metric's column: see :func:`format_number`."""
+    """Return a number for a table, in the unit of the metric's column; the digits are of :func:`format_number`."""
     if value is None or not math.isfinite(value):
         return ABSENT
     unit = quantity(metric).column
@@ -160,7 +163,7 @@ def format_cell(
 
 
 def format_value(metric: str, value: float | None) -> str:
-    """Return a number for a sentence, in the largest unit that it reaches, with the symbol."""
+    """Return a number with its unit for a sentence, in the largest unit that it reaches."""
     if value is None or not math.isfinite(value):
         return ABSENT
     ladder = quantity(metric).ladder

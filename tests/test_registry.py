@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.registry import PluginError, Registry, Suite, UnknownNameError, load, phases_named, select_cases
+from esbench.registry import PluginError, Registry, Suite, UnknownNameError, load, parse_phases, select_cases
 from esbench.schema import Case, Variant
 from esbench.workload import build
 
@@ -54,7 +54,7 @@ def test_globs_match_names_and_labels() -> None:
     assert [e.variant.name for e in registry.select(["Thing*"])] == ["Thing", "Thing(side=out)"]
     assert [e.variant.name for e in registry.select(["ThingLinear"])] == ["Thing"]
     assert [e.variant.name for e in registry.select(["Thing*", "!*side*"])] == ["Thing"]
-    assert phases_named("quality, step,forward,step") == ("forward", "step", "quality")
+    assert parse_phases("quality, step,forward,step") == ("forward", "step", "quality")
 
 
 def test_a_reserved_operator_is_for_those_who_name_it() -> None:

@@ -15,15 +15,15 @@ from esbench.stats import (
     Interval,
     Ratio,
     interval,
-    invalid,
+    invalid_reasons,
     median,
     median_clock,
-    off_clock,
-    outliers,
+    off_clock_share,
+    outlier_share,
     ratio,
     round_medians,
     spread,
-    throttled,
+    throttled_share,
 )
 from tests import synthetic
 
@@ -145,7 +145,7 @@ def test_outliers_are_far_in_units_of_the_usual_distance() -> None:
         ((1.0, math.nan), 0.0),
     ]
     for samples, share in cases:
-        assert outliers(row(samples)) == share
+        assert outlier_share(row(samples)) == share
 
 
 def test_clock_of_a_run_and_visits_off_it() -> None:
@@ -154,30 +154,30 @@ def test_clock_of_a_run_and_visits_off_it() -> None:
     other = synthetic.clocks(row((1.0,)), 1000, 900, throttled=("heat",))
     clock = median_clock(synthetic.run([one, other]))
     assert clock == 1000e6
-    assert (off_clock(one, clock), off_clock(other, clock)) == (0, 0.5)
-    assert (throttled(one), throttled(other)) == (0, 1)
+    assert (off_clock_share(one, clock), off_clock_share(other, clock)) == (0, 0.5)
+    assert (throttled_share(one), throttled_share(other)) == (0, 1)
     assert median_clock(synthetic.run([row((1.0,))])) is None
-    assert (off_clock(row((1.0,)), clock), throttled(row())) == (0, 0)
+    assert (off_clock_share(row((1.0,)), clock), throttled_share(row())) == (0, 0)
 
 
 def test_a_clock_that_moves_is_a_label_and_leaves_a_run_valid() -> None:
     """The clock of a GPU varies if it is not locked or is at its power limit."""
     odd = synthetic.clocks(row((1.0,)), *[1000] * 5, *[900] * 4, throttled=("power cap",))
     run = synthetic.run([odd])
-    assert invalid(run) == ()
-    assert (off_clock(odd, median_clock(run)), throttled(odd)) == (4 / 9, 1)
+    assert invalid_reasons(run) == ()
+    assert (off_clock_share(odd, median_clock(run)), throttled_share(odd)) == (4 / 9, 1)
 
 
 def test_a_throttled_run_is_invalid() -> None:
     """More than a tenth of throttled visits makes a run invalid; exactly a tenth does not."""
     even = synthetic.clocks(row((1.0,)), *[1000] * 9)
     hot = synthetic.clocks(row((1.0,)), 1000, throttled=("thermal slowdown", "power cap", "board limit"))
-    assert invalid(synthetic.run([even, hot])) == ()
-    assert invalid(synthetic.run([even, hot, hot])) == (
+    assert invalid_reasons(synthetic.run([even, hot])) == ()
+    assert invalid_reasons(synthetic.run([even, hot, hot])) == (
         "the GPU was throttled in 18 % of the visits (board limit, thermal slowdown)",
     )
     host = [msgspec.structs.replace(hot, metric="host_latency_ns")] * 9
-    assert invalid(synthetic.run([even, hot, *host])) == ()  # each visit counts once
+    assert invalid_reasons(synthetic.run([even, hot, *host])) == ()  # each visit counts once
 
 
 def test_other_processes_make_a_run_invalid() -> None:
@@ -185,7 +185,7 @@ def test_other_processes_make_a_run_invalid() -> None:
     run = synthetic.run([])
     here = msgspec.structs.replace(run.header.environment, foreign=("python (17)",))
     shared = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, environment=here))
-    assert invalid(shared) == ("other processes on the GPU at the start: python (17)",)
+    assert invalid_reasons(shared) == ("other processes on the GPU at the start: python (17)",)
 
 
 READABLE = st.one_of(st.floats(min_value=0), st.just(math.nan))

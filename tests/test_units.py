@@ -11,7 +11,7 @@ from esbench.units import (
     format_multiplier,
     format_number,
     format_value,
-    last_place,
+    last_digit_exponent,
     quantity,
 )
 
@@ -115,25 +115,29 @@ PAIRS = st.tuples(
 
 @given(PAIRS)
 def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, float]) -> None:
-    """The last place is at most two digits of the half width, and not coarser than it within six digits."""
+    """The last exponent is at most two digits of the half width, and not coarser than it within six digits."""
     value, half = pair
-    place = last_place(value, half)
+    exponent = last_digit_exponent(value, half)
     leading = math.floor(math.log10(abs(value)) + 1e-9)
-    assert place <= leading + 1  # the number keeps a digit, even if it is rounded up
-    if place < leading:
-        assert 10.0**place >= half / 20.001  # at most two digits of the half width
-    if place > -5 + leading:
-        assert 10.0**place <= max(half, 10.0 ** (leading + 1)) * 1.0001
+    assert exponent <= leading + 1  # the number keeps a digit, even if it is rounded up
+    if exponent < leading:
+        assert 10.0**exponent >= half / 20.001  # at most two digits of the half width
+    if exponent > -5 + leading:
+        assert 10.0**exponent <= max(half, 10.0 ** (leading + 1)) * 1.0001
 
 
 @given(PAIRS)
 def test_rounding_stays_within_half_a_digit(pair: tuple[float, float]) -> None:
-    """Number and half width have the same last place, and rounding changes each by at most half of it."""
+    """Number and half width have the same last exponent, and rounding changes each by at most half of it."""
     value, half = pair
     shown, _, width = format_number(value, half, with_interval=True).partition(" ± ")
     assert (shown.partition(".")[2] != "") == (width.partition(".")[2] != "")
     assert len(shown.partition(".")[2]) == len(width.partition(".")[2])
-    unit = 10.0 ** -len(width.partition(".")[2]) if "." in width else 10.0 ** max(0, last_place(1, half))
+    unit = (
+        10.0 ** -len(width.partition(".")[2])
+        if "." in width
+        else 10.0 ** max(0, last_digit_exponent(1, half))
+    )
     assert abs(float(shown) - value) <= max(unit, half) * 0.5001
     assert float(width) > 0
     assert half / 1.5001 <= float(width) <= max(half * 1.5001, unit * 1.0001, 1)

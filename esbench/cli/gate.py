@@ -118,10 +118,10 @@ def orders_for(  # options of two commands
     from esbench.gate.protocol import Orders
     from esbench.measure.environment import resolve_device
     from esbench.measure.timers import check_methods
-    from esbench.registry import named
+    from esbench.registry import split_names
 
     place = resolve_device(device)
-    check_methods(place, named(methods))
+    check_methods(place, split_names(methods))
     return Orders(
         device=place,
         threads=threads,
@@ -130,7 +130,7 @@ def orders_for(  # options of two commands
         suite=suite or ("gate_cuda" if place == "cuda" else "gate"),
         variants=tuple(variants or ()),
         plugins=tuple(plugins or ()),
-        methods=named(methods),
+        methods=split_names(methods),
     )
 
 

@@ -8,7 +8,7 @@ import typer
 
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, load, load_installed
-from esbench.store import summed_up
+from esbench.store import summarize_problems
 from esbench.text import printable
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Ent
 
 def say(problems: "Iterable[Problem]") -> None:
     """Print problems with stored runs on stderr, one line each; the bad lines of a file share one line."""
-    for line in summed_up(problems):
+    for line in summarize_problems(problems):
         note(f"esbench: {line}")
 
 

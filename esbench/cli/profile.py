@@ -9,7 +9,7 @@ import typer
 
 from esbench.cli.options import FAILED, Plugins, app, check_writable, load_entries, note
 from esbench.errors import UserError
-from esbench.registry import DTYPES, REGISTRY, Entry, cases_of, phases_named
+from esbench.registry import DTYPES, REGISTRY, Entry, cases_of, parse_phases
 from esbench.schema import PHASES, QUALITY, Case, Phase
 from esbench.workload import UnavailableError, build
 
@@ -73,7 +73,7 @@ def profile(
     if not variants:
         message = "name a variant, such as --variant Permuted; `esbench list` shows all of them"
         raise UserError(message)
-    phases = phases_named(phase)
+    phases = parse_phases(phase)
     if QUALITY in phases:
         message = f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}"
         raise UserError(message)

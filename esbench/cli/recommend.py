@@ -28,7 +28,7 @@ from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_o
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
 from esbench.schema import Case, Request, Run, Variant
-from esbench.text import listed, printable
+from esbench.text import first_names, printable
 from esbench.workload import trainer
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _stored(
     for case in target.cases:
         if case not in recommendations:
             near = "; ".join(nearest(runs, case)) or "none"
-            names = listed([variant.name for variant in variants or ()])
+            names = first_names([variant.name for variant in variants or ()])
             message = (
                 f"no stored run ranks {case.label}{names and f' for {names}'}; nearest: {near}; {measure}"
             )

@@ -28,11 +28,11 @@ from esbench.registry import (
     REGISTRY,
     candidates,
     cases_of,
+    entries_of_suite,
     load,
-    named,
-    phases_named,
-    shaped,
-    suited,
+    parse_phases,
+    split_names,
+    suite_of_shapes,
     with_references,
 )
 from esbench.schema import PHASES, Environment, Request, Run
@@ -129,7 +129,7 @@ def run(
     )
     # An invalid request is reported before waiting for the device.
     plan = plan_of(request, name, place, seed)
-    check_methods(place, named(methods))
+    check_methods(place, split_names(methods))
     check_unchanged(torch_state)
     waiting_since_s = time.monotonic()
     with lock_device(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
@@ -182,7 +182,7 @@ def opened(
         opened_file = runner.begin(suite, here, plan.seed, out, request, code, plan.entries)
     with (
         opened_file as writer,
-        instruments(plan.device, named(request.methods), here.idle_w) as tools,
+        instruments(plan.device, split_names(request.methods), here.idle_w) as tools,
         showing(end_s=plan.end_s) as progress,
     ):
         note(f"every finished row is in {writer.path}")
@@ -211,14 +211,14 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
     entries = load_entries(list(request.variants), list(request.plugins))
     packages = {load(name) for name in request.plugins}
     if request.shapes:
-        suite = shaped(suite_name, request.shapes)
+        suite = suite_of_shapes(suite_name, request.shapes)
         entries = candidates(entries, named=bool(request.variants))
     else:
         suite = REGISTRY.find_suite(suite_name)
-        entries = with_references(entries) if request.variants else suited(entries, suite, packages)
+        entries = with_references(entries) if request.variants else entries_of_suite(entries, suite, packages)
     cases = cases_of(suite, request.cases, request.dtype)
-    phases = phases_named(request.phases) or suite.phases
-    on_gpu, chosen = device == "cuda", named(request.methods)
+    phases = parse_phases(request.phases) or suite.phases
+    on_gpu, chosen = device == "cuda", split_names(request.methods)
     return Plan(
         entries=[entry for entry in entries if any(entry.supports(case) for case in cases)],
         cases=cases,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from esbench.gate.records import ARMS, Arm, Revision
 from esbench.git import GENERATED, GitError, git
-from esbench.text import listed
+from esbench.text import first_names
 
 WORKTREE = "worktree"
 """Name of the revision that stands for the files in the folder, committed or not."""
@@ -112,7 +112,7 @@ def _changes(top: Path, output: Path | None) -> str:
     if output is not None and output.resolve().is_relative_to(top) and output.resolve() != top:
         excluded.append(f":(exclude,literal){output.resolve().relative_to(top).as_posix()}")
     lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *excluded).splitlines()
-    return listed([line[2:].strip() for line in lines])
+    return first_names([line[2:].strip() for line in lines])
 
 
 def _snapshot(top: Path) -> str:

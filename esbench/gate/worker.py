@@ -43,7 +43,7 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.interleave import warm_up
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, TorchState
-from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, load, load_installed, suited
+from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, entries_of_suite, load, load_installed
 from esbench.schema import QUALITY, Phase
 from esbench.workload import Workload, build
 
@@ -78,7 +78,7 @@ def load_variants(orders: Orders) -> Selection:
         entries = REGISTRY.select(orders.variants or ("*",))
     except UnknownNameError as error:
         return Selection(Suite(name=orders.suite, description="", cases=()), [], str(error))
-    return Selection(suite, entries if orders.variants else suited(entries, suite, plugins))
+    return Selection(suite, entries if orders.variants else entries_of_suite(entries, suite, plugins))
 
 
 def control_work(units: int, device: str) -> Callable[[], object]:

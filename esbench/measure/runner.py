@@ -120,7 +120,7 @@ def run(
         )
         status = "failed" if summary.failed else "complete"
         stored, _ = store.read_run(writer.path)
-        invalid = stats.invalid(stored) if stored else ()
+        invalid = stats.invalid_reasons(stored) if stored else ()
         if summary.other_processes:
             invalid = (*invalid, f"other processes on the GPU: {', '.join(summary.other_processes)}")
         if not summary.measured and plan.end_s < math.inf:

@@ -7,9 +7,17 @@ from statistics import median
 from esbench.report.analysis.pivot import Grid, Reference, headings
 from esbench.report.analysis.run_selection import partial_request
 from esbench.schema import QUALITY, Case, Measurement, Run
-from esbench.stats import OFF_CLOCK, OUTLYING, Ratio, median_clock, off_clock, outliers, throttled
+from esbench.stats import (
+    MAX_CLOCK_DEVIATION,
+    MIN_OUTLIER_SCORE,
+    Ratio,
+    median_clock,
+    off_clock_share,
+    outlier_share,
+    throttled_share,
+)
 from esbench.store import PUBLISHED
-from esbench.text import counted
+from esbench.text import pluralize
 from esbench.units import format_number, format_value
 
 _COMMIT_DIGITS = 7
@@ -132,7 +140,7 @@ def origin(run: Run) -> str:
         return f"{source(run)}, not measured by esbench."
     commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
-    where = here.device_name + (f" ({counted(here.threads, 'thread')})" if here.device == "cpu" else "")
+    where = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
     return (
         f"{invalid(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
         f"run {run.header.run_id}, {commit}, esbench {here.esbench}, torch {here.torch}."
@@ -193,7 +201,7 @@ def _disturbed(run: Run) -> str:
     if here.load is None or here.load <= _IDLE * here.threads:
         return ""
     return (
-        f" Load {format_number(here.load)} on {counted(here.threads, 'thread')} at the start: "
+        f" Load {format_number(here.load)} on {pluralize(here.threads, 'thread')} at the start: "
         "other programs may have disturbed these times."
     )
 
@@ -220,11 +228,11 @@ def sample_warnings(grid: Grid) -> Iterator[str]:
         example = f"such as {name}" if len(same_kind) > 1 else name
         yield f"{warning}: {len(same_kind)} of {len(rows)} cells, {example}"
     clock = median_clock(grid.run)
-    off = f"off the run's median clock by more than {_percent(OFF_CLOCK)}"
+    off = f"off the run's median clock by more than {_percent(MAX_CLOCK_DEVIATION)}"
     kinds: tuple[tuple[str, str, Callable[[Measurement], float], float], ...] = (
-        (f"outliers (modified z-score above {OUTLYING:g}), kept", "samples", outliers, 0.1),
-        (off, "visits", lambda row: off_clock(row, clock), 0.0),
-        ("throttled", "visits", throttled, 0.0),
+        (f"outliers (modified z-score above {MIN_OUTLIER_SCORE:g}), kept", "samples", outlier_share, 0.1),
+        (off, "visits", lambda row: off_clock_share(row, clock), 0.0),
+        ("throttled", "visits", throttled_share, 0.0),
     )
     for kind, what, share, notable in kinds:
         shares = {name: value for name, row in rows.items() if (value := share(row)) > notable}

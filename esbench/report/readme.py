@@ -26,7 +26,7 @@ from esbench.report.tables.published import published_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.table import Section
 from esbench.schema import Phase, Run
-from esbench.store import read_run, run_name, summed_up
+from esbench.store import read_run, run_name, summarize_problems
 from esbench.text import escape, one_line
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
@@ -205,7 +205,7 @@ class Page:
     def _run(self, file: str) -> Run:
         run, problems = read_run(self.root / file)
         if run is None or problems:
-            raise ReadmeError("; ".join(summed_up(problems)))
+            raise ReadmeError("; ".join(summarize_problems(problems)))
         return run
 
     def _markdown(self, file: str, sections: list[Section]) -> str:

@@ -21,7 +21,7 @@ from esbench.report.web.render import render_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
 from esbench.studies import digits, gate_power, kernels, timer_accuracy
-from esbench.text import cut, escape, file_name, one_line
+from esbench.text import escape, file_name, one_line, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,9 +108,9 @@ def render(
         return written, problems
     for device, runs in devices(selected.runs).items():
         try:
-            written += _render_history(runs, out / cut(device))
+            written += _render_history(runs, out / shorten(device))
         except UserError as error:
-            problems.append(Problem(out / cut(device) / HISTORY, f"is not written: {error}", lost=False))
+            problems.append(Problem(out / shorten(device) / HISTORY, f"is not written: {error}", lost=False))
     unread = [f"{lost_part.path.name}: {lost_part.within}" for lost_part in problems if lost_part.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
     written += render_page([*selected.pages.values(), *published], out, left_out)
@@ -132,7 +132,7 @@ def _folder(run: Run, out: Path) -> Path:
     """Return the folder of a run's page."""
     header = run.header
     dtype = header.request.dtype if header.request else None
-    return out / cut(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))
+    return out / shorten(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))
 
 
 def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:

@@ -31,7 +31,7 @@ from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, V
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
 from esbench.studies import newest_files
-from esbench.text import counted, escape
+from esbench.text import escape, pluralize
 from esbench.units import ABSENT, format_number, format_value
 
 FOLDER = "gate"
@@ -324,7 +324,7 @@ def _origin(study: GateStudy) -> str:
         f"Study {opening.gate_id}, started {opening.started}: suite {opening.suite}, seed {opening.seed}, "
         f"{study.replicates} replicates of {len(study.cells)} cells and {len(study.controls)} controls in "
         f"{study.wall_s:.0f} s; commit {commit[:7]} in both arms; torch {here.torch}, "
-        f"Python {here.python}, {counted(here.threads, 'thread')}."
+        f"Python {here.python}, {pluralize(here.threads, 'thread')}."
     )
 
 

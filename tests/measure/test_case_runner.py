@@ -20,7 +20,7 @@ from esbench.measure.gpu_monitor import Activity
 from esbench.measure.profiler import ProfileError
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
-from esbench.registry import phases_named
+from esbench.registry import parse_phases
 from esbench.schema import PHASES, QUALITY, Case, Checkpoint, Measurement, Phase, Record, Skipped, Variant
 from esbench.store import encode
 from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
@@ -480,7 +480,7 @@ def test_quality_of_base_is_computed_once_stored_resumed_and_charged() -> None:
 
 def test_quality_is_no_timed_phase_and_alone_goes_below_zero() -> None:
     """Only quality may be negative: a negative time is refused when made and when read."""
-    assert phases_named("quality, forward") == ("forward", QUALITY)
+    assert parse_phases("quality, forward") == ("forward", QUALITY)
     assert QUALITY not in PHASES
     row = Measurement(
         variant=Variant(scheme="A"),

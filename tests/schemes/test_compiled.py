@@ -15,7 +15,7 @@ from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
 from esbench.cli.options import load_usual
-from esbench.registry import REGISTRY, Entry, UnknownNameError, load, suited
+from esbench.registry import REGISTRY, Entry, UnknownNameError, entries_of_suite, load
 from esbench.schema import Case
 from esbench.workload import UnavailableError, build
 from impls import Compiled, Population, perturb
@@ -180,5 +180,5 @@ def test_compiled_variants_take_part_on_request() -> None:
     assert not any(name.startswith("Compiled") for name in names)
     assert [entry.variant for entry in load_usual(["Compiled*"], None)] == [one.variant for one in ENTRIES]
     for name in ("quick", "gate", "gate_cuda", "readme", "kernels"):
-        chosen = suited(REGISTRY.select(), REGISTRY.find_suite(name), ())
+        chosen = entries_of_suite(REGISTRY.select(), REGISTRY.find_suite(name), ())
         assert not any(entry in ENTRIES for entry in chosen)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from typing_extensions import override
 
 from esbench.measure import memory, validation
-from esbench.registry import REGISTRY, Entry, load, suited, with_references
+from esbench.registry import REGISTRY, Entry, entries_of_suite, load, with_references
 from esbench.schema import Case
 from esbench.workload import UnavailableError, Workload, WrongResultError, build
 from impls.benchmark.training import (
@@ -94,7 +94,7 @@ def test_every_variant_agrees_with_the_reference_and_passes_the_harness(
 def test_families_never_meet() -> None:
     """Reserved operators have only their own variants, with one base and one naive, in every suite."""
     for suite in REGISTRY.suites.values():
-        chosen = with_references(suited(REGISTRY.select(), suite, ()))
+        chosen = with_references(entries_of_suite(REGISTRY.select(), suite, ()))
         for case, entry in itertools.product(suite.cases, chosen):
             if case.operator in REGISTRY.reserved or {*(entry.operators or ())} & REGISTRY.reserved:
                 assert entry.supports(case) == (case.operator in (entry.operators or ()))

@@ -13,7 +13,7 @@ import msgspec
 from esbench.errors import UserError
 from esbench.report.analysis.quality import quality
 from esbench.schema import PHASES, QUALITY, Case, Environment, Measurement, Phase, Run, Skipped, Variant
-from esbench.stats import interval, middle, round_medians
+from esbench.stats import interval, median_of_values, round_medians
 
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
 _IGNORED = frozenset({"idle_w", "memory_bytes"})
@@ -193,7 +193,7 @@ def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
         here, there = quality(a), quality(b)
         return Pair(key, here, there, _divided(there, here), None, None)
     rounds = [[value for value in round_medians(row) if value is not None] for row in (a, b)]
-    here, there = map(middle, rounds)
+    here, there = map(median_of_values, rounds)
     below, above = (interval(values, _EACH) for values in rounds)
     low = _divided(above.low, below.high) if below and above else None
     high = _divided(above.high, below.low) if below and above else None

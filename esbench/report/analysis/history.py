@@ -20,7 +20,7 @@ from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, gr
 from esbench.report.analysis.run_selection import unusable
 from esbench.schema import Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
-from esbench.text import listed, one_line
+from esbench.text import first_names, one_line
 from esbench.units import ABSENT, format_value
 
 _COMMIT_DIGITS = 7
@@ -159,7 +159,7 @@ def history(  # noqa: PLR0913  # the options of the command
     chosen = _chosen(by_series, variants, cases, left_out)
     few = list(dict.fromkeys(key.case.label for key, _ in chosen if len(runs_of_key[key]) < fewest))
     if few:
-        left_out.append(f"left out, measured in fewer than {fewest} runs: {listed(few)}")
+        left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(few)}")
     if zeros:
         left_out.append(f"{zeros} figures of 0 are left out: a logarithmic axis has no place for them")
     # Baselines come last; other variants are in the order in which the runs first have them.
@@ -251,7 +251,7 @@ def _chosen(
     if known and not chosen:
         labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
         globs = f"variants {', '.join(variants)} and cases {cases}"
-        message = f"nothing matches {globs} in these runs; available: {listed(list(labels))}"
+        message = f"nothing matches {globs} in these runs; available: {first_names(list(labels))}"
         raise UserError(one_line("; ".join([message, *left_out])))
     return chosen
 

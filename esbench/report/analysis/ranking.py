@@ -17,7 +17,7 @@ from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part
 from esbench.report.analysis.run_selection import unusable
 from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
-from esbench.text import listed
+from esbench.text import first_names
 from esbench.units import format_value
 
 NOISE = "noise_bytes"
@@ -126,7 +126,7 @@ class RankedVariant:
             for other in others
             if other != self and here and (there := other.reach) and there[1] >= here[0]
         ]
-        return f"tied with {listed(tied)}" if tied else ""
+        return f"tied with {first_names(tied)}" if tied else ""
 
     @property
     def is_single(self) -> bool:

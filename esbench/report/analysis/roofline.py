@@ -9,7 +9,7 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 from typing import Literal
 
 from esbench.schema import Measurement, Run, Work
-from esbench.stats import median, quantiles
+from esbench.stats import median, middle_60_percent
 
 DISTURBED = "the peak was measured under a disturbance, so bounds computed from it are too high"
 
@@ -25,7 +25,7 @@ def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
         peak.amount / spread.p20
         for peak in run.device_peaks
         if peak.kind == kind and (kind == "copy" or peak.dtype == dtype)
-        if (spread := quantiles(peak.samples)) and spread.p20 > 0
+        if (spread := middle_60_percent(peak.samples)) and spread.p20 > 0
     )
     return max(rates, default=None)
 

@@ -11,7 +11,7 @@ from importlib import resources
 
 from esbench.report.tables.table import Block, Section, Table
 from esbench.schema import Run
-from esbench.text import file_name, label, one_line
+from esbench.text import file_name, one_line, shorten_label
 
 REFERENCES = "references.bib"
 _Column = tuple[str, tuple[str, ...]]  # a heading, and the cells below it
@@ -121,7 +121,7 @@ def _longtable(columns: list[_Column], caption: tuple[str, str], key: str) -> st
 
 def _parts(table: Table, *, intervals: bool) -> Iterator[list[_Column]]:
     """Yield the columns of a table in groups that fit in the width of a page, each after the labels."""
-    labels: _Column = table.corner, tuple(map(label, table.labels))
+    labels: _Column = table.corner, tuple(map(shorten_label, table.labels))
     part, used = [labels], _width(labels)
     for column in zip(table.headings, zip(*table.texts(intervals=intervals), strict=True), strict=True):
         if used + _width(column) > _MAX_CHARACTERS and len(part) > 1:

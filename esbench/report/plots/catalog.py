@@ -24,7 +24,7 @@ from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
 from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
 from esbench.schema import Phase, Row, Run
-from esbench.text import file_name, listed, one_line
+from esbench.text import file_name, first_names, one_line
 
 Subject = Grid | Rankings
 
@@ -79,7 +79,7 @@ class PlotRequest:
         ):
             for glob in globs:
                 if glob != "*" and rows and not any(_matches(names_of(row), [glob]) for row in rows):
-                    known = listed(list(dict.fromkeys(names_of(row)[0] for row in rows)))
+                    known = first_names(list(dict.fromkeys(names_of(row)[0] for row in rows)))
                     message = f"no {option} matches {glob!r} in these runs; available: {known}"
                     raise UserError(one_line(message))
 

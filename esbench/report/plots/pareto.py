@@ -11,7 +11,7 @@ from esbench.report.analysis.ranking import RankedVariant, Rankings
 from esbench.report.plots import style
 from esbench.report.plots.hero import best_of_each_scheme, label
 from esbench.report.plots.style import BLACK, PAGE, Figure, drawable
-from esbench.text import listed
+from esbench.text import first_names
 from esbench.units import format_multiplier, quantity
 
 _MB = quantity("peak_bytes").column.size
@@ -82,7 +82,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
         f"{case.label}, {style.origin(rankings.grid, [case])}",
         [
             "Dashed: Pareto front. Best variant of each scheme",
-            *([f"Only a lower bound is known: {listed(bounds)}"] if bounds else []),
+            *([f"Only a lower bound is known: {first_names(bounds)}"] if bounds else []),
             *style.by_reason(missing),
         ],
         style.family_legend(scheme.variant.scheme for scheme in schemes),

@@ -26,7 +26,7 @@ from matplotlib.transforms import Bbox
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid
 from esbench.schema import Case, Measurement, Row
-from esbench.text import counted, one_line
+from esbench.text import one_line, pluralize
 
 COLUMN, PAGE = 3.3, 6.9
 """Widths of a figure in inches."""
@@ -282,7 +282,7 @@ def origin(grid: Grid, cases: Sequence[Case]) -> str:
     if captions.is_published(run):
         return f"{captions.source(run)}, {conditions}"
     here = run.header.environment
-    device = here.device_name + (f" ({counted(here.threads, 'thread')})" if here.device == "cpu" else "")
+    device = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
     commit = f"commit {here.commit[:7]}{'+' if here.dirty else ''}" if here.commit else "commit unknown"
     return f"{device}, {commit}, {conditions}, run {run.header.run_id}"
 

@@ -15,7 +15,7 @@ from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, drawable
 from esbench.schema import DENSE, QUALITY, Case, Measurement, Row, Run, Skipped, Variant
 from esbench.stats import median
-from esbench.text import counted
+from esbench.text import pluralize
 from esbench.units import format_multiplier, format_number
 
 SHARE = "kept_percent"
@@ -149,7 +149,7 @@ def kept_lines(all_lines: Sequence[Line]) -> list[Line]:
     if not all_kept:
         return picked
     first = next((line for line in all_kept if line.variant.name == DENSE), all_kept[0])
-    also_kept = f" and {counted(len(all_kept) - 1, 'other scheme')}" if len(all_kept) > 1 else ""
+    also_kept = f" and {pluralize(len(all_kept) - 1, 'other scheme')}" if len(all_kept) > 1 else ""
     return [replace(first, label=f"{first.variant.name}{also_kept}"), *picked]
 
 

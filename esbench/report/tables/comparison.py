@@ -10,7 +10,7 @@ from tabulate import tabulate
 from esbench.report import captions
 from esbench.report.analysis.comparison import Comparison, Pair, differences, different_devices
 from esbench.schema import Run
-from esbench.text import listed, one_line
+from esbench.text import first_names, one_line
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (
@@ -33,7 +33,7 @@ def summary(comparison: Comparison) -> str:
         for name, run in _sides(comparison)
     ]
     if changed := differences(comparison.a, comparison.b):
-        lines.append(f"different: {one_line(listed(list(changed)))}")
+        lines.append(f"different: {one_line(first_names(list(changed)))}")
     if times:
         apart = [pair for pair in times if pair.low and pair.high and not pair.low <= 1 <= pair.high]
         slower = sum((pair.ratio or 0.0) > 1 for pair in apart)

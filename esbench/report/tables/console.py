@@ -10,7 +10,7 @@ from esbench.report.analysis.quality import EXACT, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, dense, rankings
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
-from esbench.text import listed, one_line
+from esbench.text import first_names, one_line
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5
@@ -60,7 +60,7 @@ def warnings(run: Run) -> list[str]:
                 few.sort(key=lambda ranked: ranked.share or 0.0)
                 sizes = [(ranked.variant.name, (ranked.share or 0.0) * case.members) for ranked in few]
                 if names := [f"{name} {format_number(size)}" for name, size in sizes]:
-                    lines.append(f"{_place(case)}, small n_eff: {listed(names)}")
+                    lines.append(f"{_place(case)}, small n_eff: {first_names(names)}")
     return lines
 
 

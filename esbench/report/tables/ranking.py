@@ -30,7 +30,7 @@ from esbench.report.tables.table import (
     variants_table,
 )
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
-from esbench.text import counted, one_line
+from esbench.text import one_line, pluralize
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 BEST_TITLE = "Which scheme at which shape"
@@ -185,7 +185,7 @@ def _step(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
     number = median_number(grid.run, ranked.step)
     if number.half is not None:
         return number_cell(number)
-    note = f"{counted(len(ranked.step.samples), 'round')} of the step: too few for an interval"
+    note = f"{pluralize(len(ranked.step.samples), 'round')} of the step: too few for an interval"
     return number_cell(number, notes.mark("{}", note))
 
 

@@ -12,7 +12,7 @@ from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense
 from esbench.report.tables.console import ranking_table
 from esbench.report.tables.ranking import ranking_section, rate_cell
 from esbench.schema import Case, Run, Scalar, Variant
-from esbench.text import counted, one_line
+from esbench.text import one_line, pluralize
 from esbench.units import format_multiplier, format_value
 
 _TERMINAL_WIDTH = 100
@@ -24,7 +24,7 @@ def text(recommendation: Recommendation, *, tables: bool = False) -> str:
     if tables:
         table = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants).text()
     elif without := len(recommendation.variants) - len(recommendation.ranked):
-        table += f"\n{counted(without, 'candidate')} without a rate: see --tables for the reasons"
+        table += f"\n{pluralize(without, 'candidate')} without a rate: see --tables for the reasons"
     lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _lines(recommendation))
     return "\n".join([table, "", *lines, ""])
 

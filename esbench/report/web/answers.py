@@ -9,7 +9,7 @@ from esbench.report.analysis.ranking import recommended
 from esbench.report.web.views import RATE_METRIC, Row, View, better
 from esbench.schema import DENSE, Variant
 from esbench.stats import LATENCY
-from esbench.text import listed
+from esbench.text import first_names
 
 CONTROLS = (
     *("NoUpdate", "LeakingHook", "MaskMultiply", "Static", "Trained(rule=static"),
@@ -309,4 +309,4 @@ def _task_notes(task: Task, view: View, best: Row) -> Iterator[str]:
         if sign * (row.marks[0] or 0.0) > sign * (best.marks[0] or 0.0):
             yield f"{row.variant.name} is better than all of them: {row.texts[0]} {task.words}."
     if controls := [row.variant.name for row in view.rows if is_control(row.variant)]:
-        yield f"For comparison only: {listed(controls)}."
+        yield f"For comparison only: {first_names(controls)}."
