@@ -34,7 +34,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Quantity:
-    """The units of a metric: ``column`` in a table; in a sentence the largest of ``ladder`` that it reaches."""
+    """The unit of a metric in tables, ``column``, and its units in sentences, ``ladder``, in ascending order."""
 
     column: Unit
     ladder: tuple[Unit, ...]
@@ -152,7 +152,7 @@ def _round_to_exponent(value: float, exponent: int) -> str:
 def format_cell(
     metric: str, value: float | None, half: float | None = None, *, with_interval: bool = False
 ) -> str:
-    """Return a number for a table, in the unit of the metric's column; the digits are of :func:`format_number`."""
+    """Return a number for a table, in the unit of the metric's column: see :func:`format_number`."""
     if value is None or not math.isfinite(value):
         return ABSENT
     unit = quantity(metric).column

@@ -115,7 +115,7 @@ PAIRS = st.tuples(
 
 @given(PAIRS)
 def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, float]) -> None:
-    """The last exponent is at most two digits of the half width, and not coarser than it within six digits."""
+    """At most two digits of the half width are printed, and all its digits that six digits reach are."""
     value, half = pair
     exponent = last_digit_exponent(value, half)
     leading = math.floor(math.log10(abs(value)) + 1e-9)
@@ -128,7 +128,7 @@ def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, floa
 
 @given(PAIRS)
 def test_rounding_stays_within_half_a_digit(pair: tuple[float, float]) -> None:
-    """Number and half width have the same last exponent, and rounding changes each by at most half of it."""
+    """Number and half width have the same last digit, and rounding changes each by at most half of it."""
     value, half = pair
     shown, _, width = format_number(value, half, with_interval=True).partition(" ± ")
     assert (shown.partition(".")[2] != "") == (width.partition(".")[2] != "")
