@@ -34,7 +34,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Quantity:
-    """The unit of a metric in tables, ``column``, and its units in sentences, ``ladder``, in ascending order."""
+    """The unit of a metric in tables, ``column``, and its units in sentences, ``ladder``, ascending."""
 
     column: Unit
     ladder: tuple[Unit, ...]
