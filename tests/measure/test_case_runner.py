@@ -15,11 +15,12 @@ from typing_extensions import override
 
 from esbench.errors import LONGEST
 from esbench.measure.case_runner import free_memory
-from esbench.measure.failure import DeviceLostError
+from esbench.measure.failure import DeviceLostError, Failure
 from esbench.measure.gpu_monitor import Activity
 from esbench.measure.profiler import ProfileError
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
+from esbench.measure.validation import ExactChecks
 from esbench.registry import parse_phases
 from esbench.schema import PHASES, QUALITY, Case, Checkpoint, Measurement, Phase, Record, Skipped, Variant
 from esbench.store import encode
@@ -215,7 +216,7 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
 
 
 def test_exact_cases_decide_once_for_an_operator() -> None:
-    """A failed exact case refuses the variant on its operator only; unsupported exact cases are skipped."""
+    """A failed exact case refuses the variant on its operator; an unavailable one does not."""
     world, seen = World(), []
     exact = msgspec.structs.replace(CASE, dtype="float64")
     checks = (msgspec.structs.replace(exact, operator="Conv2d"), exact)
@@ -231,6 +232,9 @@ def test_exact_cases_decide_once_for_an_operator() -> None:
     assert seen == [exact]
     declining = FakeScheme("A", world, check=refusing(UnavailableError("float32 only"), "float64"))
     assert measure(declining.entry(), world=world, checks=checks)[0] == RunSummary(measured=2)
+    unavailable = Failure("unavailable", f"float32 only (on {exact.label})")
+    for cases, outcome in (((exact,), unavailable), ((exact, CASE), None), ((CASE, exact), None)):
+        assert ExactChecks(cases, "cpu", 0).outcome(declining.entry(), "Linear") == outcome
 
 
 def test_an_output_that_is_not_finite_is_wrong() -> None:

@@ -197,6 +197,7 @@ def test_the_room_is_what_machine_and_container_leave(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     for most, used, available in (
         ("1000", "400", 600),
+        (str(2**60), "400", machine.available),
         ("max", "400", machine.available),
         ("none", "", machine.available),
     ):

@@ -18,7 +18,7 @@ LIKE = Case(operator="", out_channels=1, in_channels=1, members=64, repeats=2, s
 
 
 class Strange(nn.Module):
-    """A model with a convolution, norms, an embedding of tokens, a table and a layer that is not called."""
+    """A model with a convolution, a norm, a table, a layer that is not called, and frozen weights."""
 
     def __init__(self) -> None:
         """Create the layers."""
@@ -29,11 +29,13 @@ class Strange(nn.Module):
         self.table = nn.Embedding(3, 6)
         self.idle = nn.Linear(2, 2)
         self.frozen = nn.Linear(6, 6).requires_grad_(requires_grad=False)
+        self.biased = nn.Linear(6, 6)
+        self.biased.weight.requires_grad = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Call all layers but one."""
         y = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
-        return torch.as_tensor(self.frozen(self.tokens(y) + self.table.weight[0]))
+        return torch.as_tensor(self.biased(self.frozen(self.tokens(y) + self.table.weight[0])))
 
 
 def of(model: nn.Module, *shape: int) -> Layers:
@@ -70,10 +72,11 @@ def test_the_rest_of_what_is_trained_is_named() -> None:
     """Norms, layers that were not called and layers that a population refuses are listed, unless frozen."""
     model = Strange()
     others = {other.name: other for other in of(model, 3, 4, 9, 11).others}
-    assert list(others) == ["norm", "table", "idle"]
+    assert list(others) == ["norm", "table", "idle", "biased"]
     excluded = [other.name for other in others.values() if other.excluded]
-    assert excluded == ["table"]
-    assert "Embedding: cannot be perturbed" in others["table"].reason
+    assert excluded == ["table", "biased"]
+    assert others["table"].reason == "Embedding: cannot be perturbed"
+    assert others["biased"].reason == "Linear: cannot be perturbed"
     assert perturb(model, Perturbed(), members=2, sigma=0.1, exclude=excluded)
     with pytest.raises(ValueError, match="table"):
         perturb(model, Perturbed(), members=2, sigma=0.1)

@@ -4,12 +4,14 @@ import copy
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+from impls.benchmark.training import shared_compile
 from impls.benchmark.training.architecture_search import (
     COMPILED,
     Search,
@@ -215,6 +217,21 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("cpu") == ""
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     assert "triton" in refusal("cuda")
+
+
+def test_compiling_takes_what_steps_take_beyond_warm_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose first step takes 90 ns longer than its warm steps has 90 ns of compiling."""
+    step = shared_compile._TrainingStep  # noqa: SLF001  its clock is replaced
+    take = step.timed
+
+    def timed(self: Any, rows: torch.Tensor) -> float:
+        is_first = not self.losses
+        take(self, rows)
+        return 100.0 if is_first else 10.0
+
+    monkeypatch.setattr(step, "timed", timed)
+    measured = run_trial(Plan(Search(CASE, "cpu", 0), "eager", WIDTHS[:1]))
+    assert (measured.compile_ns, measured.step_ns) == ((90.0,), (10.0,))
 
 
 def test_break_even_counts_steps_of_all_candidates() -> None:
