@@ -1,98 +1,171 @@
-"""The progress of a run on stderr: a bar on a terminal, plain lines elsewhere.
+"""Progress messages on stderr: a display that is redrawn on a terminal, plain lines elsewhere.
 
-Nothing is drawn between two calls: the loop calls between measurements, and a display that
-refreshed itself would be inside them.
+Nothing is drawn between two calls: a measurement loop calls between measurements, which a display that
+refreshes itself would disturb.
 """
 
 import contextlib
 import math
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
-Show = Callable[[int, int, str], None]
-"""Takes the cells done, the cells in all, and what runs now."""
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-BAR_S = 0.25
-"""Seconds between two redrawings of a bar."""
+REDRAW_S = 0.25
+"""Seconds between two redrawings on a terminal."""
 LINE_S = 10.0
 """Seconds before a line; later lines come after half the time that has passed: an hour has a dozen."""
+COLUMNS = 100
+"""The longest line where there is no terminal."""
+BAR = 16
+"""Characters of a bar."""
+CASES = 12
+"""Cases shown on a terminal: the rest is counted."""
+
+
+class CaseProgress(NamedTuple):
+    """The progress of one case.
+
+    Attributes:
+        label: the label of the case.
+        share: the finished share of its expected time, from 0 to 1.
+        phase: what is measured now; empty before and after.
+        best: the fastest variant so far with its time.
+
+    """
+
+    label: str
+    share: float = 0.0
+    phase: str = ""
+    best: str = ""
+
+
+class RunProgress(NamedTuple):
+    """The progress of a run: the expected remaining seconds, and its cases."""
+
+    left_s: float
+    cases: Sequence[CaseProgress] = ()
+
+
+class Show(Protocol):
+    """Takes the number of finished cells, of all cells, the current activity, and the progress of a run."""
+
+    def __call__(self, done: int, total: int, activity: str, run: RunProgress | None = None, /) -> None:
+        """Show the progress, unless something was shown a moment ago."""
+
+
+class _State(NamedTuple):
+    """What is drawn: clock times in seconds, cells, the activity, and the cases of a run."""
+
+    times: str
+    done: int
+    total: int
+    activity: str
+    cases: Sequence[CaseProgress]
 
 
 @contextlib.contextmanager
 def showing(
-    stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic, end_s: float = math.inf
+    stream: TextIO | None = None,
+    now_s: Callable[[], float] = time.monotonic,
+    end_s: float = math.inf,
 ) -> Iterator[Show]:
     """Yield a function that shows progress on a stream, stderr by default.
 
+    Without the progress of a run, the remaining time is extrapolated from the share of finished cells.
     ``end_s`` is the moment at which a time budget ends: no more time than until then is left.
     """
     stream = stream or sys.stderr
-    with _bar(stream) if stream.isatty() else _lines(stream) as draw:
-        shown_s, is_bar = now_s() - LINE_S, stream.isatty()
-        last = ""
-        stage = _Stage(now_s(), 0, 0)
+    on_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
+    start_s = now_s()
+    with _display(stream) if on_terminal else _lines(stream) as draw:
+        drawn_s, last = -math.inf, ""
+        stage_s, stage_done, latest = start_s, 0, 0
 
-        def show(done: int, total: int, what: str) -> None:
-            nonlocal shown_s, last, stage
-            if done < stage.latest:
-                stage = _Stage(now_s(), done, done)
-            stage = stage._replace(latest=done)
-            state = f"{done} {what}"
-            wait_s = BAR_S if is_bar else max(LINE_S, (shown_s - stage.start_s) / 2)
-            if state == last or now_s() - shown_s < wait_s:
+        def show(done: int, total: int, activity: str, run: RunProgress | None = None, /) -> None:
+            nonlocal drawn_s, last, stage_s, stage_done, latest
+            if done < latest:  # another stage, whose cells are counted from the beginning
+                stage_s, stage_done = now_s(), done
+            latest = done
+            state = f"{done} {activity}"
+            wait_s = REDRAW_S if on_terminal else max(LINE_S, (drawn_s - stage_s) / 2)
+            if state == last or now_s() - drawn_s < wait_s:
                 return
-            shown_s, last = now_s(), state
-            left = remaining(done - stage.done, total - stage.done, shown_s - stage.start_s)
-            most = f", at most {_minutes(max(end_s - shown_s, 0))}" if math.isfinite(end_s) else ""
-            draw(done, total, f"{what}  ETA {left}{most}")
+            drawn_s, last = now_s(), state
+            rate_s = (drawn_s - stage_s) / (done - stage_done) if done > stage_done else None
+            left_s = run.left_s if run else rate_s and rate_s * max(total - done, 0)
+            times = [f"{format_minutes(drawn_s - start_s)} elapsed"]
+            if left_s is not None:
+                times.append(f"{format_minutes(min(left_s, max(end_s - drawn_s, 0)))} left")
+            draw(_State(", ".join(times), done, total, activity, run.cases if run else ()))
 
         yield show
 
 
-class _Stage(NamedTuple):
-    """A stage of a run: its start, and the cells done then and now; a smaller count begins another."""
-
-    start_s: float
-    done: int
-    latest: int
-
-
-def remaining(done: int, total: int, elapsed_s: float) -> str:
-    """Return the remaining time as minutes and seconds, extrapolated from the share that is done.
-
-    ``?`` before the first cell is done.
-    """
-    if not done:
-        return "?"
-    return _minutes(elapsed_s * max(total - done, 0) / done)
-
-
-def _minutes(span_s: float) -> str:
-    minutes, seconds = divmod(round(span_s), 60)
-    return f"{minutes}:{seconds:02d}"
+def format_minutes(seconds: float) -> str:
+    """Return a time span as minutes and seconds: ``12:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 @contextlib.contextmanager
-def _lines(stream: TextIO) -> Iterator[Show]:
-    def draw(done: int, total: int, text: str) -> None:
-        stream.write(f"cell {min(done + 1, total)}/{total}  {text}\n")
+def _lines(stream: TextIO) -> Iterator[Callable[[_State], None]]:
+    def draw(state: _State) -> None:
+        cell = f"cell {min(state.done + 1, state.total)}/{state.total}"
+        stream.write(f"{_cut(f'{state.times}  {cell}  {state.activity}', COLUMNS)}\n")
         stream.flush()
 
     yield draw
 
 
 @contextlib.contextmanager
-def _bar(stream: TextIO) -> Iterator[Show]:
-    from rich.console import Console  # noqa: PLC0415  # slow to import, only bars need it
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415  # slow to import, only bars need it
+def _display(stream: TextIO) -> Iterator[Callable[[_State], None]]:
+    """Redraw a header and a line for each case in place; remove them at the end, also after an error."""
+    from rich.console import Console  # noqa: PLC0415  # slow to import, only a terminal needs it
+    from rich.live import Live  # noqa: PLC0415  # slow to import, only a terminal needs it
+    from rich.text import Text  # noqa: PLC0415  # slow to import, only a terminal needs it
 
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
-        task = display.add_task("", total=None)
+    console = Console(file=stream, highlight=False)
+    with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
 
-        def draw(done: int, total: int, text: str) -> None:
-            display.update(task, completed=done, total=total, description=text, refresh=True)
+        def draw(state: _State) -> None:
+            live.update(_text(state), refresh=True)
+
+        def _text(state: _State) -> "RenderableType":
+            lines = display_lines(state, console.width, console.height)
+            return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
         yield draw
+
+
+def display_lines(state: _State, width: int, height: int) -> list[str]:
+    """Return the header and one line for each case, at most ``width`` columns and ``height - 1`` lines.
+
+    If there are more cases than lines, the last finished case, the current case and the next cases are shown.
+    """
+    header = f"{state.times}  {_bar(state.done / max(state.total, 1))} {state.done}/{state.total}"
+    lines = [header, state.activity]
+    cases, room = state.cases, max(min(CASES, height - 4), 1)
+    if len(cases) > room:
+        running = next((row for row, case in enumerate(cases) if case.share < 1), len(cases))
+        first = min(max(running - 1, 0), len(cases) - room)
+        cases = cases[first : first + room]
+    label = max((len(case.label) for case in cases), default=0)
+    phase = max((len(case.phase) for case in cases), default=0)
+    lines += [f"{case.label:<{label}} {_bar(case.share)} {case.phase:<{phase}} {case.best}" for case in cases]
+    if len(cases) < len(state.cases):
+        lines.append(f"and {len(state.cases) - len(cases)} more cases")
+    return [_cut(line.rstrip(), width - 1) for line in lines[: max(height - 1, 1)]]
+
+
+def _bar(share: float) -> str:
+    full = round(BAR * min(max(share, 0.0), 1.0))
+    return "━" * full + "─" * (BAR - full)
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: max(width - 1, 0)]}…"

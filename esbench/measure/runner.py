@@ -19,6 +19,7 @@ from esbench.measure.float32_precision import precision, unsupported_reason
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Budget, Plan
 from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
+from esbench.measure.remaining_time import SET_UP, TRACES, RemainingTime
 from esbench.measure.timers import ClockError
 from esbench.measure.validation import ExactChecks
 from esbench.progress import Show
@@ -47,6 +48,9 @@ PEAKS_SHARE = 0.2
 """The largest share of a time budget that the device peaks may take."""
 SEARCH_CELLS = 20
 """The time limit of the search for the largest population in multiples of the time of a cell."""
+
+SET_UP_S, WARM_UP_S, QUALITY_S = 0.25, 0.08, 0.1
+"""Guesses of the seconds to set up and check a variant, to warm up a call, and to compute quality metrics."""
 
 
 def begin(  # noqa: PLR0913, PLR0917  # the fields of a header
@@ -167,6 +171,8 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
         other_processes: dict[str, None] = {}
         cells = [len(plan.entries_for(case)) * len(plan.phases) for case in order]
         recorder.cells = sum(cells)
+        recorder.cases = order
+        recorder.remaining = _remaining_time(plan, recorder, traces_last=instruments.traces_last)
         for place, case in enumerate(order):
             recorder.done, later = sum(cells[:place]), order[place + 1 :]
             if recorder.is_done(case):
@@ -199,6 +205,23 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
     for note in budget.cut_notes(recorder.skipped):
         recorder.note(note)
     return replace(recorder.summary, other_processes=tuple(other_processes))
+
+
+def _remaining_time(plan: Plan, recorder: Recorder, *, traces_last: bool) -> RemainingTime:
+    """Return the expected time of the stages that are not stored yet."""
+    guesses_s: dict[str, float] = {SET_UP: SET_UP_S}
+    for phase in plan.timed:
+        guesses_s[phase] = len(plan.methods_of(phase)) * (plan.cell_s + WARM_UP_S)
+    if QUALITY in plan.phases:
+        guesses_s[QUALITY] = QUALITY_S
+    if traces_last:
+        guesses_s[TRACES] = SET_UP_S
+    variants: dict[tuple[Case, str], int] = {}
+    for case in plan.order:
+        phases = [phase for phase in plan.phases if not recorder.is_done(case, 0, phase)]
+        stages = [*([SET_UP, *phases] if phases else []), *([TRACES] if traces_last else [])]
+        variants |= dict.fromkeys(((case, name) for name in stages), len(plan.entries_for(case)))
+    return RemainingTime(variants, guesses_s, recorder.stopwatch.seconds)
 
 
 def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -> tuple[str, ...]:

@@ -2,10 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,7 @@ import torch
 from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
-from esbench.schema import Measurement, Request, Run, Skipped
+from esbench.schema import Request, Run, Skipped
 from tests.cli.cli_runner import run
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +130,9 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert captured.out.startswith("Linear 128 -> 128, 256 members: time of the forward")
     assert "Flipped" in captured.out
     assert len(captured.out.splitlines()) + len(captured.err.splitlines()) < 20
-    assert ", at most 14:" in captured.err
+    assert re.search(
+        r"^0:0\d elapsed, 0:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
+    )
     measured = only_run(tmp_path)
     assert measured.end is not None
     assert measured.end.status == "complete"
@@ -223,31 +221,3 @@ def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "a plain layer draws no noise" in out
     assert "the plain layer draws no noise" in out
-
-
-def test_ctrl_c_leaves_finished_rows_readable(tmp_path: Path) -> None:
-    """After an interrupt the file has the finished rows, and the exit code is 130."""
-    # Programs started in the background may ignore interrupts, which their child processes inherit.
-    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = [
-        sys.executable,
-        "-c",
-        f"{heed}; from esbench.cli import main; main()",
-        *("run", "--suite", "quick", "--device", "cpu", "--out", str(tmp_path)),
-        *("--variants", "Flipped", "--cases", "Linear(128*"),
-    ]
-    with subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not any(b'"measurement"' in path.read_bytes() for path in tmp_path.rglob("*.jsonl")):
-            assert time.monotonic() < deadline, "nothing was measured"
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    left = only_run(tmp_path)
-    assert left.end is not None
-    assert left.end.status == "interrupted"
-    assert any(isinstance(row, Measurement) for row in left.rows)

@@ -1,10 +1,31 @@
 """Progress messages on stderr."""
 
+import fcntl
 import io
 import math
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
 import threading
+import time
+from pathlib import Path
 
-from esbench.progress import remaining, showing
+import pytest
+
+from esbench import store
+from esbench.measure.remaining_time import SET_UP, RemainingTime
+from esbench.progress import CaseProgress, RunProgress, showing
+from esbench.schema import Measurement
+from tests.fakes import CASE
+from tests.report.ranking_cases import SQUARE
+
+ROOT = Path(__file__).parents[2]
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal(io.StringIO):
@@ -36,26 +57,24 @@ def shown(*states: tuple[float, int, int], end_s: float = math.inf) -> list[str]
 
 
 def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None:
-    """Lines have cell, activity and time left, at most the time budget, as plain text."""
+    """Lines have elapsed and remaining time, at most the time budget, the cell and the activity."""
     assert shown((0.0, 0, 48), (9.0, 1, 48), (12.0, 2, 48), (90.0, 47, 48)) == [
-        "cell 1/48  Linear(512, 512)  0  ETA ?",
-        "cell 3/48  Linear(512, 512)  2  ETA 4:36",
-        "cell 48/48  Linear(512, 512)  47  ETA 0:02",
+        "0:00 elapsed  cell 1/48  Linear(512, 512)  0",
+        "0:12 elapsed, 4:36 left  cell 3/48  Linear(512, 512)  2",
+        "1:30 elapsed, 0:02 left  cell 48/48  Linear(512, 512)  47",
     ]
-    assert [
-        line.partition("ETA ")[2] for line in shown((0, 0, 10), (50, 1, 10), (76, 2, 10), end_s=61.0)
-    ] == [
-        "?, at most 1:01",
-        "7:30, at most 0:11",
-        "5:04, at most 0:00",
+    lines = shown((0, 0, 10), (50, 1, 10), (76, 2, 10), end_s=61.0)
+    assert [line.partition("  ")[0] for line in lines] == [
+        "0:00 elapsed",
+        "0:50 elapsed, 0:11 left",
+        "1:16 elapsed, 0:00 left",
     ]
 
 
 def test_the_time_left_is_estimated_per_stage() -> None:
     """The time left is unknown before the first cell of a stage, and never negative."""
-    stages = shown((0, 0, 10), (50, 9, 10), (60, 0, 100), (61, 1, 100), (70, 10, 100))
-    assert [line.rpartition(" ")[2] for line in stages] == ["?", "0:06", "?", "1:30"]
-    assert remaining(4, 3, 10.0) == "0:00"
+    stages = shown((0, 0, 10), (50, 9, 10), (60, 0, 100), (61, 1, 100), (70, 10, 100), (90, 101, 100))
+    assert [re.findall(r"(\S+) left", line) for line in stages] == [[], ["0:06"], [], ["1:30"], ["0:00"]]
 
 
 def test_lines_get_rarer_and_none_says_the_same() -> None:
@@ -64,22 +83,117 @@ def test_lines_get_rarer_and_none_says_the_same() -> None:
     with showing(stream, clock) as show:
         for second in range(600):
             clock.now_s = second
-            show(second, 600, "sample")
+            show(second, 600, "sample " * 20)
         for second in range(600, 2000):
             clock.now_s = second
             show(600, 600, "step")
     lines = stream.getvalue().splitlines()
-    cells = [int(line.split()[1].partition("/")[0]) for line in lines if "sample" in line]
+    cells = [int(number) for number in re.findall(r"cell (\d+)/600  sample", stream.getvalue())]
     assert cells == [1, 11, 21, 31, 46, 69, 103, 154, 231, 346, 519]
     assert sum("step" in line for line in lines) == 1
+    assert max(map(len, lines)) == 100
 
 
-def test_on_a_terminal_nothing_is_drawn_between_calls() -> None:
-    """The caller's thread draws the bar; another thread could draw during a measurement."""
-    stream = Terminal()
-    threads = threading.active_count()
-    with showing(stream) as show:
-        show(3, 48, "PermutedLinear(in_sparsity=0.5) [x]")
+def test_the_time_left_of_a_run_is_weighted_by_what_its_stages_cost() -> None:
+    """A finished stage tells what it costs on the next case, and scales the guesses of the other stages."""
+    clock = FakeTime()
+    cases = (CASE, SQUARE)
+    variants = {(case, name): 10 for case in cases for name in (SET_UP, "forward", "quality")}
+    remaining = RemainingTime(variants, {SET_UP: 0.1, "forward": 1.0, "quality": 0.1}, clock)
+    assert remaining.left_s() == pytest.approx(24.0)
+    remaining.begin((CASE, SET_UP))
+    clock.now_s = 2.0  # twice its guess
+    remaining.begin((CASE, "forward"))
+    assert remaining.left_s(SQUARE) == pytest.approx(2.0 + 20.0 + 2.0)
+    assert remaining.share(CASE) == pytest.approx(2.0 / 24.0)
+    clock.now_s = 12.0
+    assert remaining.left_s(CASE) == pytest.approx(10.0 + 2.0)
+    clock.now_s = 42.0  # longer than expected
+    assert remaining.left_s(CASE) == pytest.approx(2.0)
+    remaining.begin((CASE, "quality"))
+    assert remaining.left_s(SQUARE) == pytest.approx(2.0 + 40.0 + 1.0 * 42 / 11)
+    remaining.finish(CASE)
+    assert remaining.left_s() == remaining.left_s(SQUARE)
+    assert (remaining.share(CASE), remaining.share(SQUARE)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(100, 40), (40, 12), (10, 2)])
+def test_a_terminal_shows_a_line_for_each_case(
+    columns: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header has elapsed and remaining time; no line is wider than the terminal; no thread draws."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", str(rows))
+    stream, clock, threads = Terminal(), FakeTime(), threading.active_count()
+    cases = [CaseProgress(f"Linear({n}, {n})", n < 5, "step" * (n == 5), "best") for n in range(30)]
+    with showing(stream, clock) as show:
+        clock.now_s = 61.0
+        show(3, 48, "step host  Permuted [x]", RunProgress(30.0, cases))
         assert threading.active_count() == threads
-        assert "3/48" in stream.getvalue()
-        assert "in_sparsity=0.5) [x]" in stream.getvalue()
+        lines = ESCAPE.sub("", stream.getvalue()).split("\n")
+    assert max(map(len, lines)) < columns
+    assert len(lines) <= rows
+    assert lines[0].startswith("1:01 elapsed, 0:30 left"[: columns - 2])
+    if columns == 100:
+        assert "step host  Permuted [x]" in lines[1]
+        assert len(lines) == 2 + 12 + 1
+        assert lines[2].startswith("Linear(4, 4)   ━━━━━━━━━━━━━━━━")
+        assert lines[3] == "Linear(5, 5)   ──────────────── step best"
+        assert lines[-1] == "and 18 more cases"
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TERM=dumb cannot move the cursor."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with showing(stream) as show:
+        show(0, 48, "Permuted")
+    assert stream.getvalue() == "0:00 elapsed  cell 1/48  Permuted\n"
+
+
+def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: Path) -> None:
+    """After an interrupt the display is removed, the finished rows can be read, and the exit code is 130."""
+    # Programs started in the background may ignore interrupts, which their child processes inherit.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heed}; from esbench.cli import main; main()"]
+    command += ["run", "--suite", "quick", "--device", "cpu", "--out", str(tmp_path)]
+    command += ["--variants", "Flipped", "--cases", "Linear(128*"]
+    terminal, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=slave, stderr=slave, stdout=subprocess.PIPE
+    ) as process:
+        os.close(slave)
+        deadline = time.monotonic() + 120
+        while not any(b'"measurement"' in path.read_bytes() for path in tmp_path.rglob("*.jsonl")):
+            assert time.monotonic() < deadline, "nothing was measured"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output = b""
+        while chunk := _read(terminal):
+            output += chunk
+        process.wait(60)
+    os.close(terminal)
+    text = output.decode()
+    assert process.returncode == 130
+    assert "Traceback" not in text
+    assert re.search(r"Linear\(128, 128\) members=256 [━─]+ (set-up|sample|forward|update|step)", text)
+    drawn, _, after = text.rpartition("\x1b[?25h")  # the cursor is shown again
+    assert "\x1b[?25l" in drawn
+    assert "━" not in after
+    assert "─" not in after
+    assert "interrupted: the finished rows are in" in text
+    runs, _ = store.read_results(tmp_path)
+    assert [run.end and run.end.status for run in runs] == ["interrupted"]
+    assert any(isinstance(row, Measurement) for row in runs[0].rows)
+
+
+def _read(terminal: int) -> bytes:
+    """Read from a pseudo-terminal; nothing after the program at its other end has exited."""
+    try:
+        return os.read(terminal, 2**16)
+    except OSError:
+        return b""

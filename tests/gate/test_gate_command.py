@@ -179,8 +179,7 @@ def test_an_interrupt_leaves_nothing_behind(place: Place, monkeypatch: pytest.Mo
 
     @contextlib.contextmanager
     def showing() -> Iterator[progress.Show]:
-        def show(done: int, total: int, what: str) -> None:
-            del done, total
+        def show(_done: int, _total: int, what: str, *_: object) -> None:
             if what.startswith("screen 1"):
                 worker_counts.append(len(place.workers()))
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -21,6 +21,7 @@ from esbench.measure.profiler import ProfileError
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.measure.validation import ExactChecks
+from esbench.progress import RunProgress
 from esbench.registry import parse_phases
 from esbench.schema import PHASES, QUALITY, Case, Checkpoint, Measurement, Phase, Record, Skipped, Variant
 from esbench.store import encode
@@ -70,7 +71,7 @@ def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:
     world, shown = World(), []
     batches: list[Sequence[Record]] = []
 
-    def show(done: int, total: int, what: str) -> None:
+    def show(done: int, total: int, what: str, _: RunProgress | None = None, /) -> None:
         shown.append((done, total, what))
         world.log.append("shown")
 
@@ -79,7 +80,7 @@ def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:
     assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
     assert ends[2:] == [(0, None)]
     assert [len({row.variant for row in rows_of(batch)}) for batch in batches] == [2, 2, 0]
-    assert shown[0] == (0, 4, f"ALinear  {CASE.label}  set-up")
+    assert shown[0] == (0, 4, f"set-up  A  {CASE.label}")
     assert shown[-1][:2] == (2, 4)
     silent = max("".join(name[0] for name in world.log).split("s"), key=len)
     assert len(silent) >= 4 * FEWEST_ROUNDS
