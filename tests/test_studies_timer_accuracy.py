@@ -1,6 +1,7 @@
-"""The timer study: its figures and goals, its file and page, and its measurement."""
+"""The timer study: its comparisons and goals, its file and page, and its measurement."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -117,7 +118,8 @@ def test_twins_differ_by_the_noise_of_rounds() -> None:
 def test_waits_are_compared_with_their_length() -> None:
     """An error of 0.3 us is 3 % of 10 us; on a GPU the longest spin defines the scale."""
     waits = [reading(LENGTH, f"{us}", OURS, [[us + 0.3] * 3], expected_ns=us * 1e3) for us in (10.0, 1000.0)]
-    assert [one.difference for one in study.waits(study_of(*waits))] == pytest.approx([0.03, 0.0003])
+    pairs = comparisons(study_of(*waits), LENGTH)
+    assert [pair.difference for pair in pairs] == pytest.approx([0.03, 0.0003])
     assert goals(study_of(*waits))[2].result == "1 of 2; worst: 3.00 %, 10.0"
     spins = [reading(LENGTH, f"{us}", OURS, [[us * 1.05] * 3], expected_ns=us * 1e3) for us in (10, 1000)]
     assert met(*spins, device="cuda")[2] is True
@@ -127,33 +129,31 @@ def test_waits_are_compared_with_their_length() -> None:
 def test_a_study_is_read_back_and_shown(tmp_path: Path) -> None:
     """The newest study of each device is shown; an invalid file is an error line with file and field."""
     assert study.render(tmp_path, tmp_path / "out") == []
-    for number in (2, 1):
-        study.write_study(study_of(number=number), tmp_path)
-    study.write_study(study_of(number=0, device_name="[a](b)"), tmp_path)
-    assert [one.study_id for one in study.newest_studies(tmp_path)] == ["study-0", "study-2"]
-    assert "## \\[a\\](b)\n" in study.page(study.newest_studies(tmp_path))
-    whole = study_of(
+    complete = study_of(
         *(reading(AGREEMENT, "a | b", arm, [[200, 202, 198]] * ROUNDS) for arm in (OURS, TORCH)),
         *(reading(TWINS, "add", arm, [[10, 11]] * ROUNDS) for arm in (FIRST, SECOND)),
         reading(LENGTH, "wait", OURS, [[1000.5]] * ROUNDS, expected_ns=1e6),
         reading("replicates", "add", "process 1", [[10]] * ROUNDS),  # of an earlier study
+        number=2,
     )
-    path = study.write_study(whole, tmp_path / "whole")
-    assert study.newest_studies(tmp_path / "whole") == [whole]
-    text = study.render(tmp_path / "whole", tmp_path / "out")[0].read_text()
-    assert all(
-        words in text for words in ("## Some CPU", "load average 0.500 before", "a \\| b", "2 threads")
-    )
-    assert text.count("### ") == 3
+    path = study.write_study(complete, tmp_path)
+    study.write_study(study_of(number=1), tmp_path)
+    empty = study_of(number=0, device_name="[a](b)")
+    study.write_study(empty, tmp_path)
+    assert study.newest_studies(tmp_path) == [empty, complete]
+    text = study.render(tmp_path, tmp_path / "out")[0].read_text()
+    words = ("## Some CPU", "## \\[a\\](b)\n", "load average 0.500 before", "a \\| b", "2 threads")
+    assert all(word in text for word in words)
+    assert text.count("### ") == 2 * 3
     stored = path.read_bytes()
-    for old, new, words in (
+    for old, new, word in (
         (b'"seed"', b'"sead"', "seed"),
         (b"10000.0", b"0.0", "readings"),
         (b'"schema":2', b'"schema":9', "schema 9"),
     ):
         path.write_bytes(stored.replace(old, new))
-        with pytest.raises(UserError, match=words) as error:
-            study.newest_studies(tmp_path / "whole")
+        with pytest.raises(UserError, match=word) as error:
+            study.newest_studies(tmp_path)
         assert path.name in str(error.value)
 
 
@@ -196,39 +196,35 @@ def fake_plan(bias: float = 1.05) -> Plan:
     """Return a plan for two kernels on a fake clock, with another timer of this bias."""
     kernels = [kernel("short", 1e-4), kernel("long", 1e-3)]
     waits = [kernel("wait", 1e-3, 1e6)]
-    return Plan(FakeClock(), FakeClock(bias), kernels, waits, sittings=1, rounds=12)
+    return Plan(FakeClock(), FakeClock(bias), kernels, waits, sittings=1)
 
 
 def test_a_biased_timer_is_measured_and_a_dead_one_missing() -> None:
-    """A bias of 5 % is measured, both arms have all rounds, and an arm without samples has a reason."""
+    """A bias of 5 % is measured, and an arm without samples has a reason."""
     progress = Mock()
-    found = timer_accuracy_run.study(fake_plan(), HERE, progress)
-    assert {one.question for one in found.readings} == {AGREEMENT, TWINS, LENGTH}
-    assert {len(one.samples) for one in found.readings if one.question == AGREEMENT} == {12}
-    assert [one.difference for one in comparisons(found, AGREEMENT)] == [pytest.approx(1 / 1.05 - 1)] * 2
-    assert [one.difference for one in study.waits(found)] == [pytest.approx(0)]
+    biased = timer_accuracy_run.study(fake_plan(), HERE, progress)
+    assert [pair.difference for pair in comparisons(biased, AGREEMENT)] == [pytest.approx(1 / 1.05 - 1)] * 2
+    assert [pair.difference for pair in comparisons(biased, TWINS)] == [0, 0]
+    assert [pair.difference for pair in comparisons(biased, LENGTH)] == [pytest.approx(0)]
     steps = [call.args for call in progress.call_args_list]
-    assert [done for done, _, _ in steps] == list(range(len(steps)))
-    assert ({total for _, total, _ in steps}, steps[0][2]) == ({len(steps)}, "agreement: short")
+    assert steps[0] == (0, 5, "agreement: short")
+    assert [number for number, _, _ in steps] == [*range(5)]
     dead = timer_accuracy_run.study(fake_plan(0.0), HERE, progress)
-    assert {(one.arm, one.kernel) for one in dead.missing} == {(TORCH, "short"), (TORCH, "long")}
+    assert {(absent.arm, absent.kernel) for absent in dead.missing} == {(TORCH, "short"), (TORCH, "long")}
     assert "torch.utils.benchmark long: ClockError: the clock read 0 ns" in study.page([dead])
 
 
 def test_a_real_study_is_measured(tmp_path: Path) -> None:
-    """A study of two kernels with two rounds runs with the timers of a CPU."""
-    kernels, waits = timer_accuracy_run.kernels("cpu", 0)[:2], timer_accuracy_run.waits("cpu")[:2]
+    """A study of two kernels runs with the timers of a CPU."""
     plan = timer_accuracy_run.plan_for("cpu", 0)
-    assert plan.other.method == TORCH
-    plan = Plan(plan.clock, plan.other, kernels, waits, sittings=2, rounds=2, agreement_s=0.1, twins_s=0.02)
-    found = timer_accuracy_run.study(plan, HERE, Mock())
-    assert not found.missing
-    assert len([one for one in found.readings if one.question == AGREEMENT]) == 2 * 2 * 2
-    assert {one.sitting for one in found.readings if one.question == TWINS} == {0, 1}
-    assert all(0.1 < one.ratio.median < 10 for one in comparisons(found, AGREEMENT))
-    study.write_study(found, tmp_path)
+    plan = replace(plan, kernels=plan.kernels[:2], waits=plan.waits[:2], sittings=2, budget_s=0.02)
+    measured = timer_accuracy_run.study(plan, HERE, Mock())
+    assert not measured.missing
+    assert len({(reading.question, reading.arm, reading.sitting) for reading in measured.readings}) == 9
+    assert all(0.1 < pair.ratio.median < 10 for pair in comparisons(measured, AGREEMENT))
+    study.write_study(measured, tmp_path)
     (page,) = study.render(tmp_path, tmp_path)
-    assert all(kernel.name in page.read_text() for kernel in plan.kernels)
+    assert all(kernel.name in page.read_text() for kernel in (*plan.kernels, *plan.waits))
 
 
 def test_the_command_stores_the_study_and_writes_the_page(

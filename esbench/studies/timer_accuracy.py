@@ -1,11 +1,11 @@
-"""The study of the timers: its records, its goals, and the page ``reports/accuracy.md``.
+"""The timer study: its records, its goals, and the page ``reports/accuracy.md``.
 
 A study compares the harness with ``torch.utils.benchmark``, with itself, and with waits of known length. It
 is one JSON file, ``<results>/<device>/accuracy/<study id>.json``. Nothing here imports torch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -25,17 +25,27 @@ SCHEMA = 2
 FOLDER = "accuracy"
 """The folder of the studies in a device's results."""
 PAGE = "accuracy.md"
-
-AGREEMENT, TWINS, LENGTH = "agreement", "twins", "length"
-ARMS = {AGREEMENT: ("esbench", "torch.utils.benchmark"), TWINS: ("first name", "second name")}
-"""What is compared within rounds -> its two arms."""
+MIN_JUDGED_NS = 100e3
+"""The shortest kernel for which agreement with the other timer is required."""
 LATENCY, WARM = "latency_ns", "warm_latency_ns"
 
-JUDGED_NS = 100e3
-"""The shortest kernel for which agreement with the other timer is required."""
-MAX_DISAGREEMENT = 0.01
-MAX_HALF_RANGE = 0.005
-MAX_LENGTH_ERROR = 0.002
+AGREEMENT, TWINS, LENGTH = "agreement", "twins", "length"
+ARMS = {
+    AGREEMENT: ("esbench", "torch.utils.benchmark"),
+    TWINS: ("first name", "second name"),
+    LENGTH: ("esbench", "length"),
+}
+"""Question -> the two arms that are compared; the second arm of a wait is its known length."""
+TITLES = {AGREEMENT: "Another timer", TWINS: "One call under two names", LENGTH: "Known lengths"}
+GOALS = {
+    AGREEMENT: (
+        f"kernels above {format_value(LATENCY, MIN_JUDGED_NS)} agree with {ARMS[AGREEMENT][1]}",
+        0.01,
+    ),
+    TWINS: ("half-range of one call under two names", 0.005),
+    LENGTH: ("known length", 0.002),
+}
+"""Question -> its goal and the largest difference that meets it."""
 
 Samples = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=1e24)], ...], msgspec.Meta(min_length=1)]
 """The nanoseconds of a round."""
@@ -45,11 +55,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The samples of one kernel by one arm.
 
     Attributes:
-        question: AGREEMENT, TWINS or LENGTH; others are of earlier studies and not shown.
-        kernel: its name.
+        question: AGREEMENT, TWINS or LENGTH; readings of other questions in older studies are ignored.
+        kernel: name of the kernel or wait.
         arm: the timer, or the name under which the kernel was timed.
         metric: latency with warm or with cold caches.
-        sitting: only arms of the same sitting share rounds.
+        sitting: number of the repetition; only arms of the same sitting share rounds.
         samples: one tuple of nanoseconds per round.
         expected_ns: the length of a wait.
 
@@ -104,13 +114,10 @@ def newest_studies(results: Path) -> list[Study]:
     ]
 
 
-# Figures
-
-
 class Comparison(NamedTuple):
-    """Two arms on one kernel: their medians, and the ratios of the two within rounds.
+    """The medians of two arms on one kernel, and the interval of the median ratio within rounds.
 
-    ``half_range`` is half the range of the middle 60 % of the ratios.
+    ``half_range`` is half the distance between the 20 % and the 80 % quantile of the rounds' ratios.
     """
 
     kernel: str
@@ -122,84 +129,64 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """The median ratio, less 1."""
+        """The median ratio minus 1."""
         return self.ratio.median - 1
 
 
 def comparisons(study: Study, question: str) -> list[Comparison]:
     """Compare the two arms of a question on each kernel.
 
-    Rounds are compared by their means for AGREEMENT, because the samples of the other timer are means of
-    blocks of calls, and otherwise by their medians. The other timer does not flush the cache: on a GPU it is
-    compared with the warm latency.
+    ``torch.utils.benchmark`` stores means, so for AGREEMENT the mean of each round is compared.
     """
-    readings = {
-        (reading.kernel, reading.sitting, reading.arm, reading.metric): reading for reading in study.readings
-    }
-    first_arm, second_arm = ARMS[question]
     pairs: dict[str, list[tuple[Reading, Reading]]] = {}
-    for (kernel, sitting, arm, metric), reading in readings.items():
+    for first, second in _pairs(study, question):
+        pairs.setdefault(first.kernel, []).append((first, second))
+    center = np.mean if question == AGREEMENT else np.median
+    result = []
+    for kernel, sittings in pairs.items():
+        ratios = [
+            float(center(x) / center(y))
+            for a, b in sittings
+            for x, y in zip(a.samples, b.samples, strict=False)
+        ]
+        low, median, high = map(float, np.quantile(ratios, (0.2, 0.5, 0.8)))
+        first_ns, second_ns = map(_median, zip(*sittings, strict=True))
+        ratio = interval(ratios) or Interval(-math.inf, median, math.inf)
+        result.append(Comparison(kernel, first_ns, second_ns, ratio, (high - low) / 2, len(ratios)))
+    return result
+
+
+def _pairs(study: Study, question: str) -> Iterator[tuple[Reading, Reading]]:
+    """Yield the readings of both arms for each kernel and sitting."""
+    readings = [reading for reading in study.readings if reading.question == question]
+    if question == LENGTH:
+        scale = _length_scale(study.environment.device, readings)
+        for reading in readings:
+            if reading.metric == LATENCY and reading.expected_ns:
+                lengths = ((scale * reading.expected_ns,),) * len(reading.samples)
+                yield reading, msgspec.structs.replace(reading, samples=lengths)
+        return
+    by_key = {(reading.kernel, reading.sitting, reading.arm, reading.metric): reading for reading in readings}
+    first_arm, second_arm = ARMS[question]
+    for (kernel, sitting, arm, metric), second in by_key.items():
         if (arm, metric) == (second_arm, LATENCY):
-            warm = readings.get((kernel, sitting, first_arm, WARM)) if question == AGREEMENT else None
-            if ours := warm or readings.get((kernel, sitting, first_arm, LATENCY)):
-                pairs.setdefault(kernel, []).append((ours, reading))
-    return [_comparison(kernel, of_kernel, question) for kernel, of_kernel in pairs.items()]
+            # The other timer does not flush the caches, so it is compared with the warm latency.
+            warm = by_key.get((kernel, sitting, first_arm, WARM)) if question == AGREEMENT else None
+            if first := warm or by_key.get((kernel, sitting, first_arm, LATENCY)):
+                yield first, second
 
 
-def _comparison(kernel: str, pairs: Sequence[tuple[Reading, Reading]], question: str) -> Comparison:
-    middle: Callable[[Samples], np.floating] = np.mean if question == AGREEMENT else np.median
-    ratios = [
-        float(middle(x) / middle(y)) for a, b in pairs for x, y in zip(a.samples, b.samples, strict=False)
-    ]
-    low, median, high = np.quantile(ratios, (0.2, 0.5, 0.8))
-    return Comparison(
-        kernel,
-        _median([a for a, _ in pairs]),
-        _median([b for _, b in pairs]),
-        interval(ratios) or Interval(-math.inf, float(median), math.inf),
-        float(high - low) / 2,
-        len(ratios),
-    )
-
-
-class Wait(NamedTuple):
-    """A wait with its length and its measured length."""
-
-    kernel: str
-    expected_ns: float
-    measured_ns: float
-
-    @property
-    def difference(self) -> float:
-        """The error as a share of the length."""
-        return self.measured_ns / self.expected_ns - 1
-
-
-def waits(study: Study) -> list[Wait]:
-    """Compare waits with their known lengths.
-
-    The duration of a GPU's cycle is unknown, so there the longest wait defines the scale and the others show
-    whether latencies are proportional to lengths.
-    """
-    measured = [
-        Wait(reading.kernel, reading.expected_ns, _median([reading]))
-        for reading in study.readings
-        if reading.question == LENGTH and reading.metric == LATENCY and reading.expected_ns
-    ]
-    if study.environment.device != "cuda" or not measured:
-        return measured
-    longest = max(measured, key=lambda wait: wait.expected_ns)
-    scale = longest.measured_ns / longest.expected_ns
-    return [wait._replace(expected_ns=scale * wait.expected_ns) for wait in measured]
+def _length_scale(device: str, waits: Sequence[Reading]) -> float:
+    """Return ns per unit of a wait's length: 1 on a CPU; on a GPU the longest wait defines it."""
+    latencies = [wait for wait in waits if wait.metric == LATENCY and wait.expected_ns]
+    if device != "cuda" or not latencies:
+        return 1.0
+    longest = max(latencies, key=lambda wait: wait.expected_ns or 0.0)
+    return _median([longest]) / (longest.expected_ns or 1.0)
 
 
 def _median(readings: Sequence[Reading]) -> float:
-    return float(
-        np.median([sample for reading in readings for samples in reading.samples for sample in samples])
-    )
-
-
-# Goals
+    return float(np.median([ns for reading in readings for samples in reading.samples for ns in samples]))
 
 
 class Goal(NamedTuple):
@@ -212,24 +199,23 @@ class Goal(NamedTuple):
 
 def goals(study: Study) -> list[Goal]:
     """Return the goals of a study with their verdicts."""
-    judged = [pair for pair in comparisons(study, AGREEMENT) if pair.second_ns >= JUDGED_NS]
-    agree = f"kernels above {format_value('min_ns', JUDGED_NS)} agree with {ARMS[AGREEMENT][1]}"
-    half_ranges = [(pair.kernel, pair.half_range) for pair in comparisons(study, TWINS)]
-    return [
-        _goal(agree, MAX_DISAGREEMENT, [(pair.kernel, pair.difference) for pair in judged]),
-        _goal("half-range of one call under two names", MAX_HALF_RANGE, half_ranges),
-        _goal("known length", MAX_LENGTH_ERROR, [(wait.kernel, wait.difference) for wait in waits(study)]),
+    return [_goal(study, question) for question in GOALS]
+
+
+def _goal(study: Study, question: str) -> Goal:
+    text, limit = GOALS[question]
+    goal = f"{text} within {_percent(limit)}"
+    errors = [
+        (pair.half_range if question == TWINS else abs(pair.difference), pair.kernel)
+        for pair in comparisons(study, question)
+        if question != AGREEMENT or pair.second_ns >= MIN_JUDGED_NS
     ]
-
-
-def _goal(what: str, limit: float, errors: Sequence[tuple[str, float]]) -> Goal:
-    goal = f"{what} within {_percent(limit)}"
     if not errors:
         return Goal(goal, "not measured", "")
-    near = sum(abs(error) <= limit for _, error in errors)
-    name, worst = max(errors, key=lambda pair: abs(pair[1]))
-    result = f"{near} of {len(errors)}; worst: {_percent(abs(worst))}, {name}"
-    return Goal(goal, result, "met" if near == len(errors) else NOT_MET)
+    within = sum(error <= limit for error, _ in errors)
+    worst, kernel = max(errors)
+    result = f"{within} of {len(errors)}; worst: {_percent(worst)}, {kernel}"
+    return Goal(goal, result, "met" if within == len(errors) else NOT_MET)
 
 
 # The page
@@ -255,9 +241,9 @@ goal is reported and fails nothing; a CPU shares its cores with other programs.
   compared, because the other timer does not flush the cache.
 - **One call under two names**: the same call takes part twice in the harness's rounds, so every ratio should
   be 1. The half-range is half the range of the middle 60 % of the rounds' ratios.
-- **Known lengths**: a loop reads the host's clock until a length is over, and the excess is the overhead of
-  the harness. On a GPU a kernel spins for a number of cycles of unknown duration, so the longest spin defines
-  the scale."""
+- **Known lengths**: a loop reads the host's clock until a length is over, and the difference is the overhead
+  of the harness. On a GPU a kernel spins for a number of cycles of unknown duration, so the longest spin
+  defines the scale."""
 
 
 def page(studies: Sequence[Study]) -> str:
@@ -268,10 +254,9 @@ def page(studies: Sequence[Study]) -> str:
         facts = [f"load average {format_number(here.load)} before", f"{format_number(study.wall_s)} s"]
         parts += [f"## {escape(here.device_name)}", origin(study.study_id, study.started, here, facts)]
         parts += [table(("goal", "result", "verdict"), goals(study))]
-        for question, title in ((AGREEMENT, "Another timer"), (TWINS, "One call under two names")):
+        for question, title in TITLES.items():
             parts += [f"### {title}", _comparison_table(study, question)]
-        parts += ["### Known lengths", _wait_table(study)]
-        missing = [escape(f"{missed.arm} {missed.kernel}: {missed.reason}") for missed in study.missing]
+        missing = [escape(f"{absent.arm} {absent.kernel}: {absent.reason}") for absent in study.missing]
         parts += ["\n".join(f"- not measured: {reason}" for reason in missing)] if missing else []
     return join(parts)
 
@@ -280,9 +265,9 @@ def _comparison_table(study: Study, question: str) -> str:
     rows = [
         (
             pair.kernel,
-            format_cell("latency_ns", pair.first_ns),
-            format_cell("latency_ns", pair.second_ns),
-            _signed(pair.difference),
+            format_cell(LATENCY, pair.first_ns),
+            format_cell(LATENCY, pair.second_ns),
+            f"{'-' if pair.difference < 0 else '+'}{format_number(100 * abs(pair.difference))}",
             format_number(100 * pair.ratio.relative),
             format_number(100 * pair.half_range),
             pair.rounds,
@@ -291,24 +276,6 @@ def _comparison_table(study: Study, question: str) -> str:
     ]
     arms = [f"{arm} (ms)" for arm in ARMS[question]]
     return table(("kernel", *arms, "difference (%)", "± (%)", "half-range (%)", "rounds"), rows)
-
-
-def _wait_table(study: Study) -> str:
-    rows = [
-        (
-            wait.kernel,
-            format_cell("latency_ns", wait.expected_ns),
-            format_cell("latency_ns", wait.measured_ns),
-            format_number(wait.measured_ns - wait.expected_ns),
-            _signed(wait.difference),
-        )
-        for wait in waits(study)
-    ]
-    return table(("wait", "length (ms)", "measured (ms)", "excess (ns)", "difference (%)"), rows)
-
-
-def _signed(share: float) -> str:
-    return f"{'-' if share < 0 else '+'}{format_number(100 * abs(share))}"
 
 
 def _percent(share: float) -> str:

@@ -2,10 +2,10 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch.utils.benchmark import Timer
@@ -17,7 +17,8 @@ from esbench.schema import Environment
 from esbench.store import new_run_id
 from esbench.studies.timer_accuracy import AGREEMENT, ARMS, LENGTH, SCHEMA, TWINS, Missing, Reading, Study
 
-_CALIBRATION_CYCLES = 20_000_000
+_CYCLES_PER_NS = 1.5
+"""Approximate clock rate of a GPU; the longest wait defines the scale, so no goal depends on it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Kernel:
 
 
 def kernels(device: str, seed: int) -> list[Kernel]:
-    """Return calls from 2 us to some 10 ms."""
+    """Return calls that take from 2 us to some 10 ms."""
     generator = torch.Generator(device).manual_seed(seed)
     normal = partial(torch.randn, generator=generator, device=device)
 
@@ -46,35 +47,24 @@ def kernels(device: str, seed: int) -> list[Kernel]:
 
 
 def waits(device: str) -> list[Kernel]:
-    """Return waits of known length, of the device on CUDA and of the host elsewhere."""
-    wait = _spin if device == "cuda" else _busy
-    return [wait(ns) for ns in (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)]
+    """Return waits of known length: a spinning kernel on CUDA, a loop that reads the clock elsewhere."""
+    return [
+        Kernel(
+            f"{'spin' if device == 'cuda' else 'busy wait'} {wait_ns // 1000} us",
+            # There is no public function that spins on the device.
+            partial(torch.cuda._sleep, round(wait_ns * _CYCLES_PER_NS))  # noqa: SLF001  # see above
+            if device == "cuda"
+            else partial(_busy_wait, wait_ns),
+            float(wait_ns),
+        )
+        for wait_ns in (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+    ]
 
 
-def _busy(wait_ns: int) -> Kernel:
-    def wait() -> None:
-        end = time.perf_counter_ns() + wait_ns
-        while time.perf_counter_ns() < end:
-            pass
-
-    return Kernel(f"busy wait {wait_ns // 1000} us", wait, float(wait_ns))
-
-
-def _spin(wait_ns: int) -> Kernel:
-    sleep = partial(torch.cuda._sleep, round(wait_ns * _cycles_per_ns()))  # noqa: SLF001  # there is no public function
-    return Kernel(f"spin {wait_ns // 1000} us", sleep, float(wait_ns))
-
-
-@cache
-def _cycles_per_ns() -> float:
-    """Return the approximate clock rate of the device; no goal depends on it."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(2):  # the first wakes the device up
-        start.record()
-        torch.cuda._sleep(_CALIBRATION_CYCLES)  # noqa: SLF001  # there is no public function
-        end.record()
-        torch.cuda.synchronize()
-    return _CALIBRATION_CYCLES / (start.elapsed_time(end) * 1e6)
+def _busy_wait(wait_ns: int) -> None:
+    end = time.perf_counter_ns() + wait_ns
+    while time.perf_counter_ns() < end:
+        pass
 
 
 class TorchClock(HostClock):
@@ -90,17 +80,15 @@ class TorchClock(HostClock):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study measures, and for how long.
+    """The calls to measure, and for how long.
 
     Attributes:
         clock: the clock of the harness.
         other: the timer that it is compared with.
         kernels: the calls.
         waits: the calls of known length.
-        sittings: how often each kernel is measured.
-        rounds: rounds of a comparison with the other timer.
-        agreement_s: budget of a comparison with the other timer, per timer.
-        twins_s: budget of other calls.
+        sittings: repetitions of each kernel.
+        budget_s: seconds per kernel, arm and sitting.
         seed: seed of inputs and orders.
 
     """
@@ -110,9 +98,7 @@ class Plan:
     kernels: Sequence[Kernel]
     waits: Sequence[Kernel]
     sittings: int = 3
-    rounds: int = 20
-    agreement_s: float = 3.0
-    twins_s: float = 1.0
+    budget_s: float = 1.0
     seed: int = 0
 
 
@@ -126,16 +112,16 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
     start, start_s = datetime.now(UTC), time.monotonic()
     rng = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
     steps = [
-        (f"{measure.__name__}: {kernel.name}", partial(measure, plan, kernel, rng, sitting))
+        (question, kernel, sitting)
         for sitting in range(plan.sittings)
-        for measure in (agreement, twins)
+        for question in (AGREEMENT, TWINS)
         for kernel in plan.kernels
     ]
-    steps.append(("known lengths", partial(lengths, plan, rng)))
+    steps += [(LENGTH, wait, 0) for wait in plan.waits]
     results: list[Reading | Missing] = []
-    for done, (name, step) in enumerate(steps):
-        progress(done, len(steps), name)
-        results += step()
+    for number, (question, kernel, sitting) in enumerate(steps):
+        progress(number, len(steps), f"{question}: {kernel.name}")
+        results += _measure(plan, question, kernel, sitting, rng)
     return Study(
         schema=SCHEMA,
         study_id=new_run_id("accuracy", start),
@@ -148,45 +134,16 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
     )
 
 
-def agreement(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> Iterator[Reading | Missing]:
-    """Measure a kernel with the harness and with the other timer in the same rounds."""
-    timers = zip(ARMS[AGREEMENT], (plan.clock, plan.other), strict=True)
-    calls = {arm: _warm(kernel, clock, plan.agreement_s) for arm, clock in timers}
-    for _ in range(plan.rounds):
-        active = [call for call in calls.values() if not call.stop]
-        rng.shuffle(active)
-        for call in (*active, *reversed(active)):
-            call.visit()
-        for position, call in enumerate(active):
-            call.end_round(position, may_stop=False)
-    yield from _readings(AGREEMENT, kernel, calls, sitting)
-
-
-def twins(plan: Plan, kernel: Kernel, rng: random.Random, sitting: int) -> Iterator[Reading | Missing]:
-    """Measure a kernel under two names in the same rounds."""
-    calls = {arm: _warm(kernel, plan.clock, plan.twins_s) for arm in ARMS[TWINS]}
-    interleave(list(calls.values()), rng)
-    yield from _readings(TWINS, kernel, calls, sitting)
-
-
-def lengths(plan: Plan, rng: random.Random) -> Iterator[Reading | Missing]:
-    """Measure waits of known length in the same rounds."""
-    calls = [(kernel, _warm(kernel, plan.clock, plan.twins_s)) for kernel in plan.waits]
-    interleave([call for _, call in calls], rng)
-    for kernel, call in calls:
-        yield from _readings(LENGTH, kernel, {"esbench": call}, 0)
-
-
-def _warm(kernel: Kernel, clock: Clock, budget_s: float) -> TimedCall:
-    call = TimedCall(clock.prepare(kernel.call, 1), clock, budget_s)
-    call.warm_up()
-    return call
-
-
-def _readings(
-    question: str, kernel: Kernel, calls: Mapping[str, TimedCall], sitting: int
+def _measure(
+    plan: Plan, question: str, kernel: Kernel, sitting: int, rng: random.Random
 ) -> Iterator[Reading | Missing]:
-    for arm, call in calls.items():
+    """Measure a kernel by all arms of a question in the same rounds."""
+    timers = {AGREEMENT: (plan.clock, plan.other), TWINS: (plan.clock, plan.clock), LENGTH: (plan.clock,)}
+    calls = [TimedCall(clock.prepare(kernel.call, 1), clock, plan.budget_s) for clock in timers[question]]
+    for call in calls:
+        call.warm_up()
+    interleave(calls, rng)
+    for arm, call in zip(ARMS[question], calls, strict=False):
         if call.failure:
             yield Missing(question=question, arm=arm, reason=call.failure.reason, kernel=kernel.name)
             continue
