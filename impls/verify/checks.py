@@ -1,7 +1,8 @@
 """Correctness checks for any scheme: forward, update and noise.
 
-Forward and update are checked against :mod:`impls.verify.reference`; noise for its moments, purity and
-independence, and for not depending on how a population is split.
+Forward and update are compared with :mod:`impls.verify.reference`. Noise must have mean 0 and the declared
+variance, be reproducible, be independent between members, layers, steps and seeds, and be the same for any
+split of the population.
 """
 
 import math
@@ -20,12 +21,12 @@ STEPS = 48
 """Number of steps over which moments of the noise are estimated."""
 
 DEVIATIONS = 6.0
-"""How many standard errors, estimated from the same data, a moment may be off."""
+"""Allowed error of a moment, in standard errors estimated from the same data."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A scheme on a model, to make populations of.
+    """A scheme and a model to check it on.
 
     Attributes:
         scheme: the scheme.
@@ -33,7 +34,7 @@ class Setting:
         features: shape of one input row.
         sigma: scale of the noise.
         stream: name of the stream; None: the scheme's default.
-        bits: number of bits packed into the last axis of a row; None for rows of numbers.
+        bits: number of bits packed into the last axis of a row; None: rows have float64 values.
 
     """
 
@@ -86,7 +87,7 @@ def check(setting: Setting) -> None:
 def check_moments(setting: Setting) -> None:
     """Check that entries of E_m have mean 0 and the scheme's standard deviation, over members and steps.
 
-    Entries of standard deviation 0, as where noise is a multiple of a weight of 0, must be 0.
+    Entries with a declared standard deviation of 0 must be 0.
 
     Raises:
         WrongResultError: a moment is off by more than its standard error allows.
@@ -94,22 +95,22 @@ def check_moments(setting: Setting) -> None:
     """
     population = setting.population(4)
     draws = [population.dense_noise(population.sample(step)) for step in range(STEPS)]
-    expected = _deviations(population)
+    expected = _declared_deviations(population)
     for name in draws[0]:
         values = torch.stack([draw[name] for draw in draws])
         deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
         varying = deviation > 0
         if bool(values[:, :, ~varying].any()):
-            message = f"the noise of {name} varies although the scheme declares it constant"
+            message = f"the noise of {name} is not 0 where noise_std() is 0: correct noise_std() or sample()"
             raise WrongResultError(message)
         scaled = (values[:, :, varying] / deviation[varying]).flatten(1)
         if scaled.numel():
-            _expect(f"mean of the noise of {name}", scaled.mean(1), 0.0)
-            _expect(f"variance of the noise of {name}", scaled.square().mean(1), 1.0)
+            _check_mean(f"mean of the noise of {name}", scaled.mean(1), 0.0)
+            _check_mean(f"variance of the noise of {name}", scaled.square().mean(1), 1.0)
 
 
-def _deviations(population: Population) -> dict[str, Tensor]:
-    """Return the standard deviations that schemes declare, by parameter name and in the weight's shape."""
+def _declared_deviations(population: Population) -> dict[str, Tensor]:
+    """Return the declared standard deviations by parameter name, in the weight's shape."""
     deviations = {}
     for layer in population.layers:
         weight = layer.split_groups(layer.weight.detach())
@@ -130,15 +131,15 @@ def check_purity(setting: Setting) -> None:
     population = setting.population(4)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        here = population.dense_noise(population.sample(0))
+        first = population.dense_noise(population.sample(0))
         state = torch.manual_seed(1).get_state()
-        again = population.dense_noise(population.sample(0))
-        moved = not torch.equal(torch.get_rng_state(), state)
-    if moved:
-        message = "sampling advanced torch's global random generator"
+        second = population.dense_noise(population.sample(0))
+        has_drawn = not torch.equal(torch.get_rng_state(), state)
+    if has_drawn:
+        message = "sample() advanced torch's global random generator: draw from the stream only"
         raise WrongResultError(message)
-    if any(not torch.equal(here[name], again[name]) for name in here):
-        message = "the same seed and step gave different noise"
+    if any(not torch.equal(first[name], second[name]) for name in first):
+        message = "two calls of sample() with the same seed and step gave different noise"
         raise WrongResultError(message)
 
 
@@ -154,32 +155,33 @@ def check_independence(setting: Setting) -> None:
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
     distinct: set[str] = set()
     for step in range(STEPS):
-        draw = population.dense_noise(population.sample(step))
+        noise = population.dense_noise(population.sample(step))
         later = population.dense_noise(population.sample(step + STEPS))
         reseeded = other_seed.dense_noise(other_seed.sample(step))
-        for name in [name for name in draw if name.startswith("first")]:
-            value, twin = draw[name], draw[name.replace("first", "second", 1)]
+        names = [name for name in noise if name.startswith("first")]
+        for name in names:
+            value, twin = noise[name], noise[name.replace("first", "second", 1)]
             if not torch.equal(value[0], value[1]):
                 distinct.add(name)
             for key, partner in (("steps", later[name]), ("seeds", reseeded[name]), ("layers", twin)):
                 products[key].append((value * partner).mean())
             if name.endswith("bias"):
                 # Equal streams fill different shapes in the same order, so the first values would be equal.
-                weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
+                weight = noise[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
                 products["weight and bias"].append((value.flatten() * weight).mean())
-    if alike := [name for name in draw if name.startswith("first") and name not in distinct]:
-        message = f"two members have the same noise at every step: {', '.join(alike)}"
+    if equal := [name for name in names if name not in distinct]:
+        message = f"two members have the same noise at every step: {', '.join(equal)}"
         raise WrongResultError(message)
     for key, values in products.items():
         if values:
-            _expect(f"correlation of noise between {key}", torch.stack(values), 0.0)
+            _check_mean(f"correlation of noise between {key}", torch.stack(values), 0.0)
 
 
 def check_split(setting: Setting) -> None:
-    """Check that a population in parts has the noise, outputs and update of the whole.
+    """Check that noise, outputs and update of a population are the same if it is evaluated in two parts.
 
     Raises:
-        WrongResultError: a member's noise, output or share of the update depends on the split.
+        WrongResultError: noise, outputs or the sum of the parts' updates depend on the split.
 
     """
     multiple = setting.population(1).shard_multiple
@@ -188,11 +190,11 @@ def check_split(setting: Setting) -> None:
     x = setting.rows(members)
     utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
     noise = population.sample(0)
-    bits, (y, record) = population.dense_noise(noise), population.call_with_activations(x, noise)
+    dense, (y, record) = population.dense_noise(noise), population.call_with_activations(x, noise)
     update = compute_update(population, noise, utilities, record)
     parts = [population.sample(0, part) for part in (range(multiple), range(multiple, members))]
     first, last = (population.dense_noise(part) for part in parts)
-    for name, value in bits.items():
+    for name, value in dense.items():
         if not torch.equal(value, torch.cat([first[name], last[name]])):
             message = f"the noise of {name} depends on how the population is split"
             raise WrongResultError(message)
@@ -208,10 +210,10 @@ def check_split(setting: Setting) -> None:
         check_close(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
 
 
-def _expect(what: str, values: Tensor, expected: float) -> None:
-    """Check a mean over independent steps, with a standard error from the same data."""
+def _check_mean(name: str, values: Tensor, expected: float) -> None:
+    """Check that the mean of values of independent steps is within DEVIATIONS standard errors."""
     mean = values.mean().item()
     error = values.std().item() / math.sqrt(values.numel())
     if not abs(mean - expected) <= DEVIATIONS * error + 1e-9:
-        message = f"{what} is {mean:.3g} +- {error:.2g}, expected {expected:g}"
+        message = f"{name} is {mean:.3g} +- {error:.2g}, expected {expected:g}"
         raise WrongResultError(message)

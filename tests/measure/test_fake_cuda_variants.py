@@ -139,7 +139,7 @@ def wrong_results(entry: Entry) -> Iterator[None]:
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the checks: one member's rows, moments of two steps that are not judged, no waiting."""
-    expect = checks._expect  # noqa: SLF001  moments of two steps are too noisy for a decision
+    expect = checks._check_mean  # noqa: SLF001  moments of two steps are too noisy for a decision
 
     def expected(*arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):
@@ -154,7 +154,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "check_forward", check_forward)
     monkeypatch.setattr(checks, "check_update", check_update)
     monkeypatch.setattr(checks, "STEPS", 2)
-    monkeypatch.setattr(checks, "_expect", expected)
+    monkeypatch.setattr(checks, "_check_mean", expected)
     monkeypatch.setattr(kappa, "REPLICATES", 2)
     monkeypatch.setattr(kappa, "CHEAP", 0)
     monkeypatch.setattr(kappa, "FEWEST", 8)
