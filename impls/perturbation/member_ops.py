@@ -30,13 +30,12 @@ def take_channels(x: Tensor, index: Tensor) -> Tensor:
     """Select channels of x [r, m, g, c, *s] by each member's index [m, g, k] -> [r, m, g, k, *s]."""
     space = x.shape[4:]
     if space.numel() == 1:
-        picked = x.flatten(3).gather(3, index.expand(x.shape[0], *index.shape))
-        return picked.unflatten(3, (index.shape[2], *space)) if space else picked
-    # A channel is a contiguous run of positions here: selecting whole runs is faster than gathering elements.
-    channels = x.shape[3]
-    lanes = torch.arange(index.shape[0] * index.shape[1], device=index.device).view(*index.shape[:2], 1)
-    runs = x.flatten(1, 3).index_select(1, (index + lanes * channels).flatten())
-    return runs.unflatten(1, index.shape)
+        selected = x.flatten(3).gather(3, index.expand(x.shape[0], *index.shape))
+        return selected.unflatten(3, (index.shape[2], *space)) if space else selected
+    # With space, copying whole channels (contiguous positions) is faster than gathering elements.
+    first_channel = torch.arange(0, index.shape[:2].numel() * x.shape[3], x.shape[3], device=index.device)
+    rows = (index + first_channel.view(*index.shape[:2], 1)).flatten()
+    return x.flatten(1, 3).index_select(1, rows).unflatten(1, index.shape)
 
 
 def append_axes(values: Tensor, like: Tensor) -> Tensor:
@@ -44,8 +43,8 @@ def append_axes(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
-# Signs are int8 for values of any type: a multiplication costs the same on a CPU, and they take a quarter of
-# the memory of float32. They are converted to a wider type only in sums.
+# Signs are int8 for activations of any dtype: they take a quarter of the memory of float32, and the
+# multiplication takes the same time. Only sums convert them to a wider dtype.
 
 
 def draw_signs(stream: NoiseStream, draw: str, *shape: int) -> Tensor:
@@ -63,25 +62,25 @@ def add_with_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tens
 
     Args:
         y: [r, m, g, c, *s].
-        values: of the same shape; it is overwritten if sigma is a tensor.
+        values: of y's shape; overwritten if sigma is a tensor.
         signs: [m, g, c].
         sigma: a number, or a tensor that broadcasts to y.
 
     """
-    wide = append_axes(signs, y[0])
+    factors = append_axes(signs, y[0])
     if isinstance(sigma, Tensor):
-        return y.addcmul_(values.mul_(wide), sigma)
-    return y.addcmul_(values, wide, value=sigma)
+        return y.addcmul_(values.mul_(factors), sigma)
+    return y.addcmul_(values, factors, value=sigma)
 
 
-def sum_pieces(parts: Iterable[Tensor]) -> Tensor:
-    """Add up parts in float32 or their dtype, whichever is wider, and round to their dtype once."""
+def sum_pieces(pieces: Iterable[Tensor]) -> Tensor:
+    """Sum tensors of one shape and dtype, in at least float32, and round to their dtype once."""
     total: Tensor | None = None
-    for part in parts:
-        wide = part.to(torch.promote_types(torch.float32, part.dtype))
+    for piece in pieces:
+        wide = piece.to(torch.promote_types(torch.float32, piece.dtype))
         total = wide if total is None else total.add_(wide)
     assert total is not None  # noqa: S101  a population has members
-    return total.to(part.dtype)
+    return total.to(piece.dtype)
 
 
 def sum_outer_products(utilities: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
@@ -90,61 +89,58 @@ def sum_outer_products(utilities: Tensor, outputs: Tensor, inputs: Tensor) -> Te
     return torch.bmm(weighted.permute(1, 2, 0), inputs.to(weighted.dtype).transpose(0, 1))
 
 
-# With g independent cores, member j has core j modulo g. The loss of quality by sharing is divided by g, for
-# the same arithmetic and g times the cores' memory. Members take cores in turn, so that a population of any
-# size uses all of them evenly, however it is split.
+# Shared cores: with g independent cores, member j has core j modulo g. This divides kappa by about g, for the
+# same arithmetic and g times the memory of a core.
 
 
 def same_core_fraction(members: int, cores: int) -> float:
-    """Return the fraction of pairs of different members that have the same core: about 1 / cores.
+    """Return the fraction of pairs of members that have the same core, about 1 / cores.
 
-    The kappa of one core is multiplied by it. It is 0 where no two members share a core.
+    Kappa of several cores is this fraction times kappa of one core. A single member counts as 1.
     """
     if members < 2:  # noqa: PLR2004  there are no pairs
         return 1.0
-    rounds, rest = divmod(members, cores)
-    same = rest * (rounds + 1) * rounds + (cores - rest) * rounds * (rounds - 1)
+    rounds, remainder = divmod(members, cores)
+    same = remainder * (rounds + 1) * rounds + (cores - remainder) * rounds * (rounds - 1)
     return same / (members * (members - 1))
 
 
 def apply_cores(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) -> Tensor:
-    """Apply to each member's rows the member's core: [r, m, g, i, *s] -> [r, m, g, o, *s'].
+    """Apply each member's core to its rows: [r, m, g, i, *s] -> [r, m, g, o, *s'].
 
-    Members with the same core are computed as repeats of one member, and neither x nor a core is copied. If
-    the operator returns its batch with the cores in front, the result is copied once into the members' order,
-    which takes 1 to 3 % of the product's time.
+    Members with the same core are computed as repeats of one member; neither x nor a core is copied.
 
     Args:
         op: the operator.
-        x: activations [r, m, g, i, *s] of these members.
+        x: activations [r, m, g, i, *s].
         cores: [count, g, o, i, *taps].
-        members: their indices in the whole population.
+        members: the members in x, as indices in the whole population.
 
     """
     count, total = cores.shape[0], len(members)
     if count == 1:
         return op.apply_shared(x, cores[0])
     first = members.start % count
-    head = min(total, -members.start % count)
-    whole = (total - head) // count * count
-    parts = []
-    if head:
-        parts.append(op.apply_per_member(x[:, :head], cores[first : first + head]))
-    if whole:
-        rounds = x[:, head : head + whole].unflatten(1, (-1, count)).flatten(0, 1)
-        parts.append(op.apply_per_member(rounds, cores).unflatten(0, (x.shape[0], -1)).flatten(1, 2))
-    if head + whole < total:
-        parts.append(op.apply_per_member(x[:, head + whole :], cores[: total - head - whole]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    start = min(total, -members.start % count)
+    stop = start + (total - start) // count * count
+    outputs = []
+    if start:  # members before the first that has core 0
+        outputs.append(op.apply_per_member(x[:, :start], cores[first : first + start]))
+    if start < stop:  # complete rounds of all cores
+        rounds = x[:, start:stop].unflatten(1, (-1, count)).flatten(0, 1)
+        outputs.append(op.apply_per_member(rounds, cores).unflatten(0, (x.shape[0], -1)).flatten(1, 2))
+    if stop < total:  # an incomplete last round
+        outputs.append(op.apply_per_member(x[:, stop:], cores[: total - stop]))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def members_of_core(core: int, count: int, members: range) -> slice:
-    """Return the positions of the members that have a core, relative to the first of these members."""
+    """Return which of these members have this core, as a slice of a tensor [m, ...]."""
     return slice((core - members.start) % count, None, count)
 
 
 def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
-    """Arrange values [m, ...] by their members' cores, [count, rounds, ...], padded with zeros."""
+    """Arrange values [m, ...] by core: [count, rounds, ...], padded with zeros."""
     first = members.start % count
     rounds = -(-(first + len(members)) // count)
     if rounds * count != len(members):
@@ -155,12 +151,12 @@ def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
 
 
 def unused_core_bytes(cores: Tensor, members: range) -> int:
-    """Return the bytes of cores [count, ...] that no member uses if there are fewer members than cores."""
+    """Return the bytes of the cores that no member has; 0 unless there are fewer members than cores."""
     return cores[0].nbytes * max(0, cores.shape[0] - len(members))
 
 
 def member_cores(cores: Tensor, members: range) -> Tensor:
-    """Return the core of each member, [m, ...] of cores [count, ...]; a view if there is one core."""
+    """Return the core of each member: cores [count, ...] -> [m, ...]; a view if there is one core."""
     count = cores.shape[0]
     if count == 1:
         return cores.expand(len(members), *cores.shape[1:])

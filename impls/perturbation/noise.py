@@ -1,12 +1,12 @@
 """Noise streams: random numbers as a pure function of (seed, step, layer, member).
 
-A stream draws for one layer at one step. A member has the same noise in one call for the whole population and
-in several calls for parts of it, in any order, in the forward and in the update. No global generator is used.
+A stream draws for one layer at one step. A member has the same noise however the population is split over
+calls. No global generator is used.
 
 :class:`BlockStream` uses torch's generators, seeded once for each block of :data:`BLOCK` members. It is fast
-everywhere, but its bits depend on the device and the dtype, and the last block of a population, if it is
-shorter, has different bits from a whole block. :class:`PhiloxStream` is counter-based: slower in plain torch,
-equal on every device and in every dtype up to rounding, and any member and element can be drawn alone.
+on every device, but its bits depend on the device, on the dtype and on the length of the population's last
+block. :class:`PhiloxStream` is counter-based. It is slower in plain torch, but has the same values on every
+device and, up to rounding, in every dtype, and any member and element can be drawn alone.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ BLOCK = 256
 """Members in a block of a :class:`BlockStream`."""
 
 PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
-"""Bytes of temporaries computed at a time: they fit a CPU's cache, or are worth a GPU's launch."""
+"""Bytes of temporaries computed at a time: they fit a CPU's cache, or keep a GPU busy for a launch."""
 
 
 def piece_bytes(device: torch.device) -> int:
@@ -43,10 +43,10 @@ def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[in
 
 
 def to_nonnegative_int(name: str, value: SupportsIndex) -> int:
-    """Return an integer of any type as an ``int``, so that noise does not depend on the type.
+    """Convert an integer of any type to ``int``; noise must not depend on the type of a seed or step.
 
     Raises:
-        ValueError: the value is not an integer, or below 0.
+        ValueError: the value is not an integer of 0 or more.
 
     """
     try:
@@ -63,17 +63,17 @@ def to_nonnegative_int(name: str, value: SupportsIndex) -> int:
 class NoiseStream(ABC):
     """Random numbers for one layer at one step, for a range of members.
 
-    Each method takes ``draw``, a name: draws of different names are independent, and the same name gives the
-    same bits again. Shapes are those of one member; the result has the member axis in front.
+    Each method takes ``draw``, a name. Draws with different names are independent; a draw with the same name
+    has the same bits. ``shape`` is the shape of one member; the result is [m, *shape].
 
     Attributes:
         seed: the population's seed.
-        step: the training step; for a step on the device its keys, see :func:`keys_of_step`.
+        step: the training step, or the keys that :func:`keys_of_step` makes of a step on the device.
         layer: the layer's name in its model.
         members: the members to draw for.
         device: where to draw; on ``meta`` only shapes are made.
-        dtype: floating type of the values.
-        common: whether the draws are shared by all members, see :meth:`shared`.
+        dtype: dtype of normal values and signs.
+        is_shared: whether all members share the draws, see :meth:`shared`.
 
     """
 
@@ -86,7 +86,7 @@ class NoiseStream(ABC):
     members: range
     device: torch.device
     dtype: torch.dtype
-    common: bool = False
+    is_shared: bool = False
 
     @abstractmethod
     def normal(self, draw: str, *shape: int) -> Tensor:
@@ -106,10 +106,12 @@ class NoiseStream(ABC):
 
     @abstractmethod
     def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges (start, stop) of members, counted from the first, to draw noise piece by piece.
+        """Yield the (start, stop) of pieces to draw noise in; 0 is the stream's first member.
 
-        A piece of ``member_bytes`` per member takes at most ``max_bytes``, if the stream allows pieces that
-        small.
+        Args:
+            member_bytes: bytes of one member's noise.
+            max_bytes: most bytes of a piece. A piece of the stream ``block`` is a whole block of members.
+
         """
 
     def signs(self, draw: str, *shape: int) -> Tensor:
@@ -121,20 +123,20 @@ class NoiseStream(ABC):
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
 
-        They sort random keys. Equal keys (one pair in 2^24) keep their order.
+        They sort random keys; two keys are equal with probability 2^-24, and then keep their order.
         """
         return self.uniform(draw, groups, width).argsort(dim=-1, stable=True)
 
     def subsets(self, draw: str, groups: int, width: int, size: int) -> Tensor:
-        """Return ``size`` distinct integers in [0, width) as int64, in random order, [m, groups, size]."""
+        """Distinct integers in [0, width) as int64, in random order, [m, groups, size]."""
         return self.uniform(draw, groups, width).topk(size, dim=-1).indices
 
     def shared(self) -> Self:
-        """Return the stream of draws that all members share; they have a member axis of length 1."""
-        return replace(self, members=range(1), common=True)
+        """Return a stream of draws that all members share; their shape is [1, *shape]."""
+        return replace(self, members=range(1), is_shared=True)
 
     def narrow(self, start: int, stop: int) -> Self:
-        """Return the stream of members ``start`` to ``stop``, counted from this stream's first."""
+        """Return the stream of members ``start`` to ``stop``; 0 is the first member of this stream."""
         return replace(self, members=self.members[start:stop])
 
 
@@ -143,8 +145,8 @@ class BlockStream(NoiseStream):
     """The stream ``block``: torch's generators, seeded once for each block of members.
 
     Attributes:
-        end: end of the last block, if it is not the last member. The bits of a shorter block depend on its
-            length, so a narrowed stream needs it.
+        end: end of the last block; None: the end of ``members``. The bits of a block depend on its length, so
+            a narrowed stream keeps the end of the stream that it was made from.
 
     """
 
@@ -154,24 +156,24 @@ class BlockStream(NoiseStream):
 
     @override
     def normal(self, draw: str, *shape: int) -> Tensor:
-        return self._blocks(draw, shape, self.dtype, Tensor.normal_)
+        return self._draw(draw, shape, self.dtype, Tensor.normal_)
 
     @override
     def uniform(self, draw: str, *shape: int) -> Tensor:
-        return self._blocks(draw, shape, torch.float32, Tensor.uniform_)
+        return self._draw(draw, shape, torch.float32, Tensor.uniform_)
 
     @override
     def words(self, draw: str, *shape: int) -> Tensor:
-        return self._blocks(draw, shape, torch.int64, Tensor.random_, -(2**63), None)
+        return self._draw(draw, shape, torch.int64, Tensor.random_, -(2**63), None)
 
     @override
     def integers(self, draw: str, high: int, *shape: int) -> Tensor:
-        return self._blocks(draw, shape, torch.int64, Tensor.random_, 0, high)
+        return self._draw(draw, shape, torch.int64, Tensor.random_, 0, high)
 
     @override
     def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
         first, stop = self.members.start, self.members.stop
-        for block in self._blocks_of_members():
+        for block in self._blocks():
             yield max(block.start, first) - first, min(block.stop, stop) - first
 
     @override
@@ -186,38 +188,44 @@ class BlockStream(NoiseStream):
     def _end(self) -> int:
         return self.members.stop if self.end is None else self.end
 
-    def _blocks_of_members(self) -> Iterator[range]:
-        """Yield the whole blocks that contain the members."""
+    def _blocks(self) -> Iterator[range]:
+        """Yield the members of each block that has at least one member of the stream."""
         first = self.members.start // BLOCK * BLOCK
         for start in range(first, self.members.stop, BLOCK):
             yield range(start, min(start + BLOCK, self._end))
 
-    def _blocks(
-        self, draw: str, shape: Sequence[int], dtype: torch.dtype, fill: Callable[..., Tensor], *ends: object
+    def _draw(
+        self,
+        draw: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        fill: Callable[..., Tensor],
+        *limits: object,
     ) -> Tensor:
+        """Draw [m, *shape] with a method of torch that fills a tensor in place, called with ``limits``."""
         values = torch.empty((len(self.members), *shape), device=self.device, dtype=dtype)
         if self.device.type == "meta":
             return values
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             message = (
-                "the stream block draws with torch's generators, which the host seeds: a CUDA graph cannot "
-                "capture it. Use stream='philox'"
+                "a CUDA graph cannot capture noise of the stream 'block', which the host seeds: use "
+                "stream='philox'"
             )
             raise RuntimeError(message)
         first, stop, generator = self.members.start, self.members.stop, Generator(self.device)
-        for block in self._blocks_of_members():
-            generator.manual_seed(self._key(draw, block.start // BLOCK))
-            inside = range(max(block.start, first), min(block.stop, stop))
-            part = values[inside.start - first : inside.stop - first]
-            if inside == block:
-                fill(part, *ends, generator=generator)
+        for block in self._blocks():
+            generator.manual_seed(self._block_seed(draw, block.start // BLOCK))
+            members = range(max(block.start, first), min(block.stop, stop))
+            block_values = values[members.start - first : members.stop - first]
+            if members == block:
+                fill(block_values, *limits, generator=generator)
             else:
-                drawn = fill(values.new_empty(len(block), *shape), *ends, generator=generator)
-                part.copy_(drawn[inside.start - block.start : inside.stop - block.start])
+                complete = fill(values.new_empty(len(block), *shape), *limits, generator=generator)
+                block_values.copy_(complete[members.start - block.start : members.stop - block.start])
         return values
 
-    def _key(self, draw: str, block: int) -> int:
-        name = repr((self.seed, self.step, self.layer, draw, None if self.common else block)).encode()
+    def _block_seed(self, draw: str, block: int) -> int:
+        name = repr((self.seed, self.step, self.layer, draw, None if self.is_shared else block)).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
 
@@ -225,7 +233,7 @@ class BlockStream(NoiseStream):
 class PhiloxStream(NoiseStream):
     """The stream ``philox``: Philox4x32-10 with the counters element, member, layer and draw.
 
-    :mod:`impls.perturbation.philox` defines which word makes which value; kernels draw the same bits.
+    :mod:`impls.perturbation.philox` defines how words become values; kernels draw the same bits.
     """
 
     @override
@@ -252,18 +260,17 @@ class PhiloxStream(NoiseStream):
         self, distribution: philox.Distribution, draw: str, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
         if self.members.stop > philox.SHARED:
-            message = f"members {self.members} are too many: the stream philox counts 2^32 - 1 of them"
+            message = f"members up to {self.members.stop} are too many: the stream 'philox' has 2^32 - 1"
             raise ValueError(message)
         if isinstance(self.step, Tensor) and self.device not in {self.step.device, torch.device("meta")}:
             message = (
-                f"noise on {self.device} cannot be drawn for a step on {self.step.device}: pass the step "
-                "as an int"
+                f"the step is on {self.step.device}, but the layer on {self.device}: pass the step as an int"
             )
             raise ValueError(message)
         elements = range(math.prod(shape))
         values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)
         key = philox.DrawKey.of(self.seed, self.step, self.layer, draw)
-        members = range(philox.SHARED, philox.SHARED + 1) if self.common else self.members
+        members = range(philox.SHARED, philox.SHARED + 1) if self.is_shared else self.members
         return philox.fill(values, distribution, key, members, elements).view(len(values), *shape)
 
 
@@ -272,22 +279,22 @@ STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxS
 
 
 def keys_of_step(stream: type[NoiseStream], seed: int, step: Tensor, device: torch.device) -> Tensor:
-    """Return a stream's keys for a step that is a tensor on the layers' device.
+    """Return the keys of a step that is a tensor on the layers' device, see :func:`philox.device_keys`.
 
     Raises:
-        ValueError: the stream is not counter-based, or the tensor is not a 0-d int64 tensor on the device.
+        ValueError: the stream is not ``philox``, or the step is not a 0-d int64 tensor on the device.
 
     """
     if not issubclass(stream, PhiloxStream):
         message = (
-            "the stream block draws with torch's generators, which the host seeds: it cannot read a step on "
-            f"{step.device}. Pass an int, or use stream='philox'"
+            f"the stream 'block' cannot read a step on {step.device}: pass the step as an int, or use "
+            "stream='philox'"
         )
-        raise ValueError(message)  # noqa: TRY004  a choice of the user's, by name
+        raise ValueError(message)  # noqa: TRY004  the stream is wrong, not the type of an argument
     if step.dim() or step.dtype is not torch.int64 or step.device != device:
         message = (
-            f"a step on the device must be a 0-d int64 tensor on {device}, got {step.dtype} "
-            f"{list(step.shape)} on {step.device}"
+            f"a step that is a tensor must be a 0-d int64 tensor on {device}, got {step.dtype} of shape "
+            f"{list(step.shape)} on {step.device}: pass an int, or such a tensor"
         )
         raise ValueError(message)
     return philox.device_keys(seed, step)
@@ -297,7 +304,7 @@ def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
     """Check that a stream gives different noise to layers of different names.
 
     Raises:
-        ValueError: two names have the same 32-bit hash, so that their layers would have the same noise.
+        ValueError: two names have the same 32-bit hash, which would give their layers the same noise.
 
     """
     if not issubclass(stream, PhiloxStream):
@@ -307,8 +314,8 @@ def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
         first = counters.setdefault(philox.hash_name(layer, 32), layer)
         if first != layer:
             message = (
-                f"{first!r} and {layer!r} have the same hash of 32 bits, and with the stream philox the same "
-                "noise: rename one, or use the stream block"
+                f"{first!r} and {layer!r} have the same hash, and so the same noise with stream='philox': "
+                "rename one of them, or use stream='block'"
             )
             raise ValueError(message)
 
@@ -317,8 +324,8 @@ def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
 class Noise:
     """A scheme's noise for a range of members, passed to ``forward`` and ``weighted_sum``.
 
-    Subclasses are frozen dataclasses. A field is a tensor with the member axis in front, a tensor that all
-    members share (named in ``SHARED``), a stream to draw again from, the range of the members, or None.
+    Subclasses are frozen dataclasses. A field is a tensor [m, ...], a value that all members share (named in
+    ``SHARED``), a stream to draw again from, the range of the members, or None.
     """
 
     SHARED = frozenset[str]()
@@ -329,14 +336,14 @@ class Noise:
         return sum(value.nbytes for value in self._values().values() if isinstance(value, Tensor))
 
     def narrow(self, start: int, stop: int) -> Self:
-        """Return the noise of members ``start`` to ``stop``, counted from the first one here."""
-        parts: dict[str, object] = {}
+        """Return the noise of members ``start`` to ``stop``; 0 is the first member of this noise."""
+        narrowed: dict[str, object] = {}
         for name, value in self._values().items():
             if isinstance(value, NoiseStream):
-                parts[name] = value.narrow(start, stop)
+                narrowed[name] = value.narrow(start, stop)
             elif isinstance(value, Tensor | range) and name not in self.SHARED:
-                parts[name] = value[start:stop]
-        return replace(self, **parts)
+                narrowed[name] = value[start:stop]
+        return replace(self, **narrowed)
 
     def _values(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,16 +1,14 @@
 """Philox4x32-10: random numbers as a pure function of a key and four counters, for tensors on any device.
 
-Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". A call takes four counters
-(call of the element, member, layer, draw) and returns four 32-bit words; a value depends on the words of one
-call only. So any member and any element can be drawn alone, and parts of a population or of a weight have
-the bits of the whole.
+Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". A call maps four
+counters (element / values per call, member, layer, draw) to four 32-bit words. A value depends on the words
+of one call only, so any member and any element can be drawn alone, with the same bits.
 
-Words, uniforms, bits and integers are equal on every device, and in kernels that call Philox with these
-counters. Normals are Box-Muller in float32: they are equal up to the device's logarithm, square root, sine
-and cosine.
+Words, uniforms, bits and integers are equal on every device, and in kernels that use the same counters.
+Normals (Box-Muller in float32) are equal up to the device's rounding of log, sqrt, sin and cos.
 
-Work: ten rounds in 64-bit integer arithmetic, one pass over memory for each operation. On a CPU a normal
-number takes a few times as long as with ``Tensor.normal_``.
+A draw takes ten rounds of 64-bit integer arithmetic, and each operation is a pass over memory. On a CPU it is
+a few times slower than ``Tensor.normal_``.
 """
 
 import hashlib
@@ -32,10 +30,10 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 
 TILE = {"cpu": 2**16, "cuda": 2**20}
-"""Calls computed at a time: their words fit a CPU core's cache, or are worth a GPU's launch."""
+"""Calls computed at a time: their words fit a CPU core's cache, or keep a GPU busy for a launch."""
 
 Key = tuple[int, int] | Tensor
-"""Two words made of seed and step; for a step on a device :func:`device_keys`."""
+"""Two words made of seed and step, or the tensor of :func:`device_keys`."""
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Counter = Tensor | int
@@ -46,8 +44,8 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
     """Compute the four words of every call.
 
     Args:
-        key: two words, or the keys of all rounds on the counters' device.
-        c0: first counters, words as int64; the shapes of all counters broadcast.
+        key: two words, or the keys of all rounds, [ROUNDS, 2] on the counters' device.
+        c0: first counters as int64; the shapes of all counters broadcast.
         c1: second counters.
         c2: third counters, or one number for all calls.
         c3: fourth counters, or one number for all calls.
@@ -70,7 +68,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
         torch.bitwise_right_shift(low0, 32, out=high0).bitwise_xor_(c3).bitwise_xor_(second).bitwise_and_(
             MASK
         )
-        # The bits above 32 of the low halves are masked later, where they matter.
+        # The bits above 32 of the low halves are masked in the next round, or at the end.
         c0, c1, c2, c3, high1, low1, high0, low0 = high1, low1, high0, low0, c0, c1, c2, c3
     return c0, c1.bitwise_and_(MASK), c2, c3.bitwise_and_(MASK)
 
@@ -81,7 +79,7 @@ def _round_keys(key: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def _round(key: Sequence[Counter], counters: Counters) -> Counters:
-    """Compute one round; products of int64 wrap, with the same bits as unsigned ones."""
+    """Compute one round. Products wrap in int64, which leaves the same bits as unsigned arithmetic."""
     c0, c1, c2, c3 = counters
     product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
     return (
@@ -93,13 +91,13 @@ def _round(key: Sequence[Counter], counters: Counters) -> Counters:
 
 
 def _expand(counter: Counter, shape: torch.Size, device: torch.device) -> Tensor:
-    """Return a counter as a new tensor with one value for each call."""
-    written = torch.empty(shape, dtype=torch.int64, device=device)
-    return written.copy_(counter) if isinstance(counter, Tensor) else written.fill_(counter)
+    """Expand a counter to a new int64 tensor with one value for each call."""
+    expanded = torch.empty(shape, dtype=torch.int64, device=device)
+    return expanded.copy_(counter) if isinstance(counter, Tensor) else expanded.fill_(counter)
 
 
 class Distribution(NamedTuple):
-    """A distribution: how values are computed from random words.
+    """How values of a distribution are computed from random words.
 
     Attributes:
         values_per_call: n; element e is value e % n of call e // n.
@@ -112,10 +110,13 @@ class Distribution(NamedTuple):
 
 
 def _normals(words: Words) -> Tensor:
-    """Box-Muller: words 0 and 2 give the radius, words 1 and 3 the angle; cosine first, then sine."""
+    """Return normal values, r cos t and r sin t with r^2 = -2 log u and t = 2 pi v (Box and Muller 1958).
+
+    Words 0 and 2 give u, words 1 and 3 give v.
+    """
     values = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
     for pair in (0, 2):
-        # All 32 bits and never 0: the tails are as long as a word allows.
+        # u = (word + 1/2) / 2^32 is never 0, and its smallest value gives the largest normal, 6.7.
         radius = words[pair].float().mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2).sqrt_()
         angle = words[pair + 1].float().mul_(2 * math.pi * 2.0**-32)
         torch.mul(radius, angle.cos(), out=values[..., pair])
@@ -124,32 +125,32 @@ def _normals(words: Words) -> Tensor:
 
 
 def _uniforms(words: Words) -> Tensor:
-    """The upper 24 bits of a word, which float32 represents exactly: [0, 1)."""
+    """Return uniform values in [0, 1): the upper 24 bits of each word, which float32 represents exactly."""
     return torch.stack([word >> 8 for word in words], -1).float().mul_(2.0**-24)
 
 
 def _bits(words: Words) -> Tensor:
-    """Two words of 64 bits: words 0 and 2 are the low halves, words 1 and 3 the high ones."""
+    """Return two 64-bit words as int64: words 0 and 2 are the low halves, words 1 and 3 the high ones."""
     return torch.stack([words[0] | words[1] << 32, words[2] | words[3] << 32], -1)
 
 
 def unpack_signs(words: Tensor) -> Tensor:
-    """Convert the bits of integers [..., words] to signs, +1 for a set bit: int8, [..., bits].
+    """Unpack the bits of integers [..., n] to int8 signs [..., bits], lowest bit first: +1 for 1, -1 for 0.
 
-    Lowest bits come first. Each byte is looked up in a table of eight signs.
+    Each byte selects a row of a table of 256 rows of eight signs.
     """
-    bytes_ = torch.arange(256, device=words.device).unsqueeze(1)
-    table = ((bytes_ >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
+    values = torch.arange(256, device=words.device).unsqueeze(1)
+    table = ((values >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
     signs = table.view(torch.int64).flatten().index_select(0, words.view(torch.uint8).flatten().int())
     return signs.view(torch.int8).view(*words.shape[:-1], -1)
 
 
 def signs_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Convert the first bits of each row of int64 words [rows, words] to signs of any type, [rows, count]."""
+    """Return +1 or -1 for each of the first ``count`` bits of int64 words [rows, n]: [rows, count]."""
     values = torch.empty(len(words), count, device=words.device, dtype=dtype)
     if values.is_meta or not values.numel():
         return values
-    # A call gives two such words.
+    # TILE counts Philox calls; each gave two of these words.
     step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
     for row in range(0, len(words), step):
         values[row : row + step] = unpack_signs(words[row : row + step])[:, :count]
@@ -162,34 +163,34 @@ BITS = Distribution(2, _bits)
 
 
 def integers_below(high: int) -> Distribution:
-    """Uniform integers in [0, high), two per call.
+    """Return the uniform distribution of integers in [0, high), two per call.
 
-    Each is the upper part of the product of high and 64 random bits; probabilities differ by at most
-    high / 2^64 relative to each other.
+    An integer is floor(high * w / 2^64) for 64 random bits w (Lemire 2019, arXiv:1805.10941, without
+    rejection). Probabilities differ by a relative high / 2^64 at most.
 
     Raises:
         ValueError: high is outside [1, 2^32].
 
     """
     if not 1 <= high <= MASK + 1:
-        message = f"integers are drawn below a limit of 1 to 2^32, got {high}"
+        message = f"high must be 1 to 2^32 for random integers, got {high}"
         raise ValueError(message)
 
     def integers(words: Words) -> Tensor:
         pairs = ((words[0], words[1]), (words[2], words[3]))
-        # Unsigned 64-bit numbers in int64: the mask removes the sign bits that a shift inserts.
+        # The numbers are unsigned; >> of a negative int64 inserts sign bits, which the mask removes.
         return torch.stack([((a * high + ((b * high) >> 32 & MASK)) >> 32) & MASK for a, b in pairs], -1)
 
     return Distribution(2, integers)
 
 
 class DrawKey(NamedTuple):
-    """The key and counters of a draw, all but element and member.
+    """The key of a draw and its last two counters; the first two are element and member.
 
     Attributes:
-        key: key made of seed and step.
-        layer: word made of the layer's name.
-        draw: word made of the draw's name.
+        key: made of seed and step.
+        layer: hash of the layer's name, a word.
+        draw: hash of the draw's name, a word.
 
     """
 
@@ -199,7 +200,7 @@ class DrawKey(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, step: int | Tensor, layer: str, draw: str) -> "DrawKey":
-        """Hash names to words; ``step`` is an int, or :func:`device_keys` for a step on a device."""
+        """Hash seed, step and names; ``step`` is an int or the tensor of :func:`device_keys`."""
         key = step if isinstance(step, Tensor) else _key(seed, step)
         return cls(key, hash_name(layer, 32), hash_name(draw, 32))
 
@@ -218,15 +219,16 @@ def hash_name(name: str, bits: int) -> int:
 def device_keys(seed: int, step: Tensor) -> Tensor:
     """Return the keys of all rounds for a step on a device, [ROUNDS, 2] words as int64 on that device.
 
-    They equal the keys of the same step as an int, but are computed on the device: a captured CUDA graph uses
-    the step that the tensor has at each replay. Later changes of the step do not change them.
+    They are the keys of the same step as an int. They are computed on the device, so each replay of a CUDA
+    graph uses the present value of the step.
 
     Args:
         seed: seed of all noise.
-        step: a 0-d int64 tensor of at least 0; the value is not checked, which would synchronize.
+        step: a 0-d int64 tensor. Its value is not checked, because that would synchronize; it must not be
+            negative.
 
     Raises:
-        ValueError: the device is a GPU, and the seed has more than 64 bits or triton is not installed.
+        ValueError: on a GPU, the seed has more than 64 bits or triton is not installed.
 
     """
     keys: Tensor = torch.ops.esbench.philox_keys(str(seed), step)
