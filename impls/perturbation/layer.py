@@ -4,7 +4,7 @@ Sigma, the bias and its noise, and the antithetic halves are handled here, once 
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ NORMALIZATIONS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-"""Modules whose scale and shift get independent normal noise, with any scheme of the other layers."""
+"""Modules whose scale and shift get independent normal noise, whatever the scheme."""
 
 
 class AbstractLogitLayer(nn.Module):
@@ -63,8 +63,8 @@ class LayerNoise:
     """Noise of one layer for a range of members.
 
     Attributes:
-        weight: the scheme's noise.
-        bias: dense noise [m, *bias], or None for a layer without bias.
+        weight: the scheme's noise of the weight.
+        bias: dense noise [m, *bias]; None for a layer without bias.
 
     """
 
@@ -77,18 +77,18 @@ class LayerNoise:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def narrow(self, start: int, stop: int) -> "LayerNoise":
-        """Return the noise of members ``start`` to ``stop``, counted from the first one here."""
+        """Return the noise of members ``start`` to ``stop``; 0 is the first member of this noise."""
         bias = None if self.bias is None else self.bias[start:stop]
         return LayerNoise(self.weight.narrow(start, stop), bias)
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer, as an activation record stores it.
+    """One call of a layer.
 
     Attributes:
         operator: the operator that the layer was called with.
-        rows: its input [repeats * members, ...]; a reference, not a copy.
-        version: torch's count of in-place changes of ``rows`` at the time of the call.
+        rows: its input [repeats * members, ...], not copied.
+        version: the number of in-place changes of ``rows`` before the call, as torch counts them.
 
     """
 
@@ -111,7 +111,7 @@ class PerturbedLayer:
         weight: the parameter, in torch's shape.
         bias: the parameter, or None.
         scheme: how the weight is perturbed.
-        groups: groups of a convolution, 1 for other layers; None where the weight is a vector of scales.
+        groups: groups of a convolution, 1 for other layers; None for a normalization.
         module: the module that has the parameters.
 
     """
@@ -133,20 +133,19 @@ class PerturbedLayer:
         """
         is_affine = isinstance(module, NORMALIZATIONS)
         groups = None if is_affine else getattr(module, "groups", 1)
-        chosen: AnyScheme = ScaleScheme() if is_affine else scheme
+        layer_scheme: AnyScheme = ScaleScheme() if is_affine else scheme
         label = name or type(module).__name__
-        if isinstance(module, AbstractLogitLayer) != chosen.draws_binary_weights:
+        if isinstance(module, AbstractLogitLayer) != layer_scheme.draws_binary_weights:
             message = (
-                f"{label}: {scheme} does not support {type(module).__name__}: layers with binary weights, "
-                "such as BinarizedLinear, need a scheme that draws binary weights, such as Binary(), and "
-                "other layers need another scheme"
+                f"{label}: {scheme} does not support {type(module).__name__}: use Binary() or "
+                "BinaryMixture() for BinarizedLinear and BinarizedConv2d, and other schemes for other layers"
             )
             raise ValueError(message)
-        if reason := chosen.supports(module):
-            message = f"{label}: {chosen}: {reason}"
+        if reason := layer_scheme.supports(module):
+            message = f"{label}: {layer_scheme}: {reason}"
             raise ValueError(message)
         parameters = dict(module.named_parameters(recurse=False))
-        layer = cls(name, parameters["weight"], parameters.get("bias"), chosen, groups, module)
+        layer = cls(name, parameters["weight"], parameters.get("bias"), layer_scheme, groups, module)
         try:
             layer.sample(0, 0, range(1), device="meta")
         except ValueError as error:
@@ -162,23 +161,23 @@ class PerturbedLayer:
 
         """
         if self.module.weight is not self.weight or getattr(self.module, "bias", None) is not self.bias:
-            message = f"a parameter of layer {self.name!r} was replaced by another: call perturb() again"
+            message = f"a parameter of layer {self.name!r} was replaced: call perturb() again"
             raise ValueError(message)
 
     def check_noise(self, noise: LayerNoise) -> None:
-        """Check that noise which refers to the weight refers to its present memory.
+        """Check that noise that scales with the weight refers to its present memory.
 
         Raises:
-            ValueError: the parameter's ``data`` was replaced since the noise was drawn.
+            ValueError: ``weight.data`` was replaced since the noise was drawn.
 
         """
-        references = (value for value in vars(noise.weight).values() if isinstance(value, TensorRef))
-        if any(value.tensor.data_ptr() != self.weight.data_ptr() for value in references):
-            message = f"the data of layer {self.name!r} was replaced since its noise was drawn: sample again"
+        references = (field for field in vars(noise.weight).values() if isinstance(field, TensorRef))
+        if any(reference.tensor.data_ptr() != self.weight.data_ptr() for reference in references):
+            message = f"weight.data of layer {self.name!r} was replaced after sample(): call sample() again"
             raise ValueError(message)
 
     def split_groups(self, weight: Tensor) -> Tensor:
-        """View a tensor of the weight's shape as [g, o, i, *taps]; a vector of scales is returned as is."""
+        """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
 
     @property
@@ -203,21 +202,20 @@ class PerturbedLayer:
             step: the training step.
             members: the members to draw for.
             sigma: the scale of the noise; only schemes that store perturbed weights read it.
-            device: where to draw, by default the weight's device; ``meta`` makes shapes only.
-            stream: the kind of stream, by default the scheme's own.
+            device: where to draw, by default the weight's device; on ``meta`` only shapes are made.
+            stream: the class of the stream, by default the scheme's.
 
         """
         stream = STREAMS[self.scheme.stream] if stream is None else stream
         weight = self.split_groups(self.weight.detach()).to(device)
-        place, dtype = weight.device, weight.dtype
-        draws = stream(seed, step, f"{self.name}.weight", members, place, dtype)
-        noise = self.scheme.prepare(self.scheme.sample(weight, draws), weight, sigma)
+        weight_stream = stream(seed, step, f"{self.name}.weight", members, weight.device, weight.dtype)
+        noise = self.scheme.prepare(self.scheme.sample(weight, weight_stream), weight, sigma)
         if self.bias is None:
             return LayerNoise(noise, None)
-        draws = stream(seed, step, f"{self.name}.bias", members, place, self.bias.dtype)
-        return LayerNoise(noise, draws.normal("dense", *self.bias.shape))
+        bias_stream = stream(seed, step, f"{self.name}.bias", members, weight.device, self.bias.dtype)
+        return LayerNoise(noise, bias_stream.normal("dense", *self.bias.shape))
 
-    def forward(  # noqa: PLR0913  every argument of a member's forward
+    def forward(  # noqa: PLR0913  a layer's call and its population's options
         self,
         op: AbstractOperator,
         rows: Tensor,
@@ -227,9 +225,9 @@ class PerturbedLayer:
         *,
         antithetic: bool,
     ) -> Tensor:
-        """Apply each member's weight and bias to its rows, [repeats * members, ...].
+        """Apply each member's weight and bias to its rows [repeats * members, ...].
 
-        With ``antithetic`` the second half of the repeats sees the negated noise.
+        With ``antithetic`` the second half of the repeats uses the negated noise.
         """
         x = op.split(rows, members)
         half = x.shape[0] // 2 if antithetic else x.shape[0]
@@ -239,13 +237,13 @@ class PerturbedLayer:
             scale[half:] *= -1
         y = self.scheme.forward(op, self.split_groups(self.weight), noise.weight, x, scale)
         if not isinstance(y, Tensor):
-            message = f"{self.scheme}: forward returned {type(y).__name__} instead of a tensor"
+            message = f"{self.scheme}: forward returned {type(y).__name__}, not a tensor: correct the scheme"
             raise TypeError(message)
         if self.bias is not None and noise.bias is not None:
-            shift, change = op.bias(self.bias.unsqueeze(0), y), op.bias(noise.bias, y)
-            y[:half] += torch.add(shift, change, alpha=sigma)
+            bias, bias_noise = op.bias(self.bias.unsqueeze(0), y), op.bias(noise.bias, y)
+            y[:half] += torch.add(bias, bias_noise, alpha=sigma)
             if antithetic:
-                y[half:] += torch.sub(shift, change, alpha=sigma)
+                y[half:] += torch.sub(bias, bias_noise, alpha=sigma)
         return op.join(y, rows)
 
     def accumulate(
@@ -253,16 +251,16 @@ class PerturbedLayer:
     ) -> None:
         """Add -factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
 
-        The weight is left out for schemes that learn from rows, see :meth:`accumulate_rows`.
+        For schemes that learn from rows only the bias is updated; :meth:`accumulate_rows` updates the weight.
 
         Args:
             noise: the noise that the forward used.
-            utilities: [m], scaled so that any float type can represent them.
-            factor: a float64 scalar, multiplied in float32 or the parameter's type, whichever is wider.
-            validate: check that the sums fit the parameters' type; this synchronizes with the device.
+            utilities: [m] of norm 1 at most, to be within the range of every dtype.
+            factor: a float64 scalar; the product is computed in at least float32.
+            validate: check that gradients are finite in the parameter's dtype, which synchronizes.
 
         Raises:
-            ValueError: a sum does not fit.
+            ValueError: a gradient is not finite.
 
         """
         if not self.learns_from_rows:
@@ -277,46 +275,48 @@ class PerturbedLayer:
         noise: LayerNoise,
         utilities: Tensor,
         factor: Tensor,
-        calls: Iterable[LayerCall],
+        calls: Sequence[LayerCall],
         *,
         validate: bool = False,
     ) -> None:
-        """Add the gradient estimated from the layer's inputs to the weight's ``.grad``.
+        """Add the gradient that a scheme computes from the layer's inputs to the weight's ``.grad``.
 
-        Arguments are those of :meth:`accumulate`, and the calls of the layer. With antithetic sampling,
-        utilities are half the difference of a member's two: their common part does not depend on its noise.
+        Args:
+            noise: as for :meth:`accumulate`.
+            utilities: as for :meth:`accumulate`; with antithetic sampling half the difference of the two.
+            factor: as for :meth:`accumulate`.
+            calls: the calls of the layer.
+            validate: as for :meth:`accumulate`.
 
         Raises:
-            ValueError: there are no calls, or the sum does not fit the weight's type.
+            ValueError: there are no calls, or a gradient is not finite.
 
         """
         assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller checks learns_from_rows
-        weight, recorded = self.split_groups(self.weight), False
-        for op, rows, _ in calls:
-            x = op.split(rows, len(utilities))
-            expanded = utilities.to(self.weight).expand(x.shape[:2])
-            total = self.scheme.node_gradient(op, weight, noise.weight, expanded, x)
-            self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
-            recorded = True
-        if not recorded:
+        if not calls:
             message = (
                 f"the update of layer {self.name!r} needs its inputs: evaluate with call_with_activations(x, "
                 "noise) and pass the record that it returns to update()"
             )
             raise ValueError(message)
+        weight = self.split_groups(self.weight)
+        for op, rows, _ in calls:
+            x = op.split(rows, len(utilities))
+            row_utilities = utilities.to(self.weight).expand(x.shape[:2])
+            total = self.scheme.node_gradient(op, weight, noise.weight, row_utilities, x)
+            self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
 
     def dense_noise(self, noise: LayerNoise, *, update_directions: bool = False) -> dict[str, Tensor]:
-        """Return every member's E_m as a dense tensor [m, *shape] for each parameter, by its name.
+        """Return E_m of the weight and of the bias as dense tensors [m, *shape], by name.
 
-        With ``update_directions``, return the tensors that the update multiplies by utilities; for most
-        schemes they are E_m too.
+        With ``update_directions``, return the tensors that the update multiplies by utilities.
         """
         write = self.scheme.update_directions if update_directions else self.scheme.dense_noise
         changes = {"weight": write(noise.weight).reshape(-1, *self.weight.shape)}
         return changes if noise.bias is None else {**changes, "bias": noise.bias}
 
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
-        """Return the plain layer's weight for a member whose noise is sigma E_m = ``change``."""
+        """Return the weight of the plain layer for a member with sigma E_m = ``change``."""
         grouped = self.scheme.effective_weight(self.split_groups(weight), self.split_groups(change))
         return grouped.reshape(weight.shape)
 
@@ -325,8 +325,8 @@ class PerturbedLayer:
         gradient = (total.to(wide) * -factor.to(total.device, wide)).to(parameter.dtype)
         if validate and not bool(gradient.isfinite().all()):
             message = (
-                f"the gradient of layer {self.name!r} does not fit {parameter.dtype}: shape the utilities "
-                "first, for example by centered ranks"
+                f"the gradient of layer {self.name!r} is not finite in {parameter.dtype}: make the utilities "
+                "smaller, for example by centered ranks"
             )
             raise ValueError(message)
         if parameter.grad is None:

@@ -1,8 +1,8 @@
 """Operators: the layer kinds that schemes act on, such as Linear and Conv2d.
 
-An operator can apply one weight to all rows (``apply_shared``) or one weight per member
-(``apply_per_member``). It also converts rows of a batch to activations [r, m, g, i, *space] and back, and
-knows where a bias is added. Padding modes other than zeros need no code here: torch's module pads before it
+An operator applies one weight to all rows (``apply_shared``) or a weight to each member's rows
+(``apply_per_member``), converts rows of a batch to activations [r, m, g, i, *space] and back, and views
+biases in a shape to add. Padding modes other than zeros need no code here: torch's module pads before it
 calls the convolution.
 """
 
@@ -25,7 +25,7 @@ class AbstractOperator(ABC):
 
     @abstractmethod
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Apply to each member its own weight [m, g, o, i, *taps]: [r, m, g, i, *s] -> [r, m, g, o, *s']."""
+        """Apply the members' weights [m, g, o, i, *taps] to x [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Overwrite y [r, m, g, o, *s'] with scale * y + apply_shared(x, weight).
@@ -33,22 +33,22 @@ class AbstractOperator(ABC):
         If scale is the number 0, y may be uninitialized.
         """
         product = self.apply_shared(x, weight)
-        if torch.compiler.is_compiling():  # it supports no strided out=, and fuses these
+        if torch.compiler.is_compiling():  # the compiler has no strided out=, but fuses these operations
             return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
         if isinstance(scale, Tensor):
             return torch.addcmul(product, y, scale, out=y)
         return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
 
     def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002  for subclasses
-        """View activations or outputs [r, m, g, c, *s] as rows of a matrix product, [r, m, p, c].
+        """View activations or outputs [r, m, g, c, *s] as rows of a matrix product, [r, m, positions, c].
 
-        None if applying this weight is not a matrix product; matrix kernels then do not support it.
+        Return None if applying this weight is not a matrix product; kernels for matrices then refuse it.
         """
         return None
 
     @abstractmethod
     def split(self, rows: Tensor, members: int) -> Tensor:
-        """Convert rows [r * m, ...] of a batch, row = repeat * m + member, to activations."""
+        """Convert the rows [r * m, ...] of a batch, row = repeat * m + member, to activations."""
 
     @abstractmethod
     def join(self, y: Tensor, rows: Tensor) -> Tensor:
@@ -56,22 +56,23 @@ class AbstractOperator(ABC):
 
     @abstractmethod
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
-        """View biases [m, *bias] so that they can be added to outputs ``y``."""
+        """View biases [m, *bias] in a shape that broadcasts to outputs ``y``."""
 
 
 def no_rows_reason(module: nn.Module) -> str:
-    """Return why :meth:`AbstractOperator.rows` is None for a module; an empty string if it is not."""
+    """Return why :meth:`AbstractOperator.rows` is None for a module, or ``""`` if it is not."""
     if not isinstance(module, nn.Conv2d):
         return "" if isinstance(module, nn.Linear) else "this layer is not a matrix product"
     taps = math.prod(module.kernel_size)
     is_padded = module.padding_mode != "zeros" or module.padding not in {"valid", "same", (0, 0)}
     reasons = {
-        f"a convolution of {taps} taps needs {taps} copies of its input to be a matrix product": taps > 1,
-        f"a convolution of {module.groups} groups is as many matrix products": module.groups > 1,
-        "a stride leaves positions out, and the other rows would be a copy": module.stride != (1, 1),
-        "rows of padding are not in memory": is_padded,
+        f"a convolution with {taps} taps needs {taps} copies of its input to be a matrix product": taps > 1,
+        f"a convolution with {module.groups} groups is {module.groups} matrix products": module.groups > 1,
+        "a convolution with a stride needs a copy of its input to be a matrix product": module.stride
+        != (1, 1),
+        "a padded convolution needs a copy of its input to be a matrix product": is_padded,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ class Linear(AbstractOperator):
 
     @override
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        is_apart = len(y) > 1 and not y.is_contiguous()
-        if isinstance(scale, Tensor) or is_apart or not x.dtype == y.dtype == weight.dtype:
+        is_strided = len(y) > 1 and not y.is_contiguous()
+        if isinstance(scale, Tensor) or is_strided or not x.dtype == y.dtype == weight.dtype:
             return super().add_shared_to(y, scale, x, weight)
-        # A matrix product can add to its output, which saves a pass over y and a temporary.
+        # addmm adds to its output, which saves a pass over y and a temporary.
         sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
         torch.addmm(sums, x.flatten(0, 2), weight[0].T, beta=scale, out=sums)
         return y
@@ -143,11 +144,11 @@ class Conv2d(AbstractOperator):
 
     @override
     def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:
-        # One tap that meets every position: the positions are rows, and channels lie far apart.
-        steps = {self.stride} if isinstance(self.stride, int) else set(self.stride)
-        edges = {self.padding} if isinstance(self.padding, int | str) else set(self.padding)
+        # With one tap, no stride and no padding, positions are the rows of a matrix product.
+        strides = {self.stride} if isinstance(self.stride, int) else set(self.stride)
+        paddings = {self.padding} if isinstance(self.padding, int | str) else set(self.padding)
         is_one_tap = weight[0, 0, 0].numel() == 1 and self.groups == 1
-        if not (is_one_tap and steps == {1} and edges <= {0, "valid", "same"}):
+        if not (is_one_tap and strides == {1} and paddings <= {0, "valid", "same"}):
             return None
         return values[:, :, 0].flatten(3).mT
 

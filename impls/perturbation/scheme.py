@@ -1,12 +1,11 @@
 """The interface of a scheme: how a perturbation is drawn, applied and summed into an update.
 
-A scheme is the mathematics of a perturbation: member m sees the weight W + sigma E_m, where the entries of
-E_m have mean 0 and variance 1. Weights are [g, o, i, *taps]; :mod:`impls.perturbation.member_ops` has the
-meaning of the axes. Sigma, the bias and its noise, antithetic halves and the layout of rows are handled by
-:mod:`impls.perturbation.layer`, for all schemes.
+Member m of a population sees the weight W + sigma E_m. A scheme defines E_m; its entries have mean 0 and
+variance 1. Weights are [g, o, i, *taps]; :mod:`impls.perturbation.member_ops` defines the axes. For all
+schemes :mod:`impls.perturbation.layer` handles the bias and its noise, antithetic halves and rows.
 
-A scheme has to define four methods: ``sample``, ``forward`` (or ``correction``, see
-:class:`AbstractAdditiveScheme`), ``weighted_sum`` and ``dense_noise``. Everything else has a default.
+A scheme has to define ``sample``, ``forward`` (or ``correction``, see :class:`AbstractAdditiveScheme`),
+``weighted_sum`` and ``dense_noise``. All other methods have a default.
 """
 
 from abc import ABC, abstractmethod
@@ -25,25 +24,25 @@ N = TypeVar("N", bound=Noise)
 
 
 class TensorRef:
-    """A reference to a tensor that noise depends on but does not own, such as the weight it is scaled by.
+    """A reference to a tensor that is not part of the noise, such as the weight that scales it.
 
-    It does not count towards the noise's memory, and :meth:`Noise.narrow` does not change it.
+    It does not count in :attr:`Noise.nbytes`, and :meth:`Noise.narrow` does not change it.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        """Refer to a tensor; the reference follows later changes in place."""
+        """Refer to a tensor; later changes in place are seen."""
         self.tensor = tensor
 
 
 class Flops(NamedTuple):
     """A lower bound of a scheme's arithmetic; a multiplication and an addition count as two.
 
-    It holds for every implementation that reads the noise as the scheme stores it. Drawing noise counts as 0.
+    Drawing noise counts as 0.
 
     Attributes:
-        forward: flops of one row at one output position.
-        update: flops of the sum over the whole population; for a scheme that learns from rows, of one row at
-            one output position.
+        forward: flops for one row at one output position.
+        update: flops for the whole population; for a scheme that learns from rows, for one row at one output
+            position.
 
     """
 
@@ -54,8 +53,7 @@ class Flops(NamedTuple):
 class AbstractScheme(ABC, Generic[N]):
     """How noise is drawn, applied to rows and summed into an update.
 
-    Implementations are frozen dataclasses of their options. They call an operator's methods without checking
-    its type.
+    Implementations are frozen dataclasses of their options, and work with any operator.
     """
 
     # Required.
@@ -65,7 +63,7 @@ class AbstractScheme(ABC, Generic[N]):
         """Draw the noise of the stream's members for a weight [g, o, i, *taps].
 
         Raises:
-            ValueError: an option does not fit the weight's shape; the message has the numbers.
+            ValueError: an option does not fit the weight's shape.
 
         """
 
@@ -78,10 +76,10 @@ class AbstractScheme(ABC, Generic[N]):
         Args:
             op: the layer's operator.
             weight: W, [g, o, i, *taps].
-            noise: noise of the members in x.
+            noise: noise of the m members.
             x: activations [r, m, g, i, *space].
-            sigma: a number, or a tensor [r, 1, ...] with one signed value for each repeat, where antithetic
-                halves use the negated noise.
+            sigma: a number; with antithetic sampling a tensor [r, 1, ...], negative for the repeats that see
+                the negated noise.
 
         Returns:
             A new tensor [r, m, g, o, *space'].
@@ -105,10 +103,10 @@ class AbstractScheme(ABC, Generic[N]):
         This is the reference implementation: ``forward`` and ``weighted_sum`` are tested against it.
         """
 
-    # Optional: what the scheme supports.
+    # Optional: supported layers and streams.
 
     draws_binary_weights = False
-    """Whether members have binary weights; only layers whose weights are logits take such a scheme."""
+    """Whether members have binary weights. Such a scheme needs layers whose weights are logits."""
 
     def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for subclasses
         """Return why the scheme does not support a layer on its device, or ``""`` if it does."""
@@ -116,12 +114,12 @@ class AbstractScheme(ABC, Generic[N]):
 
     @property
     def stream(self) -> str:
-        """Name of the kind of stream that the scheme draws from by default."""
+        """Name of the default stream: ``block`` or ``philox``."""
         return "block"
 
     @property
     def shard_multiple(self) -> int:
-        """A population may be split at multiples of this number, if its stream allows it too."""
+        """A population may be split at multiples of this number and of the stream's."""
         return 1
 
     @property
@@ -137,11 +135,11 @@ class AbstractScheme(ABC, Generic[N]):
     # Optional: another form of the noise, of the weight or of the update.
 
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  for subclasses
-        """Convert drawn noise to the form that ``forward`` reads; by default it is read as drawn."""
+        """Convert the result of ``sample`` to the form that ``forward`` reads; by default they are equal."""
         return noise
 
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
-        """Return the plain layer's weight for a member with noise sigma E_m = ``change``."""
+        """Return the weight of the plain layer for a member with sigma E_m = ``change``."""
         return weight + change
 
     def update_directions(self, noise: N) -> Tensor:
@@ -153,21 +151,21 @@ class AbstractScheme(ABC, Generic[N]):
 
     @property
     def update_directions_differ(self) -> bool:
-        """Whether D_m is not a multiple of E_m; the expected update is still the gradient."""
+        """Whether the update sums other tensors D_m than E_m; its mean is the gradient all the same."""
         return False
 
     # Optional: quality.
 
     def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for subclasses
-        """Return the closed form of kappa in the quality law, or None if it is unknown.
+        """Return the closed form of kappa, or None if it is unknown.
 
-        For a locally linear fitness with centered utilities, a generic gradient G and d weights, the estimate
-        g = sum_m c_m E_m has cos^2(g, G) = 1 / (1 + kappa + d / n). So n members with dependent E_m give as
-        good an estimate as n_eff = n / (1 + kappa n / d) independent ones.
+        For a linear fitness with gradient G of d weights and centered utilities c_m, the estimate
+        g = sum_m c_m E_m has the mean cos^2(g, G) = 1 / (1 + kappa + d / n): n members are worth
+        n_eff = n / (1 + kappa n / d) members with independent noise. :mod:`impls.quality.kappa` derives this.
 
         Args:
-            weight: W, [g, o, i, *taps]; only its shape counts, unless the noise scales with it.
-            members: members of the population.
+            weight: W, [g, o, i, *taps]. Only noise that scales with the weight reads its values.
+            members: n, the size of the population.
 
         """
         return None
@@ -179,7 +177,7 @@ class AbstractScheme(ABC, Generic[N]):
     # Optional: minimum work.
 
     def flops(self, weight: torch.Size, members: int) -> Flops | None:  # noqa: ARG002  for subclasses
-        """Return a lower bound of the arithmetic for a weight [g, o, i, *taps]; None: not declared."""
+        """Return a lower bound of the arithmetic for a weight [g, o, i, *taps], or None if it is unknown."""
         return None
 
     def read_bytes(self, weight: Tensor, noise: N) -> int:
@@ -207,13 +205,13 @@ class AbstractAdditiveScheme(AbstractScheme[N]):
 
 
 class AbstractDenseScheme(AbstractScheme[N]):
-    """Independent entries for every member; E_m is materialized for a chunk of members at a time.
+    """A scheme with independent members. Chunks of members have their E_m written out in turn.
 
-    Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m are not stored.
+    Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m is not stored.
     """
 
     def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for subclasses
-        """Return the (start, stop) range of members of each chunk; 0 is the first member in ``noise``."""
+        """Return (start, stop) of each chunk of members; 0 is the first member of ``noise``."""
         return [(0, members)]
 
     @override
@@ -222,18 +220,18 @@ class AbstractDenseScheme(AbstractScheme[N]):
     ) -> Tensor:
         y = op.apply_shared(x, weight)
         for start, stop in self.pieces(noise, x.shape[1]):
-            # The dense noise of a chunk is freed before that of the next one is materialized.
-            part = op.apply_per_member(x[:, start:stop], self.dense_noise(noise.narrow(start, stop)))
-            add(y[:, start:stop], part, sigma)
+            # No variable keeps a chunk's dense noise, which is freed before the next is written out.
+            correction = op.apply_per_member(x[:, start:stop], self.dense_noise(noise.narrow(start, stop)))
+            add_scaled(y[:, start:stop], correction, sigma)
         return y
 
     @override
     def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
-        def part(start: int, stop: int) -> Tensor:
+        def sum_piece(start: int, stop: int) -> Tensor:
             dense = self.dense_noise(noise.narrow(start, stop))
             return torch.mv(dense.flatten(1).mT, utilities[start:stop]).view(dense.shape[1:])
 
-        return sum_pieces(part(*piece) for piece in self.pieces(noise, len(utilities)))
+        return sum_pieces(sum_piece(*piece) for piece in self.pieces(noise, len(utilities)))
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
@@ -241,17 +239,17 @@ class AbstractDenseScheme(AbstractScheme[N]):
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        # One product: W + sigma E_m can be formed while E_m is read or drawn, and drawing counts as 0.
+        # One product is enough: W + sigma E_m can be formed while E_m is read.
         return Flops(forward=2 * weight.numel(), update=2 * weight.numel() * members)
 
 
 class AbstractRowScheme(AbstractScheme[N]):
     """A scheme whose update is computed from the layers' inputs (rows): node perturbation.
 
-    The noise adds u = (W + sigma E_m) x - W x to a row's output and so moves the utility. u times the utility
-    estimates the gradient with respect to the output, and is multiplied by the layer's Jacobian as in
-    backpropagation: the sum over rows of c / v * d<u, W x>/dW, with v = Var(sigma E) / W^2. For antithetic
-    halves c is half the difference of the two utilities, with the sign of the row's noise.
+    The update is the sum over rows x of (c / v) d<u, W x>/dW, where c is the row's utility, u = sigma E_m x is
+    the change of its output (a constant in the derivative), and v = Var(sigma E) / W^2. c u estimates the
+    gradient with respect to the output (Werfel, Xie and Seung 2005). With antithetic sampling c is half the
+    difference of a member's two utilities, negated for rows that see the negated noise.
     """
 
     @property
@@ -267,25 +265,25 @@ class AbstractRowScheme(AbstractScheme[N]):
 
         Args:
             op: the operator that the layer was called with.
-            weight: W, as the forward used it.
-            noise: noise of the members in x.
-            utilities: [r, m], one for each row, negated where the row saw the negated noise.
-            x: activations [r, m, g, i, *space] that the layer was called with.
+            weight: W, [g, o, i, *taps].
+            noise: noise of the m members.
+            utilities: c for each row, [r, m].
+            x: the layer's input, as activations [r, m, g, i, *space].
 
         """
 
 
 class AbstractWrapper(AbstractScheme[N]):
-    """A different implementation of a scheme, such as a fused kernel.
+    """Another implementation of a scheme's forward and update, such as a fused kernel.
 
-    Noise, reference implementation, quality and minimum work are those of :attr:`plain`, which must not draw
-    binary weights. Subclasses define ``plain``, ``forward``, ``weighted_sum`` and ``supports``.
+    All other methods are those of :attr:`plain`, which must not draw binary weights. Subclasses define
+    ``plain``, ``forward``, ``weighted_sum`` and ``supports``.
     """
 
     @property
     @abstractmethod
     def plain(self) -> AbstractScheme[N]:
-        """The scheme that is wrapped."""
+        """The scheme that is implemented."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
@@ -321,7 +319,7 @@ class AbstractWrapper(AbstractScheme[N]):
         return self.plain.read_bytes(weight, noise)
 
 
-def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
+def add_scaled(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
     """Add sigma * correction to y in place, in one pass."""
     if isinstance(sigma, Tensor):
         return y.addcmul_(correction, sigma)
@@ -329,59 +327,39 @@ def add(y: Tensor, correction: Tensor, sigma: float | Tensor) -> Tensor:
 
 
 def inverse_participation_ratio(squares: Tensor) -> float | None:
-    """Return sum l^2 / (sum l)^2 of squared lengths l: 1 / n for n equal ones, 1 for a single non-zero one.
+    """Return sum s^2 / (sum s)^2 for squares s: 1 / n if n squares are equal, 1 if only one is not 0.
 
-    None where all are zero.
+    Return None if all are 0.
     """
-    lengths = squares.double()
-    total = float(lengths.sum())
-    return float(lengths.square().sum()) / total**2 if total else None
+    values = squares.double()
+    total = float(values.sum())
+    return float(values.square().sum()) / total**2 if total else None
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Check that an option is an int of at least ``least``.
-
-    Raises:
-        ValueError: it is not; the message has the option's name and value.
-
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        message = f"{name} must be an int of at least {least}, got {value!r}"
+def check_count(name: str, value: object, minimum: int = 1) -> None:
+    """Raise a ValueError unless an option is an int of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        message = f"{name} must be an int of at least {minimum}, got {value!r}"
         raise ValueError(message)
 
 
 def check_choice(name: str, value: object, *choices: str) -> None:
-    """Check that an option is one of the choices.
-
-    Raises:
-        ValueError: it is not; the message has the option's name and value.
-
-    """
+    """Raise a ValueError unless an option is one of the choices."""
     if value not in choices:
-        *most, last = map(repr, choices)
-        message = f"{name} must be {', '.join(most)} or {last}, got {value!r}"
+        *others, last = map(repr, choices)
+        message = f"{name} must be {', '.join(others)} or {last}, got {value!r}"
         raise ValueError(message)
 
 
 def check_probability(name: str, value: object) -> None:
-    """Check that an option is a number strictly between 0 and 1.
-
-    Raises:
-        ValueError: it is not; the message has the option's name and value.
-
-    """
+    """Raise a ValueError unless an option is a number strictly between 0 and 1."""
     if not isinstance(value, int | float) or not 0 < value < 1:
         message = f"{name} must be a number between 0 and 1, got {value!r}"
         raise ValueError(message)
 
 
 def check_fraction(name: str, value: object) -> None:
-    """Check that an option is a share of channels, above 0 and at most 1.
-
-    Raises:
-        ValueError: it is not; the message has the option's name and value.
-
-    """
+    """Raise a ValueError unless an option is a number above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        message = f"{name} must be in (0, 1], got {value!r}"
+        message = f"{name} must be a number above 0 and at most 1, got {value!r}"
         raise ValueError(message)

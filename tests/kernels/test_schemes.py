@@ -40,9 +40,9 @@ def test_a_convolution_that_is_no_product_of_matrices_is_refused() -> None:
     """A convolution that is not one matrix product is refused, and the reason names the property."""
     refused = (
         ({"kernel_size": (3, 2)}, "6 taps needs 6 copies of its input"),
-        ({"kernel_size": 1, "groups": 2}, "2 groups is as many matrix products"),
-        ({"kernel_size": 1, "stride": (1, 2)}, "a stride leaves positions out"),
-        ({"kernel_size": 1, "padding": 1}, "rows of padding"),
+        ({"kernel_size": 1, "groups": 2}, "2 groups is 2 matrix products"),
+        ({"kernel_size": 1, "stride": (1, 2)}, "with a stride needs a copy"),
+        ({"kernel_size": 1, "padding": 1}, "a padded convolution needs a copy"),
     )
     for scheme in MATRIX_ONLY:
         for options, words in refused:

@@ -125,7 +125,7 @@ def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPa
 def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
     """Stored noise is read in place; in other phases the error has the reason and the remedy."""
     frozen = r"graph capture failed: .* the same noise, of step \d, at every replay: use stream='philox'"
-    seeded = "graph capture failed: the stream block draws with torch's generators"
+    seeded = "graph capture failed: a CUDA graph cannot capture noise of the stream 'block'"
     cases: list[tuple[AnyScheme, Phase, str]] = [
         (impls.Perturbed(), "sample", frozen),
         (impls.Perturbed(), "step", frozen),
@@ -151,7 +151,7 @@ def test_a_step_on_the_device_is_refused_where_it_cannot_be_used() -> None:
     with fake_cuda():
         step = torch.zeros((), dtype=torch.int64, device="cuda")
         model = nn.Linear(8, 8).to("cuda")
-        with pytest.raises(ValueError, match="Pass an int, or use stream='philox'"):
+        with pytest.raises(ValueError, match="pass the step as an int, or use stream='philox'"):
             perturb(model, impls.Perturbed(), members=4, sigma=0.1).sample(step)
         blocks = perturb(model, impls.DropoutBlocks(), members=4, sigma=0.1, stream="philox")
         with pytest.raises(ValueError, match="pass the step as an int"):

@@ -268,7 +268,7 @@ def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None
     written = population.member(noise, 3)["weight"]
     torch.testing.assert_close(population(x, noise)[3], written @ x[3])
     nn.utils.vector_to_parameters(torch.randn(256), module.parameters())
-    with pytest.raises(ValueError, match="was replaced since its noise was drawn"):
+    with pytest.raises(ValueError, match="was replaced after sample"):
         population(x, noise)
 
 

@@ -61,7 +61,7 @@ def test_numbers_out_of_range_are_refused() -> None:
 
 
 OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
-    *((impls.Permuted, {"in_sparsity": bad}, f"in_sparsity must be in .*got {bad!r}")
+    *((impls.Permuted, {"in_sparsity": bad}, f"in_sparsity must be a number above 0 .*got {bad!r}")
       for bad in (0.0, 1.5, float("nan"), True, "0.5")),
     (impls.Permuted, {"out_sparsity": 0.5}, "out_sparsity=0.5 has no effect with side='in'"),
     (impls.Flipped, {"side": "up"}, "side must be 'in', 'out' or 'both', got 'up'"),

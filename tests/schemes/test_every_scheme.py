@@ -170,7 +170,7 @@ def test_utilities_of_any_size_are_scaled_before_they_meet_a_narrow_type() -> No
         plain = gradient(population, 1.0)
         for scale in (1e3, 1e30, 1e-30):
             if bool((scale * plain.abs() > torch.finfo(torch.float16).max).any()):
-                with pytest.raises(ValueError, match=r"does not fit torch\.float16"):
+                with pytest.raises(ValueError, match=r"is not finite in torch\.float16"):
                     gradient(population, scale)
             else:
                 torch.testing.assert_close(gradient(population, scale), scale * plain, rtol=2e-3, atol=1e-7)
