@@ -246,8 +246,8 @@ class AbstractDenseScheme(AbstractScheme[N]):
 class AbstractRowScheme(AbstractScheme[N]):
     """A scheme whose update is computed from the layers' inputs (rows): node perturbation.
 
-    The update is the sum over rows x of (c / v) d<u, W x>/dW, where c is the row's utility, u = sigma E_m x is
-    the change of its output (a constant in the derivative), and v = Var(sigma E) / W^2. c u estimates the
+    The update is the sum over rows x of (c / v) d<u, W x>/dW. Here c is the row's utility, u = sigma E_m x is
+    the change of its output, constant in the derivative, and v = Var(sigma E) / W^2. c u estimates the
     gradient with respect to the output (Werfel, Xie and Seung 2005). With antithetic sampling c is half the
     difference of a member's two utilities, negated for rows that see the negated noise.
     """
