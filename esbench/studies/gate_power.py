@@ -1,9 +1,9 @@
 """The study of the gate: how often it raises a false alarm, and how small a slowdown it finds.
 
-``esbench gate-study`` compares one revision with itself, replicate after replicate, together with control
-work of known slowdowns. Suites are drawn from these replicates and decided by the gate's own rule, which
-gives the false-alarm rate and the power. Log ratios and results are stored in
-``<results>/<device>/gate/<id>.json`` and shown on the page ``reports/gate.md``.
+``esbench gate-study`` compares one revision with itself in many replicates, together with control work of
+known slowdowns. Resampled suites of these replicates are decided by the rule of the gate, which gives the
+false-alarm rate and the power. Log ratios and results are stored in ``<results>/<device>/gate/<id>.json`` and
+shown on the page ``reports/gate.md``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,13 +43,13 @@ CONTROLS: Mapping[str, float] = {
     SAME: 0.0,
     **{f"control: {100 * more:g} % more work": more for more in (0.005, 0.01, 0.02, 0.03)},
 }
-"""Control -> additional share of work in head."""
+"""Control -> additional work in head, as a share of the work in base."""
 SLOWDOWNS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.10)
 """Slowdowns injected into one cell."""
 SLOWDOWNS_OF_ALL = (0.007, 0.01)
 """Slowdowns injected into every cell at once."""
 SUITES, TRIALS = 1000, 400
-"""Suites drawn for the false-alarm rate, and for each slowdown."""
+"""Number of resampled suites for the false-alarm rate, and for each slowdown."""
 MAX_ALARM_RATE = 0.01
 """Goal: the share of unchanged suites with an alarm."""
 MIN_POWER = {0.01: 0.8, 0.02: 0.99}
@@ -66,9 +66,9 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class CellLogs(_Strict, frozen=True, kw_only=False):
-    """Log ratios head / base of a cell or control, one per replicate.
+    """log(head / base) of a cell or control in each replicate.
 
-    ``confirm`` is of all rounds, as in a confirmation; ``screen`` of the first third, as in a screen.
+    ``confirm`` uses all rounds, like a confirmation; ``screen`` uses the first third, like a screen.
     """
 
     name: str
@@ -77,7 +77,19 @@ class CellLogs(_Strict, frozen=True, kw_only=False):
 
 
 class Alarms(_Strict, frozen=True):
-    """Counts over suites in which nothing differs."""
+    """Counts over resampled suites without a slowdown.
+
+    Attributes:
+        suites: number of suites.
+        cells: cells of each suite.
+        alarmed: suites with a FAIL.
+        by_mean: suites in which the geometric mean FAILs.
+        failed: cells that FAIL, over all suites.
+        inconclusive: cells that are INCONCLUSIVE, over all suites.
+        unclear: suites that end INCONCLUSIVE.
+        confirmed: mean number of confirmed cells per suite.
+
+    """
 
     suites: int
     cells: int
@@ -90,7 +102,17 @@ class Alarms(_Strict, frozen=True):
 
 
 class Power(_Strict, frozen=True):
-    """In how many suites a slowdown was found, an unchanged cell failed, and the mean failed."""
+    """Counts over resampled suites with a slowdown.
+
+    Attributes:
+        kind: ONE_CELL, ALL_CELLS or CONTROL_WORK.
+        slower: the slowdown; 0.01 is 1 %.
+        suites: number of suites.
+        found: suites in which the slowed cell, control or mean FAILs.
+        others: suites in which an unchanged cell FAILs.
+        by_mean: suites in which the geometric mean FAILs.
+
+    """
 
     kind: str
     slower: float
@@ -101,12 +123,12 @@ class Power(_Strict, frozen=True):
 
     @property
     def share(self) -> float:
-        """The share of suites in which it was found."""
+        """The share of suites in which the slowdown was found."""
         return self.found / self.suites
 
 
 class GateStudy(_Strict, frozen=True):
-    """The log ratios of cells and controls, and the results of resampling if there are enough replicates."""
+    """The log ratios of cells and controls; ``alarms`` and ``powers`` need enough replicates for a suite."""
 
     schema: int
     opening: Opening
@@ -118,7 +140,7 @@ class GateStudy(_Strict, frozen=True):
 
     @property
     def replicates(self) -> int:
-        """The number of pairs of processes that were measured."""
+        """The number of replicates: pairs of fresh processes."""
         return len(self.controls[0].confirm)
 
 
@@ -132,68 +154,73 @@ def measure(gate: Gate, replicates: int, results: Path) -> Path:
     """
     opening = gate.survey()
     cells = gate.evidence.timed_cells()
-    logs: dict[str, list[tuple[float, float]]] = {}
+    log_ratios: dict[str, list[tuple[float, float]]] = {}
     wall_s = 0.0
     for replicate in gate.replicates("study", replicates, cells, CONTROLS):
         wall_s += replicate.wall_s
         for timed in replicate.cells:
-            logs.setdefault(timed.cell, []).append(log_ratios(timed, gate.settings.trim))
-    every = [CellLogs(name, *zip(*pairs, strict=True)) for name, pairs in sorted(logs.items())]
+            log_ratios.setdefault(timed.cell, []).append(trimmed_log_ratios(timed, gate.settings.trim))
+    rows = [CellLogs(name, *zip(*pairs, strict=True)) for name, pairs in sorted(log_ratios.items())]
     study = GateStudy(
         schema=SCHEMA,
         opening=opening,
         wall_s=round(wall_s, 3),
-        cells=tuple(cell for cell in every if injected(cell.name) is None),
-        controls=tuple(cell for cell in every if injected(cell.name) is not None),
+        cells=tuple(row for row in rows if control_slowdown(row.name) is None),
+        controls=tuple(row for row in rows if control_slowdown(row.name) is not None),
     )
     folder = results / opening.environment.slug / FOLDER
-    return store.write_document(resampled(study, gate.settings), folder / f"{opening.gate_id}.json")
+    return store.write_document(resample(study, gate.settings), folder / f"{opening.gate_id}.json")
 
 
-def log_ratios(timed: Timed, trim: float) -> tuple[float, float]:
-    """Return log(head / base) of a replicate from all rounds, and from as many as a screen has."""
-    logs = round_log_ratios(timed)
-    first = logs[: max(1, len(logs) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])]
-    confirm, at_screen = (round(float(stats.trim_mean(part, trim)), 7) for part in (logs, first))
-    return confirm, at_screen
+def trimmed_log_ratios(timed: Timed, trim: float) -> tuple[float, float]:
+    """Return log(head / base) of a cell in a replicate from all rounds, and from the rounds of a screen."""
+    by_round = round_log_ratios(timed)
+    screen_rounds = max(1, len(by_round) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])
+    confirm, first_third = (
+        round(float(stats.trim_mean(rounds, trim)), 7) for rounds in (by_round, by_round[:screen_rounds])
+    )
+    return confirm, first_third
 
 
-def injected(name: str) -> float | None:
-    """Return the injected slowdown of a control, None for a cell."""
+def control_slowdown(name: str) -> float | None:
+    """Return the slowdown of a control by its name, None for a cell."""
     return CONTROLS.get(name.rpartition(" | ")[0])
 
 
-# Suites drawn from a study
+# Resampled suites
 
 
-def resampled(study: GateStudy, settings: Settings) -> GateStudy:
-    """Return the study with its false alarms and power, if it has enough replicates for a suite."""
+def resample(study: GateStudy, settings: Settings) -> GateStudy:
+    """Add the false alarms and the power to a study that has enough replicates for a suite."""
     if not study.cells or study.replicates < settings.screen + settings.confirm:
         return study
+    rng = np.random.default_rng([SEED, 1])
     names = [cell.name for cell in study.cells]
-    powers = []
-    for slower in SLOWDOWNS:
-        rng = np.random.default_rng([SEED, 1])
-        targets = [names[rng.integers(len(names))] for _ in range(TRIALS)]
-        powers.append(power(study, settings, ONE_CELL, slower, targets))
-    powers += [power(study, settings, ALL_CELLS, slower, [MEAN] * TRIALS) for slower in SLOWDOWNS_OF_ALL]
+    targets = [names[rng.integers(len(names))] for _ in range(TRIALS)]
+    powers = [count_detections(study, settings, ONE_CELL, slower, targets) for slower in SLOWDOWNS]
     powers += [
-        power(study, settings, CONTROL_WORK, injected(control.name) or 0.0, [control.name] * TRIALS)
+        count_detections(study, settings, ALL_CELLS, slower, [MEAN] * TRIALS) for slower in SLOWDOWNS_OF_ALL
+    ]
+    powers += [
+        count_detections(
+            study, settings, CONTROL_WORK, control_slowdown(control.name) or 0.0, [control.name] * TRIALS
+        )
         for control in study.controls
     ]
-    return msgspec.structs.replace(study, alarms=alarms(study, settings, SUITES), powers=tuple(powers))
+    alarms = count_alarms(study, settings, SUITES)
+    return msgspec.structs.replace(study, alarms=alarms, powers=tuple(powers))
 
 
-def alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
-    """Decide on suites in which nothing differs."""
-    decided = list(decisions(study, settings, 0.0, [""] * suites))
+def count_alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
+    """Decide on resampled suites without a slowdown, and count their verdicts."""
+    decided = list(decide_suites(study, settings, 0.0, [""] * suites))
     codes = [exit_code(verdicts, ()) for verdicts, _ in decided]
     statuses = [verdict.status for verdicts, _ in decided for verdict in verdicts if verdict.cell != MEAN]
     return Alarms(
         suites=suites,
         cells=len(study.cells),
         alarmed=codes.count(FAILED),
-        by_mean=sum(MEAN in failing(verdicts) for verdicts, _ in decided),
+        by_mean=sum(MEAN in failed_names(verdicts) for verdicts, _ in decided),
         failed=statuses.count("FAIL"),
         inconclusive=statuses.count("INCONCLUSIVE"),
         unclear=codes.count(INVALID),
@@ -201,9 +228,11 @@ def alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
     )
 
 
-def power(study: GateStudy, settings: Settings, kind: str, slower: float, targets: Sequence[str]) -> Power:
-    """Count over suites in which the target of each is slower; for the arguments see :func:`decisions`."""
-    failed = [failing(verdicts) for verdicts, _ in decisions(study, settings, slower, targets)]
+def count_detections(
+    study: GateStudy, settings: Settings, kind: str, slower: float, targets: Sequence[str]
+) -> Power:
+    """Decide on one suite per target, in which the target is slower; see :func:`decide_suites`."""
+    failed = [failed_names(verdicts) for verdicts, _ in decide_suites(study, settings, slower, targets)]
     return Power(
         kind=kind,
         slower=slower,
@@ -214,31 +243,32 @@ def power(study: GateStudy, settings: Settings, kind: str, slower: float, target
     )
 
 
-def failing(verdicts: Sequence[Verdict]) -> set[str]:
+def failed_names(verdicts: Sequence[Verdict]) -> set[str]:
     """Return the names of the cells that FAIL."""
     return {verdict.cell for verdict in verdicts if verdict.status == "FAIL"}
 
 
-def decisions(
+def decide_suites(
     study: GateStudy, settings: Settings, slower: float, targets: Sequence[str]
 ) -> Iterator[tuple[list[Verdict], int]]:
-    """Draw one suite per target and decide on it by the gate's rule.
+    """Resample one suite per target and decide on it by the rule of the gate.
 
-    Replicates are drawn without replacement, with a fixed seed. Both arms are the same revision, so the arms
-    of a replicate are swapped with probability 1/2, except those of a control, whose work differs.
+    Replicates are chosen without replacement, with a fixed seed. Both arms are the same revision, so the arms
+    of a replicate are swapped with probability 1/2. The arms of a control stay, because their work differs.
 
     Args:
-        study: its cells are those of each suite.
-        settings: the rule.
-        slower: slowdown injected into the target.
-        targets: the name of a cell; of all of them, ``MEAN``; of a control, which is added to the suite as it
-            was measured; anything else is nothing.
+        study: contains the cells of each suite.
+        settings: the decision rule.
+        slower: slowdown that is added to the target.
+        targets: the name of a cell; ``MEAN`` for all cells; the name of a control, which is added to the
+            suite with its measured times; or "" for an unchanged suite.
 
     Yields:
-        the verdicts on all cells and on their mean, and the number of cells that were confirmed.
+        the verdicts on all cells and on their mean, and the number of confirmed cells.
 
     """
     rng = np.random.default_rng(SEED)
+    names = [cell.name for cell in study.cells]
     controls = {control.name: control for control in study.controls}
     stages: dict[str, Floats] = {
         stage: np.array([getattr(cell, stage) for cell in study.cells]) for stage in ("screen", "confirm")
@@ -246,21 +276,21 @@ def decisions(
     for target in targets:
         order = rng.permutation(study.replicates)
         signs = rng.choice((-1.0, 1.0), study.replicates)
-        drawn = {
+        shifts = np.log1p(slower) * np.array([[target in {name, MEAN}] for name in names])
+        replicates_of = {
             "screen": order[: settings.screen],
             "confirm": order[settings.screen : settings.screen + settings.confirm],
         }
-        logs: dict[str, dict[str, list[float]]] = {}
-        for stage, replicates in drawn.items():
-            shift = [[np.log1p(slower) * (target in {cell.name, MEAN})] for cell in study.cells]
-            rows = (stages[stage] * signs + shift)[:, replicates].tolist()
-            logs[stage] = {cell.name: row for cell, row in zip(study.cells, rows, strict=True)}
+        log_ratios: dict[str, dict[str, list[float]]] = {}
+        for stage, replicates in replicates_of.items():
+            rows = (stages[stage] * signs + shifts)[:, replicates].tolist()
+            log_ratios[stage] = dict(zip(names, rows, strict=True))
             if target in controls:
-                control = getattr(controls[target], stage)
-                logs[stage][target] = [control[replicate] for replicate in replicates]
-        screened = screen(logs["screen"], settings)
+                row = getattr(controls[target], stage)
+                log_ratios[stage][target] = [row[replicate] for replicate in replicates]
+        screened = screen(log_ratios["screen"], settings)
         suspected = suspects(screened, settings)
-        confirm = {name: ratios for name, ratios in logs["confirm"].items() if {name, MEAN} & suspected}
+        confirm = {name: row for name, row in log_ratios["confirm"].items() if {name, MEAN} & suspected}
         verdicts, mean = time_verdicts(screened, confirm, settings)
         yield [*verdicts, mean], len(confirm)
 
@@ -275,9 +305,10 @@ def render(results: Path, out: Path) -> list[Path]:
         UserError: a study cannot be read.
 
     """
-    what, again = "study of the gate", "measure with `esbench gate-study`"
     studies = [
-        store.read_document(path, GateStudy, what=what, schema=SCHEMA, again=again)
+        store.read_document(
+            path, GateStudy, what="study of the gate", schema=SCHEMA, again="run `esbench gate-study` again"
+        )
         for path in newest_files(results, FOLDER)
     ]
     if not studies:
@@ -336,12 +367,12 @@ def _picture(study: GateStudy, alarms: Alarms, out: Path) -> str:
     for power in study.powers:
         if power.slower:
             points.setdefault(power.kind, []).append((power.slower, power.found, power.suites))
-    sure = next(
-        (power for power in study.powers if power.kind == ONE_CELL and power.share >= MIN_SHARE), None
-    )
+    reliable = (power for power in study.powers if power.kind == ONE_CELL and power.share >= MIN_SHARE)
+    smallest = next(reliable, None)
     finding = (
-        f"The gate finds a cell that is {_percent(sure.slower)} slower in {_percent(sure.share)} of suites"
-        if sure
+        f"The gate finds a cell that is {_percent(smallest.slower)} slower in "
+        f"{_percent(smallest.share)} of suites"
+        if smallest
         else "The gate finds no slowdown of a single cell reliably"
     )
     title = f"{finding}; false alarms: {alarms.alarmed} of {alarms.suites}"
@@ -354,12 +385,14 @@ def _picture(study: GateStudy, alarms: Alarms, out: Path) -> str:
 
 def _alarm_table(alarms: Alarms) -> str:
     comparisons = alarms.suites * alarms.cells
+    rate = alarms.alarmed / alarms.suites
+    goal = f"{_percent(rate)}: {'met' if rate <= MAX_ALARM_RATE else 'not met'}"
     ends = stats.binomtest(alarms.alarmed, alarms.suites).proportion_ci()  # Clopper and Pearson, 1934
     rows = [
         ("suites", alarms.suites),
         ("comparisons of a cell", comparisons),
         ("suites with a FAIL", alarms.alarmed),
-        (f"share of suites with a FAIL; goal: at most {_percent(MAX_ALARM_RATE)}", _rate(alarms)),
+        (f"share of suites with a FAIL; goal: at most {_percent(MAX_ALARM_RATE)}", goal),
         ("its 95 % interval", f"{_percent(ends.low)} to {_percent(ends.high)}"),
         ("suites in which the geometric mean FAILs", alarms.by_mean),
         ("comparisons that FAIL", alarms.failed),
@@ -387,11 +420,6 @@ def _power_table(powers: Sequence[Power]) -> str:
     ]
     header = ("", "slower by", "suites", "found in", "goal: at least", "another cell fails", "the mean fails")
     return table(header, rows)
-
-
-def _rate(alarms: Alarms) -> str:
-    rate = alarms.alarmed / alarms.suites
-    return f"{_percent(rate)}: {'met' if rate <= MAX_ALARM_RATE else 'not met'}"
 
 
 def _percent(share: float) -> str:

@@ -37,15 +37,15 @@ def study(results: Path, replicates: int = 16) -> GateStudy:
 
 def test_a_study_holds_the_log_ratios_of_all_replicates(tmp_path: Path) -> None:
     """A control measures as its planted slowdown; with a third of the rounds it is less certain."""
-    found = study(tmp_path)
-    assert [one.name.split("Linear")[0] for one in found.cells] == [*NAMES]
-    assert {len(logs) for one in found.cells for logs in (one.confirm, one.screen)} == {16}
-    assert len(found.controls) == len(CONTROLS)
-    for control in found.controls:
+    measured = study(tmp_path)
+    assert [row.name.split("Linear")[0] for row in measured.cells] == [*NAMES]
+    assert {len(logs) for row in measured.cells for logs in (row.confirm, row.screen)} == {16}
+    assert len(measured.controls) == len(CONTROLS)
+    for control in measured.controls:
         planted = math.log1p(CONTROLS[control.name.removesuffix(" | host")])
         assert abs(np.mean(control.confirm) - planted) < 0.002
-    every = [*found.cells, *found.controls]
-    assert sum(np.var(one.screen) for one in every) > sum(np.var(one.confirm) for one in every)
+    every = [*measured.cells, *measured.controls]
+    assert sum(np.var(row.screen) for row in every) > sum(np.var(row.confirm) for row in every)
 
 
 def normal_study(spread: float, cells: int, offset: float = 0.0) -> GateStudy:
@@ -68,22 +68,22 @@ def normal_study(spread: float, cells: int, offset: float = 0.0) -> GateStudy:
 def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
     """Unchanged suites raise no alarm, power grows with the slowdown, and only changed cells fail."""
     quiet = normal_study(0.004, 40)
-    alarms = gate_power.alarms(quiet, SETTINGS, 60)
+    alarms = gate_power.count_alarms(quiet, SETTINGS, 60)
     assert (alarms.alarmed, alarms.failed, alarms.suites, alarms.cells) == (0, 0, 60, 40)
 
     def power(slower: float, target: str) -> Power:
-        return gate_power.power(quiet, SETTINGS, "", slower, [target] * 40)
+        return gate_power.count_detections(quiet, SETTINGS, "", slower, [target] * 40)
 
     powers = [power(slower, "cell 7") for slower in (0.005, 0.02, 0.1)]
     assert powers[0].share == 0
     assert powers[0].share < powers[1].share <= powers[2].share == 1
-    assert all(one.others == 0 for one in powers)
+    assert all(detected.others == 0 for detected in powers)
     everywhere = power(0.02, MEAN)
     assert everywhere.share == everywhere.by_mean / 40 == 1
     assert power(0.0, "control").share > 0.9
     # The arms are swapped at random, so an offset between them raises no alarm.
-    assert gate_power.alarms(normal_study(0.004, 40, offset=0.05), SETTINGS, 20).alarmed == 0
-    noisy = gate_power.alarms(normal_study(0.3, 6), SETTINGS, 60)
+    assert gate_power.count_alarms(normal_study(0.004, 40, offset=0.05), SETTINGS, 20).alarmed == 0
+    noisy = gate_power.count_alarms(normal_study(0.3, 6), SETTINGS, 60)
     assert noisy.failed <= 0.01 * 60 * 6
     assert noisy.inconclusive > 0.9 * 60 * 6
     assert noisy.alarmed + noisy.unclear == 60
@@ -98,18 +98,18 @@ def test_the_page_shows_the_results_of_the_newest_study(
     """
     monkeypatch.setattr(gate_power, "SUITES", 60)
     monkeypatch.setattr(gate_power, "TRIALS", 20)
-    found = study(tmp_path)
+    measured = study(tmp_path)
     path, picture = gate_power.render(tmp_path, tmp_path / "out")
     assert "The gate finds" in picture.read_text()
     text = path.read_text(encoding="utf-8")
-    assert text == gate_power.page([found], tmp_path)
+    assert text == gate_power.page([measured], tmp_path)
     assert "goal: at most 1.00 % | 0 %: met" in text
     assert "| 0 % to 5.96 %" in text
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in text.splitlines() if "|" in line]
     assert ["one cell", "10.0 %", "20"] in rows
     assert sum(row[0] == gate_power.CONTROL_WORK for row in rows) == len(CONTROLS)
     monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)
-    assert "0 %: not met" in gate_power.page([found], tmp_path)
+    assert "0 %: not met" in gate_power.page([measured], tmp_path)
     few = gate_power.page([study(tmp_path / "few", 12)], tmp_path)
     assert "Too few to draw a suite: 4 cells, 12 replicates." in few
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
