@@ -1,13 +1,13 @@
 """Every variant on small cases, for tests of workloads."""
 
 import contextlib
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
 from torch import Tensor
 
+from esbench.measure.validation import tensors
 from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case, Phase, Work
 from esbench.workload import Workload, build
@@ -15,10 +15,8 @@ from impls.benchmark.inputs import is_packed
 
 load("impls")
 
-
 CHECKS = tuple(case for case in REGISTRY.find_suite("check").cases if case.operator not in REGISTRY.reserved)
-"""Those of layers: other workloads have other tests."""
-
+"""The cases of layers in the suite ``check``: other workloads have other tests."""
 
 ENTRIES = [
     entry
@@ -30,12 +28,9 @@ ENTRIES = [
 Kernels are tested where they run, see tests/kernels, and compiled variants in tests/schemes/test_compiled.py.
 """
 
-
 LINEAR = Case(operator="Linear", out_channels=24, in_channels=16, members=40)
 
-
 BITS = Case(operator="BinarizedLinear", out_channels=24, in_channels=70, members=40)
-
 
 CASES = (
     BITS,
@@ -75,19 +70,6 @@ def small(entry: Entry) -> Case:
 def workload(entry: Entry, case: Case) -> Workload:
     """Return the workload of a variant on the CPU."""
     return build(entry.scheme, case, "cpu", 0)
-
-
-def tensors(result: object) -> Iterator[Tensor]:
-    """Yield every tensor in the result of a call, also inside noise."""
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, Mapping):
-        yield from tensors(list(result.values()))
-    elif isinstance(result, list | tuple):
-        for part in result:
-            yield from tensors(part)
-    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
-        yield from tensors([getattr(result, field.name) for field in dataclasses.fields(result)])
 
 
 def values(result: object) -> list[Tensor]:

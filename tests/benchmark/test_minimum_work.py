@@ -10,11 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 import impls
+from esbench.measure.validation import tensors
 from esbench.registry import REGISTRY, Entry
 from esbench.schema import PHASES, Case, Work
 from esbench.workload import build
 from impls.benchmark.inputs import is_packed
-from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, tensors, workload
+from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, workload
 
 
 def counts(flops: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def failure_of(lines: list[Record], cheat: str = "Cheat") -> str:
     return row.reason
 
 
-def caught(act: Act, world: World, tools: Instruments | None = None, phase: Phase = "forward") -> str:
+def reason_of(act: Act, world: World, tools: Instruments | None = None, phase: Phase = "forward") -> str:
     """Measure an honest variant, which must not be blamed, then a cheat; return why the cheat failed."""
     entries = [
         FakeScheme("Honest", world, phases=(phase,)).entry(),
@@ -67,21 +68,11 @@ def since(number: int, action: Callable[[], object]) -> Act:
     return act
 
 
-def test_a_call_that_returns_its_last_output_again_is_caught() -> None:
-    """A result that does not change with the inputs fails, even if each call returns a new copy of it."""
-    kept = result(1)
-    phases: tuple[Phase, ...] = ("sample", "forward", "update")
-    for phase in phases:
-        words = caught(lambda *_: kept.clone(), World(), phase=phase)
-        reason = f"{phase} returns the same result for different inputs: it reuses an earlier result"
-        assert words == f"oracle: {reason}"
+def test_a_call_that_cheats_is_caught() -> None:
+    """An old result, a late write, changed noise, kept memory and work on another stream have reasons."""
+    world, first, pending, kept = World(), result(1), list[Callable[[], object]](), list[Tensor]()
 
-
-def test_a_call_that_writes_its_output_late_is_caught() -> None:
-    """An output that still changes after a device synchronization fails."""
-    world, pending = World(), []
-
-    def act(phase: Phase, number: int, turn: int) -> Tensor:
+    def write_late(phase: Phase, number: int, turn: int) -> Tensor:
         del phase, number
         y = torch.zeros(4) + turn / 2
         pending.append(partial(y.copy_, result(turn)))
@@ -91,25 +82,34 @@ def test_a_call_that_writes_its_output_late_is_caught() -> None:
         while pending:
             pending.pop()()
 
-    words = caught(act, world, dataclasses.replace(world.tools, synchronize=synchronize))
-    assert (
-        words == "oracle: forward returned before its result was complete: the values changed after the call"
-    )
+    def change_noise(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase
+        return result(turn + (number >= 5))
 
-
-def test_work_on_another_stream_is_caught() -> None:
-    """A trace with kernels on another stream fails the variant: they are not timed."""
-    world = World()
-    seen = {"Cheat": Trace(launches=3, waits=(), other_streams=(17,))}
+    def keep_memory(phase: Phase, number: int, turn: int) -> Tensor:
+        del phase, number
+        kept.append(torch.ones(1000))
+        return result(turn)
 
     def trace(call: Callable[[], object]) -> Trace:
-        world.log.clear()
         call()
-        return seen.get(world.log[-1], Trace(launches=3, waits=(), other_streams=()))
+        return Trace(launches=3, other_streams=(17,) if world.log[-1] == "Cheat" else ())
 
-    tools = dataclasses.replace(world.tools, trace=trace)
-    words = caught(since(0, list), world, tools)
-    assert words == "oracle: forward works on another stream (17), where it is not timed"
+    old = "returns the same result for different inputs: it reuses an earlier result"
+    late = "returned before its result was complete: the values changed after the call"
+    footprint = partial(memory.footprint, device="cpu")
+    cheats: list[tuple[Phase, Act, dict[str, Any], str]] = [
+        ("sample", lambda *_: first.clone(), {}, old),
+        ("forward", lambda *_: first.clone(), {}, old),
+        ("update", lambda *_: first.clone(), {}, old),
+        ("forward", write_late, {"synchronize": synchronize}, late),
+        ("sample", change_noise, {}, "draws different noise for the same step before and after timing"),
+        ("forward", keep_memory, {"footprint": footprint}, "holds 4000 bytes more after every call"),
+        ("forward", since(0, list), {"trace": trace}, "works on another stream (17), where it is not timed"),
+    ]
+    for phase, act, changes, reason in cheats:
+        tools = dataclasses.replace(world.tools, **changes)
+        assert reason_of(act, world, tools, phase) == f"oracle: {phase} {reason}"
 
 
 def test_a_call_that_synchronizes_inside_is_labelled() -> None:
@@ -134,7 +134,7 @@ def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch)
         right = getattr(owner, name)
         monkeypatch.setattr(owner, name, right)  # so that monkeypatch restores it even if the test fails
         for number in (1, 12):
-            words = caught(since(number, partial(setattr, owner, name, lambda *_: 0)), World())
+            words = reason_of(since(number, partial(setattr, owner, name, lambda *_: 0)), World())
             assert getattr(owner, name) is right
             assert words.startswith("oracle: it replaced a timer: ")
             assert words.endswith(name)
@@ -162,13 +162,13 @@ def test_a_call_that_changes_torch_for_all_is_caught() -> None:
     )
     for change, words in changes:
         for number in (1, 12):
-            found = caught(since(number, change), World())
+            found = reason_of(since(number, change), World())
             assert found.startswith(f"oracle: it changed a global setting: {words}")
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
             assert (torch.empty(0).device.type, gc.get_threshold()) == ("cpu", thresholds)
 
     # Earlier, reading a result on this device fails.
-    found = caught(since(12, partial(torch.set_default_device, "meta")), World())
+    found = reason_of(since(12, partial(torch.set_default_device, "meta")), World())
     assert found == "oracle: it changed a global setting: the default device from cpu to meta"
 
     def change_and_raise() -> None:
@@ -176,32 +176,8 @@ def test_a_call_that_changes_torch_for_all_is_caught() -> None:
         raise ValueError
 
     for number in (1, 8, 12):
-        assert caught(since(number, change_and_raise), World()) == "ValueError"
+        assert reason_of(since(number, change_and_raise), World()) == "ValueError"
         assert torch.empty(0).device.type == "cpu", number
-
-
-def test_noise_that_is_another_once_it_is_timed_is_caught() -> None:
-    """The first step must draw the same noise after the rounds as before them."""
-
-    def act(phase: Phase, number: int, turn: int) -> Tensor:
-        del phase
-        return result(turn if number < 5 else turn + 1)
-
-    words = caught(act, World(), phase="sample")
-    assert words == "oracle: sample draws different noise for the same step before and after timing"
-
-
-def test_a_call_that_hoards_memory_while_it_is_timed_is_caught() -> None:
-    """Memory that a call keeps is found by the allocator's count, to the byte."""
-    world, hoard = World(), []
-
-    def act(phase: Phase, number: int, turn: int) -> Tensor:
-        del phase, number
-        hoard.append(torch.ones(1000))
-        return result(turn)
-
-    tools = dataclasses.replace(world.tools, footprint=partial(memory.footprint, device="cpu"))
-    assert caught(act, world, tools) == "oracle: forward holds 4000 bytes more after every call"
 
 
 def test_a_graph_that_skips_work_is_caught() -> None:

@@ -266,35 +266,26 @@ class Unreadable(BaseException):
         raise self
 
 
-def test_any_error_of_a_variant_has_a_short_printable_reason() -> None:
-    """That is one that is no Exception or has no readable message as well; Ctrl-C ends the run."""
-    for error, reason in (
+def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
+    """Its reason is short and printable, whatever is raised; other variants go on. Ctrl-C ends the run."""
+    errors: tuple[tuple[BaseException, str], ...] = (
+        (ValueError("two\n lines \ud800"), "ValueError: two lines ?"),
         (Unreadable(), "Unreadable"),
         (GeneratorExit("gone"), "GeneratorExit: gone"),
         (ValueError("\x1b[31m|\n" + "A" * 100_000), f"ValueError: [31m| {'A' * (LONGEST - 7)}…"),
-    ):
-        for after in (0, 2, 9, 17):
-            world = World()
-            bad = FakeScheme("Bad", world, act=raising(error, after=after))
-            _, lines = measure(bad.entry(), FakeScheme("A", world).entry(), world=world, phases=("forward",))
-            assert [row[2:] for row in skipped(lines)] == [("failed", reason)]
-            assert {row.variant.scheme for row in lines if isinstance(row, Measurement)} == {"A"}
-    for after in (0, 2, 9, 17):
-        interrupted = FakeScheme("Bad", World(), act=raising(KeyboardInterrupt(), after=after))
-        with pytest.raises(KeyboardInterrupt):
-            measure(interrupted.entry(), world=interrupted.world, phases=("forward",))
-
-
-def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
-    """An error in first call, warm-up, rounds or memory pass is one encodable row; other variants go on."""
-    for after in (0, 1, 2, 9, 15, 16, 17):
+        (KeyboardInterrupt(), ""),
+    )
+    # An error in the first calls, the warm-up, the rounds and the memory pass.
+    for (error, reason), after in itertools.product(errors, (0, 1, 2, 9, 15, 16, 17)):
         world = World()
-        bad = FakeScheme("Bad", world, act=raising(ValueError("two\n lines \ud800"), after=after))
-        summary, lines = measure(
-            bad.entry(), FakeScheme("A", world).entry(), world=world, phases=("forward",)
-        )
-        ((name, _, status, reason),) = skipped(lines)
-        assert (name, status, reason) == ("Bad", "failed", "ValueError: two lines ?")
+        bad = FakeScheme("Bad", world, act=raising(error, after=after)).entry()
+        measuring = partial(measure, bad, FakeScheme("A", world).entry(), world=world, phases=("forward",))
+        if not reason:
+            with pytest.raises(KeyboardInterrupt):
+                measuring()
+            continue
+        summary, lines = measuring()
+        assert [(row[0], *row[2:]) for row in skipped(lines)] == [("Bad", "failed", reason)]
         assert {row.variant.scheme for row in lines if isinstance(row, Measurement)} == {"A"}
         assert summary == RunSummary(measured=1, failed=1)
 
@@ -429,17 +420,27 @@ def test_figures_become_rows() -> None:
 
 
 def test_quality_that_fails_costs_its_own_row_only() -> None:
-    """The quality row has the reason; the times and the other variants are kept."""
-    for says, status, words in (
-        (partial(figures, error=UnavailableError("no such thing")), "unavailable", "no such thing"),
-        (partial(figures, error=KeyError("x")), "failed", "KeyError: 'x'"),
-        (partial(figures, error=MemoryError("much")), "unavailable", "out of memory: much"),
+    """The quality row has the reason; times, other metrics and other variants are kept."""
+    for says, status, method, words in (
+        (partial(figures, error=UnavailableError("no such thing")), "unavailable", None, "no such thing"),
+        (partial(figures, error=KeyError("x")), "failed", None, "KeyError: 'x'"),
+        (partial(figures, error=MemoryError("much")), "unavailable", None, "out of memory: much"),
+        *(
+            (partial(figures, QualityMetric("kappa", "m", *fields), KAPPA), "unavailable", "m", words)
+            for fields, words in (
+                (((), "none was derived"), "none was derived"),
+                (((0.0, float("nan")),), "1 of 2 samples are not finite"),
+                ((), "the metric has no samples"),
+            )
+        ),
     ):
         world = World()
         entries = (Rated("A", world, says=says).entry(), Rated("B", world).entry())
         summary, lines = measure(*entries, world=world, phases=TIMED_AND_RATED)
         assert skipped(lines) == [("A", QUALITY, status, words)]
-        assert [row.variant.scheme for row in measurements(lines, "kappa")] == ["B"]
+        assert [row.method for row in lines if isinstance(row, Skipped)] == [method]
+        rated = [row.variant.scheme for row in measurements(lines, "kappa")]
+        assert rated == (["A", "B"] if method else ["B"])
         assert [row.variant.scheme for row in measurements(lines)] == ["A", "B"]
         assert summary.failed == (status == "failed")
     world = World()  # the workload of this variant has no method for its quality
@@ -448,21 +449,6 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
         ("A", QUALITY, "unavailable", "no quality metrics: its workload has no method quality")
     ]
     assert measurements(lines)
-
-
-def test_a_figure_without_numbers_is_a_reason() -> None:
-    """The reason is stored under its method, and the other figures are rows."""
-    for figure, words in (
-        (QualityMetric("kappa", "m", reason="none was derived"), "none was derived"),
-        (QualityMetric("kappa", "m", (0.0, float("nan"))), "1 of 2 samples are not finite"),
-        (QualityMetric("kappa", "m"), "the metric has no samples"),
-    ):
-        world = World()
-        entry = Rated("A", world, says=partial(figures, figure, KAPPA)).entry()
-        _, lines = measure(entry, world=world, phases=(QUALITY,))
-        (reason,) = [row for row in lines if isinstance(row, Skipped)]
-        assert (reason.method, reason.reason) == ("m", words)
-        assert len(measurements(lines, "kappa")) == 1
 
 
 def test_quality_of_base_is_computed_once_stored_resumed_and_charged() -> None:
