@@ -1,4 +1,4 @@
-"""Everything that reads runs works on a GPU run, whose figures are computed by a formula, not measured.
+"""Everything that reads runs works on a GPU run, whose numbers are computed by a formula, not measured.
 
 The run has features that CPU runs lack: two timing methods, warm and host times, launches, utilization, power
 and energy, several dtypes, a peak for each, and reasons that hold for one method only.
@@ -127,46 +127,50 @@ def rows_of_case(case: Case, slower: float, methods: Mapping[Phase, tuple[str, .
     for place, (name, factor) in enumerate(FACTORS.items()):
         yield from rows_of(REGISTRY.entries[name].variant, case, slower * factor, methods, group=place % 2)
     yield skipped(REGISTRY.entries["Orthogonal"].variant, case, NO_MEMORY)
-    for group, one in itertools.product((0, 1), BASELINES):
-        yield from rows_of(one, case, 1.0 if one.mode == "base" else 800.0, methods, group)
+    for group, variant in itertools.product((0, 1), BASELINES):
+        yield from rows_of(variant, case, 1.0 if variant.mode == "base" else 800.0, methods, group)
 
 
 def rows_of(
-    one: Variant, case: Case, factor: float, methods: Mapping[Phase, tuple[str, ...]], group: int
+    variant: Variant, case: Case, factor: float, methods: Mapping[Phase, tuple[str, ...]], group: int
 ) -> Iterator[Row]:
     """Return times, memory, launches and quality of a variant; of a baseline only its forward."""
-    is_plain = one.mode != "batched"
+    is_plain = variant.mode != "batched"
     for phase, own in methods.items():
         # All phases are compared with the forward of base and naive timed by the same method.
         names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else own
         if is_plain and phase != "forward":
             if group == 0:
-                yield skipped(one, case, "a plain layer draws no noise", phase)
+                yield skipped(variant, case, "a plain layer draws no noise", phase)
             continue
         for method in names:
-            if method == "graph" and one.scheme == "DropoutMask":
-                yield skipped(one, case, NO_GRAPH, phase, method)
+            if method == "graph" and variant.scheme == "DropoutMask":
+                yield skipped(variant, case, NO_GRAPH, phase, method)
             else:
-                yield from times(one, case, phase, method, factor, group)
-        yield bytes_row(one, case, "peak_bytes", round(1e6 * factor), phase)
-        yield bytes_row(one, case, "reserved_bytes", 2**21, phase)
-        yield figure(one, case, phase, "launches", "profiler", 3.0)
+                yield from times(variant, case, phase, method, factor, group)
+        yield bytes_row(variant, case, "peak_bytes", round(1e6 * factor), phase)
+        yield bytes_row(variant, case, "reserved_bytes", 2**21, phase)
+        yield metric_row(variant, case, phase, "launches", "profiler", 3.0)
     if not is_plain:
-        yield figure(one, case, "sample", "noise_bytes", "state", round(1e5 * factor))
-        kappa = 0.0 if one.scheme in {"Perturbed", "LowRank"} else 2.0 + len(one.name)
-        yield from ranking_cases.qualities(one, case, kappa, spread=0.01)
+        yield metric_row(variant, case, "sample", "noise_bytes", "state", round(1e5 * factor))
+        kappa = 0.0 if variant.scheme in {"Perturbed", "LowRank"} else 2.0 + len(variant.name)
+        yield from ranking_cases.qualities(variant, case, kappa, spread=0.01)
     for metric, samples in ACTIVITY.items() if SQUARE in case.label else ():
-        row = figure(one, case, "forward", metric, "nvml", *samples)
+        row = metric_row(variant, case, "forward", metric, "nvml", *samples)
         yield msgspec.structs.replace(row, group=group)
 
 
-def figure(one: Variant, case: Case, phase: Phase, metric: str, method: str, *values: float) -> Measurement:
-    """Figures that were read once."""
-    return Measurement(variant=one, case=case, phase=phase, metric=metric, method=method, samples=(values,))
+def metric_row(
+    variant: Variant, case: Case, phase: Phase, metric: str, method: str, *values: float
+) -> Measurement:
+    """Return a row of a metric that is read in one round."""
+    return Measurement(
+        variant=variant, case=case, phase=phase, metric=metric, method=method, samples=(values,)
+    )
 
 
 def times(  # noqa: PLR0913, PLR0917  one for each field of a row
-    one: Variant, case: Case, phase: Phase, method: str, factor: float, group: int
+    variant: Variant, case: Case, phase: Phase, method: str, factor: float, group: int
 ) -> Iterator[Measurement]:
     """Return cold, warm and host times in the same rounds; eager calls wait for the host."""
     weights = case.out_channels * case.in_channels * math.prod(case.kernel_size)
@@ -178,7 +182,7 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
     )
     min_ns = max(work.flops / FLOPS_PER_NS[case.dtype], work.moved_bytes / BYTES_PER_NS)
     cold_ns = 1e4 + factor * SHARES[phase] * min_ns
-    turn = len(one.name) % len(JITTER)
+    turn = len(variant.name) % len(JITTER)
     jitter = JITTER[turn:] + JITTER[:turn]
     visit = Conditions(clock_hz=1.98e9, temperature_c=45.0, power_w=350.0)
     host_ns = 9e4 if method == "eager" else 6e3
@@ -188,7 +192,7 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
         ("host_latency_ns", host_ns),
     ):
         yield Measurement(
-            variant=one,
+            variant=variant,
             case=case,
             phase=phase,
             metric=metric,
@@ -260,7 +264,7 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path) -> None:
-    """Phases use the methods of suite ``readme``; figures of base alone have no table."""
+    """Phases use the methods of suite ``readme``; a phase of base alone has no table."""
     methods = REGISTRY.find_suite("readme").methods
     assert methods["forward"] != methods["sample"]
     run = report_cases.store(tmp_path, readme_run(operators=("Linear",), methods=methods))
@@ -295,9 +299,7 @@ def test_the_report_has_pages_tables_pictures_and_history(
     assert (out / SLUG / "history.md").exists()
 
 
-def test_commands_keep_the_methods_apart(
-    stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_commands_show_each_method(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Rows are exported, compared and shown over time by method; base did not become slower."""
     assert esbench(monkeypatch, "export", file(stored), "--format", "csv") == 0
     captured = capsys.readouterr()

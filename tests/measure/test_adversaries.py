@@ -112,7 +112,7 @@ def test_a_call_that_cheats_is_caught() -> None:
         assert reason_of(act, world, tools, phase) == f"oracle: {phase} {reason}"
 
 
-def test_a_call_that_synchronizes_inside_is_labelled() -> None:
+def test_a_call_that_synchronizes_has_a_label() -> None:
     """A variant that synchronizes inside keeps its time, because it may have to; its row has a label."""
     world = World()
     trace = Trace(launches=3, waits=("cudaStreamSynchronize", "cudaStreamSynchronize"), other_streams=())
@@ -140,7 +140,7 @@ def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch)
             assert words.endswith(name)
 
 
-def test_a_call_that_changes_torch_for_all_is_caught() -> None:
+def test_a_call_that_changes_a_global_setting_is_caught() -> None:
     """Changing a global torch setting fails, in the first call or later; the old value is restored."""
     threads, thresholds = torch.get_num_threads(), gc.get_threshold()
     changes: tuple[tuple[Callable[[], object], str], ...] = (
@@ -205,7 +205,7 @@ def test_a_graph_that_skips_work_is_caught() -> None:
     assert [buffer.tolist() for buffer in buffers] == [[1.0] * 4, [2.0] * 4]  # the inputs are restored
 
 
-def test_a_plugin_that_replaces_a_timer_when_it_is_loaded_is_refused(
+def test_a_plugin_that_replaces_a_timer_at_import_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a plugin is refused in one line, before anything is measured."""
@@ -335,7 +335,7 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
     assert LATE in failure_of(measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed()))
 
 
-def test_noise_that_drops_every_input_is_not_accused() -> None:
+def test_equal_results_of_dropout_are_not_a_failure() -> None:
     """Equal outputs and equal noise pass if the reference and other draws are equal as well."""
     case = Case(operator="Linear", out_channels=1, in_channels=1, members=1)
     phases: tuple[Phase, ...] = ("sample", "forward", "update", "step")

@@ -61,7 +61,7 @@ def lost(lines: Sequence[Record]) -> list[Skipped]:
     return [line for line in lines if isinstance(line, Skipped) and line.reason == OUT_OF_TIME]
 
 
-def test_samples_shrink_before_rows_are_cut() -> None:
+def test_a_short_budget_takes_fewer_samples_before_it_drops_rows() -> None:
     """A sufficient budget changes nothing; with a third of it every cell is measured in fewer rounds."""
     free, enough, short = jittery(), jittery(), jittery()
     _, unbounded, whole_s = within(1e9, free, entries(free))
@@ -78,7 +78,7 @@ def test_samples_shrink_before_rows_are_cut() -> None:
     assert {row.stop.partition(" of ")[0] for row in measurements(lines)} == {"budget"}
 
 
-def test_where_the_least_samples_do_not_fit_the_last_rows_are_cut() -> None:
+def test_a_budget_too_short_for_all_rows_drops_the_last_ones() -> None:
     """Base and the first variants have all their numbers; the last variants have a reason and are counted.
 
     A resumed run does not measure the rows that were cut; it spends its own budget on the rest.
@@ -116,7 +116,7 @@ def test_a_slow_set_up_leaves_time_to_measure() -> None:
     assert len(measurements(lines)) >= 0.8 * len(PHASES) * set_up > 30
 
 
-def test_a_run_ends_in_time_whatever_it_costs() -> None:
+def test_a_run_ends_within_its_budget() -> None:
     """A run overruns its budget only by the set-up or cell in progress; each row has a number or a reason."""
     for budget_s, set_up_s, cost_s in (
         *itertools.product((0.5, 5.0, 20.0, 80.0), (0.01, 3.0), (0.001, 1.0)),
@@ -141,7 +141,7 @@ def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
     assert {row.case for row in measurements(lines) if row.variant.scheme == "Base"} == {*CASES}
 
 
-def test_the_search_for_the_largest_population_keeps_to_the_budget() -> None:
+def test_the_search_for_the_largest_population_ends_within_the_budget() -> None:
     """The search starts no attempt when time is up, and then writes no row."""
     world = World(room_bytes=500)
     big = FakeScheme("Big", world, built_bytes=0, bytes_per_member=100, cost_s=0.3).entry()
@@ -190,7 +190,7 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
     return lines, device.host_ns / 1e9
 
 
-def test_on_a_gpu_each_phase_is_timed_by_its_own_method_and_the_budget_holds() -> None:
+def test_a_gpu_run_with_a_method_for_each_phase_ends_within_its_budget() -> None:
     """Cold, warm and host times are rows; a phase that cannot be captured has a reason and no eager time.
 
     The forward of base is timed by both methods because the sample of other variants is compared with it.
@@ -250,7 +250,7 @@ def test_on_a_gpu_the_readme_suite_has_one_method_for_each_phase() -> None:
     assert cpu.traced == cpu.phases
 
 
-def test_what_takes_minutes_is_in_no_suite_that_is_not_named_for_it() -> None:
+def test_no_suite_compiles_and_only_unstored_has_a_million_members() -> None:
     """Compiled schemes run only if named; only suite ``unstored`` has a million members."""
     suites = [suite for suite in REGISTRY.suites.values() if suite.name != "check"]
     for suite in suites:

@@ -1,4 +1,4 @@
-"""The loop over variants and phases, on fakes: its rows, its progress, its quality figures and its errors."""
+"""The loop over variants and phases, on fakes: its rows, its progress, its quality metrics and its errors."""
 
 import dataclasses
 import gc
@@ -44,9 +44,9 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
         world=world,
         phases=("sample", "forward", "update"),
     )
-    figures = {(r.variant.scheme, r.phase, r.metric) for r in lines if isinstance(r, Measurement)}
+    stored = {(r.variant.scheme, r.phase, r.metric) for r in lines if isinstance(r, Measurement)}
     everywhere = ("latency_ns", "peak_bytes", "launches")
-    assert figures == {
+    assert stored == {
         *(("A", phase, metric) for phase in ("sample", "forward") for metric in everywhere),
         ("A", "sample", "noise_bytes"),
         *(("Base", "forward", metric) for metric in everywhere),
@@ -66,7 +66,7 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
     assert logs[0] == logs[1] != logs[2]
 
 
-def test_a_phase_is_stored_whole_and_progress_is_silent_in_the_rounds() -> None:
+def test_a_phase_is_stored_at_once_and_progress_is_not_shown_in_rounds() -> None:
     """A phase and a case end with a checkpoint; progress counts every cell, but not during rounds."""
     world, shown = World(), []
     batches: list[Sequence[Record]] = []
@@ -132,7 +132,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone.called
 
 
-def test_a_profiler_that_fails_costs_no_time() -> None:
+def test_times_are_kept_if_the_profiler_fails() -> None:
     """Times are kept without launch counts, and a label says that the streams were not checked."""
     world = World()
     tools = dataclasses.replace(world.tools, trace=Mock(side_effect=ProfileError("no records came back")))
@@ -143,7 +143,7 @@ def test_a_profiler_that_fails_costs_no_time() -> None:
     assert not measurements(lines, "launches")
 
 
-def test_what_does_not_fit_beside_the_others_is_measured_in_the_next_group() -> None:
+def test_a_variant_without_room_is_measured_in_the_next_group() -> None:
     """A variant that runs out of memory in set-up or phase is moved to a new group with base."""
     apart = [(0, "Base"), (0, "A"), (1, "Base"), (1, "B")]
     together = [(0, "Base"), (0, "A"), (0, "B")]  # a call's memory is free again when the next one is called
@@ -168,7 +168,7 @@ def test_what_does_not_fit_beside_the_others_is_measured_in_the_next_group() -> 
     assert groups(measure(base, *entries, world=world, phases=("forward",))[1]) == apart
 
 
-def test_base_takes_its_memory_first_and_gives_a_reason_once() -> None:
+def test_base_is_set_up_first_and_has_one_reason_for_a_missing_phase() -> None:
     """Base is set up first even if registered last; each group has it, but its missing sample is one row."""
     world = World(room_bytes=1000)
     entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
@@ -178,7 +178,7 @@ def test_base_takes_its_memory_first_and_gives_a_reason_once() -> None:
     assert summary == RunSummary(measured=6, unavailable=1)
 
 
-def test_what_never_fits_is_unavailable_with_its_bytes() -> None:
+def test_a_variant_that_never_fits_is_unavailable() -> None:
     """A variant too big for the machine is unavailable, not failed; it is not tried in further groups."""
     for built_bytes, reason in (
         (5000, "out of memory: tried to allocate 5000 bytes"),
@@ -216,7 +216,7 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
         assert not world.log
 
 
-def test_exact_cases_decide_once_for_an_operator() -> None:
+def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
     """A failed exact case refuses the variant on its operator; an unavailable one does not."""
     world, seen = World(), []
     exact = msgspec.structs.replace(CASE, dtype="float64")
@@ -312,7 +312,7 @@ class Sweep:
         return [(row.case.members, row.reason) for row in self.lines if isinstance(row, Skipped)]
 
 
-def test_what_takes_too_long_is_not_tried_on_larger_cases() -> None:
+def test_a_sweep_stops_for_a_variant_that_takes_too_long() -> None:
     """The reason has the case, its time and the limit; it also holds in a resumed run.
 
     A sweep runs from small to large populations, whatever the order of the suite's cases.
@@ -339,7 +339,7 @@ def test_what_takes_too_long_is_not_tried_on_larger_cases() -> None:
     assert rest.timed("Slow") == []
 
 
-def test_what_does_not_fit_is_not_tried_on_larger_cases() -> None:
+def test_a_sweep_stops_for_a_variant_that_does_not_fit() -> None:
     """On the first case that does not fit, bisection finds how many members do."""
     world = World(room_bytes=1000)
     found = Sweep(world, FakeScheme("Big", world, bytes_per_member=5))
@@ -365,45 +365,45 @@ def test_the_largest_population_is_searched_in_a_phase_that_all_variants_have() 
 
 
 KAPPA = QualityMetric("kappa", "linear fitness", (-0.5, 0.25))
-TIMED_AND_RATED: tuple[Phase, ...] = ("forward", QUALITY)
+TIMED_WITH_QUALITY: tuple[Phase, ...] = ("forward", QUALITY)
 
 
-def figures(*found: QualityMetric, error: Exception | None = None) -> Iterator[QualityMetric]:
-    """Yield figures, by default kappa; then raise the error, if one is given."""
-    yield from found or (KAPPA,)
+def yield_metrics(*metrics: QualityMetric, error: Exception | None = None) -> Iterator[QualityMetric]:
+    """Yield quality metrics, by default kappa; then raise the error, if one is given."""
+    yield from metrics or (KAPPA,)
     if error:
         raise error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rated(FakeScheme):
-    """A fake variant with quality figures."""
+class WithQuality(FakeScheme):
+    """A fake variant with quality metrics."""
 
-    says: Callable[[], Iterator[QualityMetric]] = figures
+    metrics: Callable[[], Iterator[QualityMetric]] = yield_metrics
 
 
-class RatedWorkload(FakeWorkload):
-    """A workload that takes a second to compute its figures."""
+class WithQualityWorkload(FakeWorkload):
+    """A workload that takes a second to compute its metrics."""
 
-    scheme: Rated
+    scheme: WithQuality
 
     def quality(self) -> Iterator[QualityMetric]:
-        """Return the scheme's figures."""
-        self.scheme.world.log.append(f"{self.scheme.name} rated")
+        """Return the metrics of the scheme."""
+        self.scheme.world.log.append(f"{self.scheme.name} quality")
         self.scheme.world.clock.now_s += 1.0
-        return self.scheme.says()
+        return self.scheme.metrics()
 
 
 @build.register
-def _(scheme: Rated, case: Case, device: str, seed: int) -> Any:  # noqa: ARG001  # the signature of build
-    return RatedWorkload(scheme, case)
+def _(scheme: WithQuality, case: Case, device: str, seed: int) -> Any:  # noqa: ARG001  # the signature of build
+    return WithQualityWorkload(scheme, case)
 
 
-def test_figures_become_rows() -> None:
-    """Each figure is a row with all its replicates, negative ones too, without time, memory or launches."""
+def test_quality_metrics_become_rows() -> None:
+    """Each quality metric has a row with all its replicates, also negative ones, and no time or memory."""
     world = World()
     dots = QualityMetric("dot_mean", "pairs", (0.0, 0.125, -0.125))
-    entry = Rated("A", world, says=partial(figures, KAPPA, dots)).entry()
+    entry = WithQuality("A", world, metrics=partial(yield_metrics, KAPPA, dots)).entry()
     summary, lines = measure(entry, world=world, phases=(QUALITY, "sample", "forward"))
     found = [
         (r.metric, r.method, r.samples) for r in lines if isinstance(r, Measurement) and r.phase == QUALITY
@@ -411,22 +411,27 @@ def test_figures_become_rows() -> None:
     assert found == [("kappa", "linear fitness", ((-0.5, 0.25),)), ("dot_mean", "pairs", (dots.samples,))]
     assert {row.phase for row in measurements(lines)} == {"sample", "forward"}
     assert summary.measured == 3
-    assert (world.log[-1], world.log.count("A rated")) == ("A rated", 1)  # quality comes last
+    assert (world.log[-1], world.log.count("A quality")) == ("A quality", 1)  # quality comes last
     world = World()
-    summary, lines = measure(Rated("A", world).entry(), world=world, phases=(QUALITY,))
+    summary, lines = measure(WithQuality("A", world).entry(), world=world, phases=(QUALITY,))
     assert [line.metric for line in lines if isinstance(line, Measurement)] == ["kappa"]
-    assert world.log == ["A rated"]  # no call was made
+    assert world.log == ["A quality"]  # no call was made
     assert summary.measured == 1
 
 
 def test_quality_that_fails_costs_its_own_row_only() -> None:
     """The quality row has the reason; times, other metrics and other variants are kept."""
-    for says, status, method, words in (
-        (partial(figures, error=UnavailableError("no such thing")), "unavailable", None, "no such thing"),
-        (partial(figures, error=KeyError("x")), "failed", None, "KeyError: 'x'"),
-        (partial(figures, error=MemoryError("much")), "unavailable", None, "out of memory: much"),
+    for metrics, status, method, words in (
+        (
+            partial(yield_metrics, error=UnavailableError("no such thing")),
+            "unavailable",
+            None,
+            "no such thing",
+        ),
+        (partial(yield_metrics, error=KeyError("x")), "failed", None, "KeyError: 'x'"),
+        (partial(yield_metrics, error=MemoryError("much")), "unavailable", None, "out of memory: much"),
         *(
-            (partial(figures, QualityMetric("kappa", "m", *fields), KAPPA), "unavailable", "m", words)
+            (partial(yield_metrics, QualityMetric("kappa", "m", *fields), KAPPA), "unavailable", "m", words)
             for fields, words in (
                 (((), "none was derived"), "none was derived"),
                 (((0.0, float("nan")),), "1 of 2 samples are not finite"),
@@ -435,41 +440,41 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
         ),
     ):
         world = World()
-        entries = (Rated("A", world, says=says).entry(), Rated("B", world).entry())
-        summary, lines = measure(*entries, world=world, phases=TIMED_AND_RATED)
+        entries = (WithQuality("A", world, metrics=metrics).entry(), WithQuality("B", world).entry())
+        summary, lines = measure(*entries, world=world, phases=TIMED_WITH_QUALITY)
         assert skipped(lines) == [("A", QUALITY, status, words)]
         assert [row.method for row in lines if isinstance(row, Skipped)] == [method]
-        rated = [row.variant.scheme for row in measurements(lines, "kappa")]
-        assert rated == (["A", "B"] if method else ["B"])
+        with_kappa = [row.variant.scheme for row in measurements(lines, "kappa")]
+        assert with_kappa == (["A", "B"] if method else ["B"])
         assert [row.variant.scheme for row in measurements(lines)] == ["A", "B"]
         assert summary.failed == (status == "failed")
     world = World()  # the workload of this variant has no method for its quality
-    _, lines = measure(FakeScheme("A", world).entry(), world=world, phases=TIMED_AND_RATED)
+    _, lines = measure(FakeScheme("A", world).entry(), world=world, phases=TIMED_WITH_QUALITY)
     assert skipped(lines) == [
         ("A", QUALITY, "unavailable", "no quality metrics: its workload has no method quality")
     ]
     assert measurements(lines)
 
 
-def test_quality_of_base_is_computed_once_stored_resumed_and_charged() -> None:
-    """Base is in every group, but its figures are computed only in the first, also after resuming."""
+def test_quality_of_base_is_computed_once() -> None:
+    """Base is in every group, but its metrics are computed only in the first, also after resuming."""
     world = World(room_bytes=1000)
-    entries = [Rated("Base", world).entry("base")]
-    entries += [Rated(name, world, built_bytes=600).entry() for name in "AB"]
+    entries = [WithQuality("Base", world).entry("base")]
+    entries += [WithQuality(name, world, built_bytes=600).entry() for name in "AB"]
     stopwatch = Stopwatch(world.clock.seconds)
-    _, lines = measure(*entries, world=world, stopwatch=stopwatch, phases=TIMED_AND_RATED)
+    _, lines = measure(*entries, world=world, stopwatch=stopwatch, phases=TIMED_WITH_QUALITY)
     found = [(row.group, row.variant.scheme) for row in measurements(lines, "kappa")]
     assert found == [(0, "Base"), (0, "A"), (1, "B")]
     assert stopwatch.spent_s["quality"] == pytest.approx(3.0)
     last = next(n for n, line in enumerate(lines) if isinstance(line, Checkpoint) and line.phase == QUALITY)
     kept = lines[: last + 1]
     world.log.clear()
-    _, rest = measure(*entries, world=world, past=kept, phases=TIMED_AND_RATED)
-    assert [name for name in world.log if name.endswith("rated")] == ["B rated"]
+    _, rest = measure(*entries, world=world, past=kept, phases=TIMED_WITH_QUALITY)
+    assert [name for name in world.log if name.endswith("quality")] == ["B quality"]
     assert len(measurements([*kept, *rest], "kappa")) == 3
 
 
-def test_quality_is_no_timed_phase_and_alone_goes_below_zero() -> None:
+def test_quality_is_not_a_timed_phase_and_may_be_negative() -> None:
     """Only quality may be negative: a negative time is refused when made and when read."""
     assert parse_phases("quality, forward") == ("forward", QUALITY)
     assert QUALITY not in PHASES

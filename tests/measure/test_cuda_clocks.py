@@ -37,7 +37,7 @@ def kernels(device: FakeCuda, count: int, device_ns: float, launch_ns: float = 5
 
 @pytest.mark.parametrize("method", METHODS)
 @given(device_ns=st.floats(2e3, 5e7), launch_ns=st.floats(500, 2e5), count=st.integers(1, 20))
-def test_a_kernel_of_known_length_reads_right(
+def test_a_kernel_of_known_duration_is_timed_right(
     method: str, device_ns: float, launch_ns: float, count: int
 ) -> None:
     """Times from 2 us to 50 ms are right to 0.2 % whatever a launch costs the host, which is measured too."""
@@ -53,7 +53,7 @@ def test_a_kernel_of_known_length_reads_right(
     assert visit.dispatch_bound == 0
 
 
-def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
+def test_dispatch_bound_samples_are_counted() -> None:
     """Calls that issue longer than the longest block, fill the queue or wait inside are labelled."""
     device = FakeCuda()
     clock_of(device).visit(kernels(device, 3, 10_000, launch_ns=50_000), 4)
@@ -84,7 +84,7 @@ def test_samples_in_which_the_device_waited_for_the_host_are_counted() -> None:
     assert max(waits.samples["host_latency_ns"]) < 50_000  # the block is not included
 
 
-def test_cold_calls_find_the_cache_overwritten_and_memory_that_is_taken_is_told() -> None:
+def test_the_cache_is_flushed_and_new_memory_has_a_label() -> None:
     """The flush is not in the time; a label says when the allocator had to reserve memory."""
     device = FakeCuda()
     visit = clock_of(device).visit(partial(device.launch, 10_000, cold_ns=3_000), 6)
@@ -111,7 +111,7 @@ def test_impossible_times_are_errors() -> None:
         clock_of(device).visit(partial(device.launch, 100), 2)
 
 
-def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
+def test_a_graph_is_replayed_for_each_input_in_turn() -> None:
     """Each prepared call has one graph per turn, which returns what that call returned."""
     device = FakeCuda()
     clock = clock_of(device, "graph")
@@ -133,7 +133,7 @@ def test_graphs_replay_the_calls_in_turn_and_eager_is_the_call_itself() -> None:
     assert device.host_ns == 0
 
 
-def test_what_cannot_be_captured_is_unavailable_and_never_timed_otherwise() -> None:
+def test_a_call_that_cannot_be_captured_is_unavailable() -> None:
     """The reason is one line, never empty, and the device still works."""
     device = FakeCuda(refuses="no such luck\nand more about it")
     launch = partial(device.launch, 10_000)
@@ -153,7 +153,7 @@ def test_what_cannot_be_captured_is_unavailable_and_never_timed_otherwise() -> N
             clock_of(FakeCuda(), "graph").prepare(fail, 1)
 
 
-def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> None:
+def test_a_busy_device_has_a_short_warm_up() -> None:
     """The first call warms up for 0.3 s; the next one only until its times are flat, by either clock."""
     device, streak = FakeCuda(), Streak()
     eager, graph = (CudaClock(method, device, streak) for method in METHODS)
@@ -167,7 +167,7 @@ def test_a_device_that_is_busy_already_is_warmed_up_no_longer_than_needed() -> N
     assert max(took_s[1:3]) < 0.05
 
 
-def test_a_device_has_a_clock_for_each_of_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_has_a_clock_for_each_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device returns all its clocks, or one for each requested method; an unknown method is refused."""
     monkeypatch.setattr(cuda, "Cuda", FakeCuda)
     assert [clock.method for clock in clocks("cuda")] == ["eager", "graph"]
@@ -232,7 +232,7 @@ def facade(monkeypatch: pytest.MonkeyPatch) -> cuda.Cuda:
     return cuda.Cuda()
 
 
-def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
+def test_the_allocator_is_restored_after_a_failed_capture(facade: cuda.Cuda) -> None:
     """After a broken capture its pool is released, and a later capture that draws noise succeeds.
 
     If the call itself raised an error, that error is raised, not the one from ending the capture.
@@ -256,7 +256,7 @@ def test_a_broken_capture_is_mended(facade: cuda.Cuda) -> None:
     assert FakeGraph.log == ["begin pool", "end", "begin pool", *mended]
 
 
-def test_what_the_facade_asks_torch_for(facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operations_of_a_device(facade: cuda.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits are never too short, a flush covers twice the cache, and times are whole nanoseconds."""
     cycles: list[int] = []
     monkeypatch.setattr(cuda, "_spin", cycles.append)

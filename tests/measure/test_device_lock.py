@@ -60,7 +60,7 @@ def refusal() -> str:
     return str(error.value)
 
 
-def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
+def test_a_device_in_use_is_refused_or_waited_for(folder: Path) -> None:
     """The error has suite, process and time; a run that waits says so once, then runs."""
     said: list[str] = []
     with holder() as process:
@@ -86,7 +86,7 @@ def test_a_held_device_is_refused_by_name_and_waited_for(folder: Path) -> None:
     assert said[1].endswith(": waiting for it to end")
 
 
-def test_a_killed_holder_holds_nothing() -> None:
+def test_a_killed_process_loses_its_lock() -> None:
     """A killed process loses its lock to a waiting run."""
     with holder() as process, lock_device("cpu", "suite readme", lambda _: process.kill()):
         assert process.wait(10) == -signal.SIGKILL
@@ -94,7 +94,7 @@ def test_a_killed_holder_holds_nothing() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
-def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
+def test_a_lock_is_exclusive_and_released_after_an_error(folder: Path) -> None:
     """A process cannot lock twice; an error removes the note. Other users can lock, whatever the umask."""
     before = os.umask(0o077)
     try:
@@ -112,9 +112,7 @@ def test_a_lock_is_held_once_and_freed_by_an_error(folder: Path) -> None:
         pass
 
 
-def test_what_cannot_be_locked_is_one_line_that_says_what_to_do(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_a_lock_file_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path that is not a folder and another user's unreadable lock are errors of one line."""
     (folder / "file").write_text("", encoding="utf-8")
     with monkeypatch.context() as patch:

@@ -45,7 +45,7 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.MAX_BUFFER, "cpu", MIB)
 
 
-def test_a_product_lasts_long_enough_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_is_large_enough_but_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate of a device is found whether it is slow or fast, and all samples are kept."""
     for flops_per_ns in (0.1, 1.0, 10.0, 50.0):
         copy, product = device_peaks("cpu", ["float32"], RatedClock(flops_per_ns))
@@ -76,7 +76,7 @@ def raising(error: Exception) -> Callable[..., object]:
     return fail
 
 
-def test_each_type_is_measured_once_and_what_the_device_lacks_is_left_out(
+def test_each_supported_dtype_has_a_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Dtypes or sizes that the device lacks are left out; any other error is raised."""
@@ -103,13 +103,13 @@ def test_each_type_is_measured_once_and_what_the_device_lacks_is_left_out(
                 found("float32")
 
 
-def test_a_peak_is_not_begun_where_it_would_end_too_late() -> None:
+def test_a_peak_is_not_measured_after_the_deadline() -> None:
     """Peaks measured before the deadline are returned; without time for the first one there are none."""
     with pytest.raises(UnavailableError, match="time budget"):
         list(device_peaks("cpu", ["float32"], RatedClock(1.0), time.monotonic() + 0.5 * module.PEAK_S["cpu"]))
 
 
-def test_a_copy_is_beyond_the_cache_and_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_buffer_exceeds_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy has eight times the largest cache, within bounds, and at most an eighth of the free memory."""
     monkeypatch.setitem(module.MAX_BUFFER, "cpu", 512 * MIB)
     for device, cache, free, expected in (

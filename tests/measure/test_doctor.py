@@ -51,7 +51,7 @@ def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatc
         assert not found[subject].is_available
 
 
-def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_prints_values_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each NVML quantity appears with its present value."""
     listed = [[], processes(8)]
     install(
@@ -73,7 +73,7 @@ def test_the_doctor_tells_what_nvml_answers(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(finding.is_available for finding in gpu.values())
 
 
-def test_the_doctor_says_what_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_prints_why_nvml_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each failed NVML query has its reason, and other processes on the GPU are listed."""
     listed = [processes(7), processes(7, 8)]
     cases: list[tuple[str, dict[str, Any], str]] = [

@@ -293,7 +293,7 @@ def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.M
     notes.check()
 
 
-def test_searches_in_processes_of_their_own_stay_on_the_device() -> None:
+def test_functions_of_subprocesses_stay_on_the_device() -> None:
     """Functions that a search runs in a subprocess stay on the device; here they are called directly."""
     population, compiled = (
         next(case for case in CHECKS if case.operator == name)
@@ -424,7 +424,7 @@ def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
             dropped(x, weight, kept, 2.0, 0.0, y, "out")
 
 
-def test_what_a_gpu_allows_is_allowed() -> None:
+def test_the_fake_device_allows_what_a_gpu_allows() -> None:
     """Zero-dimensional CPU tensors, masked writes of numbers and moves within a device are allowed."""
     with fake_cuda() as cuda:
         y, number = torch.ones(3, 2, device="cuda"), torch.tensor(2.0)

@@ -41,7 +41,7 @@ def flags() -> tuple[object, ...]:
     )
 
 
-def test_only_tfloat32_allows_tf32_and_only_meanwhile() -> None:
+def test_only_tfloat32_allows_tf32() -> None:
     """TF32 is allowed inside the context, and the flags are restored afterwards, also after an error."""
     dtypes = ("tfloat32", "float32", "bfloat16")
     for cudnn, dtype in itertools.product((False, True), dtypes):
@@ -92,7 +92,7 @@ class RoundedLinear(Linear):
 WIDE = msgspec.structs.replace(LINEAR, in_channels=256, out_channels=64, dtype="tfloat32", bias=True)
 
 
-def test_tf32_products_are_within_the_budget_of_tfloat32_and_outside_of_float32s(
+def test_tf32_products_pass_the_check_of_tfloat32_and_fail_that_of_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every scheme passes if all products are rounded except the single rows of the reference."""
@@ -121,7 +121,7 @@ def test_a_mistake_in_one_input_is_found_in_tfloat32() -> None:
         build(LostSigns(), WIDE, "cpu", 0).verify()
 
 
-def test_tfloat32_is_float32_in_everything_but_its_products() -> None:
+def test_tfloat32_tensors_are_float32() -> None:
     """Tensors and byte counts are those of float32; only the spacing is 8192 times wider."""
     assert dtype_of(WIDE) is torch.float32
     assert tensor_dtype("bfloat16") is torch.bfloat16

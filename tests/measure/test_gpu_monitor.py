@@ -83,7 +83,7 @@ def samplers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "esbench" in thread.name]
 
 
-def test_each_metric_is_read_while_the_call_is_looped() -> None:
+def test_each_metric_is_read_while_the_call_is_repeated() -> None:
     """Each reading is a sample, throttling has one in all; a requested metric that was read has no reason."""
     gpu = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x4))
     found = gpu.monitor(idle_w=100.0)
@@ -112,7 +112,7 @@ def test_each_metric_is_read_while_the_call_is_looped() -> None:
     assert share == pytest.approx(100 * sum(answer != 0x1 for answer in answers) / len(answers))
 
 
-def test_short_calls_are_waited_for_together() -> None:
+def test_short_calls_share_a_synchronization() -> None:
     """Short calls share a synchronization, so that the GPU never idles and the launch queue never fills."""
     calls, now = 0, 0.0
 
@@ -133,7 +133,7 @@ def test_short_calls_are_waited_for_together() -> None:
     assert all(block * 1e-5 <= gpu_monitor.BLOCK_S for block in blocks)
 
 
-def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_metric_has_a_reason_and_others_have_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused metric has its own reason, also if only a later reading fails; without NVML all have one."""
     whole = Gpu().monitor(idle_w=1.0)
     temperatures = iter([45, 45])
@@ -150,7 +150,7 @@ def test_a_metric_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPa
     assert monitor_call(pytest.fail) == Activity({}, "the package nvidia-ml-py is not installed")
 
 
-def test_energy_has_a_figure_or_a_reason() -> None:
+def test_energy_has_a_value_or_a_reason() -> None:
     """Energy needs a counter that advances often enough; a slow counter gets more time."""
     for energy_mj, words, window_s in (
         (lambda _: 7, "not at all", 3.0),
@@ -189,7 +189,7 @@ def test_the_thread_is_stopped_when_the_call_raises() -> None:
     assert not samplers()
 
 
-def test_conditions_are_read_at_each_call_and_none_where_nvml_refuses(
+def test_conditions_are_none_where_nvml_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NVML is opened and closed once, and its errors do not interrupt a run."""
@@ -228,7 +228,7 @@ def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_new_process")
-def test_who_comes_with_the_cuda_context_is_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_process_is_the_one_that_appears_with_the_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that appears with the CUDA context is this one; otherwise the id is unknown."""
     before: tuple[int, ...]
     after: tuple[int, ...]

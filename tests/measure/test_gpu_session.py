@@ -103,7 +103,7 @@ def heeded_interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeded_interrupts")
-def test_a_session_that_is_ended_packs_what_it_has(tmp_path: Path) -> None:
+def test_an_interrupted_session_packs_its_results(tmp_path: Path) -> None:
     """Finished steps are packed; after SIGTERM or SIGINT, so is the log of the step in progress."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         folder = tmp_path / number.name
@@ -148,7 +148,7 @@ def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
     assert [line[:2] for line in lines] == [["card", "skipped"], ["session", "failed"]]
 
 
-def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
+def test_a_bad_option_is_named_in_one_line(tmp_path: Path) -> None:
     """A bad option exits with 2 and is named on stderr with its value."""
     for arguments, words in (
         ("1 --limit abc", "--limit abc"),
@@ -163,7 +163,7 @@ def test_a_wrong_request_is_one_line(tmp_path: Path) -> None:
         assert words in done.stderr
 
 
-def test_missing_packages_are_those_that_measuring_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_packages_for_measuring_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The install command has only missing packages that measuring needs, with pinned versions."""
     absent = {"msgspec", "cogapp", "pytest-xdist"}
     monkeypatch.setattr(wheels, "_installed", lambda name: name not in absent)

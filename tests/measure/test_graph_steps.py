@@ -93,7 +93,7 @@ def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.M
     drawn(population(impls.Perturbed()), 0)
 
 
-def test_replays_give_what_calls_give_at_the_same_steps() -> None:
+def test_replays_equal_calls_at_the_same_steps() -> None:
     """With the stream ``philox``, a captured graph of any phase passes the audit."""
     for scheme, phase in itertools.product(COUNTED, PHASES):
         with measured(scheme, phase) as (workload, clock):
@@ -122,7 +122,7 @@ def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPa
                 validation.check_replay(workload, phase, replay)
 
 
-def test_the_stream_block_is_captured_only_where_it_does_not_draw() -> None:
+def test_the_stream_block_is_captured_only_in_phases_that_do_not_draw() -> None:
     """Stored noise is read in place; in other phases the error has the reason and the remedy."""
     frozen = r"graph capture failed: .* the same noise, of step \d, at every replay: use stream='philox'"
     seeded = "graph capture failed: a CUDA graph cannot capture noise of the stream 'block'"

@@ -129,7 +129,7 @@ def order(seed: int = 0) -> random.Random:
     return random.Random(seed)  # noqa: S311  # an order, not a secret
 
 
-def test_a_round_goes_there_in_a_shuffled_order_and_back_in_the_reverse_one() -> None:
+def test_a_round_has_a_shuffled_order_and_then_its_reverse() -> None:
     """The seed determines the order, which differs between rounds and is stored."""
     logs = []
     for seed in (1, 1, 2):
@@ -192,7 +192,7 @@ def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None
     assert bad.failure == ("failed", "ValueError: no")
 
 
-def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_it() -> None:
+def test_sampling_ends_when_the_interval_is_narrow() -> None:
     """A narrow interval ends sampling; base goes on until the last variant has ended."""
     for jitter, rounds, stop in ((0.0, FEWEST_ROUNDS, "interval"), (0.2, MAX_ROUNDS, "20 rounds")):
         (call,) = calls_of(World(jitter=jitter), 0.01)
@@ -212,7 +212,7 @@ def test_sampling_ends_when_the_median_is_known_unless_another_is_compared_with_
     assert [len(call.rounds[LATENCY]) for call in found] == [MAX_ROUNDS, MAX_ROUNDS]
 
 
-def test_conditions_are_read_beside_every_visit() -> None:
+def test_conditions_are_read_after_every_visit() -> None:
     """Each round has two readings, none from the warm-up; a device without readings has none."""
     world = World()
     readings = iter(Conditions(clock_hz=1e9 + number) for number in range(1000))
@@ -241,7 +241,7 @@ class BackwardsClock(FakeClock):
         return Visit({LATENCY: (-5.0,) * calls})
 
 
-def test_what_a_clock_says_of_its_samples_is_counted() -> None:
+def test_labels_count_the_affected_samples() -> None:
     """A label counts the affected samples; none are dropped, and other metrics have their own rounds."""
     world = World()
     world.clock = LabellingClock()

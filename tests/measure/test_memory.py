@@ -29,7 +29,7 @@ def empty(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
+def test_the_peak_of_a_call_is_exact() -> None:
     """Peaks repeat exactly, and leave out bytes freed within the call or held before it."""
     for numbers in (1, 1000, 1001, 3 * MIB):
         peaks = {peak_bytes(partial(torch.empty, numbers, dtype=torch.float32), "cpu") for _ in range(20)}
@@ -54,7 +54,7 @@ def test_the_peak_is_what_one_call_holds_at_once_to_the_byte() -> None:
     assert peak_bytes(lambda: held[0], "cpu") == 0
 
 
-def test_no_variant_hoards() -> None:
+def test_no_variant_keeps_memory() -> None:
     """In each phase every call holds the same bytes after it and has the same peak."""
     conv = msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, dtype="float32")
     for number, entry in enumerate(ENTRIES):
@@ -70,7 +70,7 @@ def test_no_variant_hoards() -> None:
             assert first.peak_bytes == second.peak_bytes, what
 
 
-def test_what_a_call_hoards_is_counted_to_the_byte() -> None:
+def test_memory_that_a_call_keeps_is_exact() -> None:
     """Only bytes that each call adds count, not results, replaced tensors or uncollected garbage.
 
     The bytes of the process are read from the given source; on the CPU they are the resident set.
@@ -165,7 +165,7 @@ with limit_memory(160 * MIB):
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
-def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognized() -> None:
+def test_an_allocation_above_the_limit_is_an_out_of_memory_error() -> None:
     """Torch's and Python's errors are recognized; the ceiling is lifted at the end.
 
     A smaller allocation fits, and an inner ceiling cannot raise the outer one. The memory pass prints
@@ -188,7 +188,7 @@ def test_under_a_ceiling_what_does_not_fit_is_an_error_that_is_recognized() -> N
     assert not done.stderr
 
 
-def test_the_room_is_what_machine_and_container_leave(
+def test_available_memory_is_bounded_by_machine_and_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The room is bounded by the machine and any container limit; without a ceiling it is unbounded."""
@@ -213,7 +213,7 @@ ASKED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 
 CUDA_FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 
 
-def test_an_error_becomes_one_line_and_want_of_memory_is_told_from_others() -> None:
+def test_an_error_becomes_a_status_and_a_line() -> None:
     """Lack of memory is recognized by type or message, with the bytes if they are known."""
     short = "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
     for error in (CUDA_FULL, MemoryError(), *map(RuntimeError, (ASKED, short, "std::bad_alloc"))):

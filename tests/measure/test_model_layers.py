@@ -68,7 +68,7 @@ def test_layers_become_cases() -> None:
     assert layers(model, rows, LIKE, dtype="bfloat16").chosen[0].case.dtype == "bfloat16"
 
 
-def test_the_rest_of_what_is_trained_is_named() -> None:
+def test_other_trainable_modules_are_listed() -> None:
     """Norms, layers that were not called and layers that a population refuses are listed, unless frozen."""
     model = Strange()
     others = {other.name: other for other in of(model, 3, 4, 9, 11).others}
@@ -82,7 +82,7 @@ def test_the_rest_of_what_is_trained_is_named() -> None:
         perturb(model, Perturbed(), members=2, sigma=0.1)
 
 
-def test_a_model_that_raises_or_holds_nothing_is_one_line() -> None:
+def test_a_model_that_raises_or_has_no_layer_is_refused() -> None:
     """The error says what to do; a failed model keeps no hook and can still be saved."""
     model = nn.Linear(4, 4)
     with pytest.raises(UserError, match=r"raises on rows of shape \(1, 5\): RuntimeError: .*return \(module"):
@@ -114,7 +114,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("factories_of_a_test", None)
 
 
-def test_a_factory_may_give_its_own_rows(package: str) -> None:
+def test_a_factory_may_return_example_rows(package: str) -> None:
     """A model that begins with a Linear layer needs no example; other factories return one."""
     model, rows = load_model(f"{package}:mlp")
     assert rows.shape == (1, 4)
@@ -122,7 +122,7 @@ def test_a_factory_may_give_its_own_rows(package: str) -> None:
     assert load_model(f"{package}:pair")[1].shape == (2, 3, 8, 8)
 
 
-def test_a_factory_that_makes_no_model_is_one_line(package: str) -> None:
+def test_a_factory_that_returns_no_model_is_refused(package: str) -> None:
     """The message has the fault, and the values that a factory may return."""
     for name, words in (
         (f"{package}:conv", "begins with Conv2d, so the shape of its rows is unknown: return (module, rows)"),

@@ -80,7 +80,7 @@ def test_the_gpu_is_found_by_the_uuid_that_torch_gives(monkeypatch: pytest.Monke
         current_uuid()
 
 
-def test_a_refusal_is_one_line_that_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_nvml_names_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each query, refused or missing in the library, has its message; without pynvml it names the package."""
     ask_everything(nvml(nvmlSystemGetDriverVersion=answering(b"580.1")))
     for function in sorted(GOOD.keys() - NEEDLESS):
@@ -99,7 +99,7 @@ def test_a_refusal_is_one_line_that_says_what_was_asked(monkeypatch: pytest.Monk
         Nvml(UUID)
 
 
-def test_a_number_that_no_gpu_has_is_an_error() -> None:
+def test_an_implausible_number_is_an_error() -> None:
     """A number that is out of range, has all bits set or is not whole is refused."""
     for function, (read, _) in NUMBERS.items():
         for nonsense in (-1, 0xFFFFFFFF, 2**64 - 1, 97.5, True, "45", None):
@@ -116,7 +116,7 @@ def test_a_number_that_no_gpu_has_is_an_error() -> None:
         nvml(nvmlDeviceGetUtilizationRates=answering(SimpleNamespace(gpu=101))).utilization_percent()
 
 
-def test_the_clock_is_described() -> None:
+def test_clock_policy_and_throttling() -> None:
     """An idle, fixed or highest clock is not throttling; an unknown bit is. Refused values are left out."""
     for bits, throttled in (
         (0x603, ("board limit",)),
@@ -139,7 +139,7 @@ def test_the_clock_is_described() -> None:
     assert nvml(**dict.fromkeys(names, refusing)).clock_policy() == "up to 1980 MHz"
 
 
-def test_processes_have_names_without_folders_and_the_bytes_that_are_counted() -> None:
+def test_processes_have_names_and_bytes() -> None:
     """Folders may be private. Impossible ids or bytes mean that the bindings do not match."""
     names = {7: "/home/user/bin/train", 8: r"C:\tools\train.exe", 9: b"python3"}
     listed = [*processes(7, 8, used=3 * MIB), *processes(9, used=NOT_AVAILABLE), *processes(10, used=None)]

@@ -91,7 +91,7 @@ ORDINARY = (
 )
 
 
-def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
+def test_only_the_device_work_of_the_call_is_counted() -> None:
     """Kernels, copies and fills of the call are counted, not the marker or an earlier call.
 
     A graph's kernels count under the one launch that they share. A kernel whose launch is not recorded,
@@ -105,7 +105,7 @@ def test_what_ran_on_the_device_is_counted_and_nothing_else() -> None:
     assert traced(marked(*ORDINARY, *stray)).launches == 6
 
 
-def test_waiting_for_the_device_and_work_on_another_stream_are_told() -> None:
+def test_waits_and_other_streams_are_listed() -> None:
     """Runtime calls that wait are listed; a blocking copy is a wait and a launch.
 
     A stream is listed once by its number, also if its launch comes after the call.
@@ -140,7 +140,7 @@ def test_a_lost_record_is_an_error() -> None:
         traced(events)
 
 
-def test_operators_that_no_operator_called_are_counted() -> None:
+def test_outermost_operators_are_counted() -> None:
     """Top-level operators during the call are counted on each thread, also inside operators outside ATen."""
     spans = [
         host(CALL, 100, 100, "user_annotation"),
@@ -158,7 +158,7 @@ def test_operators_that_no_operator_called_are_counted() -> None:
     assert cpu_trace(read({"traceEvents": spans})) == Trace(launches=4)
 
 
-def test_the_operators_of_a_call_on_the_cpu_are_counted() -> None:
+def test_a_cpu_call_has_its_number_of_operators() -> None:
     """A product and a sum are two operators every time; an empty call has none."""
     layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
     assert {trace(lambda: layer(x).sum(), "cpu") for _ in range(5)} == {Trace(2)}
@@ -166,7 +166,7 @@ def test_the_operators_of_a_call_on_the_cpu_are_counted() -> None:
     assert trace(lambda: [x + 1 for _ in range(100)], "cpu") == Trace(100)
 
 
-def test_a_trace_that_fails_says_why_and_leaves_the_profiler_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profiler_is_usable_after_a_failed_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of the call are raised; records that stay lost are an error after some attempts."""
 
     def call() -> None:
@@ -182,7 +182,7 @@ def test_a_trace_that_fails_says_why_and_leaves_the_profiler_usable(monkeypatch:
     assert len(calls) == profiler.ATTEMPTS
 
 
-def test_a_trace_on_cuda_asks_the_profiler_for_what_ran_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_trace_records_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Kineto a profile has host records only: no kernels, launches or streams."""
 
     class Started(Exception):  # noqa: N818  # it stops the test before the profiler starts

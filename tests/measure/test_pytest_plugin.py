@@ -94,7 +94,7 @@ def test_without_times_variants_are_checked(
     assert not Path("stored.json").exists()
 
 
-def test_a_wrong_call_is_said_in_one_line() -> None:
+def test_an_invalid_option_is_one_line() -> None:
     """Invalid options end the run before any timing, with one line that says what to do instead."""
     with pytest.raises(pytest.Collector.CollectError, match="load its options: pytest -p esbench"):
         pytest_benchmarks.pytest_generate_tests(Mock(config=Mock(stash={})))
@@ -152,7 +152,7 @@ def _waiting(wait: Call, door: ChosenBenchmarks) -> Call:
     return wait
 
 
-def test_a_device_is_waited_for_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_timed_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA each timed call includes a synchronization; on a CPU nothing is added."""
     assert front(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
     world = World()

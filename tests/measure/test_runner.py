@@ -65,7 +65,9 @@ def stored_in(folder: Path) -> Run:
     return run
 
 
-def test_a_run_ends_with_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_run_has_the_seconds_of_each_activity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The times of the activities add up to the whole, also in a resumed run; a large file is compressed."""
     _, run = conduct(tmp_path / "whole")
     assert run.end is not None
@@ -115,7 +117,7 @@ def test_other_processes_on_the_gpu_make_a_run_invalid(tmp_path: Path) -> None:
     assert summary.measured == 2
 
 
-def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_has_that_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted run can be resumed; a full disk is reported once, by the row that failed."""
     interrupted = FakeScheme("A", World(), act=raising(KeyboardInterrupt(), after=30))
     with pytest.raises(KeyboardInterrupt):
@@ -138,7 +140,7 @@ def test_an_interrupted_run_is_stored_as_such(tmp_path: Path, monkeypatch: pytes
     assert end is None or end.status == "interrupted"
 
 
-def test_conditions_are_stored_once_and_read_beside_each_time_of_the_visit(tmp_path: Path) -> None:
+def test_conditions_are_stored_once_per_visit(tmp_path: Path) -> None:
     """Rows of another group, method or phase, and metrics other than times, have their own."""
     with_conditions = synthetic.clocks(synthetic.time_row(BASE, CASE, 1.0), 1000)
     others: list[dict[str, Any]] = [
@@ -210,7 +212,7 @@ def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
         assert words in str(problem)
 
 
-def test_compressing_loses_nothing_whatever_happens(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compression_loses_nothing(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run survives a kill before each step of compression, and a full disk."""
     before, content = read_run(large)[0], large.read_bytes()
 
@@ -293,7 +295,7 @@ def without_times(lines: list[Record]) -> list[Record]:
     ]
 
 
-def test_a_run_cut_off_at_any_moment_is_completed_as_if_it_had_not_been(
+def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A resumed run has the same rows and samples in the same order, wherever it was cut.
@@ -333,7 +335,7 @@ def stored(tmp_path: Path) -> Path:
     return writer.path
 
 
-def test_what_is_settled_is_kept_wherever_the_file_ends(stored: Path) -> None:
+def test_a_truncated_file_keeps_whole_phases(stored: Path) -> None:
     """Cut at any byte, the file keeps whole phases only and never half a line."""
     content = stored.read_bytes()
     header = content.index(b"\n") + 1
@@ -358,7 +360,7 @@ def resume_and_end(path: Path) -> None:
     assert list(path.parent.glob(f"{path.stem}*")) == [path]
 
 
-def test_the_newest_run_that_was_cut_off_is_resumed(stored: Path) -> None:
+def test_the_newest_unfinished_run_is_resumed(stored: Path) -> None:
     """Completed runs and files without a run are passed over.
 
     Rows after the last checkpoint are measured again, so they are removed: otherwise they would appear twice.

@@ -55,7 +55,7 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (card.major, card.minor))
 
 
-def test_what_the_card_cannot_run_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_refused_with_the_missing_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     """The capability is named first, because installing triton would not help."""
 
     def reasons() -> set[str]:
@@ -73,7 +73,7 @@ def test_what_the_card_cannot_run_is_refused_with_what_is_missing(monkeypatch: p
     assert reasons() == {"its kernel needs triton, which is not installed"}
 
 
-def test_a_type_that_the_card_lacks_has_rows_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_dtype_has_rows_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unsupported dtype has no set-up and no device peak, and the run continues with other cases."""
     lacking = {
         "bfloat16": f"bfloat16 {TOO_OLD}",

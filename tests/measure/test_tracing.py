@@ -114,7 +114,7 @@ def test_a_gpu_is_traced_last_and_a_cpu_phase_by_phase(monkeypatch: pytest.Monke
         assert (gpu.traces_last, cpu.traces_last) == (True, False)
 
 
-def test_what_a_trace_shows_is_read_with_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_a_trace_are_read_with_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader adds a trace's labels to times that were stored long before the trace.
 
     A phase that works on another stream has failed: its times are dropped. A failed trace drops no times.
