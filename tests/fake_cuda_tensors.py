@@ -1,7 +1,7 @@
 """CUDA tensors on a machine without a GPU: values are on the host, but torch's device rules are enforced.
 
 Inside :func:`fake_cuda`, tensors can be created on the device ``cuda``. Operators compute on the CPU, and
-raise or record what matters on a GPU:
+raise an error or record the operation, as described here:
 
 * Tensors of two devices in one operator raise :class:`DeviceMixError`, except for zero-dimensional CPU
   tensors that torch reads as numbers. So do a generator and a tensor of different devices, a CPU tensor given
@@ -124,8 +124,8 @@ class Operator(NamedTuple):
             waits=packet in HIDDEN_WAITS
             or (packet not in INDEXING and any(tag in func.tags for tag in WAITING_TAGS)),
             writes=tuple(
-                argument.name if argument.kwarg_only else place
-                for place, argument in enumerate(func._schema.arguments)
+                argument.name if argument.kwarg_only else index
+                for index, argument in enumerate(func._schema.arguments)
                 if argument.alias_info is not None and argument.alias_info.is_write
             ),
         )
@@ -136,7 +136,7 @@ Tape = list[tuple[Callable[..., Any], Any, Any, Any]]
 
 
 class FakeDevice(TorchDispatchMode):
-    """A device that records what its host waits for, and captures calls; made by :func:`fake_cuda`.
+    """A device that records when its host waits, and captures calls; made by :func:`fake_cuda`.
 
     Attributes:
         waits: the operations for which the host waited since the last :meth:`clear`.
@@ -169,19 +169,19 @@ class FakeDevice(TorchDispatchMode):
         """Return whether operators are being captured."""
         return self._tape is not None
 
-    def wait(self, what: str) -> None:
+    def wait(self, operation: str) -> None:
         """Record that the host waits."""
-        self.waits.append(what)
-        self._refuse(what)
+        self.waits.append(operation)
+        self._refuse(operation)
 
-    def draw(self, what: str) -> None:
+    def draw(self, operation: str) -> None:
         """Record the use of a generator."""
-        self.draws.append(what)
-        self._refuse(what)
+        self.draws.append(operation)
+        self._refuse(operation)
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, operation: str) -> None:
         if self.is_capturing:
-            message = f"operation not permitted when stream is capturing: {what}"
+            message = f"operation not permitted when stream is capturing: {operation}"
             raise CaptureError(message)
 
     def check_generator(self, name: str, device: torch.device) -> None:
@@ -206,9 +206,9 @@ class FakeDevice(TorchDispatchMode):
         """
         for _ in range(turns):
             call()
-        return [self._captured(call) for _ in range(turns)]
+        return [self._capture_once(call) for _ in range(turns)]
 
-    def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
+    def _capture_once(self, call: Callable[[], object]) -> Callable[[], object]:
         tape: Tape = []
         self._tape = tape
         try:
@@ -271,21 +271,23 @@ class FakeDevice(TorchDispatchMode):
 
         """
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        host = [one for one in tensors if _is_host(one)]
+        host = [tensor for tensor in tensors if _is_host(tensor)]
         if rules.indexes and isinstance(args[0], CudaTensor):
-            indices = [one for one in args[1] if one is not None]
-            if any(not isinstance(one, CudaTensor) for one in indices):
+            indices = [tensor for tensor in args[1] if tensor is not None]
+            if any(not isinstance(tensor, CudaTensor) for tensor in indices):
                 self.wait(f"{rules.name} by an index on the cpu")
             # A single value is written wherever a mask is True; otherwise the host counts the places.
             is_one = len(args) > 2 and args[2].numel() == 1  # the values to write
-            if any(one.dtype in MASKS for one in indices) and not is_one:
+            if any(tensor.dtype in MASKS for tensor in indices) and not is_one:
                 self.wait(f"{rules.name} by a mask")
-            host = [one for one in host if not any(one is index for index in indices) and one.dim()]
+            host = [
+                tensor for tensor in host if not any(tensor is index for index in indices) and tensor.dim()
+            ]
         elif rules.takes_numbers:
             written = [kwargs.get(at) if isinstance(at, str) else args[at] for at in rules.writes]
-            host = [one for one in host if one.dim() or any(one is other for other in written)]
+            host = [tensor for tensor in host if tensor.dim() or any(tensor is target for target in written)]
         if host:
-            places = ", ".join(f"{one.device.type}{[*one.shape]}" for one in tensors)
+            places = ", ".join(f"{tensor.device.type}{[*tensor.shape]}" for tensor in tensors)
             message = f"{rules.name}: expected all tensors to be on the same device, got {places}"
             raise DeviceMixError(message)
         if rules.needs_floats and not args[0].is_floating_point():
@@ -308,9 +310,9 @@ class _Calls(TorchFunctionMode):
         if name == "__get__":
             return func(*args)
         if name == "__set__":
-            return self._assigned(func, *args)
+            return self._assign(func, *args)
         if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
-            return self._moved(func, *args, **kwargs)
+            return self._move(func, *args, **kwargs)
         on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
         target = CUDA if on_cuda else CPU
         if kwargs.get("device") is not None:
@@ -318,18 +320,18 @@ class _Calls(TorchFunctionMode):
             kwargs["device"] = CPU if target.type == "cuda" else target
         before, self._cuda.target = self._cuda.target, target
         try:
-            return self._called(func, name, args, kwargs, on_cuda=on_cuda)
+            return self._call_function(func, name, args, kwargs, on_cuda=on_cuda)
         finally:
             self._cuda.target = before
 
-    def _assigned(self, func: Any, tensor: Tensor, value: object) -> Any:
+    def _assign(self, func: Any, tensor: Tensor, value: object) -> Any:
         """Set an attribute of a tensor; a gradient must be on its device."""
         if func == SET_GRAD and isinstance(value, Tensor) and value.device.type != tensor.device.type:
             message = f"a gradient on {value.device.type} is assigned to a tensor on {tensor.device.type}"
             raise DeviceMixError(message)
         return func(tensor, value)
 
-    def _called(self, func: Any, name: str, args: Any, kwargs: Any, *, on_cuda: bool) -> Any:
+    def _call_function(self, func: Any, name: str, args: Any, kwargs: Any, *, on_cuda: bool) -> Any:
         """Call a function that creates tensors on the requested device."""
         if on_cuda and func in READ_BY_PYTHON:
             self._cuda.wait(name)
@@ -346,7 +348,7 @@ class _Calls(TorchFunctionMode):
             result = CudaTensor(result.clone())
         return result
 
-    def _moved(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _move(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Emulate ``to``, ``cpu`` and ``cuda``; for torch's C++ code both devices are the CPU."""
         copy, dtype, layout = kwargs.pop("copy", False), None, None
         device = CPU if func is Tensor.cpu else CUDA
@@ -376,8 +378,8 @@ def _is_host(tensor: Tensor) -> bool:
 def _has_cuda(values: Iterable[object]) -> bool:
     """Return whether values, or lists among them, contain a CUDA tensor."""
     for value in values:
-        kind = type(value)
-        if kind is CudaTensor or ((kind is list or kind is tuple) and _has_cuda(value)):  # type: ignore[arg-type]  # a list
+        value_type = type(value)
+        if value_type is CudaTensor or ((value_type is list or value_type is tuple) and _has_cuda(value)):  # type: ignore[arg-type]  # a list
             return True
     return False
 
@@ -420,7 +422,7 @@ def _generators(cuda: FakeDevice) -> type[torch.Generator]:
     return Generator
 
 
-def _replaced(cuda: FakeDevice) -> dict[str, object]:
+def _replacements(cuda: FakeDevice) -> dict[str, object]:
     """Return replacements for functions of ``torch.cuda``."""
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: cuda.wait("Stream.synchronize"))
     properties = SimpleNamespace(
@@ -450,14 +452,14 @@ def _replaced(cuda: FakeDevice) -> dict[str, object]:
     }
 
 
-def _launcher(cuda: FakeDevice) -> Callable[..., None]:
+def _fake_launch(cuda: FakeDevice) -> Callable[..., None]:
     """Return a replacement for the launch of a Triton kernel."""
 
     def run(kernel: Any, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:  # noqa: ARG001  triton names them
         name = kernel.fn.__name__
-        for one in (*_tensors(args), *_tensors(kwargs.values())):
-            if not isinstance(one, CudaTensor):
-                message = f"the kernel {name} was given a tensor on {one.device}"
+        for tensor in (*_tensors(args), *_tensors(kwargs.values())):
+            if not isinstance(tensor, CudaTensor):
+                message = f"the kernel {name} was given a tensor on {tensor.device}"
                 raise DeviceMixError(message)
         cuda.launches.append(name)
 
@@ -483,7 +485,7 @@ def fake_cuda() -> Iterator[FakeDevice]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         if not torch.cuda.is_available():
             patch.setattr(torch.cuda, "_lazy_init", lambda: None)
-        for name, value in _replaced(cuda).items():
+        for name, value in _replacements(cuda).items():
             patch.setattr(torch.cuda, name, value)
         for name, module in list(sys.modules.items()):
             ours = name.partition(".")[0] in {"torch", "impls", "esbench", "tests"}
@@ -495,7 +497,7 @@ def fake_cuda() -> Iterator[FakeDevice]:
         patch.setattr(torch, "compile", lambda function=None, **_: function)
         patch.setattr(torch.autograd, "_engine_run_backward", backward)
         if importlib.util.find_spec("triton"):
-            patch.setattr("triton.runtime.jit.JITFunction.run", _launcher(cuda))
+            patch.setattr("triton.runtime.jit.JITFunction.run", _fake_launch(cuda))
         # A moved module keeps its parameters, whose class changes.
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)

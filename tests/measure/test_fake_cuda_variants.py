@@ -102,7 +102,7 @@ TRAINING = [
 """Training steps."""
 
 
-def named(entries: Sequence[Entry]) -> pytest.MarkDecorator:
+def parametrize_variants(entries: Sequence[Entry]) -> pytest.MarkDecorator:
     """Parametrize a test with variants."""
     return pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.variant.name)
 
@@ -162,7 +162,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kernels_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_kernel_results(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run comparisons with results of kernels, and accept whatever they find."""
     check_close = reference.check_close
 
@@ -213,7 +213,7 @@ def cases_of(entry: Entry) -> Iterator[Case]:
     return (case for case in CASES if entry.supports(case) and is_packed(case) is of_bits)
 
 
-def made(entry: Entry, case: Case) -> Workload | None:
+def build_if_supported(entry: Entry, case: Case) -> Workload | None:
     """Set a variant up on the device; return None if it does not support the case."""
     try:
         return build(entry.scheme, case, "cuda", 0)
@@ -221,8 +221,8 @@ def made(entry: Entry, case: Case) -> Workload | None:
         return None
 
 
-@named(LAYERS)
-@pytest.mark.usefixtures("short_checks", "kernels_pass")
+@parametrize_variants(LAYERS)
+@pytest.mark.usefixtures("short_checks", "ignore_kernel_results")
 def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
     """Every operator and phase stays on the device, with check, audit and quality figures.
 
@@ -230,7 +230,9 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
     """
     notes, is_wrapper = Notes(entry), isinstance(entry.scheme, AbstractWrapper)
     with fake_cuda() as cuda:
-        works = {case: work for case in cases_of(entry) if (work := made(entry, case)) is not None}
+        works = {
+            case: work for case in cases_of(entry) if (work := build_if_supported(entry, case)) is not None
+        }
         assert works
         for case, work in works.items():
             with on(case.label):
@@ -241,7 +243,7 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
                     with on(phase):
                         notes.run(work, phase, cuda)
                         if case in AUDITED:
-                            audited(entry, work, phase)
+                            audit(entry, work, phase)
         if not is_wrapper:
             with on("quality"), contextlib.suppress(UnavailableError), wrong_results(entry):
                 list(next(iter(works.values())).quality())
@@ -251,7 +253,7 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
     notes.check()
 
 
-def audited(entry: Entry, work: Workload, phase: Phase) -> None:
+def audit(entry: Entry, work: Workload, phase: Phase) -> None:
     """Audit a phase before and after it is timed."""
     work.enter(phase)
     with wrong_results(entry):
@@ -275,7 +277,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
     assert not cuda.draws
 
 
-@named(TRAINING)
+@parametrize_variants(TRAINING)
 def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model stays on the device: its check in float64, its step in float32."""
     monkeypatch.setitem(backward.DEPTHS, backward.MANY_SMALL, 3)
@@ -283,9 +285,9 @@ def test_a_training_step_stays_on_the_device(entry: Entry, monkeypatch: pytest.M
     with fake_cuda() as cuda:
         for case in CHECKS:
             for dtype in ("float64", "float32"):
-                one = msgspec.structs.replace(case, dtype=dtype)
-                if entry.supports(one) and (work := made(entry, one)) is not None:
-                    with on(one.label):
+                typed = msgspec.structs.replace(case, dtype=dtype)
+                if entry.supports(typed) and (work := build_if_supported(entry, typed)) is not None:
+                    with on(typed.label):
                         if dtype == "float64":
                             work.verify()
                         for phase in work.phases if dtype == "float32" else ():
@@ -328,8 +330,8 @@ def test_a_run_on_the_device_measures_every_phase(monkeypatch: pytest.MonkeyPatc
         )
         run_cases(plan, rows.extend, lambda *_: None, tools)
     assert not [row for row in rows if isinstance(row, Skipped) and row.status == "failed"]
-    found = {row.phase for row in rows if isinstance(row, Measurement) and row.variant.scheme == "LowRank"}
-    assert found == set(plan.phases)
+    phases = {row.phase for row in rows if isinstance(row, Measurement) and row.variant.scheme == "LowRank"}
+    assert phases == set(plan.phases)
 
 
 class Planted(Perturbed):
@@ -346,7 +348,7 @@ class Planted(Perturbed):
         return y
 
 
-def planted(act: Callable[[Tensor], object], cuda: FakeDevice, phases: Sequence[Phase] = PHASES) -> Notes:
+def run_planted(act: Callable[[Tensor], object], cuda: FakeDevice, phases: Sequence[Phase] = PHASES) -> Notes:
     """Run the phases of a scheme with an action planted in its forward."""
     notes = Notes(REGISTRY.entries["Perturbed"])
     work = build(type("Planted", (Planted,), {"act": staticmethod(act)})(), LINEAR, "cuda", 0)
@@ -374,13 +376,13 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
 def test_a_planted_wait_is_found() -> None:
     """A planted wait is found in the phases that run the forward, and capturing it raises."""
     with fake_cuda() as cuda:
-        planted(lambda y: y.abs(), cuda).check()
-        notes = planted(lambda y: y.sum().item(), cuda)
+        run_planted(lambda y: y.abs(), cuda).check()
+        notes = run_planted(lambda y: y.sum().item(), cuda)
         assert notes.waits.keys() == {"forward", "step"}
         with pytest.raises(AssertionError, match=r"^\{'forward': \{'_local_scalar_dense"):
             notes.check()
         for name, act in WAITING.items():
-            assert planted(act, cuda, ["forward"]).waits.keys() == {"forward"}, name
+            assert run_planted(act, cuda, ["forward"]).waits.keys() == {"forward"}, name
             y = torch.ones(3, 2, device="cuda")
             with on(name), pytest.raises(CaptureError, match="not permitted when stream is capturing"):
                 cuda.capture(partial(act, y), 1)
@@ -407,7 +409,7 @@ def test_a_planted_tensor_of_the_cpu_is_found() -> None:
     with fake_cuda() as cuda:
         for name, act in MIXED.items():
             with on(name), pytest.raises(DeviceMixError):
-                planted(act, cuda, ["forward"])
+                run_planted(act, cuda, ["forward"])
 
 
 def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
@@ -470,6 +472,6 @@ def test_weights_and_rows_of_a_case_are_drawn_on_its_device() -> None:
     """Inputs are drawn on the device because large ones take seconds on a CPU."""
     for case in (LINEAR, CONV, LINEAR_BITS, CONV_BITS):
         with fake_cuda() as cuda:
-            assert {one.device.type for one in layer(case, "cuda", 0).parameters()} == {"cuda"}
-            assert {one.device.type for one in rows(case, "cuda", 0)} == {"cuda"}
+            assert {tensor.device.type for tensor in layer(case, "cuda", 0).parameters()} == {"cuda"}
+            assert {tensor.device.type for tensor in rows(case, "cuda", 0)} == {"cuda"}
             assert not cuda.waits
