@@ -98,7 +98,7 @@ pack() {
   fi
   if mkdir "$new" && cp "${pieces[@]}" "$new" && cp "$summary" "$new/$name.summary.tsv"; then
     mv -f "$new"/* "$out"
-    for piece in "$out/$name".tar.gz.*; do # those of a longer archive before
+    for piece in "$out/$name".tar.gz.*; do # pieces of an earlier, longer archive
       [[ -e $work/pieces/${piece##*/} ]] || rm -f "$piece"
     done
   else

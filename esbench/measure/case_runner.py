@@ -194,7 +194,8 @@ class CoResidentGroup:
         """Call ``action`` with a variant; return whether it succeeded.
 
         A variant that fails is removed. If base or naive runs out of memory, the last candidate is removed
-        instead, because each group needs them.
+        instead, because each group needs them. The argument is an entry, so that no variable of the caller
+        keeps a removed variant allocated.
         """
         prepared = next(prepared for prepared in self.variants if prepared.entry is entry)
         try:

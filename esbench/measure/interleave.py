@@ -235,14 +235,9 @@ def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None =
         before_s = clock.seconds()
         blocks.append(median(clock.visit(call, calls).samples[LATENCY]))
         costs_ns.append((clock.seconds() - before_s) * 1e9 / calls)
-        calls = calls_per_visit(median(costs_ns[-BLOCKS:]))
+        calls = max(1, min(MAX_CALLS, math.ceil(VISIT_NS / max(median(costs_ns[-BLOCKS:]), 1.0))))
     state = f"flat after {len(blocks)} blocks," if _is_flat(blocks) else "not flat after"
     return WarmUp(blocks[-1], calls, state=f"{state} {spent_s:.2f} s")
-
-
-def calls_per_visit(call_ns: float) -> int:
-    """Return the number of calls that fill a visit if one call takes ``call_ns`` with its overhead."""
-    return max(1, min(MAX_CALLS, math.ceil(VISIT_NS / max(call_ns, 1.0))))
 
 
 def _is_flat(blocks: list[float]) -> bool:

@@ -173,8 +173,8 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
         recorder.cells = sum(cells)
         recorder.cases = order
         recorder.remaining = _remaining_time(plan, recorder, traces_last=instruments.traces_last)
-        for place, case in enumerate(order):
-            recorder.done, later = sum(cells[:place]), order[place + 1 :]
+        for index, case in enumerate(order):
+            recorder.done, later = sum(cells[:index]), order[index + 1 :]
             if recorder.is_done(case):
                 continue
             if reason := unsupported_reason(case.dtype, plan.device):
