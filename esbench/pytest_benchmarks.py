@@ -31,10 +31,10 @@ class Benchmark(Protocol):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of every cell.
+    """Make a test for every cell.
 
     Raises:
-        pytest.Collector.CollectError: the plugin with the options was not loaded.
+        pytest.Collector.CollectError: the plug-in with the options is not loaded.
 
     """
     if CHOSEN not in metafunc.config.stash:
@@ -53,7 +53,7 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[ChosenBenchmarks]:
 
 @pytest.fixture(scope="session")
 def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Iterator[None]:
-    """Lock the device until the end; while another run holds it, the terminal names that run."""
+    """Lock the device until the end of the session; report the run that holds it, if any."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     note = reporter.write_line if reporter else lambda _: None
     with lock_device(device_uuid(chosen.device) or chosen.device, "pytest benchmarks", note):
@@ -62,7 +62,7 @@ def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Ite
 
 @pytest.fixture
 def cell(variant: str, case: str, phase: Phase) -> Cell:
-    """One benchmark, by the three parts of its test's name."""
+    """The benchmark of a test."""
     return Cell(variant, case, phase)
 
 
@@ -78,7 +78,7 @@ def test_variant(
     if failure is None:
         return
     benchmark.has_error = True  # so it is not stored
-    if benchmark.stats is not None:  # nor shown: no time without correctness
+    if benchmark.stats is not None:  # and not shown, because a wrong result has no time
         benchmark.stats.stats.data.clear()
     if failure.status == "unavailable":
         pytest.skip(failure.reason)
@@ -86,7 +86,7 @@ def test_variant(
 
 
 def _time(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure | None:
-    """Time a cell and store its other figures; return the failure, if any."""
+    """Time a cell and store its memory and quality; return the failure, if any."""
     try:
         with chosen.conditions(cell):
             prepared = chosen.prepare(cell)

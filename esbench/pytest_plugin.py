@@ -44,7 +44,7 @@ Call = Callable[[], object]
 
 
 class Choice(NamedTuple):
-    """The options, named as those of `esbench run`."""
+    """The options, with the names of those of `esbench run`."""
 
     suite: str | None = None
     device: str = "auto"
@@ -56,7 +56,7 @@ class Choice(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A benchmark, by the parts of its test's name."""
+    """A benchmark: the parts of the name of its test."""
 
     variant: str
     case: str
@@ -72,7 +72,7 @@ class Subject(NamedTuple):
 
 @dataclass
 class ChosenBenchmarks:
-    """The benchmarks that were chosen. The variant that was set up last stays set up for its next phase."""
+    """The benchmarks of a session. The last variant stays set up for its next phase."""
 
     device: str
     suite: str
@@ -87,7 +87,7 @@ class ChosenBenchmarks:
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
-        """Choose by name.
+        """Choose benchmarks by name.
 
         Raises:
             UserError: a name is unknown, or there is nothing to time.
@@ -104,7 +104,7 @@ class ChosenBenchmarks:
         phases = parse_phases(choice.phases) or suite.phases
         cells = {
             Cell(entry.variant.label(case.operator), name, phase): Subject(entry, case)
-            for name, case in _named(cases_of(suite, choice.cases, None)).items()
+            for name, case in _cases_by_label(cases_of(suite, choice.cases, None)).items()
             for entry in entries
             if entry.supports(case)
             for phase in phases
@@ -134,7 +134,7 @@ class ChosenBenchmarks:
 
     @contextlib.contextmanager
     def conditions(self, cell: Cell) -> Iterator[None]:
-        """Set the precision of a cell, and on a CPU a memory limit: a full machine becomes an error."""
+        """Set the precision of a cell, and on a CPU a memory limit, so that a full machine is an error."""
         with (
             precision(self.cells[cell].case.dtype),
             memory.limit_memory() if self.device == "cpu" else contextlib.nullcontext(),
@@ -142,7 +142,7 @@ class ChosenBenchmarks:
             yield
 
     def prepare(self, cell: Cell) -> PreparedVariant | Failure:
-        """Return a variant that is set up, checked and in the phase, or why it cannot be timed."""
+        """Set a variant up, check it and enter the phase; or return the reason why it cannot be timed."""
         subject, phase = self.cells[cell], cell.phase
         if reason := unsupported_reason(subject.case.dtype, self.device):
             return Failure("unavailable", reason)
@@ -166,23 +166,23 @@ class ChosenBenchmarks:
         return prepared
 
     def call(self, prepared: PreparedVariant, phase: Phase) -> Call:
-        """Return the timed function: a phase's call, then waiting for its work."""
+        """Return the timed function: the call of a phase, then the wait for the device."""
         call, synchronize = prepared.workload.phases[phase], self.synchronize
         if synchronize is do_nothing:
             return call
 
-        def waited() -> object:
+        def call_and_wait() -> object:
             result = call()
             synchronize()
             return result
 
-        return waited
+        return call_and_wait
 
     def confirm(self, prepared: PreparedVariant, phase: Phase) -> dict[str, object]:
-        """Compare a call that was timed with the reference implementation again; return its memory.
+        """Compare a timed call with the reference implementation again; return its memory.
 
         Raises:
-            WrongResultError: it computes something else.
+            WrongResultError: the results differ.
 
         """
         footprint = memory.footprint(prepared.workload.phases[phase], self.device)
@@ -192,7 +192,7 @@ class ChosenBenchmarks:
         return {"peak_bytes": footprint.peak_bytes, "noise_bytes": prepared.workload.noise_bytes}
 
     def quality(self, prepared: PreparedVariant) -> dict[str, object]:
-        """Return kappa and n_eff of the variant that is set up, or the reason for having none."""
+        """Return kappa and n_eff of the variant, or the reason for not having them."""
         if self._quality is None:
             try:
                 self._quality = self._compute_quality(prepared) if self.rates else {}
@@ -221,28 +221,28 @@ class ChosenBenchmarks:
             environment=self.environment,
         )
         kappa, effective = Qualities(Run(header=header, rows=tuple(rows))).law(variant, case)
-        figures: dict[str, object] = {"kappa": kappa.mean} if kappa else {}
+        metrics: dict[str, object] = {"kappa": kappa.mean} if kappa else {}
         if isinstance(effective, Skipped):
-            figures["quality"] = effective.reason
+            metrics["quality"] = effective.reason
         elif effective is not None:
             name = "n_eff_at_least" if effective.is_bound else "n_eff"
-            figures[name] = "exact" if effective.is_exact else effective.value
-        return figures
+            metrics[name] = "exact" if effective.is_exact else effective.value
+        return metrics
 
 
-def _named(cases: tuple[Case, ...]) -> dict[str, Case]:
-    """Return cases by their labels; a label that occurs again gets an apostrophe."""
-    found: dict[str, Case] = {}
+def _cases_by_label(cases: tuple[Case, ...]) -> dict[str, Case]:
+    """Return cases by their labels; a repeated label gets an apostrophe."""
+    named: dict[str, Case] = {}
     for case in cases:
         label = case.label
-        while label in found:
+        while label in named:
             label += "'"
-        found[label] = case
-    return found
+        named[label] = case
+    return named
 
 
 CHOSEN: pytest.StashKey[ChosenBenchmarks] = pytest.StashKey()
-"""Where the configuration of pytest keeps the chosen benchmarks."""
+"""Key of the chosen benchmarks in the configuration of pytest."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -163,7 +163,7 @@ def prepared(
 ) -> "Iterator[Gate]":
     """Lock the device, check the revisions out, and yield the gate; delete their files afterwards."""
     from esbench.gate.gate import Gate
-    from esbench.gate.revisions import checked_out
+    from esbench.gate.revisions import check_out
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment
     from esbench.progress import showing
@@ -171,7 +171,7 @@ def prepared(
     lock = device_uuid(orders.device) or orders.device
     with (
         lock_device(lock, f"gate of suite {orders.suite}", note, wait_s=wait_s),
-        checked_out(top, revisions) as folders,
+        check_out(top, revisions) as folders,
         showing() as progress,
     ):
         machine = environment(orders.device)

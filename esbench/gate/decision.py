@@ -1,13 +1,13 @@
-"""The gate's decision: verdicts and an exit code from measured times and counts. Pure functions; no torch.
+"""The decision of the gate: verdicts and an exit code from measured times and counts. No torch.
 
-Counts, outputs and missing rows are compared exactly. Times are tested in two stages: a few replicates
-screen all cells, and new replicates confirm those that look slower or were too noisy to tell. A cell FAILs
-when it is slower than the margin at the level that Holm's procedure gives it among all confirmed cells and
-their geometric mean. A cell too noisy to show a regression is INCONCLUSIVE. If the controls misbehave or
-something was not measured, the gate is invalid and its times decide nothing.
+Counts, outputs and missing rows are compared exactly. Times are tested in two stages. The screen measures all
+cells in a few replicates. The confirmation measures new replicates of the cells that look slower or are too
+noisy to decide. A cell FAILs if it is slower than the margin; Holm's procedure over all confirmed cells and
+their geometric mean gives the level of its test. A cell too noisy to show a regression is INCONCLUSIVE. If a
+control misbehaves or a measurement is missing, the gate is invalid and its times are ignored.
 
-The unit of replication is a pair of fresh processes: calls within one process are correlated, so a replicate
-contributes one number however many rounds it ran.
+A replicate is a pair of fresh processes and contributes one number, however many rounds it ran, because calls
+within one process are correlated.
 """
 
 import math
@@ -43,21 +43,21 @@ from esbench.gate.records import (
 )
 
 MEAN = "geometric mean"
-"""Name of the mean over all cells, which is tested like one more cell."""
+"""Name of the mean over all cells, which is tested like a cell."""
 
 PASSED, FAILED, USAGE, INVALID = 0, 1, 2, 3
-"""Exit codes of a decision; 2 is also that of a command that could not decide."""
+"""Exit codes of a decision; a command that fails before the decision also ends with 2."""
 
 CONTROL_MARGIN = 0.005
-"""The control with more work must be found to be slower by more than this, even if the margin is wider."""
+"""The margin in the test of the control with more work, unless the margin of the gate is smaller."""
 
 LogRatios = dict[str, list[float]]
-"""Cell or control -> log(head / base) of each replicate."""
+"""Name of a cell or control -> log(head / base) of each replicate."""
 
 
 @dataclass
 class Evidence:
-    """The measurements so far: the survey of each cell by each arm, and the replicates."""
+    """The measurements so far: counts of each cell in each arm, and the replicates."""
 
     surveys: list[Surveyed] = field(default_factory=list)
     replicates: list[Replicate] = field(default_factory=list)
@@ -71,13 +71,13 @@ class Evidence:
         return log_ratios
 
     def timed_cells(self) -> list[Cell]:
-        """Return the cells to be timed: those that both arms have and compute correctly."""
+        """Return the cells that exist in both arms and are computed correctly by both."""
         cells = dict.fromkeys(row.cell for row in self.surveys)
         correct = {(row.cell, row.arm) for row in self.surveys if row.status == "ok"}
         return [cell for cell in cells if all((cell, arm) in correct for arm in ARMS)]
 
     def cells_to_confirm(self, settings: Settings) -> list[Cell]:
-        """Return the cells that the screen passes on; all of them if their mean is among the suspects."""
+        """Return the cells that the screen suspects; all cells if it suspects their mean."""
         cells, log_ratios = self.timed_cells(), self.log_ratios("screen", settings.trim)
         screened = screen({cell.name: log_ratios[cell.name] for cell in cells}, settings)
         suspected = suspects(screened, settings)
@@ -88,14 +88,14 @@ class Evidence:
 
 
 def replicate_log_ratio(timed: Timed, trim: float) -> float:
-    """Return log(head / base) of a replicate: the mean over rounds, trimmed by ``trim`` at each end."""
+    """Return log(head / base) of a replicate: the mean over rounds, a share ``trim`` dropped at each end."""
     return float(stats.trim_mean(round_log_ratios(timed), trim))
 
 
 def round_log_ratios(timed: Timed) -> list[float]:
-    """Return log(head / base) of each round, from the median of each visit.
+    """Return log(head / base) of each round: mean over the visits of head of log(median), minus that of base.
 
-    A round is ABBA or BAAB, so linear drift cancels within it.
+    The order of a round is ABBA or BAAB, so that linear drift cancels.
     """
     base, head = (_visit_logs(visits) for visits in (timed.base, timed.head))
     return [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
@@ -111,8 +111,11 @@ def _visit_logs(visits: Visits) -> list[tuple[float, float]]:
 class VariancePrior:
     """An inverse chi-squared prior of a cell's variance, estimated from all cells (Smyth, 2004).
 
-    ``freedom`` is how many degrees of freedom the prior counts for; ``pooled`` are those of all cells
-    together, an upper limit of what is known about any variance.
+    Attributes:
+        variance: the scale of the prior.
+        freedom: degrees of freedom of the prior.
+        pooled: degrees of freedom of all cells together, the upper limit for a posterior.
+
     """
 
     variance: float
@@ -120,19 +123,23 @@ class VariancePrior:
     pooled: float
 
     def shrink(self, variance: float, freedom: float) -> tuple[float, float]:
-        """Return the posterior variance of a cell and its degrees of freedom."""
-        share = freedom / (self.freedom + freedom)  # 0 if the prior has infinitely many
+        """Return the posterior variance of a cell, and its degrees of freedom.
+
+        The posterior is (d0 v0 + d v) / (d0 + d), with the prior's variance v0 and freedom d0.
+        """
+        share = freedom / (self.freedom + freedom)  # 0 if the prior has infinite freedom
         return (1 - share) * self.variance + share * variance, min(self.freedom + freedom, self.pooled)
 
 
 def variance_prior(variances: Sequence[float], freedom: int) -> VariancePrior | None:
-    """Fit the prior to the variances of cells, each with ``freedom`` degrees of freedom; None for too few.
+    """Fit the prior to the variances of cells, each with ``freedom`` degrees of freedom.
 
-    Variances of exactly 0 are left out. Source: Smyth, Linear models and empirical Bayes methods for
-    assessing differential expression in microarray experiments, 2004, sections 6.2 and 10.
+    Variances of exactly 0 are ignored; None if fewer than 3 variances remain. Source: Smyth, Linear models
+    and empirical Bayes methods for assessing differential expression in microarray experiments, 2004,
+    sections 6.2 and 10.
     """
     positive = np.array([variance for variance in variances if variance > 0])
-    if len(positive) < 3:  # noqa: PLR2004  # the scatter of two variances says too little
+    if len(positive) < 3:  # noqa: PLR2004  # two variances do not show how much variances vary
         return None
     logs = np.log(positive) - special.digamma(freedom / 2) + np.log(freedom / 2)
     half = _inverse_trigamma(float(np.var(logs, ddof=1) - special.polygamma(1, freedom / 2)))
@@ -143,8 +150,8 @@ def variance_prior(variances: Sequence[float], freedom: int) -> VariancePrior | 
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return x in e^-14 .. e^14 with trigamma(x) = value; infinity for values of about 0 and less."""
-    if value <= 1e-6:  # noqa: PLR2004  # the variances scatter no more than by chance
+    """Return x in e^-14 .. e^14 with trigamma(x) = value; infinity for a value below 1e-6."""
+    if value <= 1e-6:  # noqa: PLR2004  # the variances vary no more than by chance
         return float("inf")
     value = min(value, 1e6)
     return float(np.exp(optimize.brentq(lambda log: special.polygamma(1, np.exp(log)) - value, -14.0, 14.0)))
@@ -158,21 +165,21 @@ def bounds(
     power: float,
     prior: VariancePrior | None = None,
 ) -> Bounds:
-    """Return the effect with one-sided bounds by Student's t.
+    """Return the mean slowdown with one-sided bounds by Student's t.
 
     Args:
         log_ratios: log(head / base) of at least two replicates.
-        null: the slowdown that is tested against; ``p`` is the p-value of a larger one.
+        null: the null hypothesis is a slowdown of at most ``null``; ``p`` is its p-value.
         alpha: level of each bound.
-        power: probability with which the minimum detectable effect ``mde`` would have been found.
-        prior: shrinks the variance towards that of the other cells.
+        power: the minimum detectable effect ``mde`` is found with this probability.
+        prior: shrinks the variance towards the variance of the other cells.
 
     """
     count, mean = len(log_ratios), fmean(log_ratios)
-    spread, freedom = variance(log_ratios), float(count - 1)
+    cell_variance, freedom = variance(log_ratios), float(count - 1)
     if prior is not None:
-        spread, freedom = prior.shrink(spread, freedom)
-    error = math.sqrt(spread / count)
+        cell_variance, freedom = prior.shrink(cell_variance, freedom)
+    error = math.sqrt(cell_variance / count)
     reach = float(special.stdtrit(freedom, 1 - alpha)) * error
     distance = mean - math.log1p(null)
     return Bounds(
@@ -186,7 +193,7 @@ def bounds(
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the sample variance, exactly 0 for equal values. Ten times as fast as statistics.variance."""
+    """Return the sample variance, exactly 0 for equal values; ten times as fast as statistics.variance."""
     if min(values) == max(values):
         return 0.0
     mean = fmean(values)
@@ -194,7 +201,7 @@ def variance(values: Sequence[float]) -> float:
 
 
 def _relative(log_ratio: float) -> float:
-    """Return exp(log_ratio) - 1, finite also for absurdly large ratios."""
+    """Return exp(log_ratio) - 1, which is finite even for very large ratios."""
     return math.expm1(min(log_ratio, 100.0))
 
 
@@ -204,10 +211,10 @@ def geometric_mean(cells: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def screen(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str, Bounds]:
-    """Return the bounds of all cells and of their mean at the screen, tested against no slowdown at all.
+    """Return the bounds of all cells and of their mean at the screen, with a null hypothesis of no slowdown.
 
-    Each cell's variance is shrunk towards that of the others. These bounds only decide which cells are
-    confirmed; the confirmation uses new replicates of the cell alone.
+    The variance of each cell is shrunk towards the variance of the others. These bounds only decide which
+    cells are confirmed; a confirmation uses new replicates and no other cells.
     """
     bounds_of = partial(bounds, null=0.0, alpha=settings.screen_alpha, power=settings.power)
     freedom = min(map(len, cells.values())) - 1
@@ -217,26 +224,26 @@ def screen(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str
 
 
 def suspects(screened: Mapping[str, Bounds], settings: Settings) -> set[str]:
-    """Return which cells, and whether their mean, look slower at the screen or are too noisy to tell."""
+    """Return the names of the cells, and of their mean, that look slower at the screen or are too noisy."""
     return {
         name
-        for name, its in screened.items()
-        if its.p < settings.screen_alpha or its.mde > settings.worst_mde
+        for name, cell_bounds in screened.items()
+        if cell_bounds.p < settings.screen_alpha or cell_bounds.mde > settings.worst_mde
     }
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
-    """Return the level of each test of a family by Holm's step-down procedure.
+    """Return the level of each test by Holm's procedure; exactly the tests with p <= level are rejected.
 
-    In the order of the p-values the level is alpha / (members left); after the first p-value above its level
-    it stays where it is. So p <= level exactly for what is rejected (Holm, A Simple Sequentially Rejective
-    Multiple Test Procedure, 1979).
+    The k-th smallest of n p-values, from k = 0, has the level alpha / (n - k). After the first p-value above
+    its level, all others get the same level (Holm, A Simple Sequentially Rejective Multiple Test Procedure,
+    1979).
     """
     levels: dict[str, float] = {}
     level, stopped = 0.0, False
-    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if not stopped:
-            level = alpha / (len(p_values) - place)
+            level = alpha / (len(p_values) - rank)
             stopped = p > level
         levels[name] = level
     return levels
@@ -248,24 +255,24 @@ def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
 def decide(
     opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str] = ()
 ) -> Decision:
-    """Decide on everything that was measured; ``invalid`` are known reasons that invalidate the times."""
+    """Return the decision; ``invalid`` are reasons, found while measuring, to ignore the times."""
     cells = evidence.timed_cells()
     names = [cell.name for cell in cells]
-    controls = {f"{kind} | {cell.method}" for kind in CONTROLS for cell in cells}
+    controls = {f"{control} | {cell.method}" for control in CONTROLS for cell in cells}
     screened, confirmed = (evidence.log_ratios(stage, settings.trim) for stage in ("screen", "confirm"))
     reasons = list(invalid) if cells else [*invalid, "no cell was measured in both arms"]
-    reasons += _gaps(screened, [*names, *controls], settings.screen, "screen")
+    reasons += _missing_replicates(screened, [*names, *controls], settings.screen, "screen")
     verdicts = exact_verdicts(evidence.surveys)
     mean: Verdict | None = None
-    on_controls: list[Verdict] = []
+    control_results: list[Verdict] = []
     if cells and all(len(screened.get(name, ())) == settings.screen for name in names):
         screen_bounds = screen({name: screened[name] for name in names}, settings)
         suspected = suspects(screen_bounds, settings)
-        again = {name: confirmed.get(name, []) for name in names if {name, MEAN} & suspected}
-        reasons += _gaps(confirmed, [*again, *controls], settings.confirm, "confirm")
-        on_times, mean = time_verdicts(screen_bounds, again, settings)
-        verdicts += on_times
-        on_controls, misbehavior = control_verdicts(confirmed, settings)
+        to_confirm = {name: confirmed.get(name, []) for name in names if {name, MEAN} & suspected}
+        reasons += _missing_replicates(confirmed, [*to_confirm, *controls], settings.confirm, "confirm")
+        cell_verdicts, mean = time_verdicts(screen_bounds, to_confirm, settings)
+        verdicts += cell_verdicts
+        control_results, misbehavior = control_verdicts(confirmed, settings)
         reasons += misbehavior
     return Decision(
         schema=SCHEMA,
@@ -274,15 +281,15 @@ def decide(
         settings=settings,
         verdicts=tuple(verdicts),
         mean=mean,
-        controls=tuple(on_controls),
+        controls=tuple(control_results),
         invalid=tuple(reasons),
         exit_code=exit_code([*verdicts, *filter(None, [mean])], reasons),
         wall_s=wall_s,
     )
 
 
-def _gaps(log_ratios: LogRatios, names: Sequence[str], count: int, stage: str) -> Iterator[str]:
-    """Yield an error for each of these cells that was not measured in ``count`` replicates."""
+def _missing_replicates(log_ratios: LogRatios, names: Sequence[str], count: int, stage: str) -> Iterator[str]:
+    """Yield an error for each cell or control that was not measured in ``count`` replicates."""
     for name in names:
         measured = len(log_ratios.get(name, ()))
         if measured != count:
@@ -290,7 +297,7 @@ def _gaps(log_ratios: LogRatios, names: Sequence[str], count: int, stage: str) -
 
 
 def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
-    """Return the exit code: an exact failure always counts, a slower cell only if the gate is valid."""
+    """Return the exit code; a slower cell counts only in a valid gate, any other failure always."""
     failed = {verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted}
     if failed - {"latency_ns"} or (failed and not invalid):
         return FAILED
@@ -300,7 +307,7 @@ def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
 
 
 def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
-    """Return the verdicts that need no statistics: rows that appeared or went missing, outputs, counts."""
+    """Return the verdicts on new and missing rows, on outputs and on counts, which need no statistics."""
     rows: dict[str, dict[Arm, Surveyed]] = {}
     for row in surveys:
         rows.setdefault(row.cell.name, {})[row.arm] = row
@@ -347,68 +354,74 @@ def time_verdicts(
 
     Args:
         screened: the bounds of all cells and of their mean at the screen.
-        confirmed: the log ratios of the cells that were confirmed; of all cells if their mean was a suspect.
+        confirmed: new log ratios of the suspected cells; of all cells if their mean is suspected.
         settings: the rule.
 
     """
     suspected = suspects(screened, settings)
-    again = {
+    complete = {
         name: log_ratios
         for name, log_ratios in confirmed.items()
         if name in suspected and len(log_ratios) == settings.confirm
     }
     if MEAN in suspected and all(len(log_ratios) == settings.confirm for log_ratios in confirmed.values()):
-        again[MEAN] = geometric_mean(confirmed)
-    p_values = {name: _tested(log_ratios, settings.alpha, settings).p for name, log_ratios in again.items()}
+        complete[MEAN] = geometric_mean(confirmed)
+    p_values = {
+        name: _margin_test(log_ratios, settings.alpha, settings).p for name, log_ratios in complete.items()
+    }
     levels = holm(p_values, settings.alpha)
 
     def verdict(name: str) -> Verdict:
-        if name in again:
-            return _confirmed(name, again[name], levels[name], settings)
-        if name in suspected:  # it should have been confirmed and was not
+        if name in complete:
+            return _confirmation_verdict(name, complete[name], levels[name], settings)
+        if name in suspected:  # the confirmation is incomplete
             return _time_verdict(name, "INCONCLUSIVE", "noisy", screened[name])
         return _time_verdict(name, "PASS", "no-sign", screened[name])
 
     return [verdict(name) for name in screened if name != MEAN], verdict(MEAN)
 
 
-def _confirmed(name: str, log_ratios: Sequence[float], level: float, settings: Settings) -> Verdict:
+def _confirmation_verdict(
+    name: str, log_ratios: Sequence[float], level: float, settings: Settings
+) -> Verdict:
     """Return the verdict on a cell or a control from its new replicates."""
-    tested = _tested(log_ratios, level, settings)
+    tested = _margin_test(log_ratios, level, settings)
     if tested.p <= level:
         return _time_verdict(name, "FAIL", "slower", tested)
-    # Whether a cell is too noisy does not depend on how many others are confirmed.
-    if _tested(log_ratios, settings.alpha, settings).mde > settings.worst_mde:
+    # At the full level alpha, so that it does not depend on the number of confirmed cells.
+    if _margin_test(log_ratios, settings.alpha, settings).mde > settings.worst_mde:
         return _time_verdict(name, "INCONCLUSIVE", "noisy", tested)
     return _time_verdict(name, "PASS", "not-confirmed", tested)
 
 
-def _tested(log_ratios: Sequence[float], alpha: float, settings: Settings) -> Bounds:
-    """Return the bounds of a cell, tested against the margin."""
+def _margin_test(log_ratios: Sequence[float], alpha: float, settings: Settings) -> Bounds:
+    """Return the bounds of a cell with the margin as the null hypothesis."""
     return bounds(log_ratios, null=settings.margin, alpha=alpha, power=settings.power)
 
 
-def _time_verdict(name: str, status: Status, code: Code, its_bounds: Bounds) -> Verdict:
-    return Verdict(name, "latency_ns", status, code, its_bounds)
+def _time_verdict(name: str, status: Status, code: Code, cell_bounds: Bounds) -> Verdict:
+    return Verdict(name, "latency_ns", status, code, cell_bounds)
 
 
 def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Verdict], list[str]]:
-    """Test the controls like cells; return the verdicts and how the controls misbehave, if they do."""
+    """Test the controls like cells; return their verdicts, and an error for each control that misbehaves."""
     verdicts, reasons = [], []
     for name, log_ratios in sorted(confirmed.items()):
-        kind = name.rpartition(" | ")[0]
-        if kind not in CONTROLS or len(log_ratios) != settings.confirm:
+        control = name.rpartition(" | ")[0]
+        if control not in CONTROLS or len(log_ratios) != settings.confirm:
             continue
-        margin = min(settings.margin, CONTROL_MARGIN) if kind == MORE else settings.margin
+        margin = min(settings.margin, CONTROL_MARGIN) if control == MORE else settings.margin
         rule = msgspec.structs.replace(settings, margin=margin)
-        slower = _confirmed(name, log_ratios, settings.alpha, rule)
-        faster = _confirmed(name, [-log_ratio for log_ratio in log_ratios], settings.alpha, rule)
+        slower = _confirmation_verdict(name, log_ratios, settings.alpha, rule)
+        faster = _confirmation_verdict(name, [-log_ratio for log_ratio in log_ratios], settings.alpha, rule)
         verdicts.append(slower)
-        tested = _tested(log_ratios, settings.alpha, rule)
+        tested = _margin_test(log_ratios, settings.alpha, rule)
         effect = f"({100 * tested.effect:+.2f} %, at least {100 * tested.low:+.2f} %)"
-        if kind == MORE and slower.status != "FAIL":
-            reasons.append(f"the control with 2 % more work was not found slower {effect}: too noisy here")
-        if kind == SAME and "FAIL" in {slower.status, faster.status}:
+        if control == MORE and slower.status != "FAIL":
+            reasons.append(
+                f"the control with 2 % more work was not found slower {effect}: the machine is too noisy"
+            )
+        if control == SAME and "FAIL" in {slower.status, faster.status}:
             reasons.append(
                 f"the control with equal work differs between the arms {effect}: "
                 "the workers do not run under the same conditions"

@@ -1,8 +1,8 @@
 """One run of the gate: survey both revisions, time all cells, confirm the suspects, decide.
 
-Both revisions are served by fresh worker processes. A replicate goes through the cells in a seeded shuffle; a
-cell is set up in both arms and then timed in twenty to sixty rounds, each ABBA or BAAB at random, so that one
-worker is always idle while the other is timed. Every replicate is written to disk when it is measured.
+Fresh worker processes measure both revisions. A replicate times all cells in random order. A cell is set up
+in both arms and then timed in 20 to 60 rounds, each ABBA or BAAB at random; one worker is idle while the
+other is timed. Every replicate is written to disk as soon as it is measured.
 """
 
 import random
@@ -45,37 +45,37 @@ REPLICATES = "replicates.jsonl"
 MIN_ROUNDS, MAX_ROUNDS = 20, 60
 """Rounds of a cell at the screen."""
 CONTROL_UNITS = 200
-"""Units of control work in base; half a percent is one unit."""
+"""Units of control work in base; one unit is 0.5 %."""
 
 Workers = Mapping[Arm, WorkerProcess]
 Hellos = Mapping[Arm, Hello]
 
 
 class VisitPlan(NamedTuple):
-    """Launches of one visit: ``warm`` ones are not timed, they refill the caches; ``timed`` ones are kept."""
+    """Launches of one visit: ``warm`` ones fill the caches and are not timed, ``timed`` ones follow."""
 
     warm: int
     timed: int
 
 
 FAST_CALLS, SLOW_CALLS = VisitPlan(2, 3), VisitPlan(1, 2)
-"""The other worker has just used the core, so the first launches are slow: on a CPU the first takes two to
-three times as long as the last, and the second half as long again. Many short visits beat a few long ones,
-because a disturbance outlasts a launch: in the same time, sixty rounds of 2 + 3 launches scatter by a fifth
-less than twenty of 7 + 8, and no more than a hundred of 1 + 2."""
+"""The other worker has just used the core, so the first launches of a visit are slow: on a CPU the first
+takes 2 to 3 times as long as the last, and the second 1.5 times. Many short visits are better than a few long
+ones, because a disturbance takes longer than a launch: in the same time, 60 rounds of 2 + 3 launches vary by
+a fifth less than 20 rounds of 7 + 8, and as much as 100 rounds of 1 + 2."""
 
 
 @dataclass
 class Gate:
-    """Compares two revisions.
+    """Compares two revisions of a repository.
 
     Attributes:
-        orders: the orders for both workers, without arm and folder.
-        folders: the files of each arm.
+        orders: the settings of both workers, without arm and folder.
+        folders: the folder with the files of each arm.
         revisions: the commit of each arm.
         environment: the machine.
         settings: the decision rule.
-        progress: is called with cells done, cells in total and what runs now.
+        progress: shows the cells done, all cells, and the name of the current one.
         start: starts a worker for each arm.
         evidence: the measurements so far.
         cell_s: seconds to spend on a cell, from the suite.
@@ -93,17 +93,17 @@ class Gate:
     cell_s: float = 0.0
 
     def run(self, folder: Path) -> Decision:
-        """Measure the pairs that the decision rule requires, write the samples to a file, and decide.
+        """Measure the replicates of the decision rule, write them to a file in the folder, and decide.
 
-        A worker that fails while it is timed makes the gate invalid.
+        A worker that fails while a cell is timed makes the gate invalid.
 
         Raises:
             UserError: a revision cannot be measured at all.
 
         """
         start_s, evidence, settings = time.monotonic(), self.evidence, self.settings
-        others = self.environment.foreign
-        invalid = [f"other processes on the GPU at the start: {', '.join(others)}"] if others else []
+        foreign = self.environment.foreign
+        invalid = [f"other processes on the GPU at the start: {', '.join(foreign)}"] if foreign else []
         opening = self.survey()
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / REPLICATES).open("wb", buffering=0) as file:
@@ -124,9 +124,9 @@ class Gate:
 
     @contextmanager
     def _workers(self, *, timed: bool) -> Iterator[tuple[Workers, Hellos]]:
-        """Start two fresh workers; yield them and their first messages.
+        """Start a fresh worker for each arm; yield the workers and their first messages.
 
-        Only workers whose calls are timed share a core.
+        Both are pinned to one core if ``timed``.
         """
         core = self.orders.core if timed else None
         orders = {
@@ -139,10 +139,10 @@ class Gate:
     # The survey checks correctness and counts
 
     def survey(self) -> Opening:
-        """Check and count every variant in both arms; return the cells to compare.
+        """Check and count every variant in both arms; return the first line of the file of samples.
 
         Raises:
-            UserError: a worker fails, there are no cells, or packages of variants come from elsewhere.
+            UserError: a worker fails, there are no cells, or a package is not imported from the revision.
 
         """
         now = datetime.now(UTC)
@@ -168,7 +168,7 @@ class Gate:
         )
 
     def _rows(self, workers: Workers, hellos: Hellos) -> Iterator[Surveyed]:
-        """Yield the row of every cell in both arms, one variant after the other."""
+        """Yield the row of every cell in both arms, by variant."""
         head = hellos["head"]
         groups: dict[tuple[Variant, Case], list[Cell]] = {}
         for cell in dict.fromkeys((*head.cells, *hellos["base"].cells)):
@@ -178,11 +178,11 @@ class Gate:
         measured, absent = set(head.cells), head.unknown or "the suite of head no longer has it"
         for number, ((variant, case), cells) in enumerate(groups.items()):
             self.progress(number, len(groups), f"checking {variant.label(case.operator)}")
-            for arm in ARMS:  # both work at once: nothing is timed
+            for arm in ARMS:  # both work at the same time, because nothing is timed
                 workers[arm].send(Survey(tuple(cells)))
             yield from workers["base"].receive(Rows).rows
             for row in workers["head"].receive(Rows).rows:
-                # A variant that head still has but no longer measures is a missing row, too.
+                # A cell that head could measure but its suite does not contain is a missing row, too.
                 is_dropped = row.status == "ok" and row.cell not in measured
                 yield Surveyed(row.cell, "head", "absent", reason=absent) if is_dropped else row
 
@@ -191,7 +191,7 @@ class Gate:
     def replicates(
         self, stage: Stage, count: int, cells: Sequence[Cell], controls: Mapping[str, float] = CONTROLS
     ) -> Iterator[Replicate]:
-        """Time cells, and controls with an additional share of work in head, in pairs of fresh processes."""
+        """Yield replicates of cells and controls; each is timed in a pair of fresh processes."""
         questions: dict[str, Mapping[Arm, Open | Control]] = {
             cell.name: dict.fromkeys(ARMS, Open(cell)) for cell in cells
         }
@@ -208,8 +208,8 @@ class Gate:
             rng.shuffle(order)
             timed = []
             with self._workers(timed=True) as (workers, _):
-                for place, name in enumerate(order, start=(number - 1) * len(order)):
-                    self.progress(place, count * len(order), f"{stage} {number}: {name}")
+                for index, name in enumerate(order, start=(number - 1) * len(order)):
+                    self.progress(index, count * len(order), f"{stage} {number}: {name}")
                     timed.append(self._time(workers, name, questions[name], ROUND_FACTOR[stage], rng))
             yield Replicate(stage, number, tuple(timed), time.monotonic() - start_s)
 
@@ -221,20 +221,20 @@ class Gate:
         factor: int,
         rng: random.Random,
     ) -> Timed:
-        """Set a cell up in both arms, and time it in ``factor`` times the rounds that fit into ``cell_s``."""
+        """Set a cell up in both arms, and time it; the rounds take about ``factor * cell_s`` seconds."""
         slowest_ns = max(workers[arm].ask(questions[arm], Opened).launch_ns for arm in ARMS)
         launches = int(self.cell_s * 1e9 / (4 * slowest_ns))  # a round has four visits
         plan = FAST_CALLS if launches >= MIN_ROUNDS * sum(FAST_CALLS) else SLOW_CALLS
         rounds = factor * min(max(launches // sum(plan), MIN_ROUNDS), MAX_ROUNDS)
         visit = Visit(launches=plan.timed, before=plan.warm)
         visits: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in ARMS}
-        firsts = []
+        first_arms = []
         for _ in range(rounds):
             first, second = rng.choice((ARMS, ARMS[::-1]))
-            firsts.append(first)
+            first_arms.append(first)
             for arm in (first, second, second, first):
                 visits[arm].append(workers[arm].ask(visit, Visited).samples)
-        return Timed(name, tuple(firsts), tuple(visits["base"]), tuple(visits["head"]))
+        return Timed(name, tuple(first_arms), tuple(visits["base"]), tuple(visits["head"]))
 
 
 def _check_packages(hellos: Hellos) -> None:

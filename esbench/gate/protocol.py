@@ -1,4 +1,4 @@
-"""Messages between the gate and its workers, sent as JSON: question and answer. No torch."""
+"""Messages between the gate and its workers: questions and answers, sent as JSON. No torch."""
 
 from typing import Annotated, Literal
 
@@ -8,14 +8,14 @@ from esbench.gate.records import Arm, Cell, Nanoseconds, Surveyed
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that a worker gets when it starts.
+    """The settings of a worker, given at its start.
 
     Attributes:
-        arm: the revision that it measures.
-        root: the folder of that revision; packages of variants are imported from it if it has them.
+        arm: the arm to measure.
+        root: the folder with the files of the arm; its packages of variants take precedence.
         device: cpu or cuda.
         threads: CPU threads of torch.
-        core: the core that it is pinned to; None for any.
+        core: the CPU core of the worker; None for any.
         seed: seed of weights, inputs and noise.
         suite: name of the suite.
         variants: globs over variants; empty for those of the suite.
@@ -44,17 +44,17 @@ class Survey(_Message, frozen=True, tag="survey"):
     """Check a variant on a case against its reference, and count bytes and launches of its phases."""
 
     cells: tuple[Cell, ...]
-    """The cells of the variant on the case."""
+    """Cells of one variant on one case."""
 
 
 class Open(_Message, frozen=True, tag="open"):
-    """Set a cell up and warm it up; the next visits time it."""
+    """Set a cell up and warm it up; the following visits time it."""
 
     cell: Cell
 
 
 class Control(_Message, frozen=True, tag="control"):
-    """Set up some units of control work; the next visits time them."""
+    """Set up ``units`` of control work; the following visits time it."""
 
     units: int
     method: str
@@ -71,15 +71,15 @@ Question = Survey | Open | Control | Visit
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The first message of a worker: the loaded variants and its cells.
+    """The first message of a worker: its packages and cells.
 
     Attributes:
-        own_packages: packages of variants that were imported from the folder of the revision.
+        own_packages: packages of variants imported from the folder of the revision.
         code: package of variants -> hash of its files.
         harness: hash of the files of esbench.
         cells: the cells of the suite in this revision.
         cell_s: seconds to spend on a cell.
-        unknown: the error if this revision has no suite or variants of the given names; then it has no cells.
+        unknown: the error if the revision has no such suite or variant; ``cells`` is then empty.
 
     """
 
@@ -98,19 +98,19 @@ class Rows(_Message, frozen=True, tag="rows"):
 
 
 class Opened(_Message, frozen=True, tag="opened"):
-    """The cell is warm; ``launch_ns`` is about how long a launch takes."""
+    """A cell is set up and warm; ``launch_ns`` is the approximate time of a launch."""
 
     launch_ns: Nanoseconds
 
 
 class Visited(_Message, frozen=True, tag="visited"):
-    """The time of each launch of a visit."""
+    """The times of the launches of a visit."""
 
     samples: Annotated[tuple[Nanoseconds, ...], msgspec.Meta(min_length=1)]
 
 
 class Failure(_Message, frozen=True, tag="failure"):
-    """The error with which the worker ends: it cannot load the revision, or a call failed while timed."""
+    """The error that ends the worker: the revision cannot be loaded, or a timed call failed."""
 
     reason: str
 

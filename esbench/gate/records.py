@@ -12,27 +12,26 @@ SCHEMA = 1
 Arm = Literal["base", "head"]
 ARMS: tuple[Arm, Arm] = ("base", "head")
 Nanoseconds = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
-"""A positive time of at most 1e18 ns; decoding refuses zero, negative numbers, NaN and null."""
+"""A positive time of at most 1e18 ns; decoding rejects other numbers."""
 Visits = tuple[tuple[Nanoseconds, ...], ...]
-"""Nanoseconds of each launch of each visit: two visits a round, in order."""
+"""The times of the launches of each visit, in order; a round has two visits."""
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
-"""Control -> additional share of the harness's own work in head. Timed beside the cells of every gate."""
+"""Control -> additional work in head, as a share. Every gate times these calls of the harness, too."""
 Stage = Literal["screen", "confirm", "study"]
 ROUND_FACTOR: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
-"""Rounds of a cell as a multiple of those at the screen. A study is as long as a confirmation; its first
-third is as long as a screen."""
+"""Stage -> rounds of a cell as a multiple of those at the screen. A study has as many as a confirmation."""
 Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row", "output"]
 Code = Literal[
-    "no-sign",  # not slower at the screen
-    "not-confirmed",  # slower at the screen, but not in new replicates
-    "slower",  # slower in new replicates, too
+    "no-sign",  # does not look slower at the screen
+    "not-confirmed",  # looks slower at the screen, but is not in new replicates
+    "slower",  # slower in new replicates
     "noisy",  # too noisy to show a regression
-    "more-bytes",  # head holds more bytes
-    "more-launches",  # head launches more
-    "fewer",  # a count went down
+    "more-bytes",  # head needs more memory
+    "more-launches",  # head launches more kernels
+    "fewer",  # head needs less memory or fewer launches
     "missing",  # in base only
     "added",  # in head only
     "wrong",  # the output of head is wrong
@@ -41,14 +40,11 @@ Code = Literal[
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses unknown fields."""
+    """A record; decoding rejects unknown fields."""
 
 
 class Revision(_Strict, frozen=True):
-    """One arm: the revision as it was named on the command line, and its commit.
-
-    For a work tree with changes, the commit is not on any branch.
-    """
+    """The name of a revision on the command line, and its commit; that of a work tree is on no branch."""
 
     asked: str
     commit: str
@@ -70,13 +66,13 @@ class Cell(_Strict, frozen=True):
 
 
 class _Line(_Strict, frozen=True, tag_field="record"):
-    """A line of the file of samples; the field ``record`` names its kind."""
+    """A line of the file of samples; the field ``record`` is its tag."""
 
 
 class Opening(_Line, frozen=True, tag="gate"):
-    """The first line: what is compared, on which machine, with which code.
+    """The first line of the file of samples: the compared revisions, the machine and the code.
 
-    ``code``: arm -> package of variants -> hash of its files; ``harness``: hash of esbench's own.
+    ``code``: arm -> package of variants -> hash of its files; ``harness``: hash of the files of esbench.
     """
 
     schema: int
@@ -91,7 +87,7 @@ class Opening(_Line, frozen=True, tag="gate"):
 
 
 class Surveyed(_Line, frozen=True, tag="survey"):
-    """The counts of a cell in one arm, or the reason why there are none."""
+    """The counts of a cell in one arm by metric, or the reason for not having them."""
 
     cell: Cell
     arm: Arm
@@ -103,7 +99,7 @@ class Surveyed(_Line, frozen=True, tag="survey"):
 class Timed(_Strict, frozen=True):
     """The times of a cell in one replicate, in both arms.
 
-    ``first``: for each round the arm that was visited first and last, with the other arm twice in between.
+    ``first``: for each round, arm A of the order ABBA.
     """
 
     cell: str
@@ -113,7 +109,7 @@ class Timed(_Strict, frozen=True):
 
 
 class Replicate(_Line, frozen=True, tag="replicate"):
-    """The times of all cells in one pair of fresh processes, in the order in which they were measured."""
+    """The times of all cells in one pair of fresh processes, in the order of measurement."""
 
     stage: Stage
     number: int
@@ -124,7 +120,7 @@ class Replicate(_Line, frozen=True, tag="replicate"):
 class Bounds(_Strict, frozen=True):
     """The slowdown of head relative to base with one-sided bounds; 0.01 is 1 %.
 
-    ``mde`` is the minimum detectable effect: the slowdown that would have been found with a probability of
+    ``mde`` is the minimum detectable effect: a slowdown of this size is found with a probability of
     ``Settings.power``.
     """
 
@@ -154,15 +150,15 @@ class Settings(_Strict, frozen=True):
     """The decision rule; see :mod:`esbench.gate.decision`.
 
     Attributes:
-        margin: slowdown that is tolerated.
+        margin: tolerated slowdown; 0.01 is 1 %.
         screen: replicates of the screen.
         confirm: replicates of the confirmation.
         screen_alpha: level of the screen.
         alpha: family-wise level of the confirmation.
         power: probability that defines the minimum detectable effect.
         worst_mde: a cell with a larger minimum detectable effect is too noisy.
-        trim: share of rounds dropped at either end. A quarter, because on a shared machine one visit in
-            twenty is interrupted and takes twice as long, so that it affects more than two of twenty rounds.
+        trim: share of rounds dropped at either end. A quarter, because on a shared machine one visit in 20 is
+            interrupted and takes twice as long, which affects several of 20 rounds.
 
     """
 
@@ -179,7 +175,7 @@ class Settings(_Strict, frozen=True):
 class Decision(_Strict, frozen=True, kw_only=True):
     """All verdicts of a gate, stored as ``gate.json``.
 
-    ``invalid``: reasons why its times are ignored; ``unused``: waivers that are no longer needed.
+    ``invalid``: reasons to ignore the times; ``unused``: an error for each waiver that applies to nothing.
     """
 
     schema: int

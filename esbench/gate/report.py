@@ -18,11 +18,10 @@ HEADINGS = (
 WORDS = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 CONTROLS = {SAME: ("alike", "differs"), MORE: ("not found", "found")}
-"""Shown for a control instead of a verdict: if it is not slower, and if it is."""
+"""Control -> text shown instead of a verdict if it is not slower, and if it is slower."""
 LEGEND = (
     "slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of "
-    "the stage that decided; detectable: the smallest slowdown that would have been found with a "
-    "probability of 80 %."
+    "the stage that decided; detectable: the smallest slowdown that is found with a probability of 80 %."
 )
 
 
@@ -42,7 +41,7 @@ def headline(decision: Decision) -> str:
 
 
 def text(decision: Decision) -> str:
-    """Return the decision for a terminal, without cells that show no sign of a regression."""
+    """Return the decision for a terminal, without cells that do not look slower."""
     rows = [list(map(one_line, _row(verdict))) for verdict in _notable(decision)]
     parts = [tabulate(rows, headers=HEADINGS, tablefmt="simple", disable_numparse=True)] if rows else []
     parts += [one_line(f"INVALID: {reason}") for reason in decision.invalid]
@@ -52,12 +51,12 @@ def text(decision: Decision) -> str:
 
 
 def markdown(decision: Decision) -> str:
-    """Return the decision as Markdown for a pull request: notable rows, then all rows, folded."""
+    """Return the decision as Markdown for a pull request: notable rows, then all rows in a fold."""
     opening, settings = decision.opening, decision.settings
     machine = opening.environment
     notable = _notable(decision)
-    others = [verdict for verdict in decision.verdicts if verdict.code == "no-sign"]
-    verdicts = [*_worst_first([*notable, *others]), *decision.controls]
+    unchanged = [verdict for verdict in decision.verdicts if verdict.code == "no-sign"]
+    verdicts = [*_worst_first([*notable, *unchanged]), *decision.controls]
     parts = [f"### esbench gate: {escape(headline(decision))}"]
     parts += [f"**INVALID**: {escape(reason)}" for reason in decision.invalid]
     parts += [f"**ERROR**: {escape(reason)}" for reason in decision.unused]
@@ -77,7 +76,7 @@ def markdown(decision: Decision) -> str:
 
 
 def _notable(decision: Decision) -> list[Verdict]:
-    """Return all verdicts but those on cells that show no sign of a regression."""
+    """Return the verdicts without those on cells that do not look slower, the worst first."""
     rows = [verdict for verdict in decision.verdicts if verdict.code != "no-sign"]
     return _worst_first([*rows, *filter(None, [decision.mean])])
 
@@ -107,7 +106,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _counts(verdict: Verdict) -> str:
-    """Format a count in base and head with the difference, which three digits may not show."""
+    """Format a count of base and of head, and the difference, which may not be visible in three digits."""
     before, after = verdict.base, verdict.head
     if before is None or after is None:
         return "" if before is None else format_value(verdict.metric, before)

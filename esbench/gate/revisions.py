@@ -1,8 +1,7 @@
 """Revisions of a repository: find their commits, and write their files into temporary folders.
 
-Both folders have names of the same length, because the length of a path shifts the stack of a process, which
-is enough to change its speed (Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong,
-2009).
+Both folders have paths of the same length, because the length of a path moves the stack of a process, which
+can change its speed (Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong, 2009).
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from esbench.git import GENERATED, GitError, git
 from esbench.text import first_names
 
 WORKTREE = "worktree"
-"""Name of the revision that stands for the files in the folder, committed or not."""
+"""The revision name for the files in the folder, committed or not."""
 PREFIX = "esbench-gate-"
 _AUTHOR = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
@@ -31,12 +30,12 @@ def repository(folder: Path) -> Path:
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel"))
     except GitError as error:
-        message = f"{folder.resolve()} is not in a git repository, whose revisions the gate compares: {error}"
+        message = f"{folder.resolve()} is not in a git repository: run esbench gate in one ({error})"
         raise GitError(message) from error
 
 
 def default_base(top: Path, head: str) -> str:
-    """Return the merge base of ``head`` and the main branch, preferably that of the remote.
+    """Return the merge base of ``head`` and the main branch, if possible that of the remote.
 
     Raises:
         GitError: the branch does not exist.
@@ -54,12 +53,12 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
 
     Args:
         top: the top folder of the repository.
-        asked: the revision.
-        arm: ``head`` is refused if it is the tip of the folder and the folder has uncommitted changes.
-        output: a folder whose files do not count as changes.
+        asked: the name of the revision.
+        arm: for ``head``, the checked-out commit is refused if there are uncommitted changes.
+        output: changes in this folder are ignored.
 
     Raises:
-        GitError: there is no such revision, or it would leave out uncommitted changes.
+        GitError: there is no such revision, or there are uncommitted changes.
 
     """
     if asked == WORKTREE:
@@ -68,11 +67,13 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
         commit = git(top, "rev-parse", "--verify", "--end-of-options", f"{asked}^{{commit}}")
     except GitError:
         commit = ""
-    if re.fullmatch("[0-9a-f]+", commit) is None:  # for ^commit git prints ^..., too
+    if re.fullmatch("[0-9a-f]+", commit) is None:  # for "^commit" git prints "^" and the hash
         message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
         raise GitError(message)
-    is_tip = arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
-    if is_tip and (changed := _changes(top, output)):
+    is_checked_out = (
+        arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
+    )
+    if is_checked_out and (changed := _changes(top, output)):
         message = (
             f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
             f"commit them, or measure them with --head {WORKTREE}"
@@ -82,10 +83,10 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
 
 
 @contextlib.contextmanager
-def checked_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Path]]:
-    """Write the files of both revisions into temporary folders side by side, and delete them afterwards.
+def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Path]]:
+    """Write the files of both revisions into two temporary folders, and delete them afterwards.
 
-    They are plain folders, not work trees: the repository has no record of them, even after a crash.
+    They are not git work trees, so that a crash leaves nothing registered in the repository.
 
     Raises:
         GitError: git fails.
@@ -102,12 +103,12 @@ def checked_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[A
 
 
 def _index(folder: str) -> dict[str, str]:
-    """Return the environment in which git uses an index in this folder instead of the repository's."""
+    """Return the environment variable for an index in this folder instead of the index of the repository."""
     return {"GIT_INDEX_FILE": str(Path(folder) / "index")}
 
 
 def _changes(top: Path, output: Path | None) -> str:
-    """Return the names of the first changed files."""
+    """Return the names of the first few changed files; empty without changes."""
     top, excluded = top.resolve(), list(GENERATED)
     if output is not None and output.resolve().is_relative_to(top) and output.resolve() != top:
         excluded.append(f":(exclude,literal){output.resolve().relative_to(top).as_posix()}")
@@ -116,7 +117,7 @@ def _changes(top: Path, output: Path | None) -> str:
 
 
 def _snapshot(top: Path) -> str:
-    """Commit the files in the folder, new ones included, on no branch and without touching the index."""
+    """Commit the files in the folder, also untracked ones, to no branch; the index stays unchanged."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
         index = _index(temporary)
         git(top, "read-tree", "HEAD", environment=index)

@@ -5,7 +5,7 @@
     [[accept]]
     cell = "PerturbedLinear | Linear(64, 64) members=64 | forward | host"
     metric = "latency_ns"
-    reason = "the noise is drawn in float64 from now on, which is what makes it exact"
+    reason = "the noise is generated in float64, which makes it exact"
     expires = 2027-01-31
 
 ``cell`` is a name as the gate prints it, or a glob over such names. ``device = "cuda"`` or ``"cpu"`` limits a
@@ -31,7 +31,7 @@ FILE = "gate.toml"
 
 
 class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One intended regression. A wrong output cannot be waived."""
+    """An intended regression. A wrong output cannot be waived."""
 
     cell: Annotated[str, msgspec.Meta(min_length=1)]
     metric: Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row"]
@@ -40,20 +40,20 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: Literal["cpu", "cuda"] | None = None
 
     def __str__(self) -> str:
-        """Return the waiver as named in error messages."""
+        """Return the beginning of an error message about the waiver."""
         return f"{FILE}: the waiver for {self.metric} of {self.cell}"
 
     def matches(self, verdict: Verdict) -> bool:
-        """Whether the verdict is about this cell and metric; the mean over cells only matches by its name."""
+        """Return whether the waiver is for this cell and metric; a glob does not match the geometric mean."""
         is_named = verdict.cell == self.cell or (
             verdict.cell != MEAN and fnmatch.fnmatchcase(verdict.cell, self.cell)
         )
         return is_named and verdict.metric == self.metric
 
     def is_needed(self, verdict: Verdict, margin: float) -> bool:
-        """Whether it accepts a failure, or matches a time that may still be slower than the margin.
+        """Return whether the waiver matches a failure, or a time that may be slower than the margin.
 
-        A small slowdown is found in some gates and not in others, so one PASS does not make a waiver unused.
+        A small slowdown is found in some gates only, so a PASS alone does not make a waiver unused.
         """
         may_be_slower = verdict.bounds is not None and verdict.bounds.high > margin
         return self.matches(verdict) and (verdict.status == "FAIL" or may_be_slower)
@@ -64,7 +64,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
-    """Return the waivers in the top folder of a revision; none without the file.
+    """Return the waivers in the top folder of a revision; empty without the file.
 
     Raises:
         UserError: the file is invalid, or a waiver has expired or is listed twice; the message names it.
@@ -78,10 +78,10 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     except (OSError, ValueError) as error:
         message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
         raise UserError(message) from error
-    for place, waiver in enumerate(waivers):
+    for index, waiver in enumerate(waivers):
         key = (waiver.cell, waiver.metric, waiver.device)
-        if any(key == (other.cell, other.metric, other.device) for other in waivers[:place]):
-            message = f"{waiver} is listed twice: remove one of the two"
+        if any(key == (other.cell, other.metric, other.device) for other in waivers[:index]):
+            message = f"{waiver} is listed twice: remove one of them"
             raise UserError(message)
         if waiver.expires < today:
             message = f"{waiver} expired on {waiver.expires}: remove it"
@@ -90,21 +90,20 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
 
 
 def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) -> Decision:
-    """Return the decision with waivers applied, its exit code, and the waivers that apply to nothing.
+    """Return the decision with accepted failures, unused waivers and the resulting exit code.
 
-    A waiver that applies to nothing would hide the next regression, so it is an error unless the exit code is
-    worse already. It is not an error if its device or method was not measured, or if the gate compared less
-    than the ``whole`` suite.
+    An unused waiver would hide the next regression, so a decision that passes becomes an error. A waiver for
+    another device or method is never unused; without the ``whole`` suite, no waiver is.
     """
     environment, margin = decision.opening.environment, decision.settings.margin
     waivers = [waiver for waiver in waivers if waiver.device in {None, environment.device}]
 
-    def waived(verdict: Verdict) -> Verdict:
+    def accept(verdict: Verdict) -> Verdict:
         reason = next((waiver.reason for waiver in waivers if waiver.matches(verdict)), "")
         return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
 
-    verdicts = tuple(map(waived, decision.verdicts))
-    mean = waived(decision.mean) if decision.mean else None
+    verdicts = tuple(map(accept, decision.verdicts))
+    mean = accept(decision.mean) if decision.mean else None
     every = (*verdicts, *filter(None, [mean]))
     code = exit_code(every, decision.invalid)
     measured = {verdict.cell.rpartition(" | ")[2] for verdict in verdicts}

@@ -1,7 +1,7 @@
-"""A worker of the gate measures one revision: ``python -m esbench.gate.worker FILE_DESCRIPTOR ORDERS``.
+"""The worker of the gate measures one revision: ``python -m esbench.gate.worker FILE_DESCRIPTOR ORDERS``.
 
-The variants come from the folder of the revision; the harness is the installed one, the same for both arms.
-Questions and answers go through the connection with that file descriptor.
+The variants come from the folder of the revision; both arms use the installed harness. The file descriptor is
+the connection for questions and answers.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ from esbench.schema import QUALITY, Phase
 from esbench.workload import Workload, build
 
 WARM_S = 0.005
-"""Seconds of warm-up of a call on a CPU. The first visits of a cell warm it up, too, and are trimmed."""
+"""Seconds of warm-up of a call. The first rounds, which may be slower, are trimmed."""
 CONTROL_SIDE = {"cpu": 48, "cuda": 512}
-"""A unit of control work is a product of two square matrices of this side: about 5 us on a CPU."""
+"""Device -> side of the two square matrices whose product is a unit of control work: about 5 us on a CPU."""
 
 
 @dataclass
 class Selection:
-    """The suite and variants of a revision; ``unknown`` is the error if it lacks them."""
+    """The suite and variants of a revision; ``unknown`` is the error if the revision does not have them."""
 
     suite: Suite
     entries: list[Entry]
@@ -63,7 +63,7 @@ class Selection:
 
 
 def load_variants(orders: Orders) -> Selection:
-    """Import the packages of variants, from the folder of the revision if it has them, and select variants.
+    """Import the packages of variants, those of the revision first, and select variants.
 
     Raises:
         UserError: a package cannot be loaded.
@@ -82,7 +82,7 @@ def load_variants(orders: Orders) -> Selection:
 
 
 def control_work(units: int, device: str) -> Callable[[], object]:
-    """Return a call that does some units of independent work, the same in every process."""
+    """Return a call of ``units`` matrix products with the same inputs in every process."""
     generator = torch.Generator(device).manual_seed(0)
     side = CONTROL_SIDE[device]
     a, b = (torch.randn(side, side, generator=generator, device=device) for _ in range(2))
@@ -105,7 +105,7 @@ class Worker:
         Args:
             orders: the settings.
             selection: the suite and its variants.
-            state: global torch state before any variant was loaded.
+            state: global torch state before variants were loaded.
             tools: clocks and meters of the device.
 
         """
@@ -117,7 +117,7 @@ class Worker:
         self._precision = contextlib.ExitStack()
 
     def hello(self) -> Hello:
-        """Return the variants and cases that are loaded."""
+        """Return the first message: the packages and cells of the revision."""
         hashes = source_hashes(REGISTRY.entries.values())
         packages = {entry.package for entry in REGISTRY.entries.values()}
         root = Path(self.orders.root).resolve()
@@ -134,7 +134,7 @@ class Worker:
         )
 
     def answer(self, question: Question) -> Answer:
-        """Carry out a request. An error in a survey is sent as its answer; any other one ends the worker."""
+        """Return the answer to a question. An error in a survey is part of the answer."""
         match question:
             case Survey():
                 return Rows(tuple(self._survey(question.cells)))
@@ -160,7 +160,7 @@ class Worker:
     # Correctness and counts
 
     def _survey(self, cells: tuple[Cell, ...]) -> Iterator[Surveyed]:
-        """Yield a row for each cell of a variant on a case: its counts, or why there are none."""
+        """Yield a row for each cell of a variant on a case: its counts, or the reason for not having them."""
         variant, case, arm = cells[0].variant, cells[0].case, self.orders.arm
         entry = REGISTRY.entries.get(variant.name)
         if entry is None or not entry.supports(case):
@@ -221,7 +221,7 @@ class Worker:
     # Times
 
     def _set_up(self, cell: Cell) -> float:
-        """Set a cell up and warm it up; return about how many ns a call takes."""
+        """Set a cell up and warm it up; return the approximate time of a call in ns."""
         self._close()
         self._precision.enter_context(precision(cell.case.dtype))
         self._open_state = TorchState()
@@ -271,9 +271,9 @@ def main(orders: Orders, connection: Connection) -> None:
         state = TorchState()
         selection = load_variants(orders)
         state.check()
-        if "step" in selection.suite.phases:  # the first optimizer imports a thousand modules, in seconds
+        if "step" in selection.suite.phases:  # importing the optimizers takes seconds
             torch.optim.SGD([torch.zeros(1)])
-        if orders.core is not None:  # only now, because both workers share the core
+        if orders.core is not None:  # after the imports, which both workers do at the same time
             psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
             worker = Worker(orders, selection, state, tools)
@@ -285,9 +285,9 @@ def main(orders: Orders, connection: Connection) -> None:
 
 
 def _questions(connection: Connection) -> Iterator[Question]:
-    """Yield questions; end the process as soon as the gate's end of the connection is closed.
+    """Yield questions; end the process when the gate closes the connection.
 
-    A thread reads them, so that the process also ends if a variant hangs.
+    A thread reads the connection, so that the process ends even if a variant hangs.
     """
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""The gate's handle on a worker: start the process, ask questions, check the answers, end the process."""
+"""Control of a worker process by the gate: start it, ask questions, check the answers, end it."""
 
 import contextlib
 import os
@@ -18,51 +18,51 @@ from esbench.gate.protocol import Answer, Control, Failure, Open, Orders, Questi
 from esbench.gate.records import Arm
 
 WORKER = ("-P", "-m", "esbench.gate.worker")
-"""Arguments of Python; ``-P`` keeps the worker from importing an esbench of the folder that it runs in."""
+"""Arguments of Python; with ``-P`` the current folder is not searched for esbench."""
 SILENCE_S = 300.0
-"""A worker that does not answer for this long is considered hung."""
+"""Seconds without an answer after which a worker is considered hung."""
 END_S = 2.0
 """Seconds to wait for a worker to exit after it closed its connection."""
 MALLOC_TUNABLES = ":".join(
     f"glibc.malloc.{name}={size}"
     for name, size in (("mmap_threshold", 2**30), ("trim_threshold", 2**32), ("top_pad", 2**26))
 )
-"""Freed memory stays with the process. Otherwise whether a call of a megabyte faults its pages in each time
-depends on earlier allocations, and some cells differ between processes of one revision with a standard
-deviation of 24 % instead of 1.7 %."""
+"""With these settings a process keeps freed memory. By default, earlier allocations decide whether a call
+that allocates a megabyte faults its pages in every time, and the times of some cells vary between processes
+with a standard deviation of 24 % instead of 1.7 %."""
 QUOTED_CHARACTERS = 300
-"""How much of the last line of a worker's log an error quotes."""
+"""The most characters that an error quotes from a worker's log."""
 
 A = TypeVar("A", bound=Answer)
 
 
 class WorkerError(Exception):
-    """A worker died, hangs, failed or sent no valid answer; its measurements cannot be used."""
+    """A worker died, hangs, failed or sent an invalid answer."""
 
 
 class WorkerProcess:
-    """A running worker, which is asked one question at a time."""
+    """A running worker; it answers one question at a time."""
 
     def __init__(self, orders: Orders, log: Path, program: Sequence[str] = WORKER) -> None:
-        """Start the process; what it prints goes to the file ``log``."""
+        """Start the process; its output goes to the file ``log``."""
         self.arm = orders.arm
         self.log = log
         self._subject = "the start"
-        self._connection, theirs = Pipe()
+        self._connection, worker_end = Pipe()
         harness = str(Path(esbench.__file__).resolve().parents[1])
-        with theirs, log.open("wb") as output:
-            self.process = subprocess.Popen(  # noqa: S603  # this project's own program
-                [sys.executable, *program, str(theirs.fileno()), msgspec.json.encode(orders).decode()],
+        with worker_end, log.open("wb") as output:
+            self.process = subprocess.Popen(  # noqa: S603  # a program of this project
+                [sys.executable, *program, str(worker_end.fileno()), msgspec.json.encode(orders).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
                 cwd=orders.root,
                 env={
                     "GLIBC_TUNABLES": MALLOC_TUNABLES,
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, (harness, os.environ.get("PYTHONPATH")))),
-                    "TMPDIR": str(log.parent),  # temporary files go when the worker goes
+                    "TMPDIR": str(log.parent),  # temporary files are deleted with the log
                 },
                 start_new_session=True,  # an interrupt reaches only the gate, which ends its workers
             )
@@ -71,7 +71,7 @@ class WorkerProcess:
         """Send a question and return the answer.
 
         Raises:
-            WorkerError: no answer of this type arrives.
+            WorkerError: there is no answer, or it has another type.
 
         """
         self.send(question)
@@ -93,7 +93,7 @@ class WorkerProcess:
         """Wait for the answer to the last question, or for the first message.
 
         Raises:
-            WorkerError: no answer of this type arrives.
+            WorkerError: there is no answer, or it has another type.
 
         """
         try:
@@ -101,9 +101,9 @@ class WorkerProcess:
                 self._fail(f"did not answer for {SILENCE_S:g} s")
             answer: Answer = msgspec.json.decode(self._connection.recv_bytes(), type=Answer)
         except (EOFError, OSError):
-            self._fail(self._ending())
+            self._fail(self._exit_description())
         except ValueError as error:
-            self._fail(f"sent no valid answer: {error}")
+            self._fail(f"sent an invalid answer: {error}")
         if not isinstance(answer, kind):
             reason = answer.reason if isinstance(answer, Failure) else f"sent {type(answer).__name__}"
             self._fail(f"failed: {reason}")
@@ -116,7 +116,7 @@ class WorkerProcess:
         self.process.wait()
         self._connection.close()
 
-    def _ending(self) -> str:
+    def _exit_description(self) -> str:
         try:
             code = self.process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -134,9 +134,9 @@ class WorkerProcess:
 def start_workers(
     orders: Mapping[Arm, Orders], program: Sequence[str] = WORKER
 ) -> Iterator[dict[Arm, WorkerProcess]]:
-    """Start a worker for each arm; end all of them when the context is left.
+    """Start a worker for each arm; at the end of the context, kill the workers and delete their files.
 
-    Logs and temporary files are next to the folders of the revisions, and are deleted with the workers.
+    Logs and temporary files are next to the folders of the revisions.
     """
     parent = Path(orders["base"].root).parent
     with tempfile.TemporaryDirectory(prefix="logs-", dir=parent) as folder, contextlib.ExitStack() as stack:

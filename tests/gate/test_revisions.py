@@ -9,7 +9,7 @@ import pytest
 
 from esbench.gate import revisions as gate_revisions
 from esbench.gate.records import Arm, Revision
-from esbench.gate.revisions import checked_out, default_base, resolve
+from esbench.gate.revisions import check_out, default_base, resolve
 from esbench.git import GitError
 from tests.gate.gate_repository import commit, git, repository, state, write
 
@@ -58,7 +58,7 @@ def test_both_revisions_are_checked_out_side_by_side(top: Path, temporary: Path)
     before = state(top)
 
     def interrupted() -> None:
-        with checked_out(top, both(top)) as folders:
+        with check_out(top, both(top)) as folders:
             assert (folders["base"] / "a.txt").read_text(encoding="utf-8") == "one\n"
             assert (folders["head"] / "a.txt").read_text(encoding="utf-8") == "two\n"
             assert (folders["base"] / "folder" / "b.txt").exists()
@@ -70,7 +70,7 @@ def test_both_revisions_are_checked_out_side_by_side(top: Path, temporary: Path)
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     revisions = both(top) | {"head": Revision("x", "0" * 40)}
-    with pytest.raises(GitError, match="git read-tree: "), checked_out(top, revisions):
+    with pytest.raises(GitError, match="git read-tree: "), check_out(top, revisions):
         pass
     assert state(top) == before
     assert not list(top.rglob("hooked"))
@@ -98,7 +98,7 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
     git(top, "branch", "--quiet", "-m", "main", "trunk")
     with pytest.raises(GitError, match="name a revision with --base"):
         default_base(top, "HEAD")
-    with pytest.raises(GitError, match=rf"{tmp_path.resolve()} is not in a git repository, whose revisions"):
+    with pytest.raises(GitError, match=rf"{tmp_path.resolve()} is not in a git repository: run"):
         gate_revisions.repository(tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_worktree_stands_for_the_files_in_the_folder(
     write(top, {"a.txt": "four\n"})
     (top / "folder" / "b.txt").unlink()
     before = state(top)
-    with checked_out(top, both(top, "HEAD", "worktree")) as folders:
+    with check_out(top, both(top, "HEAD", "worktree")) as folders:
         head = folders["head"]
         files = {str(path.relative_to(head)) for path in head.rglob("*") if path.is_file()}
         assert files == {"a.txt", *new}
