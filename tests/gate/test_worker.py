@@ -251,7 +251,7 @@ def is_gone(process: psutil.Process) -> bool:
         ),
         ("os.write(2, b'\\xff' + b'x' * 1000); sys.exit(1)", f"the last line it printed: {'x' * 300}"),
         ("connection.send_bytes(b'Segmentation fault?')", "sent an invalid answer: JSON is malformed"),
-        ("""connection.send_bytes(b'{"message":"opened","launch_ns":0}')""", "no valid answer: Expected"),
+        ("""connection.send_bytes(b'{"message":"opened","launch_ns":0}')""", "an invalid answer: Expected"),
         ("""connection.send_bytes(b'{"message":"opened","launch_ns":1}')""", "failed: sent Opened"),
         ("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", "did not answer"),
         ("connection.close(); time.sleep(600)", "closed its connection but still runs"),
