@@ -131,7 +131,7 @@ class CoResidentGroup:
     def precheck(self, phase: Phase, around: ContextFor = lambda _: contextlib.nullcontext()) -> None:
         """Enter a phase with all variants, then check the call of each.
 
-        An action that fails removes a variant, which frees memory, and is tried again with those that remain.
+        If a variant fails, it is removed, or the last candidate if base needs the room; then the next is tried.
         """
         called: set[Variant] = set()
 
@@ -324,9 +324,7 @@ class CaseRunner:
     def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last.
 
-        Args:
-            deferred: the number of variants in later groups, for which the time budget reserves time.
-
+        The budget reserves time for the number of ``deferred`` variants, which are in later groups.
         """
         plan, recorder = self.context.plan, self.context.recorder
         rng = random.Random(f"{plan.seed} {self.case.label} {self._group_number}")  # noqa: S311  # an order, not a secret

@@ -127,10 +127,7 @@ def sample_in_background(nvml: Nvml, interval_s: float) -> Iterator[Readings]:
 def monitor_call(call: Callable[[], object], idle_w: float | None = None) -> Activity:
     """Repeat a CUDA call for some seconds and return NVML's readings.
 
-    Args:
-        call: the call.
-        idle_w: the idle power from :func:`idle_power_w`; without it, net energy is not computed.
-
+    Net energy is computed only with the idle power from :func:`idle_power_w`.
     """
     try:
         with Nvml() as nvml:

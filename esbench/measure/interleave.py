@@ -150,13 +150,7 @@ class TimedCall:
         self.spent_s += self._clock.seconds() - start_s
 
     def end_round(self, position: int, *, may_stop: bool) -> None:
-        """Store the round; end sampling if the interval is narrow or a bound is reached.
-
-        Args:
-            position: the index of this call in the first half of the round.
-            may_stop: whether a narrow interval ends sampling.
-
-        """
+        """Store the round; end sampling at a bound, or if it ``may_stop`` and the interval is narrow."""
         if self.stop:
             return
         for metric, samples in self._round.items():
@@ -215,14 +209,9 @@ def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
 
 
 def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None = None) -> WarmUp:
-    """Call until block medians are flat, within the clock's bounds.
+    """Call until block medians are flat, within the clock's bounds and the budget in seconds.
 
-    Args:
-        call: the call.
-        clock: times the calls, and bounds the warm-up.
-        budget_s: the most seconds of the warm-up, unless the clock's lower bound is larger.
-        longest_s: a call that takes longer is called only once; by default the budget.
-
+    A call that takes more than ``longest_s`` seconds, by default the budget, is called only once.
     """
     min_s, max_s = clock.warm_up_s
     max_s = min(max_s, max(min_s, budget_s))

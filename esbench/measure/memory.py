@@ -59,14 +59,7 @@ class Footprint(NamedTuple):
 def footprint(
     call: Callable[[], object], device: str, process_bytes: Callable[[], int | None] | None = None
 ) -> Footprint:
-    """Measure the memory of a call.
-
-    Args:
-        call: the call, which is repeated.
-        device: ``cpu`` or ``cuda``.
-        process_bytes: returns the bytes that this process uses on the GPU.
-
-    """
+    """Measure the memory of a call; ``process_bytes`` returns the bytes that this process uses on the GPU."""
     with quiet():
         if device == "cuda":
             peak, kept = _measure_on_cuda(call)
@@ -93,13 +86,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def limit_memory(limit_bytes: int | None = None) -> Iterator[None]:
     """Limit the bytes that this process can allocate on the host inside the context.
 
-    An allocation above the limit raises an error. Without a limit, the system's out-of-memory killer may end
-    the run, or another program. An inner context never raises the limit of an outer one. On systems other
-    than Linux this does nothing.
-
-    Args:
-        limit_bytes: the bytes, by default the available memory less RESERVE_BYTES.
-
+    The default limit is the available memory less RESERVE_BYTES. An allocation above the limit raises an
+    error; without a limit, the system's out-of-memory killer may end the run, or another program. An inner
+    context never raises the limit of an outer one. On systems other than Linux this does nothing.
     """
     if not can_limit():
         yield
