@@ -131,7 +131,7 @@ class CoResidentGroup:
     def precheck(self, phase: Phase, around: ContextFor = lambda _: contextlib.nullcontext()) -> None:
         """Enter a phase with all variants, then check the call of each.
 
-        If a variant fails, it is removed, or the last candidate if base needs the room; then the next is tried.
+        A variant that fails is removed; if base has no room, the last candidate is removed instead.
         """
         called: set[Variant] = set()
 
