@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, PackedConv2d, PackedLinear
-from impls.perturbation.function_mode import HANDLERS, Call
+from impls.perturbation.function_mode import HANDLERS, LayerArguments
 from impls.perturbation.layer import AbstractLogitLayer
 from impls.perturbation.scheme import check_choice, check_count
 
@@ -45,8 +45,8 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
     return operator.join(y, x)
 
 
-def _read(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> Call:  # noqa: ARG001  the signature of apply
-    return Call(operator, x, bias)
+def _read(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> LayerArguments:  # noqa: ARG001  the signature of apply
+    return LayerArguments(operator, x, bias)
 
 
 HANDLERS[apply] = (1, _read)

@@ -1,8 +1,8 @@
 """A torch function mode in which a plain model's layers use each member's weights.
 
-The model is not modified. While it runs, calls of torch's layer functions with a perturbed parameter are
-replaced by calls of its :class:`~impls.perturbation.layer.PerturbedLayer`. Any other function that uses such
-a parameter raises an error, so no layer is silently left unperturbed.
+The model is not modified. While it runs, a call of a torch layer function with a perturbed parameter becomes
+a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`. Any other function of such a parameter
+raises an error: no layer is silently left unperturbed.
 """
 
 import inspect
@@ -18,19 +18,19 @@ from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer
 from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d, Linear
 
 
-class Call(NamedTuple):
-    """The arguments of a layer function: operator, input (normalized, but not yet scaled) and bias."""
+class LayerArguments(NamedTuple):
+    """The arguments of a layer function; for a normalization x is normalized, but not yet scaled."""
 
     operator: AbstractOperator
     x: Tensor
     bias: Tensor | None = None
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: A002  torch's name
-    return Call(Linear(), input, bias)
+def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> LayerArguments:  # noqa: A002  torch's name
+    return LayerArguments(Linear(), input, bias)
 
 
-def _conv2d(
+def _read_conv2d(
     input: Tensor,  # noqa: A002  torch's name
     weight: Tensor,
     bias: Tensor | None = None,
@@ -38,35 +38,35 @@ def _conv2d(
     padding: int | tuple[int, ...] | str = 0,
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
-) -> Call:
-    return Call(Conv2d(stride, padding, dilation, groups), input, bias)
+) -> LayerArguments:
+    return LayerArguments(Conv2d(stride, padding, dilation, groups), input, bias)
 
 
-def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., Call]]:
-    """Return the handler of a normalization: torch normalizes, and scale and shift are the member's."""
+def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., LayerArguments]]:
+    """Return the handler of a normalization: torch's function normalizes; the caller scales and shifts."""
     names = tuple(inspect.signature(function).parameters)
 
-    def read(*args: Any, **kwargs: Any) -> Call:  # noqa: ANN401  arguments of torch's function
+    def read(*args: Any, **kwargs: Any) -> LayerArguments:  # noqa: ANN401  arguments of torch's function
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         bias = named.pop("bias", None)
         y = function(**{**named, "weight": None})
         if "normalized_shape" in named:
-            return Call(ChannelAffine(y.dim() - 1 - len(named["normalized_shape"]), 0), y, bias)
-        return Call(ChannelAffine(0, y.dim() - 2), y, bias)
+            return LayerArguments(ChannelAffine(y.dim() - 1 - len(named["normalized_shape"]), 0), y, bias)
+        return LayerArguments(ChannelAffine(0, y.dim() - 2), y, bias)
 
     return names.index("weight"), read
 
 
-HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., Call] | None]] = {
-    functional.linear: (1, _linear),
-    functional.conv2d: (1, _conv2d),
+HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., LayerArguments] | None]] = {
+    functional.linear: (1, _read_linear),
+    functional.conv2d: (1, _read_conv2d),
     functional.layer_norm: _normalization(functional.layer_norm),
     functional.rms_norm: _normalization(functional.rms_norm),
     functional.group_norm: _normalization(functional.group_norm),
     functional.batch_norm: _normalization(functional.batch_norm),
     functional.instance_norm: _normalization(functional.instance_norm),
 }
-"""For each layer function, the position of its weight and a function that reads the arguments of a call.
+"""For each layer function, the position of its weight argument and a function that reads its arguments.
 
 Other packages, such as :mod:`impls.binary`, add their layer functions here.
 """
@@ -89,7 +89,7 @@ class MemberFunctionMode(TorchFunctionMode):
         sigma: float,
         antithetic: bool,
     ) -> None:
-        """Store the layers, their noise by name, and the layout of the rows."""
+        """Store the layers, their noise by name, and how rows belong to members."""
         super().__init__()
         self._layers = {id(layer.weight): layer for layer in layers}
         self._names = {
@@ -100,7 +100,7 @@ class MemberFunctionMode(TorchFunctionMode):
         }
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
-        self._reached = False
+        self._used_a_layer = False
         self.calls: dict[str, list[LayerCall]] = {}
         """Calls of the layers that learn from rows, by layer name."""
 
@@ -129,38 +129,38 @@ class MemberFunctionMode(TorchFunctionMode):
         return result
 
     def check_layers_used(self, model: str) -> None:
-        """Check that the run used a perturbed layer.
+        """Check that the model called a perturbed layer.
 
         Raises:
-            ValueError: it did not.
+            ValueError: it called none.
 
         """
-        if not self._reached:
+        if not self._used_a_layer:
             message = (
-                f"{model} ran without using any of its {len(self._layers)} perturbed layers: compiled "
-                "and scripted code cannot be perturbed, pass the plain model"
+                f"{model} used none of its {len(self._layers)} perturbed layers: pass the plain model to "
+                "perturb(), not a compiled or scripted one"
             )
             raise ValueError(message)
 
-    def _call_layer(self, layer: PerturbedLayer, call: Call) -> Tensor:
-        if call.bias is not layer.bias:
+    def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
+        if arguments.bias is not layer.bias:
             message = (
-                f"the weight of layer {layer.name!r} is used with the bias of another layer: "
-                "exclude the layer, or call the layer itself"
+                f"the weight of layer {layer.name!r} is used without its own bias: "
+                f"pass exclude=[{layer.name!r}] to perturb(), or call the layer itself"
             )
             raise ValueError(message)
-        if call.x.shape[0] != self._rows:
+        if arguments.x.shape[0] != self._rows:
             message = (
-                f"layer {layer.name!r} got {call.x.shape[0]} rows where the population has {self._rows}: "
-                "a model must not change the first axis of its input"
+                f"layer {layer.name!r} got {arguments.x.shape[0]} rows, but the model {self._rows}: "
+                "keep the first axis of the model's input in every layer"
             )
             raise ValueError(message)
-        self._reached = True
+        self._used_a_layer = True
         if layer.learns_from_rows:
-            self.calls.setdefault(layer.name, []).append(LayerCall.of(call.operator, call.x))
+            self.calls.setdefault(layer.name, []).append(LayerCall.of(arguments.operator, arguments.x))
         noise = self._noise[layer.name]
         return layer.forward(
-            call.operator, call.x, noise, self._members, self._sigma, antithetic=self._antithetic
+            arguments.operator, arguments.x, noise, self._members, self._sigma, antithetic=self._antithetic
         )
 
     def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
@@ -170,25 +170,25 @@ class MemberFunctionMode(TorchFunctionMode):
             elif id(value) in self._names:
                 name = self._names[id(value)]
                 message = (
-                    f"a parameter of layer {name!r} is used by {resolve_name(func) or func}, which no "
-                    "scheme can perturb: exclude the layer, or call the layer itself"
+                    f"a parameter of layer {name!r} is used by {resolve_name(func) or func}, which cannot be "
+                    f"perturbed: pass exclude=[{name!r}] to perturb(), or call the layer itself"
                 )
                 raise ValueError(message)
 
 
 def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Raise an error for a BatchNorm, perturbed or not, that uses batch statistics."""
+    """Raise a ValueError for a BatchNorm that uses batch statistics, perturbed or not."""
     named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
     if named.get("training") or named.get("running_mean") is None:
         message = (
-            "BatchNorm with batch statistics normalizes across the population, so members would "
-            "depend on each other: call model.eval() first, or use GroupNorm or LayerNorm"
+            "BatchNorm normalizes across the population, which mixes the members: call model.eval() first, "
+            "or use GroupNorm or LayerNorm"
         )
         raise ValueError(message)
 
 
 def _changes_its_argument(func: Callable[..., object]) -> bool:
-    """Return whether a torch function works in place: ``add_``, ``__iadd__``, ``__setitem__``."""
+    """Return whether a torch function works in place, as ``add_``, ``__iadd__`` and ``__setitem__`` do."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name == "__setitem__" or (

@@ -3,8 +3,9 @@
 Sigma, the bias and its noise, and the antithetic halves are handled here, once for all schemes.
 """
 
+import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -349,9 +350,7 @@ def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, n
     named = dict(model.named_modules())
     for pattern in exclude:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
-            message = (
-                f"exclude pattern {pattern!r} matches no module; available: {', '.join(filter(None, named))}"
-            )
+            message = f"exclude={pattern!r} matches no module: {_suggest(pattern, named)}"
             raise ValueError(message)
     modules = {
         name: module
@@ -359,40 +358,44 @@ def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, n
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     }
-    chosen = {id(p): name for name, module in modules.items() for p in module.parameters(recurse=False)}
+    owners = {id(p): name for name, module in modules.items() for p in module.parameters(recurse=False)}
     for name in (name for name in named if name not in modules):
         for parameter in named[name].parameters(recurse=False):
-            if parameter.requires_grad and id(parameter) in chosen:
+            if parameter.requires_grad and id(parameter) in owners:
                 message = (
-                    f"{name} is excluded but shares a parameter with {chosen[id(parameter)]}, which is not: "
+                    f"{name} is excluded, but {owners[id(parameter)]} has the same parameter: "
                     "exclude both or neither"
                 )
                 raise ValueError(message)
-    refused = [
-        f"{name or 'the model itself'} ({why})" for name, m in modules.items() if (why := _obstacle(m))
-    ]
-    if refused:
-        message = (
-            f"cannot perturb {', '.join(refused)}: exclude them by name (exclude=[...]) to leave "
-            "them unperturbed"
-        )
+    unsupported = {
+        name: reason for name, module in modules.items() if (reason := _unsupported_reason(module))
+    }
+    if unsupported:
+        listed = ", ".join(f"{name or 'the model itself'} ({reason})" for name, reason in unsupported.items())
+        message = f"cannot perturb {listed}: pass exclude={list(unsupported)} to leave them unperturbed"
         raise ValueError(message)
     return modules
 
 
-def _obstacle(module: nn.Module) -> str:
-    """Return why a module with trainable parameters cannot be perturbed; an empty string if it can."""
-    kind = type(module).__name__
+def _unsupported_reason(module: nn.Module) -> str:
+    """Return why a module with trainable parameters cannot be perturbed, or ``""`` if it can."""
+    name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
-        return f"{kind}: scripted code cannot be perturbed"
+        return f"{name}: scripted code cannot be perturbed"
     parameters = dict(module.named_parameters(recurse=False))
     if not isinstance(module, SUPPORTED) or set(parameters) - {"weight", "bias"}:
-        return kind
+        return name
     if isinstance(parameters.get("weight"), nn.UninitializedParameter):
-        return f"{kind}, not initialized: run the model once"
+        return f"{name}, not initialized: run the model once"
     if "weight" not in parameters or len({p.requires_grad for p in parameters.values()}) > 1:
-        return f"{kind} with only a part of weight and bias trainable"
+        return f"{name}, where only the weight or only the bias is trainable"
     return ""
+
+
+def _suggest(pattern: str, names: Iterable[str]) -> str:
+    """Return a hint for a pattern that matches no name: the closest names, and how to list all."""
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
+    return f"closest are {', '.join(close)}; list all with dict(model.named_modules())"
 
 
 def perturbed_layers(
@@ -400,13 +403,13 @@ def perturbed_layers(
 ) -> list[PerturbedLayer]:
     """Pair each module with the scheme of the first glob pattern that matches its name.
 
-    Modules that share weight and bias make one layer, under the first one's name.
+    Modules that share weight and bias make one layer with the name of the first.
 
     Raises:
-        ValueError: a layer has no scheme, or a pattern no layer; the message names them.
+        ValueError: no pattern matches a module's name, or a pattern matches none.
 
     """
-    chosen: dict[int, PerturbedLayer] = {}
+    layers: dict[int, PerturbedLayer] = {}
     unmatched, used = [], set()
     for name, module in modules.items():
         pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
@@ -416,17 +419,17 @@ def perturbed_layers(
         used.add(pattern)
         scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
         layer = PerturbedLayer.of(name, module, scheme)
-        first = chosen.setdefault(id(layer.weight), layer)
+        first = layers.setdefault(id(layer.weight), layer)
         if first.bias is not layer.bias:
             message = (
-                f"{first.name} and {name} share a weight but not their bias, which no scheme supports: "
-                "share the bias too, use no bias, or exclude both"
+                f"{first.name} and {name} share a weight but not their bias: share the bias too, "
+                "use no bias, or exclude both"
             )
             raise ValueError(message)
     if unmatched:
-        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for the rest) or exclude them"
+        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for all others) or exclude them"
         raise ValueError(message)
     if unused := [pattern for pattern in patterns if pattern not in used]:
-        message = f"pattern {unused[0]!r} matches no layer; available: {', '.join(modules)}"
+        message = f"the scheme's pattern {unused[0]!r} matches no layer: {_suggest(unused[0], modules)}"
         raise ValueError(message)
-    return list(chosen.values())
+    return list(layers.values())

@@ -39,9 +39,9 @@ class PopulationNoise:
     """Noise of one step for a range of members.
 
     Attributes:
-        members: the members that the noise is for.
+        members: the range of members.
         layers: noise of each layer, by name.
-        owner: the population that drew it, the only one that accepts it.
+        owner: the population that drew it; other populations refuse it.
 
     """
 
@@ -57,10 +57,10 @@ class PopulationNoise:
 
 @dataclass(frozen=True, eq=False)
 class ActivationRecord:
-    """Inputs of the layers whose update needs them.
+    """Inputs of the layers whose schemes learn from rows.
 
     Attributes:
-        layers: the calls of each such layer, by name; empty where no scheme learns from rows.
+        layers: the calls of each such layer, by name.
         noise: the noise that the model ran with.
 
     """
@@ -70,36 +70,35 @@ class ActivationRecord:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the activations that the record keeps alive, in bytes."""
+        """Memory of the recorded inputs, in bytes."""
         return sum(call.rows.nbytes for calls in self.layers.values() for call in calls)
 
     def check(self, noise: PopulationNoise) -> None:
-        """Check that the record belongs to a step's noise, and that its activations are unchanged.
+        """Check that the record was made with this noise, and that its inputs are unchanged.
 
         Raises:
-            ValueError: the record is of other noise, or activations were changed in place.
+            ValueError: it was made with other noise, or inputs were changed in place.
 
         """
         if self.noise is not noise:
             message = (
-                "this record was made with other noise: pass the one that call_with_activations() returned "
-                "with it"
+                "the record was made with other noise: pass the record that call_with_activations(x, noise) "
+                "returned for this noise"
             )
             raise ValueError(message)
         for name, calls in self.layers.items():
             if any(call.version != LayerCall.of(call.operator, call.rows).version for call in calls):
                 message = (
-                    f"inputs of layer {name!r} were changed in place since its call: its update needs them. "
-                    "Write y = y + x instead of y += x, or give each call its own inputs"
+                    f"inputs of layer {name!r} were changed in place after its call: its update needs them. "
+                    "Write y = y + x instead of y += x, and do not reuse buffers of x"
                 )
                 raise ValueError(message)
 
 
 class Population:
-    """Members that each see the model's weights plus sigma times their own noise.
+    """Perturbed copies of a model, made by :func:`perturb`: member m sees W + sigma E_m.
 
-    The model is left unchanged: its parameters, ``state_dict`` and ``model(x)`` are the plain ones. Make one
-    with :func:`perturb`.
+    The model itself is not changed.
 
     Attributes:
         model: the plain model.
@@ -111,7 +110,7 @@ class Population:
 
     """
 
-    def __init__(  # noqa: PLR0913  perturb() is the interface, and checks them
+    def __init__(  # noqa: PLR0913  perturb() checks the arguments
         self,
         model: nn.Module,
         layers: Iterable[PerturbedLayer],
@@ -129,29 +128,28 @@ class Population:
 
     @property
     def shard_multiple(self) -> int:
-        """The population may be split at multiples of this number; the last part may be shorter."""
+        """The population may be split at multiples of this number."""
         return math.lcm(self._stream.SHARD_MULTIPLE, *(layer.scheme.shard_multiple for layer in self.layers))
 
     @torch.no_grad()
     def sample(self, step: int | Tensor, members: range | None = None) -> PopulationNoise:
         """Draw the noise of a step.
 
-        It is a function of the seed, the step, the layer and the member. To draw new noise at each replay of
-        a CUDA graph, use ``stream="philox"`` and capture ``sample(step); step.add_(1)`` with the step as a
-        tensor.
+        Noise is a function of seed, step, layer and member. For new noise at each replay of a CUDA graph, use
+        ``stream="philox"`` and capture ``sample(step); step.add_(1)`` with the step as a tensor.
 
         Args:
-            step: the training step, an integer of at least 0; or the same number as a 0-d int64 tensor on the
-                layers' device, whose value is not checked.
-            members: a part of the population, to evaluate it in several calls; it starts at a multiple of
-                :attr:`shard_multiple` and ends at one or at the last member. By default all members.
+            step: the training step, an integer of at least 0, or a 0-d int64 tensor on the layers' device.
+                The value of such a tensor is not checked.
+            members: the members to draw for, by default all. The range starts at a multiple of
+                :attr:`shard_multiple`, and stops at a multiple or at the last member.
 
         Raises:
             ValueError: the step or the part is invalid.
-            RuntimeError: a CUDA graph is being captured with a step that it would repeat at every replay.
+            RuntimeError: a CUDA graph is being captured, and the step is an int.
 
         """
-        step = self._step(step)
+        step = self._prepare_step(step)
         part = range(self.members) if members is None else members
         check_shard(part, self.members, self.shard_multiple)
         return PopulationNoise(
@@ -163,15 +161,15 @@ class Population:
             self,
         )
 
-    def _step(self, step: int | Tensor) -> int | Tensor:
-        """Return a step in the form that streams accept: an int, or keys on the device."""
+    def _prepare_step(self, step: int | Tensor) -> int | Tensor:
+        """Return a step as an int, or as the keys of a step on the device."""
         device = self.layers[0].weight.device
         if isinstance(step, Tensor) and (step.is_cuda or issubclass(self._stream, PhiloxStream)):
             return keys_of_step(self._stream, self.seed, step, device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             message = (
-                f"a CUDA graph would draw the same noise, of step {step}, at every replay: "
-                f"use stream='philox', pass the step as a 0-d int64 tensor on {device}, "
+                f"every replay of the CUDA graph would draw the noise of step {step}: use "
+                f"stream='philox', pass the step as a 0-d int64 tensor on {device}, "
                 "and increment it inside the capture"
             )
             raise RuntimeError(message)
@@ -194,19 +192,19 @@ class Population:
     def call_with_activations(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, ActivationRecord]:
         """Run the model, and return its output with the activations that the update needs.
 
-        Only schemes that learn from rows need the record; it is empty for others. The forward is not traced
-        by ``torch.compile``: it runs eagerly inside compiled code.
+        Only schemes that learn from rows need the record. Inside code compiled by ``torch.compile`` the
+        forward runs eagerly.
 
         Raises:
             ValueError: as for a call.
 
         """
         if torch.compiler.is_compiling():
-            # The decorator would load the compiler and add overhead to every eager call.
+            # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self.call_with_activations)(x, noise)
         self._check_noise(noise)
         members = len(noise.members)
-        rows = check_rows(x, members, antithetic=self.antithetic)
+        rows = _count_rows(x, members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
         context = MemberFunctionMode(self.layers, noise.layers, rows=rows, members=members, **options)
         model = self.model
@@ -226,21 +224,20 @@ class Population:
     ) -> None:
         """Accumulate the gradient estimate into ``.grad`` of the perturbed parameters.
 
-        The estimate is -1 / (n sigma) * sum_m c_m E_m, with n the evaluations of the whole population, so
-        that ``optimizer.step()`` increases the utilities. The updates of all parts of a population add up to
-        that of the whole.
+        The estimate is -1 / (n sigma) * sum_m c_m E_m, with n the evaluations of the whole population;
+        its sign makes ``optimizer.step()`` increase the utilities. Updates of parts of a population add up to
+        the update of the whole.
 
         Args:
-            noise: the noise that the rewards were measured with.
-            utilities: c, one number for each member of ``noise``, on any device. With antithetic sampling
-                two for each: first those of all members with their noise, then with its negative.
+            noise: the noise that the utilities belong to.
+            utilities: c, [members of ``noise``], on any device. With antithetic sampling [2 * members]: first
+                those of all members with their noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
-            validate: check that utilities and gradients are finite, which synchronizes with the device;
-                without it NaN is accumulated.
+            validate: check that utilities and gradients are finite, which synchronizes with the device.
 
         Raises:
-            ValueError: utilities have another length or are not finite, a scheme lacks its record, or a
-                gradient does not fit its parameter's type; earlier layers have been updated by then.
+            ValueError: the number of utilities is wrong, a utility or a gradient is not finite, or a scheme
+                needs a record. Layers before the one with the error have been updated.
 
         """
         self._check_noise(noise)
@@ -249,15 +246,15 @@ class Population:
         c = combine_antithetic(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
-        size = norm(c)
+        size = _norm(c)
         evaluations = self.members * sides
         for layer in self.layers:
-            drawn = noise.layers[layer.name]
-            layer.accumulate(drawn, c / size, size / (evaluations * self.sigma), validate=validate)
+            layer_noise = noise.layers[layer.name]
+            layer.accumulate(layer_noise, c / size, size / (evaluations * self.sigma), validate=validate)
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
                 half = c / size / sides
-                layer.accumulate_rows(drawn, half, size / evaluations, calls, validate=validate)
+                layer.accumulate_rows(layer_noise, half, size / evaluations, calls, validate=validate)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -273,7 +270,7 @@ class Population:
     def effective_weights(
         self, plain: Mapping[str, Tensor], changes: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return the parameters of a member with noise sigma E_m = ``changes``, by name."""
+        """Return the parameters of a member with sigma E_m = ``changes``, by name."""
         weights = {name: plain[name] + change for name, change in changes.items()}
         for layer in self.layers:
             name = f"{layer.name}.weight".removeprefix(".")
@@ -290,7 +287,7 @@ class Population:
 
         """
         if not 0 <= member < (count := len(noise.members)):
-            message = f"member {member} is not among the {count} of this noise"
+            message = f"member {member} is not in this noise of {count} members: pass 0 to {count - 1}"
             raise IndexError(message)
         return {name: changes[0] for name, changes in self.dense_noise(noise, member, member + 1).items()}
 
@@ -302,10 +299,9 @@ class Population:
 
         Args:
             noise: the noise.
-            start: the first member, counted from the first one of the noise.
-            stop: the member after the last one; by default all members.
-            update_directions: return the tensors that the update multiplies by utilities instead; they are
-                E_m for most schemes.
+            start: the first member; 0 is the first member of ``noise``.
+            stop: the member after the last; by default all members.
+            update_directions: return the tensors that the update multiplies by utilities instead.
 
         """
         stop = stop if stop >= 0 else len(noise.members)
@@ -319,7 +315,7 @@ class Population:
 
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self:
-            message = "this noise was drawn by another population: call this one's sample()"
+            message = "this noise was drawn by another population: call sample() of this one"
             raise ValueError(message)
         for layer in self.layers:
             layer.check_parameters()
@@ -328,9 +324,9 @@ class Population:
     @property
     def noise_bytes(self) -> int:
         """Memory of one step's noise for the whole population, in bytes; no noise is drawn."""
-        everyone, stream = range(self.members), self._stream
-        shapes = (layer.sample(0, 0, everyone, device="meta", stream=stream) for layer in self.layers)
-        return sum(noise.nbytes for noise in shapes)
+        members, stream = range(self.members), self._stream
+        noises = (layer.sample(0, 0, members, device="meta", stream=stream) for layer in self.layers)
+        return sum(noise.nbytes for noise in noises)
 
 
 def perturb(  # noqa: PLR0913  each is an independent option
@@ -358,9 +354,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
         antithetic: evaluate each member with its noise and with its negative.
         seed: seed of all noise; no global generator is used.
         exclude: glob patterns of modules that are not perturbed.
-        stream: source of the noise: ``block``, torch's generators, or ``philox``, a counter-based generator
-            with the same bits in kernels, for any split of the population. By default ``philox`` if a scheme
-            draws its noise inside a kernel, else ``block``.
+        stream: source of the noise: ``block`` (torch's generators) or ``philox`` (counter-based, with the
+            same bits in kernels and for any split of the population). By default ``philox`` if a scheme draws
+            its noise inside a kernel, else ``block``.
 
     Raises:
         ValueError: a number is out of range, a pattern matches nothing, or the model has parameters that
@@ -372,12 +368,12 @@ def perturb(  # noqa: PLR0913  each is an independent option
     if not (isinstance(sigma, int | float) and 0 < sigma < math.inf):
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
-    patterns = schemes_by_pattern(scheme)
-    stream = stream_for(patterns.values(), stream)
+    patterns = _schemes_by_pattern(scheme)
+    stream = _select_stream(patterns.values(), stream)
     modules = trainable_modules(model, tuple(exclude))
     layers = perturbed_layers(modules, patterns)
     if not layers:
-        message = f"nothing to perturb: {type(model).__name__} has no trainable parameters left"
+        message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
         raise ValueError(message)
     check_layer_names(
         STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias"))
@@ -385,7 +381,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     for layer in layers:
         if antithetic and not layer.scheme.supports_antithetic:
             message = (
-                f"{layer.scheme} does not support antithetic sampling: weights of {layer.name!r} are binary"
+                f"{layer.scheme} of layer {layer.name!r} does not support antithetic sampling: leave it out"
             )
             raise ValueError(message)
     return Population(
@@ -399,7 +395,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     )
 
 
-def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
+def _schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
     """Return schemes by name pattern; a single scheme matches all layers.
 
     Raises:
@@ -409,13 +405,13 @@ def schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str,
     patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
     for pattern, value in patterns.items():
         if not isinstance(value, AbstractScheme):
-            message = f"the scheme for {pattern!r} must be an instance such as Permuted(), got {value!r}"
+            message = f"the scheme for {pattern!r} must be an instance, as Permuted(), got {value!r}"
             raise ValueError(message)  # noqa: TRY004  as for every bad argument
     return patterns
 
 
-def stream_for(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
-    """Return the name of a stream that all schemes support: ``philox`` if one of them needs it.
+def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
+    """Return ``name``, or if it is None ``philox`` if a scheme needs it, else ``block``.
 
     Raises:
         ValueError: the named stream does not exist, or a scheme cannot draw from it.
@@ -425,13 +421,10 @@ def stream_for(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
     if name is None:
         return "philox" if fused else "block"
     if name not in STREAMS:
-        message = f"no stream {name!r}; available: {', '.join(STREAMS)}"
+        message = f"no stream {name!r}: use {' or '.join(map(repr, STREAMS))}"
         raise ValueError(message)
     if fused and name != "philox":
-        message = (
-            f"{fused} draws its noise inside a kernel, from the stream philox: leave stream out or set it to "
-            f"'philox', got {name!r}"
-        )
+        message = f"{fused} draws its noise inside a kernel: use stream='philox' or none, not stream={name!r}"
         raise ValueError(message)
     return name
 
@@ -439,26 +432,27 @@ def stream_for(schemes: Iterable[AnyScheme], name: str | None = None) -> str:
 def combine_antithetic(
     utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
 ) -> Tensor:
-    """Return one float64 number for each member: its utility, or the difference of its antithetic two.
+    """Return each member's utility, or with ``antithetic`` the difference of its two, [members] in float64.
 
     Raises:
-        ValueError: there are too few or too many, or with ``validate`` some are not finite.
+        ValueError: the number of utilities is wrong, or with ``validate`` one is not finite.
 
     """
     c = torch.as_tensor(utilities, device=device).detach().flatten().double()
     if c.numel() != members * (2 if antithetic else 1):
-        message = f"{c.numel()} utilities for {members} members" + " twice (antithetic)" * antithetic
+        sides = "two (antithetic)" if antithetic else "one"
+        message = f"got {c.numel()} utilities for {members} members: pass {sides} for each member"
         raise ValueError(message)
     if validate and not bool(c.isfinite().all()):
-        message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite"
+        message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite: replace them"
         raise ValueError(message)
     return c[:members] - c[members:] if antithetic else c
 
 
-def norm(c: Tensor) -> Tensor:
-    """Return the Euclidean norm of utilities in float64, but at least 1.
+def _norm(c: Tensor) -> Tensor:
+    """Return the Euclidean norm of utilities, or a tiny positive number if all are 0.
 
-    Utilities divided by it fit the narrowest float type. The square of the norm may overflow float64.
+    Their squares may overflow float64. Divided by the norm they are in the range of every floating dtype.
     """
     largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
     return largest * (c / largest).norm().clamp_min(1.0)
@@ -468,39 +462,40 @@ def check_shard(part: range, members: int, multiple: int) -> None:
     """Check that a range of members is a valid part of a population.
 
     Raises:
-        ValueError: it is empty, beyond the population, or does not start and end at a multiple.
+        ValueError: it is empty, outside of the population, or not split at multiples.
 
     """
     ends_well = part.stop % multiple == 0 or part.stop == members
     inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
     if not (inside and part.start % multiple == 0 and ends_well):
         message = (
-            f"members {part} is not a valid part of the population: parts of 0..{members} start and end "
-            f"at multiples of {multiple} (or at the end)"
+            f"members={part} is not a valid part of a population of {members}: start and stop at "
+            f"multiples of {multiple}, or stop at {members}"
         )
         raise ValueError(message)
 
 
-def check_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
+def _count_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
     """Return the number of rows of an input [repeats * members, ...].
 
     Raises:
-        ValueError: it is not a multiple of the members, or the repeats are odd with antithetic sampling.
+        ValueError: it is not a multiple of the members, or of twice the members with antithetic sampling.
 
     """
     if x.dim() == 0:
-        message = "the input has no rows: expected [repeats * members, ...]"
+        message = "the input has no axis of rows: pass [repeats * members, ...]"
         raise ValueError(message)
     rows = x.shape[0]
     if rows == 0 or rows % members:
         message = (
-            f"a batch of {rows} rows is not a multiple of {members} members (row = repeat * members + member)"
+            f"a batch of {rows} rows is not a multiple of {members} members: pass repeats * members "
+            "rows, where row = repeat * members + member"
         )
         raise ValueError(message)
     if antithetic and rows // members % 2:
         message = (
             f"antithetic sampling needs an even number of repeats, got {rows // members} "
-            f"({rows} rows, {members} members)"
+            f"({rows} rows, {members} members): pass each input twice"
         )
         raise ValueError(message)
     return rows

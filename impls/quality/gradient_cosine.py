@@ -1,7 +1,8 @@
 """Cosine between a scheme's gradient estimate and backpropagation's gradient, on a small trained network.
 
-Fitness is minus the cross-entropy of each member on the same images of digits, evaluated in antithetic pairs.
-Unlike the law of :mod:`impls.quality.kappa`, it includes the curvature at a finite sigma.
+Fitness is minus the cross-entropy on images of digits, the same for all members, evaluated in antithetic
+pairs. Unlike kappa (:mod:`impls.quality.kappa`) the cosine includes the curvature of the fitness at a
+finite sigma.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from impls.perturbation.layer import LayerCall
 
 SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
-"""From a nearly linear to a curved fitness."""
+"""Scales of the noise: the fitness is nearly linear at the first, and curved at the last."""
 
 ROWS = 16
 """Number of images that every member sees."""
@@ -32,7 +33,7 @@ ROWS_AT_ONCE = 2**14
 
 @dataclass(frozen=True)
 class Descent:
-    """A subject and the images that its fitness is measured on.
+    """A subject and the images on which its fitness is measured.
 
     Attributes:
         subject: the scheme and the network; ``subject.members`` pairs are evaluated.
@@ -71,7 +72,7 @@ class Descent:
         population = replace(self.subject, sigma=sigma).population(antithetic=True)
         noise = population.sample(step)
         losses, record = self.evaluate(population, noise)
-        # Utilities are centered within each half, which removes the component common to all members.
+        # Centering removes the noise component that all members share.
         utilities = losses.mean(1, keepdim=True) - losses
         gradients = {name: parameter.grad for name, parameter in population.model.named_parameters()}
         population.model.zero_grad()

@@ -1,41 +1,33 @@
-"""Kappa of the quality law, the loss of a scheme due to dependent members, estimated from their noise.
+"""Estimate kappa, the loss of gradient quality by dependent members, from the noise alone.
 
-For a locally linear fitness the utilities are c_m = <G, E_m>, centered over the members, and the estimate is
-g = sum_m c_m E_m. With e_m = E_m minus the component that all members share, t = E|e|^2 and
-P = E <e, e'>^2 over two members, an isotropic gradient of d weights has
+Definition. Let the fitness be linear with gradient G of d weights. The utilities are c_m = <G, E_m>, centered
+over the n members, and the estimate is g = sum_m c_m E_m. Averaged over directions of G,
 
-    E <g, G> = n t,    E |g|^2 = n (n - 1) P + n E|e|^4,    E |G|^2 = d,
+    1 / cos^2(g, G) = d E|g|^2 / E<g, G>^2 = 1 + kappa + d / n,    1 + kappa = d P / t^2,
 
-since expectations over G involve inner products of the members only. So
+with t = E|e|^2 and P = E<e, e'>^2 over pairs of members, where e = E_m minus the component that all members
+share. This follows from E<g, G> = n t and E|g|^2 = n (n - 1) P + n E|e|^4. It neglects (1 + kappa) / n and
+the relative excess of E|e|^4 over t^2 (2 / d for Gaussian entries). So n members are worth n_eff = n / (1 +
+kappa n / d) independent ones. Kappa does not depend on sigma or on the scale of E.
 
-    1 / cos^2 = d E|g|^2 / E<g, G>^2 = 1 + kappa + d / n    with    1 + kappa = d P / t^2,
+Estimator. Let A_ij = <E_i, E_j> for M members, r_i = sum_{j != i} A_ij and s = sum_i r_i. P is estimated
+without bias by the U-statistic of centered entries (Szekely and Rizzo 2014, Annals of Statistics 42; Song
+et al. 2012, JMLR 13):
 
-up to (1 + kappa) / n and to the relative excess of E|e|^4 over t^2 (2 / d for Gaussian entries). kappa does
-not depend on sigma or on the scale of E; for noise that scales with the weight it depends on the weight.
+    1 / (M (M - 3)) (sum_{i != j} A_ij^2 - 2 / (M - 2) sum_i r_i^2 + s^2 / ((M - 1) (M - 2))).
 
-The gradient is integrated out: with the Gram matrix A_ij = <E_i, E_j> of M members, P is estimated without
-bias by the U-statistic of centered off-diagonal entries,
+Subtracting the plain mean of the members instead would bias kappa by d / M^2, which is 256 for 2^20 weights
+and 64 members. t is estimated by the mean of A_ii minus the mean of A_ij. The ratio has a bias of about 3
+Var(t) / t^2: 6 / (d M) for independent Gaussian entries, 6 / d for one shared core.
 
-    1 / (M (M - 3)) sum_{i != j} (A_ij - (r_i + r_j) / (M - 2) + s / ((M - 1) (M - 2)))^2
-    = 1 / (M (M - 3)) (sum_{i != j} A_ij^2 - 2 / (M - 2) sum_i r_i^2 + s^2 / ((M - 1) (M - 2))),
+Errors. A replicate is one step, which has new cores; its standard error is about 2 (1 + kappa) / M. The
+reciprocal 1 / n_eff = 1 / n + kappa / d is linear in kappa, so replicates of n_eff are averaged as
+reciprocals. A replicate is negative where the error of kappa makes 1 + kappa n / d negative.
 
-with r the sums of rows without the diagonal and s their sum (Szekely and Rizzo 2014, Annals of Statistics 42;
-Song et al. 2012, JMLR 13). Subtracting the plain mean instead would leave -d / M in every entry, and bias
-kappa by d / M^2, which is 256 for a layer of 2^20 weights and 64 members. t is estimated without bias by the
-mean of the diagonal minus that of the rest. The bias of the ratio remains, about 3 Var(t) / t^2: 6 / (d M)
-for independent Gaussian entries; with one shared core, about 6 / d for any M.
-
-The standard error of one replicate is about 2 (1 + kappa) / M. Replicates are steps, with new cores.
-
-The reciprocal of n_eff = n / (1 + kappa n / d) is linear in kappa: 1 / n_eff = 1 / n + kappa / d. A replicate
-of n_eff is stored as this formula gives it; it is negative where the error of kappa makes 1 + kappa n / d
-negative. Readers average the reciprocals, which gives n_eff at the mean kappa; the mean of n_eff would be
-larger.
-
-Pairs that share much may be rare, such as members with the same one column of a thousand. A pair adds d <e,
-e'>^2 / t^2 <= d to kappa, times its frequency. If such pairs have a frequency of 3.7 / N, none is among N
-pairs with probability 1 / 40. So kappa may be up to 3.7 d / N above the fitted value; the replicates'
-interval does not cover this.
+Rare pairs. A pair of similar members adds d <e, e'>^2 / t^2 <= d to kappa, times the frequency of such
+pairs. If their frequency is f, a sample of N pairs has none of them with probability exp(-f N): 1 / 40 for
+f = 3.7 / N. So kappa may be 3.7 d / N above the estimate, which the interval of the replicates does not
+cover.
 """
 
 import math
@@ -57,24 +49,24 @@ NUMBERS = 2**26
 """Most numbers of dense noise in memory at once: 256 MB."""
 
 FEWEST, ENOUGH = 64, 128
-"""Limits of the number of members sampled, see :func:`sample_size`."""
+"""Least and usual number of sampled members, see :func:`sample_size`."""
 
 CHEAP = 2**22
-"""Numbers that take a few hundredths of a second; up to this count, more than FEWEST members are sampled."""
+"""Up to this many numbers of dense noise, more than FEWEST members are sampled."""
 
 PIECE = 2**24
-"""Numbers of dense noise computed in one call."""
+"""Most numbers of dense noise computed in one call."""
 
 NOISE_BYTES = 2**28
-"""Noise of a whole population that takes more bytes is not drawn if a smaller population will do."""
+"""Above these bytes of noise, a smaller population is drawn if its kappa is the same."""
 
 MAX_BYTES = 2**31
-"""Noise of a whole population that takes more bytes is never drawn."""
+"""Above these bytes of noise, no whole population is drawn."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A scheme on a plain model, at a population's size.
+    """A scheme, a plain model and the size of the population.
 
     Attributes:
         model: a plain model.
@@ -115,9 +107,8 @@ class Subject:
     def sample(self, step: int, count: int, *, update_directions: bool = False) -> Tensor:
         """Return the dense noise of randomly chosen members of one step, [count, d] in float32.
 
-        All pairs of members are equally likely, so that pairs that share a core occur as
-        often as in the whole population. Where drawing the whole population's noise would cost too much, all
-        members of a smaller population are returned, if its pairs have the same kappa.
+        All pairs of members are equally likely. If a population of ``count`` members has the same kappa and
+        less work, all of its members are returned instead.
 
         Args:
             step: the step.
@@ -125,28 +116,23 @@ class Subject:
             update_directions: return the tensors that the update multiplies by utilities instead.
 
         Raises:
-            UnavailableError: the whole population is needed, and its noise takes too much memory.
+            UnavailableError: the noise of the whole population is needed, and takes too much memory.
 
         """
-        is_whole = self._draws_whole(count)
-        population = self.population(None if is_whole else count)
+        population = self.population(None if self._samples_whole_population(count) else count)
         noise = population.sample(step)
-        rng = random.Random(f"{self.seed} {self.scheme} {step}")  # noqa: S311  a choice, not a secret
-        chosen = sorted(rng.sample(range(population.members), count))
+        rng = random.Random(f"{self.seed} {self.scheme} {step}")  # noqa: S311  not for cryptography
+        members = sorted(rng.sample(range(population.members), count))
         rows = torch.empty(count, self.size, device=next(self.model.parameters()).device)
-        filled = 0
-        for start, stop in _runs(chosen, max(1, PIECE // self.size)):
-            place = 0
-            written = population.dense_noise(noise, start, stop, update_directions=update_directions)
-            for value in written.values():
-                width = value[0].numel()
-                rows[filled : filled + stop - start, place : place + width] = value.flatten(1)
-                place += width
-            filled += stop - start
+        row = 0
+        for start, stop in _split_into_runs(members, max(1, PIECE // self.size)):
+            dense = population.dense_noise(noise, start, stop, update_directions=update_directions)
+            rows[row : row + stop - start] = torch.cat([value.flatten(1) for value in dense.values()], 1)
+            row += stop - start
         return rows
 
-    def _draws_whole(self, count: int) -> bool:
-        """Return whether the whole population is drawn, and ``count`` of its members are chosen."""
+    def _samples_whole_population(self, count: int) -> bool:
+        """Return whether to draw the whole population and select ``count`` of its members."""
         if count == self.members or self.scheme.update_directions_differ:
             return True
         layers = self.layers
@@ -158,8 +144,8 @@ class Subject:
         ):
             if nbytes > MAX_BYTES:
                 message = (
-                    f"kappa of this scheme depends on the number of members, and the noise of {self.members} "
-                    f"takes {nbytes / 1e9:.1f} GB: too much to sample members from"
+                    f"the noise of {self.members} members takes {nbytes / 1e9:.1f} GB, and kappa depends on "
+                    "their number: measure fewer members"
                 )
                 raise UnavailableError(message)
             return True
@@ -169,42 +155,40 @@ class Subject:
         # Regenerated noise is drawn for whole blocks of members.
         if any(isinstance(value, NoiseStream) for value in values):
             return False
-        # Dense noise takes as much memory as its dense form.
+        # Noise that is stored dense costs as much for the whole population as writing it out.
         return nbytes <= NOISE_BYTES and nbytes < self.members * self.size * torch.float32.itemsize
 
 
 def sample_size(members: int, size: int) -> int:
     """Return how many of a population's members to sample for weights of ``size`` numbers.
 
-    The standard error of kappa is about 2 (1 + kappa) / (members sampled) for one replicate. The interval of
-    all replicates is 0.02 (1 + kappa) for up to 2^15 weights and 0.04 (1 + kappa) for up to 2^20, in 0.1 to 2
-    s on two cores. It is wider where few pairs of members share much. n_eff depends on kappa n / d: if there
-    are more members than weights, more of them are sampled.
+    Five replicates of 128 members (up to 2^15 weights) or 64 (up to 2^20) have an interval of 0.02 (1 +
+    kappa) or 0.04 (1 + kappa). n_eff depends on kappa n / d, so more are sampled if n / d is above 1.
     """
     count = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
     return min(members, count, max(8, NUMBERS // size))
 
 
-def _runs(chosen: list[int], longest: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of runs of consecutive numbers in a sorted list, at most ``longest`` long."""
-    start = previous = chosen[0]
-    for place in chosen[1:]:
-        if place != previous + 1 or place - start == longest:
+def _split_into_runs(members: list[int], max_length: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of the runs of consecutive numbers in a sorted list."""
+    start = previous = members[0]
+    for member in members[1:]:
+        if member != previous + 1 or member - start == max_length:
             yield start, previous + 1
-            start = place
-        previous = place
+            start = member
+        previous = member
     yield start, previous + 1
 
 
 class Moments(NamedTuple):
-    """Sums over the inner products of members.
+    """Sums over the inner products A_ij = <E_i, E_j> of M members.
 
     Attributes:
         members: M.
         trace: sum of A_ii.
-        total: sum of A_ij, i != j.
-        squares: sum of A_ij^2, i != j.
-        margins: sum of r_i^2.
+        total: sum of A_ij over i != j.
+        squares: sum of A_ij^2 over i != j.
+        margins: sum of r_i^2, with r_i = sum of A_ij over j != i.
 
     """
 
@@ -216,7 +200,7 @@ class Moments(NamedTuple):
 
 
 def moments(rows: Tensor) -> Moments:
-    """Return the moments of members given as rows [M, d], in float64."""
+    """Return the moments of members E [M, d]. The smaller of E E^T and E^T E is computed."""
     count, size = rows.shape
     if count <= size:
         products = (rows @ rows.mT).double()
@@ -232,130 +216,127 @@ def moments(rows: Tensor) -> Moments:
 
 
 REPLICATES = 5
-"""Number of steps (replicates) of each figure; for a fixed amount of noise it gives the shortest interval."""
+"""Number of replicates (steps); for a given total of sampled noise, five give the shortest interval."""
 
-NEEDED = 4
-"""The least number of members for the centered mean over pairs."""
+MIN_MEMBERS = 4
+"""The estimator divides by M - 3."""
 
 ROUNDING = 2.0**-20
-"""Relative to the square of a member's length: equal members differ by less in float32."""
+"""Members that differ by a smaller relative squared distance are equal up to rounding in float32."""
 
-ZERO = "its noise is zero on these weights"
+ZERO = "its noise is 0 on these weights"
 
 SMALLEST_SHARE = 2.0**-40
-"""The least size of 1 + kappa n / d, so that a replicate of n_eff is finite."""
+"""Least |1 + kappa n / d|, which keeps replicates of n_eff finite."""
 
 
-def kappa(sums: Moments, size: int) -> float:
-    """Estimate kappa from the inner products of members of ``size`` numbers each.
+def estimate_kappa(sums: Moments, size: int) -> float:
+    """Estimate kappa from the moments of members of ``size`` weights; the module has the formula.
 
     Raises:
-        ValueError: there are fewer than four members, or nothing in which they differ.
+        ValueError: there are fewer than four members, or all of them are equal.
 
     """
     count = sums.members
-    if count < NEEDED:
-        message = f"kappa needs at least {NEEDED} members to estimate, there are {count}"
-        raise ValueError(message)
+    _check_count(count)
     centered = sums.squares - 2 * sums.margins / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
     shared = centered / (count * (count - 3))
     trace = sums.trace / count - sums.total / (count * (count - 1))
     if trace <= ROUNDING * sums.trace / count:
-        message = "all members have the same noise: nothing remains after centring"
+        message = "all members have the same noise, which centering removes"
         raise ValueError(message if sums.trace else ZERO)
     return size * shared / trace**2 - 1
 
 
-def fitted(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]:
-    """Estimate kappa at each sampled step.
+def _check_count(members: int) -> None:
+    if members < MIN_MEMBERS:
+        message = f"kappa needs at least {MIN_MEMBERS} members, got {members}"
+        raise ValueError(message)
+
+
+def fit_kappa(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]:
+    """Return an estimate of kappa for each sampled step.
 
     Raises:
-        ValueError: there are too few members, or nothing in which they differ.
+        ValueError: there are fewer than four members, or all of them are equal.
 
     """
     if not subject.scheme.update_directions_differ:
-        return tuple(kappa(moments, subject.size) for moments in sampled)
+        return tuple(estimate_kappa(moments, subject.size) for moments in sampled)
     count = sample_size(subject.members, subject.size)
-    both = (
+    samples = (
         (subject.sample(step, count), subject.sample(step, count, update_directions=True))
         for step in range(len(sampled))
     )
-    return tuple(contrast(*pair, subject.members) for pair in both)
+    return tuple(estimate_kappa_of_update(*sample, subject.members) for sample in samples)
 
 
-def contrast(rows: Tensor, directions: Tensor, members: int) -> float:
-    """Estimate kappa of an estimate g = sum_m c_m D_m whose directions D_m differ from the noise E_m.
+def estimate_kappa_of_update(noise: Tensor, directions: Tensor, members: int) -> float:
+    """Estimate kappa of an update g = sum_m c_m D_m of other tensors D_m than the noise E_m.
 
-    With A_ij = <E_i, E_j> about the members' mean and B_ij = <D_i, D_j>, an isotropic gradient has
+    With A_ij = <E_i - mean E, E_j - mean E> and B_ij = <D_i, D_j>, averaged over directions of the gradient,
 
-        1 / cos^2 = d sum_ij A_ij B_ij / (sum_i <E_i, D_i>)^2,
+        1 / cos^2 = d sum_ij A_ij B_ij / (sum_i <E_i - mean E, D_i>)^2,    kappa = 1 / cos^2 - 1 - d / n.
 
-    and kappa at this n is 1 / cos^2 - 1 - d / n. If all members of the population are given this is exact;
-    otherwise the sum over pairs is estimated by the centered U-statistic of both.
+    This is exact for all members of a population. For a sample, the sum over i != j is estimated by the
+    U-statistic of centered A and B, as for P in this module.
 
     Args:
-        rows: E of the sampled members, [M, d].
-        directions: D of the same members.
-        members: n, members of the whole population.
+        noise: E of the sampled members, [M, d].
+        directions: D of the same members, [M, d].
+        members: n, the size of the whole population.
 
     Raises:
-        ValueError: there are fewer than four members, or noise and directions have nothing in common.
+        ValueError: there are fewer than four members, or the noise is 0.
 
     """
-    count, size = rows.shape
-    if count < NEEDED:
-        message = f"kappa needs at least {NEEDED} members to estimate, there are {count}"
-        raise ValueError(message)
-    e, d = rows.double(), directions.double()
-    about = e - e.mean(0)
-    common = float((about * d).sum()) / count
-    if common <= 0:
+    count, size = noise.shape
+    _check_count(count)
+    e, d = noise.double(), directions.double()
+    centered = e - e.mean(0)
+    overlap = float((centered * d).sum()) / count
+    if overlap <= 0:
         raise ValueError(ZERO)
     if count == members:
-        shared = float(((about @ about.mT) * (d @ d.mT)).sum())
-        return size * shared / (count * common) ** 2 - 1 - size / members
-    pairs = float((_centered(e @ e.mT) * _centered(d @ d.mT)).sum()) / (count * (count - 3))
-    same_member = float((about.square().sum(1) * d.square().sum(1)).mean())
-    common *= count / (count - 1)
-    return size * (pairs + same_member / members) / common**2 - 1 - size / members
+        total = float(((centered @ centered.mT) * (d @ d.mT)).sum())
+        return size * total / (count * overlap) ** 2 - 1 - size / members
+    pairs = float((_center_pairs(e @ e.mT) * _center_pairs(d @ d.mT)).sum()) / (count * (count - 3))
+    same_member = float((centered.square().sum(1) * d.square().sum(1)).mean())
+    overlap *= count / (count - 1)
+    return size * (pairs + same_member / members) / overlap**2 - 1 - size / members
 
 
-def _centered(products: Tensor) -> Tensor:
-    """Return off-diagonal products centered by rows and columns, without bias."""
+def _center_pairs(products: Tensor) -> Tensor:
+    """Center off-diagonal products [M, M] by rows and columns without bias; the diagonal becomes 0."""
     count = len(products)
-    apart = products - products.diagonal().diag()
-    sums = apart.sum(1)
-    centered = apart - (sums[:, None] + sums) / (count - 2) + sums.sum() / ((count - 1) * (count - 2))
+    off_diagonal = products - products.diagonal().diag()
+    sums = off_diagonal.sum(1)
+    centered = off_diagonal - (sums[:, None] + sums) / (count - 2) + sums.sum() / ((count - 1) * (count - 2))
     return centered - centered.diagonal().diag()
 
 
-def unseen(sampled: Sequence[Moments], size: int) -> float:
-    """Return a bound on the share of unsampled pairs in kappa: d ln 40 / N for N sampled pairs."""
+def bound_of_rare_pairs(sampled: Sequence[Moments], size: int) -> float:
+    """Return d ln 40 / N for N sampled pairs: rare pairs may add this much to kappa (97.5 % confidence)."""
     pairs = sum(moments.members * (moments.members - 1) / 2 for moments in sampled)
     return size * math.log(40) / pairs
 
 
 def effective_members(members: int, size: int, value: float) -> float:
-    """Return n_eff = n / (1 + kappa n / d), the effective population.
-
-    It is negative where the estimate of kappa is below -d / n, and at most n / :data:`SMALLEST_SHARE` in
-    size.
-    """
+    """Return n_eff = n / (1 + kappa n / d) for kappa = ``value``; negative if kappa is below -d / n."""
     share = 1 + value * members / size
     return members / math.copysign(max(abs(share), SMALLEST_SHARE), share)
 
 
 def sample_moments(subject: Subject, step: int) -> Moments:
-    """Return the moments of the sampled members of one step."""
+    """Sample members of one step and return their moments."""
     return moments(subject.sample(step, sample_size(subject.members, subject.size)))
 
 
 def declared_kappa(subject: Subject) -> float | None:
     """Return the closed form of kappa for the model's weights, or None.
 
-    For a network it is the mean over layers, weighted by their sizes, as for an isotropic gradient. Biases
-    have dense noise, with kappa = 0. A form for noise that scales with the weight holds for a single weight
-    only.
+    For a network it is the mean over parameters of their layers' kappa; biases have kappa = 0. Noise that
+    scales with the weight has a closed form for a single weight only.
     """
     total = 0.0
     for layer in subject.layers:

@@ -18,29 +18,29 @@ MEASURED = "at sigma"
 ONE = "one perturbation"
 SWEEP_REPLICATES = 3
 """Number of steps for each sigma of the sweep."""
-ROWS = "its update is computed from rows, and is not a sum of utilities times noise: the law does not apply"
-NO_DIRECTION = "its cosine is 0 within the error: at some step the estimate does not point along the gradient"
+ROW_REASON = "its update is computed from rows, not as a sum of utilities times noise: it has no kappa"
+NO_DIRECTION = "its cosine is not above 0 at every step: the estimate does not point along the gradient"
 
 SHOWN = 64
-"""Most singular values of a stored spectrum, evenly spaced."""
+"""Most singular values stored of a spectrum."""
 
 FEW = 4
-"""Members whose entries are compared with those of other layers and steps."""
+"""Number of members in correlations between layers and between steps."""
 
 
 def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield metrics of the quality law and of the noise's structure; a sample is a step's value."""
     sampled = [kappa.sample_moments(subject, step) for step in range(kappa.REPLICATES)]
-    yield from _law(subject, sampled)
-    yield from _pairs(subject, sampled)
-    yield from _one(subject)
+    yield from _kappa_metrics(subject, sampled)
+    yield from _pair_metrics(subject, sampled)
+    yield from _spectrum_metrics(subject)
     pairs = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
     layers, steps = zip(*pairs, strict=True)
     yield QualityMetric("correlation", "layers", layers)
     yield QualityMetric("correlation", "steps", steps)
 
 
-def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
+def _pair_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     """Yield moments of inner products of two members, and their correlation."""
     reason = "pairs need at least two members" if subject.members == 1 else ""
     if any(moments.trace == 0 for moments in sampled):
@@ -55,26 +55,26 @@ def _pairs(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     yield QualityMetric("correlation", "members", tuple(map(member_correlation, sampled)))
 
 
-def _one(subject: Subject) -> Iterator[QualityMetric]:
+def _spectrum_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield the spectrum and stable rank of one member's noise on the largest weight."""
     try:
-        spread, rank = spectrum(subject)
+        values, rank = spectrum(subject)
     except ValueError as error:
         yield from (
             QualityMetric(metric, ONE, reason=str(error)) for metric in ("singular_values", "stable_rank")
         )
     else:
-        yield QualityMetric("singular_values", ONE, spread)
+        yield QualityMetric("singular_values", ONE, values)
         yield QualityMetric("stable_rank", ONE, (rank,))
 
 
 def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield cosines with backpropagation's gradient on a network, over sigma and at the subject's sigma."""
-    here = Descent.of(subject)
+    descent = Descent.of(subject)
     for sigma in gradient_cosine.SIGMAS:
-        cosines = tuple(here.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
+        cosines = tuple(descent.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield QualityMetric("cosine", f"sigma={sigma:g}", cosines)
-    cosines = tuple(here.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
+    cosines = tuple(descent.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
     if min(cosines) <= 0:
         yield QualityMetric("effective_members", MEASURED, reason=NO_DIRECTION)
     else:
@@ -82,14 +82,14 @@ def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
         yield QualityMetric("effective_members", MEASURED, sizes)
 
 
-def _law(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
+def _kappa_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     """Yield kappa, fitted and in closed form, and the effective population."""
     if subject.scheme.learns_from_rows:
-        yield QualityMetric("kappa", FITTED, reason=ROWS)
+        yield QualityMetric("kappa", FITTED, reason=ROW_REASON)
         return
     members, size = subject.members, subject.size
     try:
-        fitted = kappa.fitted(subject, sampled)
+        fitted = kappa.fit_kappa(subject, sampled)
     except ValueError as error:
         yield QualityMetric("kappa", FITTED, reason=str(error))
         return
@@ -97,18 +97,15 @@ def _law(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     declared = kappa.declared_kappa(subject)
     if declared is not None:
         yield QualityMetric("kappa", DECLARED, (declared,))
-    yield QualityMetric("kappa", UNSEEN, (kappa.unseen(sampled, size),))
+    yield QualityMetric("kappa", UNSEEN, (kappa.bound_of_rare_pairs(sampled, size),))
     sizes = tuple(kappa.effective_members(members, size, value) for value in fitted)
     yield QualityMetric("effective_members", FITTED, sizes)
 
 
 def dots(sums: Moments, size: int) -> tuple[float, float]:
-    """Return mean and variance of <E_i, E_j> / sqrt(d), i != j: 0 and 1 for independent Gaussian members.
+    """Return mean and variance over i != j of <E_i, E_j> / sqrt(d), where E has entries of mean square 1.
 
-    Args:
-        sums: moments of the members.
-        size: d.
-
+    They are 0 and 1 for independent Gaussian members.
     """
     pairs = sums.members * (sums.members - 1)
     scale = size**0.5 * sums.members / sums.trace
@@ -134,42 +131,42 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     layer = max(subject.layers, key=lambda layer: layer.weight.numel())
     population = subject.population(1)
     name = f"{layer.name}.weight".removeprefix(".")
-    written = population.perturbation(population.sample(0), 0)[name]
-    values = torch.linalg.svdvals(layer.split_groups(written)[0].flatten(1).double())
+    noise = population.perturbation(population.sample(0), 0)[name]
+    values = torch.linalg.svdvals(layer.split_groups(noise)[0].flatten(1).double())
     square = values.square()
     if not values.any():
-        message = "the sampled perturbation is zero: it has no directions"
+        message = "its noise is 0 on these weights: it has no directions"
         raise ValueError(message)
     scaled = (values / square.mean().sqrt()).tolist()
-    places = {round(place * (len(scaled) - 1) / (SHOWN - 1)) for place in range(SHOWN)}
-    return tuple(scaled[place] for place in sorted(places)), float(square.sum() / square.max())
+    indices = {round(index * (len(scaled) - 1) / (SHOWN - 1)) for index in range(SHOWN)}
+    return tuple(scaled[index] for index in sorted(indices)), float(square.sum() / square.max())
 
 
 def correlations(subject: Subject, step: int) -> tuple[float, float]:
-    """Return the correlation coefficients of entries across layers, and across steps.
+    """Return the mean correlation coefficient of entries of successive layers, and of successive steps.
 
-    A model of one layer is paired with a copy of itself. For layers of different shapes the first values of
-    the first member are compared: equal streams fill different shapes in the same order.
+    A model of one layer is paired with its copy. Of layers with different shapes the first entries of the
+    first member are compared, which are equal if their streams are.
     """
-    alone = len(subject.layers) == 1
-    model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if alone else subject.model
+    has_one_layer = len(subject.layers) == 1
+    model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if has_one_layer else subject.model
     population = perturb(model, subject.scheme, members=FEW, sigma=subject.sigma, seed=subject.seed)
-    here, later = (
+    present, later = (
         [
             value.flatten(1).float()
-            for name, value in population.dense_noise(population.sample(when)).items()
+            for name, value in population.dense_noise(population.sample(noise_step)).items()
             if name.endswith("weight")
         ]
-        for when in (step, step + 1)
+        for noise_step in (step, step + 1)
     )
-    layers = [_coefficient(a, b) for a, b in itertools.pairwise(here)]
-    steps = [_coefficient(a, b) for a, b in zip(here, later, strict=True)]
+    layers = [_coefficient(a, b) for a, b in itertools.pairwise(present)]
+    steps = [_coefficient(a, b) for a, b in zip(present, later, strict=True)]
     return sum(layers) / len(layers), sum(steps) / len(steps)
 
 
 def _coefficient(a: Tensor, b: Tensor) -> float:
-    """Return sum xy / sqrt(sum x^2 sum y^2) over the common part of two tensors [m, *]."""
+    """Return sum xy / sqrt(sum x^2 sum y^2) over the first entries of two tensors [m, *]."""
     width = min(a.shape[1], b.shape[1])
-    met = len(a) if a.shape == b.shape else 1
-    x, y = a[:met, :width].flatten(), b[:met, :width].flatten()
+    members = len(a) if a.shape == b.shape else 1
+    x, y = a[:members, :width].flatten(), b[:members, :width].flatten()
     return float(x @ y / (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny))

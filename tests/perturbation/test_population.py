@@ -194,7 +194,7 @@ def test_shared_parameters() -> None:
 
     second.weight = first.weight
     model, options = nn.Sequential(first, second, nn.Linear(4, 4)), {"members": 3, "sigma": 0.1}
-    with pytest.raises(ValueError, match="0 is excluded but shares a parameter with 1"):
+    with pytest.raises(ValueError, match="0 is excluded, but 1 has the same parameter"):
         impls.perturb(model, impls.Perturbed(), exclude=["0"], **options)  # type: ignore[arg-type]  # by name
     impls.perturb(model, impls.Perturbed(), exclude=["0", "1"], **options)  # type: ignore[arg-type]  # by name
 

@@ -56,7 +56,7 @@ def test_numbers_out_of_range_are_refused() -> None:
         with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
             simple(seed=step)
     for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
-        with pytest.raises(ValueError, match="is not a valid part of the population"):
+        with pytest.raises(ValueError, match="is not a valid part of a population of 4"):
             simple().sample(0, part)
 
 
@@ -122,9 +122,9 @@ def clipped(layer: nn.Linear, x: Tensor) -> Tensor:
         (lambda layer, x: layer(x) @ layer.weight.T, "layer 'layer' is used by"),
         (lambda layer, x: layer(x) @ torch.cat([layer.weight]), r"is used by torch\.cat"),
         (clipped, "is used by"),
-        (lambda layer, x: functional.linear(x, layer.weight), "with the bias of another layer"),
-        (lambda layer, x: layer(x.repeat(2, 1)), "layer 'layer' got 4 rows where the population has 2"),
-        (lambda layer, x: x, "ran without using any of its 1 perturbed layers"),  # noqa: ARG005  left unused
+        (lambda layer, x: functional.linear(x, layer.weight), "is used without its own bias"),
+        (lambda layer, x: layer(x.repeat(2, 1)), "layer 'layer' got 4 rows, but the model 2"),
+        (lambda layer, x: x, "used none of its 1 perturbed layers"),  # noqa: ARG005  left unused
     ],
     ids=["another function", "in a list", "in place", "another bias", "more rows", "unused"],
 )

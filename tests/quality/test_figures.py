@@ -169,7 +169,7 @@ def test_figures_that_cannot_be_computed_have_reasons() -> None:
     assert "all members have the same noise" in reasons(linear(1, 1), Permuted(), 8)["kappa"]
     zero = linear(3, 4)
     nn.init.zeros_(zero.get_parameter("weight"))
-    for metric, words in (("kappa", "is zero"), ("dot_mean", "is zero"), ("stable_rank", "no directions")):
+    for metric, words in (("kappa", "is 0 on"), ("dot_mean", "is 0 on"), ("stable_rank", "no directions")):
         assert words in reasons(zero, DropConnect(), 8)[metric]
 
 

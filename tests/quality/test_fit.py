@@ -88,7 +88,7 @@ def fitted(scheme: AnyScheme, kind: str, allowed: float, filled: str = "") -> tu
     values: list[float] = []
     for seed in range(MAX_SEEDS):
         subject = Subject(layer(kind, 0 if filled else seed, filled), scheme, MEMBERS, seed=seed)
-        values.append(kappa.kappa(moments(subject.sample(0, MEMBERS)), subject.size))
+        values.append(kappa.estimate_kappa(moments(subject.sample(0, MEMBERS)), subject.size))
         if len(values) >= MIN_SEEDS and _error(values) < allowed / 3:
             break
     return statistics.mean(values), _error(values)

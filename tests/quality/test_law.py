@@ -58,7 +58,7 @@ def replicates(draw: Draw, count: int, repeats: int, shift: float = 0.0) -> Tens
     """Return ``repeats`` estimates of kappa for members with ``shift`` times a common direction added."""
     common = shift * normal(SIZE, seed=999)
     grams = (moments(draw(count, 10 * seed) + common) for seed in range(repeats))
-    return torch.tensor([law.kappa(gram, SIZE) for gram in grams])
+    return torch.tensor([law.estimate_kappa(gram, SIZE) for gram in grams])
 
 
 def off(values: Tensor, expected: float) -> float:
@@ -77,16 +77,18 @@ def test_the_estimate_has_no_bias_and_no_scale() -> None:
     apart = products[~torch.eye(8, dtype=torch.bool)]
     naive = float(SIZE * apart.square().mean() / products.diagonal().mean() ** 2 - 1)
     assert naive > 0.5 * SIZE / 8**2
-    assert abs(law.kappa(moments(rows), SIZE)) < 0.5 * naive
+    assert abs(law.estimate_kappa(moments(rows), SIZE)) < 0.5 * naive
     scaled = flipped(32, 5)
-    assert law.kappa(moments(1e-3 * scaled), SIZE) == pytest.approx(law.kappa(moments(scaled), SIZE))
+    assert law.estimate_kappa(moments(1e-3 * scaled), SIZE) == pytest.approx(
+        law.estimate_kappa(moments(scaled), SIZE)
+    )
     for count in (1, 3):
-        with pytest.raises(ValueError, match=f"needs at least 4 members to estimate, there are {count}"):
-            law.kappa(moments(independent(count, 0)), SIZE)
+        with pytest.raises(ValueError, match=f"needs at least 4 members, got {count}"):
+            law.estimate_kappa(moments(independent(count, 0)), SIZE)
     equal = normal(1, 50, seed=0).repeat(8, 1)
     with pytest.raises(ValueError, match="the same noise"):
-        law.kappa(moments(equal), 50)
-    law.kappa(moments(equal + 0.1 * torch.eye(8, 50)), 50)
+        law.estimate_kappa(moments(equal), 50)
+    law.estimate_kappa(moments(equal + 0.1 * torch.eye(8, 50)), 50)
     # The sums are the same, computed from inner products of members or, for many members, of weights.
     many = flipped(80, 3).narrow(1, 0, 60) + 1.0
     padded = torch.cat([many, torch.zeros(80, 40)], 1)
@@ -144,9 +146,9 @@ def test_unseen_bounds_the_share_of_pairs_that_were_not_sampled() -> None:
     rows[torch.arange(24), columns] = 1.0
     sums = moments(rows)
     exact = wide * (1 / wide) - 1
-    assert law.kappa(sums, wide) < exact - 0.9
-    assert law.kappa(sums, wide) + law.unseen([sums], wide) > exact
-    assert law.unseen([sums] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
+    assert law.estimate_kappa(sums, wide) < exact - 0.9
+    assert law.estimate_kappa(sums, wide) + law.bound_of_rare_pairs([sums], wide) > exact
+    assert law.bound_of_rare_pairs([sums] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))
 
 
 # Which members are sampled.
@@ -178,7 +180,9 @@ def test_pairs_are_those_of_the_whole_population(
     """Where kappa depends on the number of members, the sample is chosen from the whole population."""
     monkeypatch.setattr(law, "NOISE_BYTES", 0)
     here = Subject(nn.Linear(width, width), scheme, members)
-    fitted = torch.tensor([law.kappa(moments(here.sample(step, 128)), here.size) for step in range(12)])
+    fitted = torch.tensor(
+        [law.estimate_kappa(moments(here.sample(step, 128)), here.size) for step in range(12)]
+    )
     weight = torch.empty(1, width, width)
     declared, alone = (scheme.kappa(weight, count) for count in (members, 128))
     assert declared is not None
@@ -223,9 +227,9 @@ def test_kappa_of_a_mixture_predicts_its_cosines() -> None:
         estimates = directions.T @ (c - c.mean(0))
         along += float((estimates * gradients).sum(0).mean()) / steps
         across += float(estimates.square().sum(0).mean()) / steps
-        whole.append(law.contrast(noise, directions, members))
+        whole.append(law.estimate_kappa_of_update(noise, directions, members))
         chosen = torch.randperm(members, generator=Generator().manual_seed(step))[:128]
-        parts.append(law.contrast(noise[chosen], directions[chosen], members))
+        parts.append(law.estimate_kappa_of_update(noise[chosen], directions[chosen], members))
     expected = size * across / along**2 - 1 - size / members
     assert sum(whole) / steps == pytest.approx(expected, rel=0.05)
     fitted = torch.tensor(parts)
@@ -236,7 +240,7 @@ def test_kappa_of_a_mixture_predicts_its_cosines() -> None:
 def test_kappa_of_independent_bits_depends_on_their_variances(scale: float) -> None:
     """Kappa of independent bits is 0 if all are fair, and grows as their probabilities approach 0 or 1."""
     subject = Subject(logits(24, 20, scale), impls.Binary(), 128)
-    values = torch.tensor(law.fitted(subject, [law.sample_moments(subject, step) for step in range(20)]))
+    values = torch.tensor(law.fit_kappa(subject, [law.sample_moments(subject, step) for step in range(20)]))
     form = law.declared_kappa(subject)
     assert form is not None
     assert abs(values.mean() - form) < 4 * values.std() / math.sqrt(20)

@@ -287,7 +287,7 @@ def test_a_lost_stride_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution that forgets its stride gives outputs of another shape."""
 
     def without_stride(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, *rest: Any) -> Any:  # noqa: ARG001  torch's signature
-        return function_mode.Call(Conv2d(1, *rest), x, bias)
+        return function_mode.LayerArguments(Conv2d(1, *rest), x, bias)
 
     handlers: dict[Any, Any] = {**function_mode.HANDLERS, nn.functional.conv2d: (1, without_stride)}
     monkeypatch.setattr(function_mode, "HANDLERS", handlers)
