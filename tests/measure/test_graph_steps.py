@@ -124,7 +124,7 @@ def test_a_capture_that_freezes_its_noise_is_caught(monkeypatch: pytest.MonkeyPa
 
 def test_the_stream_block_is_captured_only_in_phases_that_do_not_draw() -> None:
     """Stored noise is read in place; in other phases the error has the reason and the remedy."""
-    frozen = r"graph capture failed: .* the same noise, of step \d, at every replay: use stream='philox'"
+    frozen = r"graph capture failed: every replay .* the noise of step \d: use stream='philox'"
     seeded = "graph capture failed: a CUDA graph cannot capture noise of the stream 'block'"
     cases: list[tuple[AnyScheme, Phase, str]] = [
         (impls.Perturbed(), "sample", frozen),
