@@ -98,19 +98,28 @@ class Page:
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
 
     def recommendation(self, file: str, label: str) -> str:
-        """Return what `esbench recommend --offline` prints for a case of a run.
+        """Return the answer of `esbench recommend --offline` from a run, and the code to train with.
+
+        Args:
+            file: the run.
+            label: the layer and population, such as ``Linear(64, 64) members=16384``.
 
         Raises:
-            ReadmeError: the run does not rank the case.
+            ReadmeError: the run has no ranking of this layer and population, or no variant has a rate.
 
         """
         run = self._run(file)
         cases = [case for name in operators(run) for ranking in rankings(run, name) for case in ranking.cases]
-        recommended = next((recommend([run], case) for case in cases if case.label == label), None)
-        if recommended is None:
-            message = f"{file} ranks no case {label!r}"
+        answer = next((recommend([run], case) for case in cases if case.label == label), None)
+        if answer is None or not answer.recommended:
+            ranked = ", ".join(difflib.get_close_matches(label, [case.label for case in cases], cutoff=0))
+            message = f"{file} has no n_eff per ms for {label!r}: use one of {ranked or 'another run'}"
             raise ReadmeError(message)
-        return f"\n```text\n{recommendation.text(recommended).rstrip()}\n```\n\n"
+        best = answer.recommended[0]
+        docs = run.header.docs
+        modules = {best.variant: docs[best.variant.scheme].module} if best.variant.scheme in docs else {}
+        code = recommendation.training_code({"": best}, modules)
+        return f"\n```text\n{recommendation.text(answer)}\n{code}\n```\n\n"
 
     def best_schemes(self, *files: str, largest_only: bool = True) -> str:
         """Return the best scheme of each shape, compared with dense noise and the plain layer.

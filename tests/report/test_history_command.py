@@ -62,12 +62,13 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "file").write_text("")
     one = stored(tmp_path / "one", over_days(3.0))
     dead = stored(tmp_path / "dead", [msgspec.structs.replace(over_days(3.0)[0], end=None)])
+    lone = stored(tmp_path / "lone", [a_run(day, rows(3.0)[1:]) for day in (1, 2)])
     for name in ("GPU B", "GPU A"):
         several = stored(tmp_path / "several", [a_run(day, rows(3.0), device_name=name) for day in (1, 2)])
     for folder, arguments, words in (
-        (results, "--phase quality", "a figure of 'multiplier' in quality; available: none"),
-        (results, "--metric nope", "a figure of 'nope' in forward; available: multiplier, latency_ns"),
-        (results, "--phase step", "a figure of 'multiplier' in step; available: none"),
+        (results, "--phase quality", "the metric 'multiplier' in quality; available: none"),
+        (results, "--metric nope", "the metric 'nope' in forward; available: multiplier, latency_ns"),
+        (results, "--phase step", "the metric 'multiplier' in step; available: none"),
         (
             results,
             "--variants nope",
@@ -78,6 +79,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         (dead, "", "no run of this device can be shown: run 20260101T000000Z-quick-0001 is left out"),
         (results, f"--out {tmp_path}/file/h.svg", "file"),
         (one, "", "no case was measured in two runs"),
+        (lone, "", "no run of this device has times of base and of another variant in forward"),
         (several, "", "name one with --device: gpu-a, gpu-b"),
     ):
         assert run(folder, *arguments.split()) == 2

@@ -59,12 +59,13 @@ def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
 
 
 def test_the_output_of_recommend_is_a_block(tmp_path: Path) -> None:
-    """It is that of the command for this run; a case without a ranking is an error."""
+    """The block has the command's answer and code; an error names the layers that the run ranks."""
     page, file = Page(tmp_path), ranked(tmp_path)
     shown = page.recommendation(file, "Linear(64, 64)")
     assert shown.startswith("\n```text\nLinear 64 -> 64, 1024 members: n_eff per ms of a step, best 5 of ")
     assert "Best: " in shown
-    with pytest.raises(ReadmeError, match="ranks no case"):
+    assert shown.endswith("\n\npopulation = perturb(model, Hadamard(), members=1024, sigma=0.02)\n```\n\n")
+    with pytest.raises(ReadmeError, match=r"has no n_eff per ms for 'Linear\(1, 1\)': use one of"):
         page.recommendation(file, "Linear(1, 1)")
 
 

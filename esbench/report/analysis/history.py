@@ -257,7 +257,7 @@ def _chosen(
 
 
 def why_empty(history: History) -> str:
-    """Return why a history has no series, and which metrics there are."""
+    """Return why a history has no series, and the metrics that its runs have."""
     if not history.runs:
         return f"no run of this device can be shown: {'; '.join(history.left_out)}"
     if history.few:
@@ -266,8 +266,16 @@ def why_empty(history: History) -> str:
             f"measure again with `esbench run`; {'; '.join(history.left_out)}"
         )
     rows = [row for run in history.runs for row in run.measurements if row.phase == history.phase]
-    there = ", ".join([MULTIPLIER, *sorted({row.metric for row in rows})]) if rows else "none"
-    return f"no run of this device has a figure of {history.metric!r} in {history.phase}; available: {there}"
+    metrics = sorted({row.metric for row in rows})
+    if history.metric == MULTIPLIER and rows:
+        return (
+            f"no run of this device has times of base and of another variant in {history.phase}, which "
+            f"--metric {MULTIPLIER} compares; other metrics: {', '.join(metrics)}"
+        )
+    available = ", ".join([MULTIPLIER, *metrics]) if rows else "none"
+    return (
+        f"no run of this device has the metric {history.metric!r} in {history.phase}; available: {available}"
+    )
 
 
 def _place(key: Key) -> tuple[object, ...]:

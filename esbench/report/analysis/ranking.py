@@ -281,8 +281,8 @@ class Recommendation:
 
     @property
     def recommended(self) -> list[RankedVariant]:
-        """The variant to train with and the alternative to an exact one; empty if none has a rate."""
-        return recommended(self.ranked)
+        """The best scheme and, if that is exact, the best other one; empty if no scheme has a rate."""
+        return recommended([entry for entry in self.ranked if not entry.variant.baseline])
 
 
 def recommend(
