@@ -44,7 +44,7 @@ def git(
     if program is None:
         message = "git was not found on PATH"
         raise GitError(message)
-    # In a hook of git these variables are set, and name the index of that hook's repository.
+    # A hook of git sets these variables to the index of the repository of the hook.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(  # noqa: S603  # git; revisions come after --end-of-options
@@ -64,21 +64,20 @@ def git(
 
 
 def commit(package: Path, seconds: float = SECONDS) -> str | None:
-    """Return the commit of a package's folder, or that in :data:`VARIABLE`; None if neither is known.
+    """Return the commit of a package's folder, or the commit in :data:`VARIABLE`; None if both are unknown.
 
-    The commit counts only if the package is under version control, not merely installed in a folder of some
-    other repository.
+    A package that is not under version control has no commit, even in a folder of another repository.
     """
     try:
         _require_tracked(package, seconds)
         return git(package, "rev-parse", "HEAD", seconds=seconds)
     except GitError:
-        given = _given()
-        return given[0] if given else None
+        stated = _commit_and_hash()
+        return stated[0] if stated else None
 
 
 def is_dirty(package: Path, seconds: float = SECONDS) -> bool | None:
-    """Return whether anything in the work tree of a package is not committed, None if that is unknown.
+    """Return whether the work tree of a package has uncommitted changes, None if unknown.
 
     Without a repository, return whether the code differs from that of the commit in :data:`VARIABLE`.
     """
@@ -87,8 +86,8 @@ def is_dirty(package: Path, seconds: float = SECONDS) -> bool | None:
         top = git(package, "rev-parse", "--show-toplevel", seconds=seconds)
         return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED, seconds=seconds))
     except GitError:
-        given = _given()
-        return code_hash(package.parent) != given[1] if given else None
+        stated = _commit_and_hash()
+        return code_hash(package.parent) != stated[1] if stated else None
 
 
 def code_hash(top: Path) -> str:
@@ -104,7 +103,7 @@ def code_hash(top: Path) -> str:
 
 
 def _require_tracked(package: Path, seconds: float) -> None:
-    """Check that a package itself is under version control.
+    """Check that a package is under version control.
 
     Raises:
         GitError: the package is untracked, or git is not installed.
@@ -113,8 +112,8 @@ def _require_tracked(package: Path, seconds: float) -> None:
     git(package, "ls-files", "--error-unmatch", "__init__.py", seconds=seconds)
 
 
-def _given() -> tuple[str, str] | None:
-    """Return commit and hash from :data:`VARIABLE`, None if it is not set or malformed."""
+def _commit_and_hash() -> tuple[str, str] | None:
+    """Return commit and hash from :data:`VARIABLE`, None if it is unset or malformed."""
     match = re.fullmatch(r"([0-9a-f]{40}):([0-9a-f]{64})", os.environ.get(VARIABLE, ""))
     return (match[1], match[2]) if match else None
 

@@ -1,11 +1,12 @@
-"""Variants and suites: how packages register them, how they are loaded, and how they are chosen by name.
+"""Variants and suites: registration, loading of their packages, and selection by name.
 
 A package of variants registers with :func:`variant` and :func:`suite`, and extends the functions of
-:mod:`esbench.workload` for its schemes. The harness never imports such a package itself: :func:`load` finds
-it by module name, file or entry point.
+:mod:`esbench.workload` for its schemes. The harness imports such a package only by
+:func:`load`, given a module name, a file or an entry point.
 """
 
 import dataclasses
+import difflib
 import fnmatch
 import importlib
 import importlib.metadata
@@ -40,11 +41,13 @@ ENTRY_POINTS = "esbench.variants"
 DEFAULT = "impls"
 """The package that is always loaded."""
 LOADED: dict[str, str] = {}
-"""Names that were loaded -> their packages; a package registers once in a process."""
+"""Name given to :func:`load` -> its package; a package registers once in a process."""
+_FEW = 5
+"""An error message lists at most this many known names."""
 
 
 class UnknownNameError(UserError):
-    """A name or glob that matches nothing; the message lists the known names."""
+    """A name or glob that matches nothing; the message has known names."""
 
 
 class PluginError(UserError):
@@ -56,9 +59,9 @@ class PluginError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A registered variant: its record, the scheme itself, and where it comes from.
+    """A registered variant: its record, its scheme, and its origin.
 
-    ``on_request``: its set-up takes long, so that it is measured only if a suite or an option names it.
+    ``on_request``: the set-up takes long; the variant is measured only if a suite or an option names it.
     """
 
     variant: Variant
@@ -70,7 +73,7 @@ class Entry:
     reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
-        """Return whether the variant supports the case's operator; by default all unreserved ones."""
+        """Return whether the variant supports the operator of the case; by default every unreserved one."""
         if self.operators is None:
             return case.operator not in self.reserved
         return case.operator in self.operators
@@ -81,18 +84,18 @@ class Suite:
     """A set of variants and cases that are measured together.
 
     Attributes:
-        name: as ``--suite`` takes it.
+        name: for ``--suite``.
         description: one line.
         cases: the cases.
         variants: globs, see :meth:`Registry.select`; packages given as plug-ins are measured in any suite.
         phases: the phases to measure.
         cell_s: limit for the seconds spent on one (case, variant, phase).
-        sweep: a field of a case, by which the suite goes from small cases to large ones.
-        stop_s: in a sweep, a variant that took longer than this on a case, or was out of memory, is not tried
-            on larger ones.
-        active: globs over case labels: on these, utilization, power and energy of a GPU are read, each for
-            some seconds.
-        active_variants: globs over names of variants, for the same.
+        sweep: the field of a case that grows from case to case.
+        stop_s: in a sweep, a variant that takes longer than this on a case, or is out of memory, is not
+            measured on larger cases.
+        active: globs over case labels; utilization, power and energy of a GPU are read on these cases, which
+            takes some seconds each.
+        active_variants: globs over names of variants, for the same purpose.
         methods: phase -> the methods by which it is timed on a GPU; by default all.
         traced: the phases whose launches are counted and whose streams are checked on a GPU.
 
@@ -122,7 +125,7 @@ class Registry:
         self.reserved: set[str] = set()
 
     def reserve(self, *operators: str) -> tuple[str, ...]:
-        """Reserve operators for the variants that name them; return the operators."""
+        """Reserve operators for variants that name them in ``operators``; return the operators."""
         self.reserved.update(operators)
         return operators
 
@@ -189,15 +192,15 @@ class Registry:
 
         """
         if name not in self.suites:
-            message = f"no suite {name!r}; available: {', '.join(sorted(self.suites))}"
+            message = f"no suite {name!r}; {suggest(name, sorted(self.suites), 'esbench list')}"
             raise UnknownNameError(message)
         return self.suites[name]
 
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
         """Return the entries whose name, or label on some operator, matches one of the globs.
 
-        A glob after ``!`` leaves out entries that the ones before it chose: ``("*", "!Fused*")``. The order
-        is that of registration, baselines last.
+        A glob after ``!`` removes entries that earlier globs chose: ``("*", "!Fused*")``. Entries are in the
+        order of registration, baselines last.
 
         Raises:
             UnknownNameError: a glob matches nothing.
@@ -217,7 +220,8 @@ class Registry:
                 if any(fnmatch.fnmatchcase(label, pattern) for label in of_name)
             }
             if not matching:
-                message = f"no variant matches {pattern!r}; available: {', '.join(self.entries)}"
+                listing = "esbench list --variants '*'"
+                message = f"no variant matches {pattern!r}; {suggest(pattern, [*self.entries], listing)}"
                 raise UnknownNameError(message)
             chosen = chosen - matching if glob.startswith("!") else chosen | matching
         entries = [entry for name, entry in self.entries.items() if name in chosen]
@@ -227,6 +231,17 @@ class Registry:
 REGISTRY = Registry()
 variant = REGISTRY.variant
 suite = REGISTRY.suite
+
+
+def suggest(name: str, known: Sequence[str], listing: str) -> str:
+    """Return the end of an error message about an unknown name: all known names, or the three closest.
+
+    ``listing`` is a command that prints all names.
+    """
+    if len(known) <= _FEW:
+        return f"available: {', '.join(known)}"
+    closest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+    return f"closest: {', '.join(closest)}; `{listing}` lists all"
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
@@ -255,7 +270,7 @@ def scheme_docs(entries: Iterable[Entry]) -> dict[str, SchemeDoc]:
 
 
 def load(name: str) -> str:
-    """Import a package of variants by module name or by file, unless it was; return the package's name.
+    """Import a package of variants by module name or by file, once; return the name of the package.
 
     Raises:
         PluginError: it cannot be found or raises when imported.
@@ -298,7 +313,7 @@ def _import_file(path: Path) -> str:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # raised again: no module may stay half imported
+    except BaseException:  # raised again, without a partly imported module
         del sys.modules[path.stem]
         raise
     return path.stem
@@ -321,7 +336,7 @@ def is_reference(variant: Variant) -> bool:
 def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
     """Return the variants that can be recommended for a layer, and base for comparison.
 
-    Baselines count only if they were ``named``.
+    Baselines are included only if the user ``named`` them.
     """
     chosen = {
         entry.variant
@@ -358,7 +373,7 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
     """Return the suite's cases that match the glob, converted to the dtype if one is given.
 
     Raises:
-        UnknownNameError: no case matches, or there is no such type.
+        UnknownNameError: no case matches, or the dtype is unknown.
 
     """
     if dtype is not None and dtype not in DTYPES:
@@ -372,12 +387,13 @@ def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
     """Return the cases whose label matches the glob.
 
     Raises:
-        UnknownNameError: none does.
+        UnknownNameError: no case matches.
 
     """
     chosen = tuple(case for case in cases if fnmatch.fnmatchcase(case.label, glob))
     if not chosen:
-        message = f"no case matches {glob!r}; available: {'; '.join(case.label for case in cases)}"
+        known = [case.label for case in cases]
+        message = f"no case matches {glob!r}; {suggest(glob, known, 'esbench list --json')}"
         raise UnknownNameError(message)
     return chosen
 

@@ -21,7 +21,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 Sample = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 """A reading of an instrument; decoding checks the range."""
 Estimate = Annotated[float, msgspec.Meta(ge=-1e24, le=1e24)]
-"""A quality figure; a correlation or a kappa may be below 0."""
+"""A value of a quality metric; a correlation or a kappa may be below 0."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -30,23 +30,23 @@ PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step")
 METHODS: Mapping[str, tuple[str, ...]] = {"cpu": ("host",), "cuda": ("eager", "graph")}
 """Device -> the methods by which it can be timed."""
 QUALITY: Phase = "quality"
-"""The phase of quality figures, which are computed and not timed."""
+"""The phase of quality metrics, which are computed and not timed."""
 LAUNCHES = "launches"
 """The metric of a trace: the kernels, copies and fills that a call launches."""
 OUT_OF_MEMORY = "out of memory"
-"""The first words of the reason of a row for which memory did not suffice."""
+"""The beginning of the reason of a row that ran out of memory."""
 OUT_OF_TIME = "time budget of the run"
-"""The reason of rows that a time budget left out."""
+"""The reason of rows that were skipped because of the time budget."""
 DENSE = "Perturbed"
-"""The variant that others are compared with: an independent normal number per weight and member."""
+"""The reference of other variants: an independent normal number per weight and member."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoding refuses unknown fields."""
+    """A record; decoding rejects unknown fields."""
 
 
 class _Line(_Strict, frozen=True, tag_field="record"):
-    """One line of a run's file; the field ``record`` names its kind."""
+    """One line of a run's file; the field ``record`` is its tag."""
 
 
 class Case(_Strict, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Case(_Strict, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> str:
-        """The column heading in tables: (out, in[, kernel, input size])."""
+        """The column heading in tables, such as ``(out, in, kernel size, input size)``."""
         parts: list[object] = [self.out_channels, self.in_channels]
         parts += [self.kernel_size] if self.kernel_size else []
         parts += [self.input_size] if self.input_size else []
@@ -133,7 +133,7 @@ class Work(_Strict, frozen=True, kw_only=True):
 
 
 class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of the device after a visit; None if the device does not report it."""
+    """The state of the device after a visit; None for values that the device does not report."""
 
     clock_hz: Sample | None = None
     temperature_c: Sample | None = None
@@ -154,10 +154,10 @@ class Request(_Strict, frozen=True, kw_only=True):
 
 
 class Environment(_Strict, frozen=True, kw_only=True):
-    """The machine and software of a run; None if the machine does not report a field.
+    """The machine and software of a run; None for fields that the machine does not report.
 
-    ``clocks`` is how the clock is set, ``load`` the load average and ``foreign`` the names of other processes
-    on the GPU, both at the start; ``idle_w`` is the power of the idle GPU.
+    ``clocks`` is the setting of the clock, ``load`` the load average and ``foreign`` the names of other
+    processes on the GPU, both at the start; ``idle_w`` is the power of the idle GPU.
     """
 
     device: Literal["cpu", "cuda"]
@@ -232,7 +232,7 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
             the reader copies them to the other times of the same visits.
 
     Raises:
-        ValueError: a sample of a timed phase is below 0; the message names its place.
+        ValueError: a sample of a timed phase is below 0; the message has its index.
 
     """
 
@@ -254,20 +254,20 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
         """Check that no reading is below 0."""
         if self.phase == QUALITY:
             return
-        for place, visits in enumerate(self.samples):
-            for turn, sample in enumerate(visits):
+        for round_index, visits in enumerate(self.samples):
+            for index, sample in enumerate(visits):
                 if sample < 0:
-                    # The same words as those of the decoder.
-                    message = f"Expected `float` >= 0.0 - at `$.samples[{place}][{turn}]`"
+                    # The wording of the decoder.
+                    message = f"Expected `float` >= 0.0 - at `$.samples[{round_index}][{index}]`"
                     raise ValueError(message)
 
 
 class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
-    """A row without a number, and why.
+    """A row without samples, and the reason.
 
-    ``unavailable``: the variant cannot run here, or has no such phase. ``failed``: it raised, or its check
-    found it wrong; a run with such a row ends with exit code 1. ``phase`` or ``method`` is None if the reason
-    holds for all of them.
+    ``unavailable``: the variant cannot run here, or has no such phase. ``failed``: it raised an error, or its
+    result is wrong; the run then ends with exit code 1. ``phase`` or ``method`` is None if the reason applies
+    to all of them.
     """
 
     variant: Variant
@@ -281,8 +281,8 @@ class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):
 class DevicePeak(_Line, frozen=True, kw_only=True, tag="device_peak"):
     """A peak rate of the device, measured at the start of a run.
 
-    ``samples`` are ns for ``amount``: the bytes that ``copy`` reads and writes, half of them each, or the
-    flops of ``matmul`` in ``dtype``.
+    ``samples`` are ns for ``amount``: the bytes that ``copy`` reads plus those that it writes, or the flops
+    of ``matmul`` in ``dtype``.
     """
 
     kind: Literal["copy", "matmul"]
@@ -298,9 +298,9 @@ class Checkpoint(_Line, frozen=True, kw_only=True, tag="checkpoint"):
 
     Attributes:
         wall_s: duration of the run so far.
-        spent_s: activity -> its part of that time.
+        spent_s: activity -> seconds.
         costs_s: variant -> its seconds on this case.
-        traced: whether the case's launches are stored, if they are counted after all timing.
+        traced: whether the launches of the case are stored; they may be counted after all timing.
 
     """
 
@@ -316,7 +316,7 @@ class Checkpoint(_Line, frozen=True, kw_only=True, tag="checkpoint"):
 class RunEnd(_Line, frozen=True, kw_only=True, tag="end"):
     """The last line of a run that was not killed.
 
-    ``invalid``: why its figures must not be used; ``spent_s``: activity -> seconds.
+    ``invalid``: reasons not to use its measurements; ``spent_s``: activity -> seconds.
     """
 
     status: Literal["complete", "interrupted", "failed"]
@@ -330,7 +330,7 @@ Record = RunHeader | DevicePeak | Measurement | Skipped | Checkpoint | RunEnd
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A stored run; ``end`` is None if it was killed."""
+    """A stored run; ``end`` is None if the run was killed."""
 
     header: RunHeader
     rows: tuple[Row, ...]
@@ -365,7 +365,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
 
 
 class Outcome(_Strict, frozen=True, kw_only=True):
-    """The result of a training of the digits study.
+    """The result of a training run of the digits study.
 
     ``accuracy`` is the share of test images classified correctly. ``unbiased``: the entries of E_m are
     uncorrelated with variance 1, so that the expected estimate is the gradient of a linear fitness.
@@ -378,7 +378,7 @@ class Outcome(_Strict, frozen=True, kw_only=True):
 
 
 def slug(device_name: str) -> str:
-    """Return a device's name as that of a folder: lower case, dashes, not too long for one."""
+    """Return the folder name of a device: lower case, dashes, at most 80 characters."""
     words = "".join(c.lower() if c.isalnum() else " " for c in device_name).split()
     return "-".join(words)[:80].rstrip("-") or "unknown"
 

@@ -1,14 +1,13 @@
-"""Statistics of samples: medians, quantiles and ratios. Nothing here drops or changes a sample.
+"""Statistics of samples: medians, quantiles and ratios. No sample is dropped or changed.
 
-A measurement that holds no sample, or one that is not a finite number, has no median: ``None``,
-never a median of the remaining samples.
+The median of a measurement is ``None`` if it has no samples, or if a sample is not finite.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from statistics import median as median_of  # of a visit's few samples, twenty times as fast as numpy's
+from statistics import median as median_of  # twenty times as fast as numpy's for a few samples
 from typing import Literal
 
 import numpy as np
@@ -16,11 +15,11 @@ import numpy as np
 from esbench.schema import Conditions, Measurement, Run
 
 MAX_CLOCK_DEVIATION = 0.02
-"""A visit whose clock is further than this from the run's median clock is off clock."""
+"""A visit is off clock if its clock differs by more than this share from the median clock of the run."""
 MIN_OUTLIER_SCORE = 3.5
-"""A sample whose modified z-score is above this is an outlier."""
+"""A sample with a larger modified z-score is an outlier."""
 POWER_CAP = "power cap"
-"""The reason to be slow that a GPU gives when it lowers its clock to stay within its power limit."""
+"""The throttling reason of a GPU that lowers its clock to stay within its power limit."""
 LATENCY = "latency_ns"
 
 _FEWEST_ROUNDS = 2
@@ -32,7 +31,7 @@ _DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, and the range of the middle 60 % of all samples."""
+    """A median, with the 20 % and the 80 % quantile of the samples."""
 
     p20: float
     median: float
@@ -41,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of some values with its confidence interval."""
+    """A median with its confidence interval."""
 
     low: float
     median: float
@@ -49,7 +48,7 @@ class Interval:
 
     @property
     def relative(self) -> float:
-        """Half the width in units of the median: 0.01 is plus or minus 1 %."""
+        """Half the width divided by the median: 0.01 is plus or minus 1 %."""
         half = (self.high - self.low) / 2
         if self.median == 0:
             return math.inf if half else 0.0
@@ -58,11 +57,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of ``a`` to ``b``, and how it was computed.
+    """The ratio of a measurement ``a`` to ``b``.
 
-    ``inside rounds``: the median over ``rounds`` rounds of (median of a / median of b), so that
-    drift between rounds cancels; ``low`` and ``high`` are the 95 % interval of that median, ``None`` where
-    the rounds are too few for one. ``of medians``: the two did not share rounds.
+    Attributes:
+        value: the ratio.
+        method: ``inside rounds``: the median over rounds of (median of a / median of b), in which drift
+            between rounds cancels. ``of medians``: median of a / median of b, without shared rounds.
+        rounds: number of shared rounds.
+        low: lower end of the 95 % interval; None for too few rounds.
+        high: upper end of the 95 % interval; None for too few rounds.
+
     """
 
     value: float
@@ -73,19 +77,19 @@ class Ratio:
 
     @property
     def relative(self) -> float | None:
-        """Half the width of the interval in units of the value."""
+        """Half the width of the interval divided by the value."""
         if self.low is None or self.high is None:
             return None
         return Interval(self.low, self.value, self.high).relative
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the order-statistic interval of the median: no shape of the distribution is assumed.
+    """Return the order-statistic interval of the median, which assumes no shape of the distribution.
 
-    Between the k-th smallest and the k-th largest of n independent values lies the true median with
-    probability 1 - 2 P(Binomial(n, 1/2) < k), so k is the largest that keeps the confidence (David and
-    Nagaraja, Order Statistics, 7.1). ``None`` where not even the extremes reach it, for 95 % below 6
-    values, and where a value is not finite.
+    The true median lies between the k-th smallest and the k-th largest of n independent values with
+    probability 1 - 2 P(Binomial(n, 1/2) < k); k is the largest one with at least the given confidence (David
+    and Nagaraja, Order Statistics, 2003, 7.1). ``None`` for too few values, fewer than 6 for 95 %, or if a
+    value is not finite.
     """
     rank = _rank(len(values), confidence)
     if rank == 0 or not _usable(values):
@@ -95,12 +99,12 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
 
 
 def median_of_values(values: Sequence[float]) -> float | None:
-    """Return the median of some values, ``None`` if there are none or one is not finite."""
+    """Return the median, ``None`` without values or if a value is not finite."""
     return float(median_of(values)) if _usable(values) else None
 
 
 def middle_60_percent(values: Sequence[float]) -> Spread | None:
-    """Return p20, median and p80 of some values, ``None`` if there are none or one is not finite."""
+    """Return p20, median and p80, ``None`` without values or if a value is not finite."""
     if not _usable(values):
         return None
     p20, median, p80 = (float(value) for value in np.quantile(values, (0.2, 0.5, 0.8)))
@@ -109,15 +113,15 @@ def middle_60_percent(values: Sequence[float]) -> Spread | None:
 
 def spread(measurement: Measurement) -> Spread | None:
     """Return the :func:`median`, and p20 and p80 over the samples of all rounds."""
-    found, middle_of_rounds = middle_60_percent(_samples(measurement)), median(measurement)
-    return replace(found, median=middle_of_rounds) if found and middle_of_rounds is not None else None
+    all_samples, center = middle_60_percent(_samples(measurement)), median(measurement)
+    return replace(all_samples, median=center) if all_samples and center is not None else None
 
 
 def median(measurement: Measurement) -> float | None:
     """Return the median of the rounds' medians, the center of their :func:`interval`.
 
-    Samples of one round are alike, and a round of many must not outweigh one of few: over all samples the
-    median may even lie outside the interval. ``None`` where there is no sample, or one is not finite.
+    All rounds have the same weight, because samples of one round are correlated. The median of all samples
+    could lie outside the interval. ``None`` without samples, or if a sample is not finite.
     """
     return _median(measurement.samples)
 
@@ -125,7 +129,7 @@ def median(measurement: Measurement) -> float | None:
 _Rounds = tuple[tuple[float, ...], ...]
 
 
-@lru_cache(2**14)  # a report asks for each of them tens of times
+@lru_cache(2**14)  # a report needs each median tens of times
 def _median(samples: _Rounds) -> float | None:
     if not _usable([sample for round_ in samples for sample in round_]):
         return None
@@ -138,10 +142,10 @@ def _round_medians(samples: _Rounds) -> tuple[float | None, ...]:
 
 
 def outlier_share(measurement: Measurement) -> float:
-    """Return the share of outliers among the samples; they are labelled, never dropped.
+    """Return the share of outliers among the samples; no sample is dropped.
 
     An outlier has a modified z-score 0.6745 |x - median| / MAD above 3.5 (Iglewicz and Hoaglin, How to
-    Detect and Handle Outliers, 1993). If the MAD is zero there is no scale, and no outlier.
+    Detect and Handle Outliers, 1993). The share is 0 if the MAD is 0.
     """
     samples = _samples(measurement)
     if not _usable(samples):
@@ -168,12 +172,12 @@ def throttled_share(measurement: Measurement) -> float:
 
 
 def invalid_reasons(run: Run) -> tuple[str, ...]:
-    """Return the reasons not to use the figures of a run, empty if there are none.
+    """Return the reasons not to use the measurements of a run; empty for a valid run.
 
     A run is invalid if other processes were on the GPU at its start, or if the GPU was throttled in more
-    than 10 % of the visits. A varying clock and the power cap do not count: without locked clocks a GPU
-    regulates itself in this way, and the variants of a round share it. Both are labels of the samples, see
-    :func:`off_clock_share` and :func:`throttled_share`.
+    than 10 % of the visits. A varying clock and the power cap do not count: a GPU without locked clocks
+    regulates itself in this way, and all variants of a round are affected. Both are labels of the samples,
+    see :func:`off_clock_share` and :func:`throttled_share`.
     """
     reasons = []
     if foreign := run.header.environment.foreign:
@@ -197,13 +201,12 @@ def share_rounds(a: Measurement, b: Measurement) -> bool:
 
 
 def ratio(a: Measurement, b: Measurement) -> Ratio | None:
-    """Return the ratio of ``a`` to ``b``, taken within rounds if the two share at least two.
+    """Return the ratio of ``a`` to ``b``, within rounds if they share at least two.
 
-    A quick call and a slow one leave the rounds at different times: those that both took part in
-    count. One shared round is too few: a call beyond its budget has a single sample, measured alone.
+    Only rounds with samples of both are used, because a call may end earlier than the other. One shared round
+    is not enough: a call that takes longer than its budget is measured once and alone.
 
-    ``None`` where there is no such number: no usable samples, a zero or negative divisor, or two
-    measurements that no ratio may mix (another metric, another method).
+    ``None`` if the metric or method differs, a sample is missing or not finite, or ``b`` is not positive.
     """
     if (a.metric, a.method) != (b.metric, b.method):
         return None
@@ -211,13 +214,13 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
         pairs = zip(round_medians(a), round_medians(b), strict=False)
         ratios = [x / y for x, y in pairs if x is not None and y is not None and y > 0]
         if len(ratios) >= _FEWEST_ROUNDS:
-            found = interval(ratios)
-            low, high = (found.low, found.high) if found else (None, None)
+            bounds = interval(ratios)
+            low, high = (bounds.low, bounds.high) if bounds else (None, None)
             return Ratio(float(np.median(ratios)), "inside rounds", len(ratios), low, high)
-    above, below = median(a), median(b)
-    if above is None or below is None or below <= 0:
+    numerator, denominator = median(a), median(b)
+    if numerator is None or denominator is None or denominator <= 0:
         return None
-    return Ratio(above / below, "of medians")
+    return Ratio(numerator / denominator, "of medians")
 
 
 def _samples(measurement: Measurement) -> list[float]:
@@ -229,7 +232,7 @@ def _visits(*measurements: Measurement) -> list[Conditions]:
 
 
 def _timed(run: Run) -> list[Conditions]:
-    """Yield each visit of a run once; several metrics of a visit repeat its conditions."""
+    """Return each visit of a run once; other metrics of a visit repeat its conditions."""
     return _visits(*(row for row in run.measurements if row.metric == LATENCY))
 
 
@@ -245,8 +248,8 @@ def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) ->
 
 @cache
 def _rank(count: int, confidence: float) -> int:
-    """Return the rank k of the order-statistic interval, 0 if there is no such interval."""
-    below, logarithm = 0.0, -count * math.log(2)  # of P(Binomial(count, 1/2) = k)
+    """Return the rank k of the order-statistic interval; 0 for too few values."""
+    below, logarithm = 0.0, -count * math.log(2)  # logarithm of P(Binomial(count, 1/2) = k)
     for k in range(count // 2):
         below += math.exp(logarithm)
         if 2 * below > 1 - confidence:

@@ -1,9 +1,8 @@
 """Runs on disk: one JSON Lines file for each, ``<results>/<device>/<run id>.jsonl``.
 
 The first line is the header, then one row per line, then the end. Lines are on disk before the next cell is
-measured, so a run that is killed keeps all finished rows. A large file is compressed when its run is complete
-and is then called ``<run id>.jsonl.gz``. Reading is strict about each line and lenient about the file: a line
-that cannot be read becomes a :class:`Problem`, and the rest is read.
+measured, so a killed run keeps all finished rows. The large file of a complete run is compressed to
+``<run id>.jsonl.gz``. An invalid line becomes a :class:`Problem`, and the other lines are read.
 """
 
 import codecs
@@ -39,7 +38,7 @@ from esbench.schema import (
 )
 
 PUBLISHED = "published"
-"""The folder of ``results/`` with figures that others published, in their own format."""
+"""The folder of ``results/`` with published results of other projects, in other formats."""
 LARGE_BYTES = 2**16
 """The file of a complete run is compressed if it is larger."""
 PLAIN, COMPRESSED = ".jsonl", ".jsonl.gz"
@@ -65,7 +64,7 @@ class Problem:
         path: the file.
         message: the problem and what to do, in one line.
         line: number of the line.
-        lost: whether something could not be read; otherwise the problem is only a remark.
+        lost: whether data could not be read; otherwise the problem is a remark.
         is_other_schema: whether the file was written with another version of the schema.
 
     """
@@ -78,8 +77,8 @@ class Problem:
 
     def __str__(self) -> str:
         """Return one line: ``file:line: message``."""
-        place = f"{self.path}:{self.line}" if self.line else str(self.path)
-        return " ".join(f"{place}: {self.message}".split())
+        location = f"{self.path}:{self.line}" if self.line else str(self.path)
+        return " ".join(f"{location}: {self.message}".split())
 
     @property
     def within(self) -> str:
@@ -88,16 +87,16 @@ class Problem:
 
 
 def summarize_problems(problems: Iterable[Problem]) -> list[str]:
-    """Return problems as text, one line each; the bad lines of a file share one line."""
+    """Return problems as text, one line each; the invalid lines of a file share one line."""
     groups: dict[object, list[Problem]] = {}
     for problem in problems:
         key = problem.path if problem.line and problem.lost else problem
         groups.setdefault(key, []).append(problem)
     return [
-        f"{first.path}: {1 + len(others)} lines could not be read, the first: {first.within}"
-        if others
-        else str(first)
-        for first, *others in groups.values()
+        f"{group[0].path}: {len(group)} lines could not be read, the first: {group[0].within}"
+        if len(group) > 1
+        else str(group[0])
+        for group in groups.values()
     ]
 
 
@@ -112,15 +111,15 @@ def new_run_id(suite: str, now: datetime | None = None) -> str:
 
 
 class Writer:
-    """A run's file, to which a few records are appended at a time.
+    """The file of a run, to which records are appended.
 
     Raises:
-        FileExistsError: there is a run of that name already; it is left unchanged.
+        FileExistsError: there is a run of that name already.
 
     """
 
     def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
-        """Create the file with the header, or open that of an unfinished run and keep ``kept_bytes``."""
+        """Create the file with the header, or cut the file of an unfinished run to ``kept_bytes``."""
         self.path = results / header.environment.slug / f"{header.run_id}{PLAIN}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if kept_bytes is None:
@@ -131,7 +130,7 @@ class Writer:
             self._file.truncate(kept_bytes)
 
     def write(self, *records: Record) -> None:
-        """Append records that belong together; when this returns, they are on disk.
+        """Append records, and wait until they are on disk.
 
         Raises:
             ValueError: a record could not be read back, for instance because a sample is NaN.
@@ -208,9 +207,9 @@ def _compressed(path: Path) -> Path:
 def run_files(results: Path) -> Iterator[Path]:
     """Yield the file of each run under a results folder, compressed or not, by device and time."""
     named = (*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}"))
-    paths = {path for path in named if path.is_file()}  # reading from a pipe or a device would never end
+    paths = {path for path in named if path.is_file()}  # reading a pipe or a device may never end
     for path in sorted(paths):
-        # Both are there if the run was killed after writing the one and before deleting the other.
+        # Both files exist if the run was killed before the plain one was deleted.
         is_copy = path.name.endswith(COMPRESSED) and path.with_suffix("") in paths
         if path.parent.name != PUBLISHED and not is_copy:
             yield path
@@ -222,7 +221,7 @@ def run_name(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a run's file, compressed or not; a file that was compressed since is found by its old name.
+    """Read a run's file, compressed or not; the plain name also finds the compressed file.
 
     Raises:
         OSError: it cannot be read or decompressed.
@@ -289,7 +288,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
             record = _LINE.decode(line)
             _check_times(record)
         except (ValueError, RecursionError) as error:
-            if number == len(lines):  # it has no line end: a kill leaves half a line, and nothing is lost
+            if number == len(lines):  # without a line end: a kill leaves half a line, and no row is lost
                 message = f"half a line, the run was cut off here ({error})"
                 problems.append(Problem(path, message, number, lost=end is not None))
             else:
@@ -307,7 +306,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
                 rows.append(record)
     run = Run(
         header=header,
-        rows=_joined(rows),
+        rows=_join_rows(rows),
         end=end,
         device_peaks=tuple(device_peaks),
         checkpoints=tuple(checkpoints),
@@ -323,9 +322,9 @@ def read_results(results: Path) -> tuple[list[Run], list[Problem]]:
     runs: list[Run] = []
     problems: list[Problem] = []
     for path in run_files(results):
-        run, of_file = read_run(path)
+        run, file_problems = read_run(path)
         runs += [run] if run else []
-        problems += of_file
+        problems += file_problems
     return runs, problems
 
 
@@ -345,22 +344,22 @@ def _check_times(record: object) -> None:
     """Check that every call took more than 0 ns.
 
     Raises:
-        ValueError: one took 0 ns.
+        ValueError: a call took 0 ns.
 
     """
     if not isinstance(record, Measurement) or record.phase == QUALITY or not record.metric.endswith(TIMED):
         return
-    for place, visits in enumerate(record.samples):
+    for index, visits in enumerate(record.samples):
         if 0 in visits:
-            message = f"a time of 0 ns, the clock missed the call - at `$.samples[{place}]`"
+            message = f"a time of 0 ns, the clock missed the call - at `$.samples[{index}]`"
             raise ValueError(message)
 
 
-def _joined(rows: list[Row]) -> tuple[Row, ...]:
-    """Return the rows with the fields that are stored once for several rows, without withdrawn rows.
+def _join_rows(rows: list[Row]) -> tuple[Row, ...]:
+    """Copy fields that are stored once to all rows of the phase, and drop rows of failed phases.
 
-    Conditions are stored with the latency of their visits, and the labels of a trace with the launches; both
-    apply to all times of the phase. A phase that failed after it was timed has no numbers.
+    Conditions are stored with the latency, and the labels of a trace with the launches; both apply to all
+    times of the phase. A phase that failed after it was timed has no numbers.
     """
     failed = {
         (row.variant, row.case, row.phase)
@@ -382,9 +381,13 @@ def _joined(rows: list[Row]) -> tuple[Row, ...]:
         elif _phase(row) in failed or (row.metric == LAUNCHES and not row.samples):
             pass  # launches without samples could not be counted: they are only labels of the times
         elif row.metric.endswith(TIMED):
-            its_conditions = row.conditions or conditions.get(_visits(row), ())
-            its_labels = row.labels + labels.get(_phase(row), ())
-            joined.append(msgspec.structs.replace(row, conditions=its_conditions, labels=its_labels))
+            joined.append(
+                msgspec.structs.replace(
+                    row,
+                    conditions=row.conditions or conditions.get(_visits(row), ()),
+                    labels=row.labels + labels.get(_phase(row), ()),
+                )
+            )
         else:
             joined.append(row)
     return tuple(joined)
@@ -395,7 +398,7 @@ def _phase(row: Measurement) -> object:
 
 
 def _visits(row: Measurement) -> object:
-    """Return the fields that all times of the same visits share."""
+    """Return the key of the visits of a row; all times of the same visits share it."""
     return row.variant, row.case, row.phase, row.method, row.group
 
 
@@ -403,12 +406,12 @@ def _visits(row: Measurement) -> object:
 
 
 class ResumeError(UserError):
-    """A run that cannot be resumed; the message has the reason and what to do."""
+    """A run cannot be resumed; the message has the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An unfinished run: the part that is kept when it is resumed, and that part's bytes in the file."""
+    """The rows of an unfinished run that are kept when it is resumed, and their bytes in the file."""
 
     path: Path
     run: Run
@@ -431,7 +434,7 @@ def find_unfinished(results: Path, device: str) -> Path:
 
 
 def read_unfinished(path: Path) -> Unfinished:
-    """Read the part of an interrupted run that is kept: all lines before the end of the last checkpoint.
+    """Read the lines of an unfinished run up to its last checkpoint.
 
     Raises:
         ResumeError: the file holds no run, or one that is complete or damaged.
@@ -464,11 +467,11 @@ def _is_unfinished(run: Run) -> bool:
 
 
 class Document(Protocol):
-    """A record with the version of its kind."""
+    """A record with a version."""
 
     @property
     def schema(self) -> int:
-        """The version."""
+        """The version of the record."""
 
 
 D = TypeVar("D", bound=Document)
@@ -494,12 +497,12 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
     Args:
         path: the file.
         kind: the record's class.
-        what: the kind in messages, such as ``study of accuracy``.
+        what: name of the record in messages, such as ``timer study``.
         schema: the version that can be read.
-        again: how to get a new one, where the version is another.
+        again: instruction in the message about another version, such as ``measure again``.
 
     Raises:
-        UserError: the file cannot be read or does not hold one; the message names file and field.
+        UserError: the file cannot be read or is invalid; the message has the file and the field.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""Escaping and shortening of foreign text: on one line, for a terminal, in Markdown, as a file name."""
+"""Escaping and shortening of text for one line, a terminal, Markdown and file names."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that is safe to print on a terminal: control characters but line breaks become spaces."""
+    """Return a text for a terminal: control characters except line breaks become spaces."""
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
@@ -34,26 +34,25 @@ def shorten_label(text: str) -> str:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    rest = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    """Return the first few names, and the number of others: ``a, b, c and 2 more``."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def escape(text: str) -> str:
     """Return a text escaped for Markdown: no link, image, tag, heading or emphasis.
 
-    A parenthesis, an underscore inside a word and a footnote mark, ``[1]``, mean nothing by themselves,
-    and are not escaped.
+    Parentheses, underscores inside words and footnote marks such as ``[1]`` have no meaning and stay.
     """
     parts = _MARK.split(one_line(text))
     return "".join(
-        part if place % 2 else _MARKUP.sub(lambda mark: f"\\{mark[0]}", part)
-        for place, part in enumerate(parts)
+        part if index % 2 else _MARKUP.sub(lambda mark: f"\\{mark[0]}", part)
+        for index, part in enumerate(parts)
     )
 
 
 def file_name(words: str) -> str:
-    """Return a file name in lower case with dashes, without separators of folders."""
+    """Return a file name in lower case, with dashes instead of other characters."""
     return shorten(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
 
 

@@ -1,6 +1,6 @@
 """The interfaces that a package of variants implements for the harness.
 
-It extends :func:`build` for its kinds of schemes, and :func:`trainer` for those that can train a network.
+The package extends :func:`build` for its classes of schemes, and :func:`trainer` for the trainable ones.
 """
 
 import dataclasses
@@ -12,16 +12,16 @@ from esbench.schema import Case, Outcome, Phase, Recipe, Work
 
 
 class UnavailableError(Exception):
-    """The variant cannot run here; the message is the reason stored in its row."""
+    """A variant cannot run here; the message is stored in its row."""
 
 
 class WrongResultError(Exception):
-    """A variant differs from the reference implementation; the message has the place and the difference."""
+    """A result differs from the reference implementation; the message has the index and the difference."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QualityMetric:
-    """A quality metric of a variant: one value per replicate, or the reason why it has none."""
+    """A quality metric of a variant: one value per replicate, or the reason for not having values."""
 
     metric: str
     method: str
@@ -38,23 +38,23 @@ class Workload(Protocol):
     def enter(self, phase: Phase) -> None:
         """Prepare the inputs of a phase and free those of other phases; called before the phase is measured.
 
-        It is called again for ``sample`` and ``step`` when their call was captured in a CUDA graph: both then
-        begin at the first input and step, and the tensors that the graph reads keep their place.
+        It is called again after the call of ``sample`` or ``step`` was captured in a CUDA graph; the phase
+        then restarts at the first input and step, and the tensors that the graph reads keep their addresses.
         """
 
     @property
     def phases(self) -> Mapping[Phase, Callable[[], object]]:
-        """The call of each phase that the variant has; it returns the computed tensor or nested tensors."""
+        """Phase -> its call, which returns the computed tensor or nested tensors."""
 
     @property
     def unavailable(self) -> Mapping[Phase, str]:
-        """Phases that the variant does not have, with the reason."""
+        """Phase that the variant does not have -> the reason."""
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The tensors that the calls of the entered phase read in turn; empty if it reads none.
+        """The tensors that consecutive calls of the entered phase read; empty for a phase without inputs.
 
-        The first call after ``enter`` reads the first. The harness may write other numbers into them.
+        The first call after ``enter`` reads the first tensor. The harness may write other values into them.
         """
 
     def work(self, phase: Phase) -> Work | None:
@@ -62,7 +62,7 @@ class Workload(Protocol):
 
     @property
     def noise_bytes(self) -> int:
-        """The bytes of the noise state of one step, 0 without a state."""
+        """The bytes of the stored noise of one step, 0 if no noise is stored."""
 
     def verify(self) -> None:
         """Compare the variant with the reference implementation on this case.
@@ -75,7 +75,7 @@ class Workload(Protocol):
     def confirm(self, phase: Phase) -> None:
         """Compare the call of the entered phase with the reference implementation on new inputs.
 
-        The inputs are written into the tensors that were read while the call was timed.
+        The new inputs are written into the tensors of the timed call.
 
         Raises:
             WrongResultError: the results differ.
@@ -83,12 +83,12 @@ class Workload(Protocol):
         """
 
     def quality(self) -> Iterable[QualityMetric]:
-        """Compute the variant's effect on the gradient, repeatably; it is not timed.
+        """Yield the quality metrics of the gradient estimate, with a fixed seed; not timed.
 
-        Called after ``enter("quality")``. A workload may lack this method.
+        Called after ``enter("quality")``. The method is optional.
 
         Raises:
-            UnavailableError: the variant has no quality, and why.
+            UnavailableError: the quality cannot be computed; the message has the reason.
 
         """
         ...
@@ -96,7 +96,7 @@ class Workload(Protocol):
 
 @singledispatch
 def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
-    """Set a registered scheme up on a case; packages extend this with ``@build.register``.
+    """Return a workload of a scheme on a case; packages extend this with ``@build.register``.
 
     Raises:
         UnavailableError: the scheme does not support the case on this device; the message has the reason.
@@ -107,16 +107,16 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
 
 
 class Trainer(Protocol):
-    """The interface for training with a kind of scheme; measuring does not need it.
+    """The interface for training with a scheme; measuring does not use it.
 
-    A scheme has the package's own type, a model is an ``nn.Module``.
+    A scheme is an instance of a class of the package, a model is an ``nn.Module``.
     """
 
     def learns_from_rows(self, scheme: Any) -> bool:  # noqa: ANN401  # see the class
         """Return whether the scheme's update needs the inputs of its layers."""
 
     def refusal(self, scheme: Any, model: Any, exclude: Sequence[str]) -> str:  # noqa: ANN401  # see the class
-        """Return why a scheme cannot perturb a model without the modules named by ``exclude``, or ""."""
+        """Return the reason why a scheme cannot perturb a model outside the modules ``exclude``, or ""."""
 
     def prepare(self, recipe: Recipe) -> None:
         """Check that a network of the digits study can be trained.

@@ -6,7 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esbench.registry import PluginError, Registry, Suite, UnknownNameError, load, parse_phases, select_cases
+from esbench.registry import (
+    PluginError,
+    Registry,
+    Suite,
+    UnknownNameError,
+    load,
+    parse_phases,
+    select_cases,
+    suggest,
+)
 from esbench.schema import Case, Variant
 from esbench.workload import build
 
@@ -67,8 +76,8 @@ def test_a_reserved_operator_is_for_those_who_name_it() -> None:
     assert [entry.variant.name for entry in registry.select() if not entry.supports(CASE)] == ["Own"]
 
 
-def test_what_is_unknown_lists_what_is_known() -> None:
-    """The error for unknown variants, suites and cases has the glob and all known names."""
+def test_an_unknown_name_is_an_error_with_known_names() -> None:
+    """The error for unknown variants, suites and cases has the glob and all known names, or the closest."""
     registry = registered()
     with pytest.raises(UnknownNameError, match=r"'No\*'.*Thing, Thing\(side=out\)"):
         registry.select(["No*"])
@@ -78,6 +87,9 @@ def test_what_is_unknown_lists_what_is_known() -> None:
         registry.find_suite("no")
     with pytest.raises(UnknownNameError, match=r"available: Linear\(2, 3\)"):
         select_cases([CASE], "Conv*")
+    assert suggest("Thin", ["A", "B", "C", "Thing", "Thingy", "Thong"], "esbench list") == (
+        "closest: Thing, Thingy, Thong; `esbench list` lists all"
+    )
 
 
 def test_duplicates_are_refused() -> None:

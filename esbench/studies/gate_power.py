@@ -149,7 +149,7 @@ def measure(gate: Gate, replicates: int, results: Path) -> Path:
 
     Raises:
         UserError: the revision cannot be measured at all.
-        WorkerError: a worker died, hangs or sent no valid answer.
+        WorkerError: a worker died, hangs or sent an invalid answer.
 
     """
     opening = gate.survey()

@@ -57,11 +57,8 @@ def only_run(results: Path) -> Run:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("run --variants Nope*", "no variant matches 'Nope*'; available: "),
-        (
-            "run --suite nope",
-            "no suite 'nope'; available: backward, backward_large, binary, capacity, check",
-        ),
+        ("run --variants Nope*", "no variant matches 'Nope*'; closest: "),
+        ("run --suite populaton", "no suite 'populaton'; closest: population, "),
         ("run --dtype int8", "no dtype 'int8'; available: float64, float32, tfloat32, bfloat16, float16"),
         ("run --cases Nope*", "no case matches 'Nope*'; available: Linear(128, 128)"),
         ("run --phases backward", "no phase 'backward'; available: sample, forward, update, step"),

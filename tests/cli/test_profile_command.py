@@ -78,7 +78,7 @@ def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp
     """The line lists what is available, the exit code is 2, and nothing is written."""
     out = tmp_path / "profiles"
     for arguments, words in (
-        ("--variant Nope*", "no variant matches 'Nope*'; available: "),
+        ("--variant Nope*", "no variant matches 'Nope*'; closest: "),
         ("", "name a variant, such as --variant Permuted; `esbench list` shows all of them"),
         ("--variant Base --case Nope*", "no case matches 'Nope*'; available: Linear(128, 128)"),
         ("--variant Base --phase backward", "no phase 'backward'; available: sample,"),
@@ -87,7 +87,7 @@ def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp
             "--variant Base --phase forward,quality",
             "--phase quality: only these phases can be profiled",
         ),
-        ("--variant Base --suite nope", "no suite 'nope'; available: backward,"),
+        ("--variant Base --suite nope", "no suite 'nope'; closest: "),
         ("--variant Base --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
     ):
         assert run("profile", *arguments.split(), "--out", str(out)) == 2

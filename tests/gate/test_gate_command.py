@@ -162,7 +162,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
         patch.setattr("esbench.gate.gate.Gate.run", None)
         for option, name in (("--variants", "Nope*"), ("--suite", "nope")):
             error = place.run("--base", "HEAD", "--device", "cpu", option, name).only_line
-            assert f"'{name}'; available: " in error
+            assert f"'{name}'; closest: " in error
     place.out.rmdir()
     place.out.write_text("a file")
     assert f"--out {place.out}: {place.out} is not a folder" in place.run("--base", "HEAD").only_line
