@@ -38,6 +38,17 @@ def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert errors[1] < errors[0] / 10
 
 
+def test_the_programs_of_the_page_on_rigl_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each runs by itself and prints the sparsity of the layers."""
+    programs = [text for text in PROGRAMS if "RigLScheduler" in text]
+    assert len(programs) == 2
+    for index, text in enumerate(programs):
+        file = tmp_path / f"rigl_{index}.py"
+        file.write_text(text)
+        runpy.run_path(str(file), run_name="__main__")
+        assert "the model: " in capsys.readouterr().out
+
+
 def test_the_variants_of_the_readme_pass_their_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

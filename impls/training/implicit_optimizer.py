@@ -122,11 +122,11 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
         """Load a copy of a state of this model, by name or else by position.
 
         Raises:
-            ValueError: it is the state of another model; nothing is changed then.
+            ValueError: the state has other parameters than the model; nothing is changed then.
 
         """
-        whole = aligned_state(state_dict, self._group_names())
-        groups = iter(whole["param_groups"])
+        aligned = aligned_state(state_dict, self._group_names())
+        groups = iter(aligned["param_groups"])
         for optimizer in self._optimizers:
-            part = [next(groups) for _ in optimizer.param_groups]
-            optimizer.load_state_dict({"state": whole["state"], "param_groups": part})
+            own_groups = [next(groups) for _ in optimizer.param_groups]
+            optimizer.load_state_dict({"state": aligned["state"], "param_groups": own_groups})

@@ -70,7 +70,7 @@ class _Watchdog(threading.Thread):
     def __init__(self, release_cache: ReleaseCache, tick_s: float) -> None:
         super().__init__(name="reclaiming watchdog", daemon=True)
         self._release_cache, self._tick_s = release_cache, tick_s
-        # True: an item is in use from now on. False: it no longer is. None: end. Unlike an Event's set(),
+        # True: an item is in use from now on. False: no item is in use. None: end. Unlike an Event's set(),
         # put() may be called by a finalizer that a collection runs on this very thread.
         self.messages: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self.start()
@@ -141,7 +141,7 @@ class ReclaimingIterator(Generic[T]):
 
 
 class Reclaim:
-    """A way to reclaim memory around candidates and between their batches.
+    """Reclaims memory after each candidate model and after each of its training batches.
 
     Modes: ``nothing``; ``collect`` garbage after each candidate, and only then; ``collect_batch`` after each
     batch; ``empty_cache`` and ``empty_cache_batch`` release torch's cache then; ``iterator`` is

@@ -1,4 +1,4 @@
-"""Two small networks that classify handwritten digits, for figures of quality and for examples.
+"""Two small networks that classify handwritten digits, for quality metrics and for examples.
 
 The digits are the 1797 images of 8 x 8 pixels that come with scikit-learn, so nothing is downloaded. Nothing
 here uses a global random generator.
@@ -78,7 +78,7 @@ def shape_of(name: str) -> tuple[int, ...]:
         UserError: there is no such network.
 
     """
-    return _kind(name).features
+    return _network_class(name).features
 
 
 def untrained(name: str, seed: int = 0) -> nn.Module:
@@ -88,7 +88,7 @@ def untrained(name: str, seed: int = 0) -> nn.Module:
         UserError: there is no such network.
 
     """
-    model, generator = _kind(name)(), Generator().manual_seed(seed)
+    model, generator = _network_class(name)(), Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -165,7 +165,7 @@ def _trained(name: str, seed: int, steps: int) -> nn.Module:
     return model
 
 
-def _kind(name: str) -> type[DigitsMLP | DigitsCNN]:
+def _network_class(name: str) -> type[DigitsMLP | DigitsCNN]:
     if name not in NETWORKS:
         message = f"no network {name!r}; available: {', '.join(NETWORKS)}"
         raise UserError(message)

@@ -64,8 +64,8 @@ def claim(targets: Mapping[str, object], owner: object) -> None:
     """
     owners = {name: owner_of(target) for name, target in targets.items()}
     if owned := {name: type(current) for name, current in owners.items() if current is not None}:
-        kind = next(iter(owned.values())).__name__
-        message = f"{', '.join(owned)}: already managed by another {kind}: close() that one first"
+        owner_name = next(iter(owned.values())).__name__
+        message = f"{', '.join(owned)}: already managed by another {owner_name}: call its close() first"
         raise ValueError(message)
     for target in targets.values():
         _OWNERS[target] = weakref.ref(owner)
@@ -267,7 +267,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         """Load a copy of a state of this class or of an ordinary optimizer: by name, otherwise by position.
 
         Raises:
-            ValueError: it is the state of another model; nothing is changed then.
+            ValueError: the state has other parameters than the model; nothing is changed then.
 
         """
         self._ordinary.load_state_dict(aligned_state(state_dict, self._group_names()))
@@ -325,20 +325,20 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         """Step the ordinary optimizer with only these parameters in its groups."""
         if self._skip_nonfinite:
             self._drop_nonfinite(indices)
-        parts: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
+        ready: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
         for index in indices:
-            parts[self._group_of[index]].append(self._trainable[index])
-        wholes = [group["params"] for group in self.param_groups]
+            ready[self._group_of[index]].append(self._trainable[index])
+        all_parameters = [group["params"] for group in self.param_groups]
         options = None if self._is_rule_checked else self._options()
         try:
-            for group, part in zip(self.param_groups, parts, strict=True):
-                group["params"] = part
+            for group, parameters in zip(self.param_groups, ready, strict=True):
+                group["params"] = parameters
             self._ordinary.param_groups = [group for group in self.param_groups if group["params"]]
             self._ordinary.step()
         finally:
             self._ordinary.param_groups = self.param_groups
-            for group, whole in zip(self.param_groups, wholes, strict=True):
-                group["params"] = whole
+            for group, parameters in zip(self.param_groups, all_parameters, strict=True):
+                group["params"] = parameters
             for index in indices:
                 self._trainable[index].grad = None
         if options is not None and options != self._options():
@@ -359,13 +359,13 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         }
         if _are_surely_finite(list(gradients.values())):
             return
-        bad = {
+        nonfinite_layers = {
             self._layer_of[index]
             for index, gradient in gradients.items()
             if not bool(_values(gradient).isfinite().all())
         }
         for index in indices:
-            if self._layer_of[index] in bad:
+            if self._layer_of[index] in nonfinite_layers:
                 parameter = self._trainable[index]
                 parameter.grad = None
                 self.skipped[self.names[parameter]] += 1
@@ -479,15 +479,21 @@ def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> S
         names: names of the parameters of each group.
 
     Raises:
-        ValueError: it is the state of another model, or parameters of one group have different options.
+        ValueError: the state has other parameters than ``names``, or different options for parameters of
+            one group.
 
     """
     groups = state["param_groups"]
     if not all("param_names" in group for group in groups):
         if [len(group["params"]) for group in groups] != [len(group) for group in names]:
-            message = "the state has no parameter names and another number of parameters"
+            message = (
+                "the saved state has no parameter names, and its groups have other sizes than the "
+                "model's: load a state that was saved with this model"
+            )
             raise ValueError(message)
-        groups = [{**group, "param_names": those} for group, those in zip(groups, names, strict=True)]
+        groups = [
+            {**group, "param_names": group_names} for group, group_names in zip(groups, names, strict=True)
+        ]
     keys, options = dict[str, int](), dict[str, State]()
     for group in groups:
         for name, key in zip(group["param_names"], group["params"], strict=True):
@@ -496,7 +502,10 @@ def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> S
                 option: value for option, value in group.items() if option not in {"params", "param_names"}
             }
     if differing := set(itertools.chain(*names)) ^ keys.keys():
-        message = f"the state of another model: it differs in {', '.join(sorted(differing))}"
+        message = (
+            f"the saved state or the model lacks {', '.join(sorted(differing))}: "
+            "load a state that was saved with this model"
+        )
         raise ValueError(message)
     aligned: State = {"state": {}, "param_groups": []}
     numbers = itertools.count()

@@ -8,9 +8,13 @@ Two lines make a training loop sparse:
     if scheduler():
         optimizer.step()
 
-A call counts a step. Every ``delta`` steps before ``T_end``, entries are dropped and grown instead of an
-optimizer step. Inactive entries are zero and stay zero, as do their gradients and optimizer state. Masks on
-dense tensors only simulate sparsity: they save neither time nor memory.
+Each call of ``scheduler()`` counts one step. A weight tensor has active elements, which are trained, and
+inactive ones, which are zero, with zero gradients and optimizer state. Every ``delta`` steps before ``T_end``
+the mask changes instead of an optimizer step: the smallest active elements are dropped (become inactive), and
+as many are grown (become active). Masks on dense tensors only simulate sparsity: they save neither time nor
+memory.
+
+An *entry* is one element of a weight tensor.
 
 :class:`RigLInBackward` does the same without a separate optimizer: weights are updated in the backward pass,
 with one layer's gradients in memory at a time.
@@ -44,10 +48,10 @@ Growth = Literal["gradient", "random"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of mask updates: RigL's settings, under the names of rigl-torch.
+    """Settings of RigL, under the names of rigl-torch: when the mask changes, and by how much.
 
-    Every ``delta`` steps until ``T_end`` a share alpha / 2 (1 + cos(pi step / T_end)) of the active entries
-    moves.
+    Every ``delta`` steps before ``T_end``, the share alpha / 2 (1 + cos(pi step / T_end)) of the active
+    entries is dropped and grown elsewhere (Evci et al. 2020, section 3).
 
     Args:
         dense_allocation: share of the weights that is active, in (0, 1].
@@ -75,14 +79,17 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        last = max(self.delta - 1, 1)
+        most_passes = max(self.delta - 1, 1)
         has_end = self.static_topo if self.T_end is None else self.T_end >= 1
         requirements = {
             "dense_allocation": (0 < self.dense_allocation <= 1, "a share of the weights in (0, 1]"),
             "T_end": (has_end, "the step from which entries stay; three quarters of all steps work well"),
             "delta": (self.delta >= 1, "a number of steps, at least 1"),
             "alpha": (0 <= self.alpha <= 1, "a share of the active entries in [0, 1]"),
-            "grad_accumulation_n": (1 <= self.grad_accumulation_n <= last, f"1 to {last}, less than delta"),
+            "grad_accumulation_n": (
+                1 <= self.grad_accumulation_n <= most_passes,
+                f"1 to {most_passes}, less than delta",
+            ),
             "sparsity_distribution": (self.sparsity_distribution in get_args(Distribution), "uniform or erk"),
             "growth": (self.growth in get_args(Growth), "gradient or random"),
         }
@@ -108,9 +115,9 @@ class Schedule:
         return 0 < step < self.T_end and step % self.delta == 0
 
     def accumulates_after(self, step: int) -> bool:
-        """Return whether the dense gradients of the backward pass after a step count for an update."""
-        ahead = range(step + 1, step + self.grad_accumulation_n + 1)
-        return self.growth == "gradient" and any(map(self.updates_at, ahead))
+        """Return whether the next backward pass adds to the gradients that an update uses."""
+        next_steps = range(step + 1, step + self.grad_accumulation_n + 1)
+        return self.growth == "gradient" and any(map(self.updates_at, next_steps))
 
     def fraction(self, step: int) -> float:
         """Return the share of active entries that moves at a step."""
@@ -242,7 +249,8 @@ class RigLScheduler:
 
     Raises:
         ValueError: a setting is out of range, the model has nothing to make sparse, the optimizer lacks one
-            of its weights, either is already managed, or the state is of another model. Nothing is changed.
+            of its weights, another object manages one of them, or ``state_dict`` has other weights than the
+            model. Nothing is changed.
 
     """
 
@@ -258,7 +266,7 @@ class RigLScheduler:
         **settings: Any,  # noqa: ANN401  the fields of Schedule
     ) -> None:
         """Make the model sparse."""
-        self._model, self._optimizer = _unwrapped(model), optimizer
+        self._model, self._optimizer = _unwrap(model), optimizer
         self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         self._hooks: list[Any] = []
         self._generator = Generator().manual_seed(seed)
@@ -302,7 +310,7 @@ class RigLScheduler:
             else:
                 gradient = layer.take_gradient()
             moved.append(layer.update_topology(gradient, int(fraction * layer.nonzero), self._optimizer))
-        _warn_if_stuck(
+        _warn_if_unchanged(
             self.step,
             [layer.name for layer, has_moved in zip(self.layers, moved, strict=True) if not has_moved],
         )
@@ -345,7 +353,7 @@ class RigLScheduler:
         Load the model and the optimizer first: the state contains neither.
 
         Raises:
-            ValueError: it is the state of a scheduler of another model; nothing is changed then.
+            ValueError: weights have other names or shapes in the state than in the model; nothing is changed.
 
         """
         self._check_state(state)
@@ -398,9 +406,14 @@ class RigLScheduler:
         return {name: tuple(weight.shape) for name, weight in self._weights.items()}
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        if state["shapes"] != self._shapes:
-            message = f"the state of another model: its weights are {state['shapes']}, here {self._shapes}"
-            raise ValueError(message)
+        shapes, saved = self._shapes, state["shapes"]
+        for name in sorted(shapes.keys() | saved.keys()):
+            if saved.get(name) != shapes.get(name):
+                message = (
+                    f"the sparse weight {name} has shape {saved.get(name, 'none')} in the saved state and "
+                    f"{shapes.get(name, 'none')} in the model: load a state that was saved with this model"
+                )
+                raise ValueError(message)
 
 
 class RigLInBackward:
@@ -446,13 +459,13 @@ class RigLInBackward:
         self.step = 0
         self._skipped: Counter[str] = Counter()
 
-        def hooked(parameters: list[nn.Parameter]) -> Optimizer:
+        def build_with_hooks(parameters: list[nn.Parameter]) -> Optimizer:
             ordinary = rule(parameters)
             ordinary.register_step_pre_hook(WeakHook(self._before_step))
             ordinary.register_step_post_hook(WeakHook(self._after_step))
             return ordinary
 
-        self.optimizer = OptimizerInBackward(model, hooked)
+        self.optimizer = OptimizerInBackward(model, build_with_hooks)
         for layer in self.layers:
             layer.apply_mask()
 
@@ -470,7 +483,7 @@ class RigLInBackward:
         self.step += 1
         skipped, self._skipped = self.optimizer.skipped - self._skipped, self.optimizer.skipped.copy()
         if is_update:
-            _warn_if_stuck(self.step, [layer.name for layer in self.layers if layer.name in skipped])
+            _warn_if_unchanged(self.step, [layer.name for layer in self.layers if layer.name in skipped])
         return not is_update
 
     def close(self) -> None:
@@ -532,7 +545,7 @@ def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel or torch.compile, whose names are the model's own."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     plain = getattr(inner, "_orig_mod", inner)  # torch.compile has no public name for it
@@ -546,8 +559,8 @@ def first_masks(
     return random_masks(weights, schedule.dense_allocation, schedule.sparsity_distribution, generator)
 
 
-def _warn_if_stuck(step: int, names: Collection[str]) -> None:
+def _warn_if_unchanged(step: int, names: Collection[str]) -> None:
     """Warn, at the line that calls the caller, about layers without a finite gradient at an update."""
     if names:
-        message = f"topology update at step {step}: nothing moved in {', '.join(names)}: no finite gradient"
+        message = f"step {step}: masks did not change, as there was no finite gradient: {', '.join(names)}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)

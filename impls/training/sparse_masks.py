@@ -59,8 +59,10 @@ def sparsifiable(
     for path, module in modules.items():
         name = f"{path}.weight".lstrip(".")
         weight = dict(module.named_parameters(recurse=False)).get("weight")
-        is_kind = isinstance(module, _ConvNd) or (isinstance(module, nn.Linear) and not ignore_linear_layers)
-        if not is_kind or weight is None or not weight.requires_grad or id(weight) in excluded:
+        can_be_sparse = isinstance(module, _ConvNd) or (
+            isinstance(module, nn.Linear) and not ignore_linear_layers
+        )
+        if not can_be_sparse or weight is None or not weight.requires_grad or id(weight) in excluded:
             continue
         if nn.parameter.is_lazy(weight):
             message = f"{name} has no shape yet: run a batch through the model first"
@@ -155,12 +157,12 @@ def drop_and_grow(
 
     Args:
         weight: any shape.
-        gradient: the dense gradient, same shape and type.
+        gradient: the dense gradient, same shape and dtype.
         mask: bool, same shape.
         count: number of entries to drop and to grow, at most the number of active ones.
         narrowed: bound the threshold by a sample first and select only among the entries between the bounds.
             Ten times faster on a CPU, where ``topk`` sorts 16-byte pairs of all values and indices, and the
-            default there. On other devices it would make the host wait, which nothing does without it.
+            default there. On other devices it makes the host wait for the device.
 
     Returns:
         The mask, unchanged if the gradient is not finite, and whether it is finite: a bool tensor without
@@ -209,7 +211,7 @@ def _largest(scores: Tensor, count: int, *, narrowed: bool) -> Tensor:
 
 
 def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
-    """Return the same mask by bounds from a sample, or None if they do not bracket few candidates."""
+    """Return the mask of :func:`_largest` by bounds around its threshold, or None if they are far apart."""
     generator = Generator().manual_seed(0)
     sample = scores[torch.randint(len(scores), (SAMPLE,), generator=generator).to(scores.device)]
     share = count / len(scores)
@@ -219,7 +221,7 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
     lower = float(sample.kthvalue(SAMPLE - below).values) if below < SAMPLE else -math.inf
     chosen = scores > upper
     missing = count - int(chosen.count_nonzero())
-    part = torch.empty_like(chosen)
+    added = torch.empty_like(chosen)
     # Values at a bound may be many equal ones, of which any will do; between the bounds topk selects.
     for compare, bound, are_tied in (
         (torch.ge, upper, True),
@@ -228,17 +230,17 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
     ):
         if missing <= 0:
             break
-        compare(scores, bound, out=part)
-        part &= ~chosen
-        size = int(part.count_nonzero())
+        compare(scores, bound, out=added)
+        added &= ~chosen
+        size = int(added.count_nonzero())
         if size > missing and are_tied:
-            part[part.nonzero().flatten()[missing:]] = False
+            added[added.nonzero().flatten()[missing:]] = False
         elif size > missing:
             if size > CANDIDATES * len(scores):
                 return None
-            candidates = part.nonzero().flatten()
-            part.zero_()[candidates[scores[candidates].topk(missing, sorted=False).indices]] = True
-        chosen |= part
+            candidates = added.nonzero().flatten()
+            added.zero_()[candidates[scores[candidates].topk(missing, sorted=False).indices]] = True
+        chosen |= added
         missing -= min(size, missing)
     return chosen if missing == 0 else None
 

@@ -79,9 +79,9 @@ def has_no_gradient(model: nn.Module) -> bool:
     return all(parameter.grad is None for parameter in model.parameters())
 
 
-def layer(model: nn.Sequential, place: int) -> nn.Linear:
+def layer(model: nn.Sequential, index: int) -> nn.Linear:
     """Return a linear layer of a model."""
-    linear = model[place]
+    linear = model[index]
     assert isinstance(linear, nn.Linear)
     return linear
 
