@@ -100,7 +100,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @abstractmethod
     def packed_bits(self, noise: N) -> Tensor:
-        """Return every member's packed bits, [m, g, *taps, words, o]."""
+        """Return the packed bits of all members, [m, g, *taps, words, o]."""
 
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
@@ -300,9 +300,9 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         shape = (len(groups), 2, *planes.shape[1:])
         samples = torch.empty(shape, dtype=planes.dtype, device=planes.device)
         shared = stream.shared()
-        for place, group in enumerate(groups):
+        for row, group in enumerate(groups):
             for number in range(2):
-                samples[place, number] = draw_bits(shared, f"sample {number} of group {group}", planes)[0]
+                samples[row, number] = draw_bits(shared, f"sample {number} of group {group}", planes)[0]
         choices = replace(stream, members=range(first, members.stop))
         columns = choices.words("columns", *planes.shape[1:-1], 1)
         return MixtureNoise(p, 1.0, members, first, samples, columns)

@@ -62,30 +62,30 @@ def cells(width: int, count: int) -> tuple[int, int]:
     return unit, width // unit
 
 
-def _borders(width: int, count: int) -> list[int]:
+def _block_borders(width: int, count: int) -> list[int]:
     """Return the start of each block of channels, and the end of the last one."""
     unit, number = cells(width, count)
     return [*(block * number // count * unit for block in range(count)), width]
 
 
-def _spans(on: list[bool], width: int) -> Spans:
+def _merge_kept_blocks(on: list[bool], width: int) -> Spans:
     """Return the channels of the kept blocks; adjacent blocks make one run."""
     spans = list[tuple[int, int]]()
-    for is_on, (start, stop) in zip(on, pairwise(_borders(width, len(on))), strict=True):
-        if is_on and spans and sum(spans[-1]) == start:
+    for is_kept, (start, stop) in zip(on, pairwise(_block_borders(width, len(on))), strict=True):
+        if is_kept and spans and sum(spans[-1]) == start:
             spans[-1] = (spans[-1][0], stop - spans[-1][0])
-        elif is_on:
+        elif is_kept:
             spans.append((start, stop - start))
     return tuple(spans)
 
 
-def _take(values: Tensor, axis: int, spans: Spans) -> Tensor:
+def _take_runs(values: Tensor, axis: int, spans: Spans) -> Tensor:
     """Concatenate runs of channels; a single run is a view. Without runs, return the first channel."""
     parts = [values.narrow(axis, start, length) for start, length in spans or ((0, 1),)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
-def _over_channels(values: Tensor, weight: Tensor) -> Tensor:
+def _expand_to_channels(values: Tensor, weight: Tensor) -> Tensor:
     """Expand values [..., output blocks, input blocks] to a weight's channels, [..., o, i, 1, ...]."""
     for axis, width in ((-2, weight.shape[1]), (-1, weight.shape[2])):
         count = values.shape[axis]
@@ -143,21 +143,21 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> BlocksNoise:
         _, outputs, inputs, *_ = weight.shape
-        columns, rows = self._blocks(inputs), self._blocks(outputs) if self.side == "both" else 0
+        columns, rows = self._block_count(inputs), self._block_count(outputs) if self.side == "both" else 0
         # Gates are drawn on the host, so that a forward does not synchronize with the device.
         host = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
-        on = self._gates(host, columns, rows)
+        on = self._draw_gates(host, columns, rows)
         kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)
-        rise_in = kept_in.double() / self._share(inputs)
-        rise_out = kept_out.double() / (self._share(outputs) if rows else 1)
+        rise_in = kept_in.double() / self._kept_fraction(inputs)
+        rise_out = kept_out.double() / (self._kept_fraction(outputs) if rows else 1)
         factors = rise_out.unsqueeze(2) * rise_in.unsqueeze(1) - 1
         return BlocksNoise(
             weight=TensorRef(weight),
             sigma=1.0,
             members=stream.members,
             factors=factors.to(stream.device, weight.dtype),
-            inputs=tuple(_spans(gates, inputs) for gates in kept_in.tolist()),
-            outputs=tuple(_spans(gates, outputs) for gates in kept_out.tolist()),
+            inputs=tuple(_merge_kept_blocks(gates, inputs) for gates in kept_in.tolist()),
+            outputs=tuple(_merge_kept_blocks(gates, outputs) for gates in kept_out.tolist()),
         )
 
     @override
@@ -173,9 +173,9 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
             if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
                 y[:, core_members].zero_()
             # Scaling also makes the rows contiguous, which makes the product fast.
-            rows = _take(rows, 3, inputs) * scale
+            rows = _take_runs(rows, 3, inputs) * scale
             for start, length in outputs if inputs else ():
-                selected = _take(weight.narrow(1, start, length), 2, inputs)
+                selected = _take_runs(weight.narrow(1, start, length), 2, inputs)
                 op.add_shared_to(y[:, core_members].narrow(3, start, length), 0.0, rows, selected)
         return y
 
@@ -191,14 +191,18 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     @override
     def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
         core_utilities = group_by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
-        total = _over_channels(torch.tensordot(core_utilities, noise.factors, dims=1), noise.weight.tensor)
+        total = _expand_to_channels(
+            torch.tensordot(core_utilities, noise.factors, dims=1), noise.weight.tensor
+        )
         return noise.weight.tensor * total / noise.sigma
 
     @override
     def dense_noise(self, noise: BlocksNoise) -> Tensor:
         group = torch.arange(noise.members.start, noise.members.stop, device=noise.factors.device)
         factors = noise.factors[group % noise.factors.shape[0]]
-        return noise.weight.tensor * _over_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
+        return (
+            noise.weight.tensor * _expand_to_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
+        )
 
     @override
     def variance(self, weight: torch.Size) -> float:
@@ -206,10 +210,10 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
-        blocks = self._blocks(weight.shape[2])
+        blocks = self._block_count(weight.shape[2])
         is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
         columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
-        borders = pairwise(_borders(len(columns), blocks))
+        borders = pairwise(_block_borders(len(columns), blocks))
         squares = inverse_participation_ratio(
             torch.stack([columns[start:stop].sum() for start, stop in borders])
         )
@@ -221,12 +225,14 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     def density(self, weight: torch.Size) -> float:
         """Return the share of the plain product that a forward computes."""
-        return self._share(weight[2]) * (self._share(weight[1]) if self.side == "both" else 1.0)
+        return self._kept_fraction(weight[2]) * (
+            self._kept_fraction(weight[1]) if self.side == "both" else 1.0
+        )
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         product, density = 2 * weight.numel(), self.density(weight)
-        rescaling = members + 2 * self.groups * self._blocks(weight[2]) + weight.numel()
+        rescaling = members + 2 * self.groups * self._block_count(weight[2]) + weight.numel()
         forward = math.ceil(product * density)
         return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
 
@@ -235,7 +241,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         # The mean of one group; other groups may keep the same blocks.
         return int(weight.nbytes * self.density(weight.shape))
 
-    def _gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
+    def _draw_gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
         """Draw the gates of blocks, bool [groups, columns + rows], on the CPU."""
         if self.p != FAIR:
             on = torch.zeros(self.groups, columns + rows, dtype=torch.bool)
@@ -253,7 +259,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         group_rows = host.permutations("rows", 1, order)[0, 0, : self.groups]
         return matrix[group_rows][:, chosen] * host.signs("signs", gates)[0] > 0
 
-    def _blocks(self, width: int) -> int:
+    def _block_count(self, width: int) -> int:
         """Return the number of blocks of an axis of ``width`` channels.
 
         Raises:
@@ -266,7 +272,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
             raise ValueError(message)
         return count
 
-    def _share(self, width: int) -> float:
-        """Return q, the mean share of blocks that a group keeps on an axis of ``width`` channels."""
-        count = self._blocks(width)
+    def _kept_fraction(self, width: int) -> float:
+        """Return q, the mean fraction of blocks that a group keeps on an axis of ``width`` channels."""
+        count = self._block_count(width)
         return FAIR if self.p == FAIR else round((1 - self.p) * count) / count

@@ -76,7 +76,7 @@ class AbstractDropout(AbstractScheme[N]):
     ) -> Tensor:
         y, ratio = self.dropped(op, weight, noise, x), sigma / noise.sigma
         # Antithetic rows have a negative sigma: W - sigma E = 2 W - (W + sigma E), which is ratio = -1.
-        return y if _is_one(ratio) else _between(op.apply_shared(x, weight), y, ratio)
+        return y if _is_one(ratio) else _scale_perturbation(op.apply_shared(x, weight), y, ratio)
 
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
@@ -97,7 +97,7 @@ class DropoutNoise(AbstractDropoutNoise):
     kept: Tensor
 
 
-def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
+def _draw_gates(stream: NoiseStream, p: float, *shape: int) -> Tensor:
     """Draw gates, bool [m, *shape]; fair gates use one random bit each."""
     if p == FAIR:
         return draw_signs(stream, "kept", *shape) > 0
@@ -105,16 +105,16 @@ def _kept(stream: NoiseStream, p: float, *shape: int) -> Tensor:
 
 
 def _xi(kept: Tensor, p: float, like: Tensor) -> Tensor:
-    """Return g / q - 1 in the type of ``like``."""
+    """Return g / q - 1 in the dtype of ``like``."""
     return torch.where(kept, like.new_full((), p / (1 - p)), -1.0)
 
 
-def _scaled(values: Tensor, kept: Tensor, p: float) -> Tensor:
+def _apply_gates(values: Tensor, kept: Tensor, p: float) -> Tensor:
     """Multiply values by g / q, in one pass."""
     return torch.addcmul(values.new_zeros(()), values, kept, value=1 / (1 - p))
 
 
-def _between(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
+def _scale_perturbation(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
     """Return plain + ratio * (dropped - plain): scale a perturbation by ratio, which may be negative."""
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
@@ -169,7 +169,7 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
         groups, outputs, inputs = weight.shape[:3]
         width = inputs if self.side == "in" else outputs
-        return DropoutNoise(TensorRef(weight), 1.0, _kept(stream, self.p, groups, width))
+        return DropoutNoise(TensorRef(weight), 1.0, _draw_gates(stream, self.p, groups, width))
 
     @override
     def dropped(self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor) -> Tensor:
@@ -217,8 +217,8 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
 
     def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
         """Multiply channels by 1 + xi, or by 1 - xi if sigma is negative."""
-        dropped, ratio = _scaled(values, append_axes(noise.kept, values[0]), self.p), sigma / noise.sigma
-        return dropped if _is_one(ratio) else _between(values, dropped, ratio)
+        dropped, ratio = _apply_gates(values, append_axes(noise.kept, values[0]), self.p), sigma / noise.sigma
+        return dropped if _is_one(ratio) else _scale_perturbation(values, dropped, ratio)
 
     def _broadcast(self, xi: Tensor) -> Tensor:
         """View factors of channels [..., g, c] so that they broadcast to [..., g, o, i]."""
@@ -248,16 +248,16 @@ class DropConnect(AbstractDropout[DropoutNoise]):
         if kept.device.type != "meta":
             # The uniform numbers take more memory than the gates, so they are drawn in pieces.
             for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
-                kept[start:stop] = _kept(stream.narrow(start, stop), self.p, *weight.shape)
+                kept[start:stop] = _draw_gates(stream.narrow(start, stop), self.p, *weight.shape)
         return DropoutNoise(TensorRef(weight), 1.0, kept)
 
     @override
     def dropped(self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor) -> Tensor:
-        parts = [
-            op.apply_per_member(x[:, start:stop], _scaled(weight, noise.kept[start:stop], self.p))
+        outputs = [
+            op.apply_per_member(x[:, start:stop], _apply_gates(weight, noise.kept[start:stop], self.p))
             for start, stop in pieces(x.shape[1], weight.nbytes, PIECE_BYTES)
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:

@@ -85,12 +85,12 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         # One core at a time: the sums of signs for all of them would take as much memory as the cores.
         first, *others = noise.core
-        total = first * append_axes(self._summed_signs(noise, utilities, 0), first)
-        for place, core in enumerate(others, start=1):
-            total.addcmul_(core, append_axes(self._summed_signs(noise, utilities, place), core))
+        total = first * append_axes(self._sum_signs(noise, utilities, 0), first)
+        for index, core in enumerate(others, start=1):
+            total.addcmul_(core, append_axes(self._sum_signs(noise, utilities, index), core))
         return total
 
-    def _summed_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:
+    def _sum_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:
         """Return sum_m c_m r_m s_m^T over the members of a core, where each sign occurs once: [g, o, i]."""
         core_members = members_of_core(core, noise.core.shape[0], noise.members)
         c = utilities[core_members]

@@ -85,7 +85,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         step = max(1, PIECE_BYTES // max(1, row_bytes)) if x.device.type == "cpu" else max(1, members)
         for start in range(0, members, step):
             stop = min(start + step, members)
-            self._add(op, noise.narrow(start, stop), x[:, start:stop], y[:, start:stop], sigma)
+            self._add_corrections(op, noise.narrow(start, stop), x[:, start:stop], y[:, start:stop], sigma)
         return y
 
     @override
@@ -94,11 +94,11 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         if noise.taps is not None:
             inputs = (inputs.unsqueeze(3) * noise.taps.view(len(inputs), 1, 1, -1)).flatten(2)
         total = sum_outer_products(utilities, noise.outputs, inputs).unflatten(2, (noise.inputs.shape[2], -1))
-        return total.mul_(_matrix(noise).unsqueeze(-1)).view(*total.shape[:3], *taps)
+        return total.mul_(_core_matrix(noise).unsqueeze(-1)).view(*total.shape[:3], *taps)
 
     @override
     def dense_noise(self, noise: HadamardNoise) -> Tensor:
-        dense = _matrix(noise) * noise.outputs.unsqueeze(3) * noise.inputs.unsqueeze(2)
+        dense = _core_matrix(noise) * noise.outputs.unsqueeze(3) * noise.inputs.unsqueeze(2)
         if noise.taps is None:
             return dense
         taps = noise.taps.view(-1, 1, 1, 1, *noise.taps.shape[1:])
@@ -117,16 +117,16 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         added = groups * (inputs * (positions - 1) + max(outputs, inputs) * rounds)
         return Flops(forward=2 * weight.numel() + added, update=weight.numel() * (2 * members + 1))
 
-    def _add(
+    def _add_corrections(
         self, op: AbstractOperator, noise: HadamardNoise, x: Tensor, y: Tensor, sigma: float | Tensor
     ) -> None:
         """Add the members' corrections to their outputs."""
-        x = flip_signs(x, noise.inputs) if noise.taps is None else self._filtered(op, noise, x)
+        x = flip_signs(x, noise.inputs) if noise.taps is None else self._convolve_taps(op, noise, x)
         channels = x.reshape(-1, x.shape[3], x.shape[4:].numel())
         values = walsh_hadamard_transform(channels, y.shape[3], noise.seed)
         add_with_signs(y, values.reshape(y.shape), noise.outputs, sigma)
 
-    def _filtered(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
+    def _convolve_taps(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
         """Convolve each channel with its member's taps and its sign; channels are groups."""
         assert noise.taps is not None  # noqa: S101  the caller checks for taps
         members, groups, inputs = noise.inputs.shape
@@ -139,7 +139,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         )
 
 
-def _matrix(noise: HadamardNoise) -> Tensor:
+def _core_matrix(noise: HadamardNoise) -> Tensor:
     """Return H, [o, i]."""
     return hadamard_matrix(noise.outputs.shape[2], noise.inputs.shape[2], noise.seed)
 
@@ -148,7 +148,7 @@ FACTOR = 64
 """Rows of the largest factor."""
 
 IMAGE_FACTOR = 16
-"""The same for images on a CPU: smaller products stay in its cache."""
+"""Rows of the largest factor for images on a CPU: smaller products stay in its cache."""
 
 
 def hadamard_width(outputs: int, inputs: int) -> int:
@@ -160,13 +160,13 @@ def hadamard_factors(size: int, most: int = FACTOR) -> list[int]:
     """Split a power of two into powers of two of at most ``most``, as equal as possible, largest first."""
     bits = size.bit_length() - 1
     count = max(1, -(-bits // (most.bit_length() - 1)))
-    return [1 << (bits + place) // count for place in reversed(range(count))]
+    return [1 << (bits + index) // count for index in reversed(range(count))]
 
 
 def sylvester(size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return Sylvester's Hadamard matrix, size up to 256: +1 where i & j has an even number of set bits."""
-    places = torch.arange(size, device=device)
-    common = places.unsqueeze(1) & places
+    indices = torch.arange(size, device=device)
+    common = indices.unsqueeze(1) & indices
     for shift in (4, 2, 1):
         common = common ^ (common >> shift)
     return (1 - 2 * (common & 1)).to(dtype)
@@ -201,7 +201,7 @@ def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, seed: Tens
     """Multiply by the Kronecker product of the outer factors and the inner one, [b, i, s] -> [b, o, s]."""
     batch, inputs, space = x.shape
     if not outer or max(outputs, inputs) <= inner:
-        return _product(x, outputs, seed)
+        return _multiply_by_factor(x, outputs, seed)
     short = -inputs % inner
     if short:
         x = functional.pad(x, (0, 0, 0, short))
@@ -209,14 +209,14 @@ def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, seed: Tens
     if rows < columns:
         # The outer product shrinks its axis, so it comes first.
         x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], seed)
-        x = _product(x.reshape(batch * rows, inner, space), inner, seed)
+        x = _multiply_by_factor(x.reshape(batch * rows, inner, space), inner, seed)
     else:
-        x = _product(x.reshape(batch * columns, inner, space), inner, seed)
+        x = _multiply_by_factor(x.reshape(batch * columns, inner, space), inner, seed)
         x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], seed)
     return x.reshape(batch, rows * inner, space)[:, :outputs]
 
 
-def _product(x: Tensor, outputs: int, seed: Tensor) -> Tensor:
+def _multiply_by_factor(x: Tensor, outputs: int, seed: Tensor) -> Tensor:
     """Multiply channels by the leading part of one factor, [b, i, s] -> [b, outputs, s]."""
     part = seed[:outputs, : x.shape[1]]
     if x.shape[2] == 1:

@@ -82,12 +82,12 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
 
     @override
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
-        def part(members: slice, factors: Factors) -> Tensor:
+        def sum_piece(members: slice, factors: Factors) -> Tensor:
             up = factors.up * append_axes(utilities[members] / math.sqrt(self.rank), factors.up)
             total = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
             return total.unflatten(2, factors.down.shape[3:])
 
-        return sum_pieces(part(*piece) for piece in self._pieces(noise))
+        return sum_pieces(sum_piece(*piece) for piece in self._pieces(noise))
 
     @override
     def dense_noise(self, noise: Factors | RedrawnFactors) -> Tensor:

@@ -37,8 +37,7 @@ class NoiseTable(AbstractDenseScheme[TableNoise]):
 
     The table is drawn again at every step. Keeping one table for all steps, as implementations that share
     noise between machines do, would correlate the steps. Slices overlap, so members of one step are
-    uncorrelated but
-    not independent.
+    uncorrelated but not independent.
 
     Memory    8 bytes per member; ratio * d numbers for d weights, and temporarily a piece of slices.
     Work      that of stored noise, plus a copy of each slice; ratio * d numbers are drawn.

@@ -44,25 +44,25 @@ class Orthogonal(AbstractLowRank):
     @override
     def factors(self, weight: torch.Size, stream: NoiseStream) -> Factors:
         _, outputs, *inner = weight
-        room, width, device = self._room(weight), math.prod(inner), stream.device
+        round_size, width, device = self._round_size(weight), math.prod(inner), stream.device
         members = torch.arange(stream.members.start, stream.members.stop, device=device)
-        place = (members % room * self.rank)[:, None] + torch.arange(self.rank, device=device)
+        place = (members % round_size * self.rank)[:, None] + torch.arange(self.rank, device=device)
         # Every pair of columns occurs once; the first min(o, i * taps) pairs have no column in common.
         short = place % min(outputs, width)
         long = (short + place // min(outputs, width)) % max(outputs, width)
         rows, columns = (short, long) if outputs <= width else (long, short)
         return Factors(
-            down=self._picked("inputs", weight, stream, width, columns).unflatten(3, inner),
-            up=self._picked("outputs", weight, stream, outputs, rows),
+            down=self._basis_columns("inputs", weight, stream, width, columns).unflatten(3, inner),
+            up=self._basis_columns("outputs", weight, stream, outputs, rows),
         )
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
-        full, remainder = divmod(members, room := self._room(weight.shape))
-        together = full * room * (room - 1) + remainder * (remainder - 1)
+        full, remainder = divmod(members, round_size := self._round_size(weight.shape))
+        together = full * round_size * (round_size - 1) + remainder * (remainder - 1)
         return -together / max(1, members * (members - 1))
 
-    def _room(self, weight: torch.Size) -> int:
+    def _round_size(self, weight: torch.Size) -> int:
         """Return the number of members of a round.
 
         Raises:
@@ -79,29 +79,33 @@ class Orthogonal(AbstractLowRank):
             raise ValueError(message)
         return pairs // self.rank
 
-    def _picked(
+    def _basis_columns(
         self, side: str, weight: torch.Size, stream: NoiseStream, width: int, columns: Tensor
     ) -> Tensor:
-        """Return columns [m, k] of the members' bases of a width: [m, g, k, width]."""
-        room, device = self._room(weight), stream.device
-        together = max(1, DRAWN // room)
-        first, last = (member // room // together for member in (stream.members[0], stream.members[-1]))
+        """Return these columns [m, k] of each member's basis (U or V): [m, g, k, width]."""
+        round_size, device = self._round_size(weight), stream.device
+        together = max(1, DRAWN // round_size)
+        first, last = (member // round_size // together for member in (stream.members[0], stream.members[-1]))
         shared, shape = stream.shared(), (together, weight[0])
 
         def drawn(draw: str, *inner: int) -> Tensor:
-            goes = [shared.signs(f"{side} {draw} {go}", *shape, *inner)[0] for go in range(first, last + 1)]
-            return torch.cat(goes)
+            draws = [
+                shared.signs(f"{side} {draw} {index}", *shape, *inner)[0] for index in range(first, last + 1)
+            ]
+            return torch.cat(draws)
 
-        shifts = [shared.integers(f"{side} begin {go}", width, *shape)[0] for go in range(first, last + 1)]
+        shifts = [
+            shared.integers(f"{side} begin {index}", width, *shape)[0] for index in range(first, last + 1)
+        ]
         members = torch.arange(stream.members.start, stream.members.stop, device=device)
-        rounds = members // room - first * together
+        rounds = members // round_size - first * together
         picked = (columns[:, None] + torch.cat(shifts)[rounds].unsqueeze(2)) % width
         signs = drawn("rows", width)[rounds].unsqueeze(2)
         flips = drawn("columns", width)[rounds].gather(2, picked).unsqueeze(3)
-        return _hartley(picked, width, stream).mul_(signs).mul_(flips)
+        return _hartley_columns(picked, width, stream).mul_(signs).mul_(flips)
 
 
-def _hartley(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
+def _hartley_columns(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
     """Return columns [m, ...] of the discrete Hartley transform, scaled to unit variance: [m, ..., width].
 
     The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4) with t = 2 pi j c / width, so

@@ -93,16 +93,16 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> PermutedNoise:
         groups, outputs, inputs, *taps = weight.shape
-        columns, rows = self._selected(weight.shape)
+        columns, rows = self._core_shape(weight.shape)
         core = stream.shared().normal("core", self.cores, groups, rows, columns, *taps)[0]
         core *= math.sqrt(inputs * outputs / (columns * rows))
         if rows < outputs:
             core = torch.cat([core, core.new_zeros(self.cores, groups, 1, columns, *taps)], dim=2)
         picks_in = picks_out = None
         if self.side != "out":
-            picks_in = _picks(stream, "inputs", groups, inputs, columns)
+            picks_in = _draw_channels(stream, "inputs", groups, inputs, columns)
         if self.side != "in":
-            picks_out = _picks(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
+            picks_out = _draw_channels(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
         return PermutedNoise(core, picks_in, picks_out, inputs, stream.members)
 
     @override
@@ -116,10 +116,10 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
         core = noise.core.reshape(*noise.core.shape[:4], -1)
         if noise.outputs is None:
-            columns = _counted(noise, noise.inputs, utilities, noise.width)
+            columns = _sum_utilities_by_channel(noise, noise.inputs, utilities, noise.width)
             total = torch.einsum("cgokt,cgki->goit", core, columns)
         elif noise.inputs is None:
-            rows = _counted(noise, noise.outputs, utilities, core.shape[2])
+            rows = _sum_utilities_by_channel(noise, noise.outputs, utilities, core.shape[2])
             total = torch.einsum("cgok,cgkit->goit", rows, core)
         else:
             # With both sides permuted, dense E_m are summed: no smaller sum is known.
@@ -145,7 +145,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
         groups, outputs, inputs, *taps = weight.shape
-        columns, rows = self._selected(weight.shape)
+        columns, rows = self._core_shape(weight.shape)
         axes = {"in": [(inputs, columns)], "out": [(outputs, rows)]}
         axes["both"] = axes["in"] + axes["out"]
         together = math.prod(taps) * {"in": outputs, "out": inputs, "both": 1}[self.side]
@@ -158,7 +158,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs, *_ = weight
-        columns, rows = self._selected(weight)
+        columns, rows = self._core_shape(weight)
         selected = weight.numel() // (outputs * inputs) * rows * columns
         written = 2 * selected * members
         if self.side != "both":
@@ -168,12 +168,12 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             written = min(written, groups * picks * members + product)
         return Flops(forward=2 * (weight.numel() + selected), update=written)
 
-    def _selected(self, weight: torch.Size) -> tuple[int, int]:
+    def _core_shape(self, weight: torch.Size) -> tuple[int, int]:
         """Return the numbers of columns and rows of a core."""
         return max(1, round(self.in_sparsity * weight[2])), max(1, round(self.out_sparsity * weight[1]))
 
 
-def _picks(stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
+def _draw_channels(stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:
     """Draw ``size`` of ``width`` channels in random order, [m, groups, size]."""
     if size == width:
         return stream.permutations(draw, groups, width)
@@ -222,8 +222,10 @@ def permuted_kappa(axes: Sequence[tuple[int, int]], together: int, groups: int, 
     return forms * total / (forms - same) ** 2 - 1
 
 
-def _counted(noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, width: int) -> Tensor:
-    """Sum the utilities of a core's members with index c at place p: [m, g, p] -> [cores, g, p, c]."""
+def _sum_utilities_by_channel(
+    noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, width: int
+) -> Tensor:
+    """For each core sum the utilities of members that select channel c at position p: [cores, g, p, c]."""
     assert picks is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
     places = group_by_core(picks, count, noise.members).permute(0, 2, 3, 1)

@@ -42,7 +42,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     """k distinct input columns per member are perturbed, by Gaussian values or signs; the others are not.
 
     Values are scaled by sqrt(i / k), so that entries have unit variance over the draw of columns. Signs are
-    stored in the weight's type, as the matrix product needs them.
+    stored in the weight's dtype, as the matrix product needs them.
 
     Memory    n * g * (o * k * taps + k) numbers.
     Work      2 * g * o * k * taps flops of a row and output position.
@@ -67,7 +67,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         draw = stream.signs if self.values == "sign" else stream.normal
         values = draw("values", groups, self.k, outputs, *taps)
         return SparseNoise(
-            columns=_different(stream, groups, inputs, self.k),
+            columns=_draw_distinct_columns(stream, groups, inputs, self.k),
             values=values.mul_(math.sqrt(inputs / self.k)),
             inputs=inputs,
         )
@@ -105,13 +105,13 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         return Flops(forward=2 * (weight.numel() + nonzero), update=2 * nonzero * members)
 
 
-def _different(stream: NoiseStream, groups: int, width: int, size: int) -> Tensor:
+def _draw_distinct_columns(stream: NoiseStream, groups: int, width: int, size: int) -> Tensor:
     """Draw ``size`` distinct integers in [0, width), in random order: [m, groups, size]."""
     if size > FEW:
         return stream.subsets("columns", groups, width, size)
     chosen = stream.integers("column 0", width, groups, 1)
-    for already in range(1, size):
-        pick = stream.integers(f"column {already}", width - already, groups, 1)
+    for index in range(1, size):
+        pick = stream.integers(f"column {index}", width - index, groups, 1)
         # The pick is an index among the integers left: skip those taken, lowest first.
         for column in chosen.sort(-1).values.split(1, -1):
             pick += pick >= column

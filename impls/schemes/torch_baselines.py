@@ -42,7 +42,7 @@ class Vmap(AbstractStoredScheme):
         return torch.cat([members(x[:half], noise.values), members(x[half:], 2 * weight - noise.values)])
 
 
-def member_noise(noise: StreamNoise, member: int) -> Tensor:
+def draw_member_noise(noise: StreamNoise, member: int) -> Tensor:
     """Draw E_m of one member, counted from the first one of the noise."""
     if noise.stream.SHARD_MULTIPLE == 1:
         return noise.stream.narrow(member, member + 1).normal("dense", *noise.shape)[0]
@@ -77,7 +77,7 @@ class Loop(AbstractDenseScheme[StreamNoise]):
         outputs = []
         try:
             for member in range(x.shape[1]):
-                dense = member_noise(noise, member)
+                dense = draw_member_noise(noise, member)
                 rows = []
                 for scale, half in zip(signed, halves, strict=True):
                     torch.add(saved, dense, alpha=scale, out=weight)
@@ -91,9 +91,9 @@ class Loop(AbstractDenseScheme[StreamNoise]):
     def weighted_sum(self, noise: StreamNoise, utilities: Tensor) -> Tensor:
         total = utilities.new_zeros(noise.shape)
         for member, utility in enumerate(utilities.tolist()):
-            total.add_(member_noise(noise, member), alpha=utility)
+            total.add_(draw_member_noise(noise, member), alpha=utility)
         return total
 
     @override
     def dense_noise(self, noise: StreamNoise) -> Tensor:
-        return torch.stack([member_noise(noise, member) for member in range(len(noise.stream.members))])
+        return torch.stack([draw_member_noise(noise, member) for member in range(len(noise.stream.members))])
