@@ -149,7 +149,7 @@ def test_all_variants_are_trained_with_the_first_seed_before_the_second() -> Non
         recipes=(RECIPE, cnn),
         untrained=(Untrained(variant=OTHER, network="DigitsCNN", reason="no"),),
     )
-    assert [(seed, recipe.network, variant.name) for seed, recipe, variant in study.left()] == [
+    assert [(seed, recipe.network, variant.name) for seed, recipe, variant in study.remaining_runs()] == [
         (0, "DigitsMLP", "Perturbed"),
         (0, "DigitsCNN", "Perturbed"),
         (1, "DigitsMLP", "Perturbed"),
@@ -174,7 +174,7 @@ def test_a_variant_that_cannot_be_trained_has_a_reason_and_the_study_goes_on(tmp
         (OTHER, "too narrow", False),
         (LAME, "RuntimeError: broken", True),
     ]
-    assert not study.left()
+    assert not study.remaining_runs()
     assert newest_study(tmp_path, HERE.slug) == study
     # A missing package affects every variant, so the study ends and asks to install it.
     entries = [entry(DENSE, UserError("install it"))]

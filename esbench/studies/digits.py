@@ -1,7 +1,7 @@
 """The digits study, how well a small network learns with each variant: its records and its page.
 
 A study is one JSON file, ``<results>/<device>/digits/<study id>.json``, which is rewritten after every
-training. Nothing here imports torch.
+training run. Nothing here imports torch.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Training(_Strict, frozen=True, kw_only=True):
-    """One training of a network with a variant from a seed."""
+    """One training run of a network with a variant and a seed."""
 
     variant: Variant
     network: str
@@ -67,7 +67,7 @@ class Untrained(_Strict, frozen=True, kw_only=True):
 
 
 class Study(_Strict, frozen=True, kw_only=True):
-    """All finished trainings of a study and their environment.
+    """All finished training runs of a study and their environment.
 
     ``code``: name -> hash of the source of each variant and of its package.
     """
@@ -83,8 +83,8 @@ class Study(_Strict, frozen=True, kw_only=True):
     trainings: tuple[Training, ...] = ()
     untrained: tuple[Untrained, ...] = ()
 
-    def left(self) -> list[tuple[int, Recipe, Variant]]:
-        """Return the unfinished trainings: all variants with the first seed, then with the next."""
+    def remaining_runs(self) -> list[tuple[int, Recipe, Variant]]:
+        """Return the remaining training runs: all variants with the first seed, then with the next."""
         done = {(training.seed, training.network, training.variant) for training in self.trainings}
         without = {(failure.network, failure.variant) for failure in self.untrained}
         return [
@@ -212,7 +212,9 @@ def page(studies: Sequence[Study]) -> str:
             parts += [f"{_describe(recipe)} {escape(verdict(study, recipe.network))}.", _table(study, recipe)]
             if listed := [f"- {escape(reason)}" for reason in reasons(study, recipe.network)]:
                 parts.append("\n".join(["Not trained:", "", *listed]))
-            if missing := sum(unfinished.network == recipe.network for _, unfinished, _ in study.left()):
+            if missing := sum(
+                unfinished.network == recipe.network for _, unfinished, _ in study.remaining_runs()
+            ):
                 parts.append(f"Incomplete: {missing} trainings are missing.")
     return join(parts)
 

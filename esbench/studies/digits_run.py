@@ -36,7 +36,7 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
 def begin(
     entries: Sequence[Entry], recipes: Sequence[Recipe], seeds: Sequence[int], environment: Environment
 ) -> Study:
-    """Return a study without trainings."""
+    """Return a study without training runs."""
     start = datetime.now(UTC)
     return Study(
         schema=SCHEMA,
@@ -57,7 +57,7 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
         UserError: the study is complete, or the code or the environment differs.
 
     """
-    if not study.left():
+    if not study.remaining_runs():
         message = f"{study.study_id} is complete: there is nothing to resume"
         raise UserError(message)
     code = _code([entry for entry in entries if entry.variant in study.variants])
@@ -72,13 +72,13 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
 
 
 def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Path) -> Study:
-    """Run the missing trainings of a study, and write its file after each.
+    """Run the remaining training runs of a study, and write its file after each.
 
     A variant that cannot be trained is recorded with its reason.
     """
     schemes = {entry.variant: entry.scheme for entry in entries}
-    total = len(study.trainings) + len(study.left())
-    while unfinished := study.left():
+    total = len(study.trainings) + len(study.remaining_runs())
+    while unfinished := study.remaining_runs():
         seed, recipe, variant = unfinished[0]
         network = recipe.network
         progress(total - len(unfinished), total, f"{network} {variant.name} seed {seed}")
