@@ -1,8 +1,9 @@
 """Compile every kernel for GPUs that need not be present: ``python -m impls.kernels.compile_checks``.
 
-Each check runs a launcher on tensors of the device ``meta`` and looks at the code of the kernel that it would
-launch: instructions that make it fast, spilled registers and shared memory. ``nox -s kernels`` runs all
-checks and writes the registers and sizes for the report; the tests run one check of each kernel.
+Each check calls a launcher with tensors of the device ``meta``, compiles the kernel instead of launching it,
+and looks at the code: instructions that make it fast, spilled registers and shared memory.
+``nox -s kernels`` runs all checks and writes the registers and sizes for the report; the tests run one check
+of each kernel.
 
 Exit codes: 0 done; 1 a check fails; 2 triton is not installed.
 """
@@ -52,23 +53,22 @@ CAPABILITIES = (80, 90)
 """Compute capabilities that kernels are compiled for: 90 is 9.0."""
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
-"""Shared memory of a program, by capability."""
+"""Largest shared memory of a program, by capability."""
 
 META = torch.device("meta")
 
 WGMMA, MMA = "wgmma.mma_async", "mma.sync"
-"""Instructions of tensor cores: of capability 9.0 for at least 64 rows, and of older units."""
+"""Instructions of tensor cores: of capability 9.0 for at least 64 rows, and of earlier ones or fewer rows."""
+
+PHILOX = ("mul.hi.u32",)
+"""The instruction that shows that a kernel draws Philox noise."""
+
+MULTIPLICATIONS = 20
+"""Wide multiplications of a Philox call; fewer where calls of a thread share a member or an element."""
 
 
 class Dtype(NamedTuple):
-    """A dtype of operands.
-
-    Attributes:
-        name: name in titles.
-        dtype: dtype of the tensors.
-        instruction: the instruction that a product compiles to.
-
-    """
+    """A dtype of operands: its name in titles, and the instruction that a product compiles to."""
 
     name: str
     dtype: torch.dtype
@@ -81,19 +81,12 @@ FLOAT32 = Dtype("float32", torch.float32, "fma.rn.f32")
 TFLOAT32 = Dtype("tfloat32", torch.float32, WGMMA)
 FLOAT64 = Dtype("float64", torch.float64, MMA)
 NORMAL_DTYPES = (BFLOAT16, FLOAT32, TFLOAT32)
-"""Of kernels that draw normals, in float32."""
+"""Dtypes of kernels that draw normals, which are float32."""
 DTYPES = (*NORMAL_DTYPES, FLOAT64)
 
 
 class Compiled(NamedTuple):
-    """The code of a kernel.
-
-    Attributes:
-        ptx: the assembly.
-        usage: registers, shared memory and options of the launch.
-        arguments: keyword arguments of the launch.
-
-    """
+    """The code of a kernel: its assembly, its resources and the keyword arguments of the launch."""
 
     ptx: str
     usage: Compilation
@@ -109,12 +102,13 @@ class Check:
     """A launch, and the instructions that its kernel must contain.
 
     Attributes:
-        title: unique, ends with the dtype.
-        kernel: the kernel that is compiled; others of the same launch are not.
-        launch: runs a launcher on meta tensors.
-        required: instructions that must be there, as regular expressions; WGMMA stands for MMA before 9.0.
-        forbidden: instructions that must not be there.
-        limit: a further check, which returns a problem or an empty string.
+        title: unique; ends with the dtype.
+        kernel: the kernel that is compiled; other kernels of the launch are ignored.
+        launch: calls a launcher with meta tensors.
+        required: regular expressions of instructions that must occur. WGMMA stands for MMA before 9.0.
+        forbidden: instructions that must not occur.
+        calls: names of the arguments with the numbers of Philox calls in a step, or of values if CALLS is not
+            among them. If given, each call must be made by one thread only.
         tf32: whether float32 products use TF32.
 
     """
@@ -124,7 +118,7 @@ class Check:
     launch: Callable[[], object]
     required: Sequence[str] = ()
     forbidden: Sequence[str] = ()
-    limit: Callable[[Compiled], str] | None = None
+    calls: Sequence[str] = ()
     tf32: bool = False
 
     def problems(self, compiled: Compiled) -> list[str]:
@@ -138,9 +132,18 @@ class Check:
             problems.append(f"spills {usage.spilled_bytes} bytes")
         if usage.shared_bytes > MAX_SHARED_BYTES[usage.capability]:
             problems.append(f"needs {usage.shared_bytes} bytes of shared memory")
-        if self.limit and (text := self.limit(compiled)):
-            problems.append(text)
+        multiplications = compiled.ptx.count("mul.hi.u32") + compiled.ptx.count("mul.wide.u32")
+        if self.calls and multiplications > (most := self.max_multiplications(compiled)):
+            problems.append(f"has {multiplications} wide multiplications, more than {most}")
         return problems
+
+    def max_multiplications(self, compiled: Compiled) -> int:
+        """Return the wide multiplications of a thread if no two threads make the same Philox call."""
+        arguments = compiled.arguments
+        values = 1 if "CALLS" in self.calls else SIGNS if arguments["SIGN"] else NORMALS
+        calls = math.prod(arguments[name] for name in self.calls) / values
+        calls *= (1 if arguments.get("ALIGNED", True) else 2) / (32 * compiled.usage.warps)
+        return int(MULTIPLICATIONS * max(1, calls)) + 4  # addresses take a few more
 
 
 @functools.cache
@@ -148,7 +151,7 @@ def compile_check(check: Check, capability: int) -> Compiled:
     """Compile the kernel of a check for a GPU of this capability.
 
     Raises:
-        triton.TritonError: it does not compile.
+        triton.TritonError: the kernel does not compile.
 
     """
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415  triton need not be there
@@ -194,7 +197,7 @@ def compile_check(check: Check, capability: int) -> Compiled:
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Return the registers and the bytes of stack of a thread of a compiled kernel."""
+    """Return the registers and the stack bytes, which are spilled registers, of a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -204,7 +207,7 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
     return int(numbers["REG"]), int(numbers["STACK"])
 
 
-# --- Checks. ---
+# Checks
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -217,123 +220,79 @@ def operands(dtype: torch.dtype, members: int = 8192, inputs: int = 1024, **size
     return Operands((members, 1024, inputs), dtype, META, **sizes)
 
 
-def product(make: Callable[..., Launch], *more: Any, positions: int = 1, **options: Any) -> Any:  # noqa: ANN401  passed on
-    """Return a function that launches a product in a dtype, with its default tile sizes.
-
-    Args:
-        make: a function of :mod:`impls.kernels.launches`.
-        more: its further arguments.
-        positions: of a member.
-        options: its further options.
-
-    """
-    return lambda dtype: make(operands(dtype, positions=positions), *more, **options)(None)
+def launch_default(make: Callable[[Operands], Launch], dtype: torch.dtype, sizes: Mapping[str, int]) -> None:
+    """Launch a kernel with its default tile sizes on operands of these sizes."""
+    make(operands(dtype, **sizes))(None)
 
 
 def per_dtype(
     title: str,
     kernel: Any,  # noqa: ANN401  Triton's functions have no type
-    launch: Callable[[torch.dtype], object],
+    make: Callable[[Operands], Launch],
     dtypes: Sequence[Dtype] = DTYPES,
-    required: Sequence[str] = (),
     *,
+    required: Sequence[str] = (),
     tile_rows: int = 64,
     calls: Sequence[str] = (),
+    **sizes: int,
 ) -> Iterator[Check]:
-    """Return a check of the same launch for each dtype.
+    """Return a check of the same launch for each dtype, with default tile sizes.
 
     Args:
         title: of the checks, without the dtype.
         kernel: the kernel that is compiled.
-        launch: runs the launcher on operands of a dtype.
+        make: make a launch, as the functions of :mod:`impls.kernels.launches` do.
         dtypes: of operands.
         required: instructions besides those of a product.
         tile_rows: rows of a tile of the product, which needs 64 for WGMMA; 0 if the kernel has no product.
-        calls: arguments of :func:`drawn_once`, which is checked in bfloat16. Tiles of wider dtypes are so
-            small that threads outnumber Philox calls, and some make the same one.
+        calls: see :class:`Check`; for bfloat16 only. Tiles of wider dtypes are so small that threads
+            outnumber Philox calls, and some make the same one.
+        sizes: arguments of :func:`operands`.
 
     """
     for name, dtype, instruction in dtypes:
-        if tile_rows < 64:  # noqa: PLR2004  rows of WGMMA
-            instruction = instruction.replace(WGMMA, MMA)  # noqa: PLW2901  the same for a small tile
+        products = [instruction if tile_rows >= 64 else instruction.replace(WGMMA, MMA)]  # noqa: PLR2004  rows of WGMMA
         yield Check(
             f"{title}, {name}",
             kernel,
-            functools.partial(launch, dtype),
-            (*required, instruction) if tile_rows else required,
-            limit=functools.partial(drawn_once, sizes=calls) if calls and dtype is torch.bfloat16 else None,
+            functools.partial(launch_default, make, dtype, sizes),
+            [*required, *(products if tile_rows else ())],
+            calls=calls if dtype is torch.bfloat16 else (),
             tf32=name == "tfloat32",
         )
-
-
-PHILOX = ("mul.hi.u32",)
-"""Instructions of Philox."""
-
-MULTIPLICATIONS = 20
-"""Wide multiplications of a Philox call; fewer where calls of a thread share a member or an element."""
-
-
-def drawn_once(compiled: Compiled, sizes: Sequence[str]) -> str:
-    """Check that each Philox call is made by one thread only.
-
-    Args:
-        compiled: the kernel.
-        sizes: names of the arguments whose product is the number of calls in a step, or of values where CALLS
-            is not among them.
-
-    """
-    arguments = compiled.arguments
-    values = 1 if "CALLS" in sizes else SIGNS if arguments["SIGN"] else NORMALS
-    calls = math.prod(arguments[name] for name in sizes) / values
-    calls *= (1 if arguments.get("ALIGNED", True) else 2) / (32 * compiled.usage.warps)
-    multiplications = compiled.ptx.count("mul.hi.u32") + compiled.ptx.count("mul.wide.u32")
-    # Addresses take a few more.
-    most = int(MULTIPLICATIONS * max(1, calls)) + 4
-    return f"has {multiplications} wide multiplications, more than {most}" if multiplications > most else ""
 
 
 def dense_noise() -> Iterator[Check]:
     """Products with dense noise that is drawn, and sums of it."""
 
-    def dense(dtype: torch.dtype, *, signs: bool, **sizes: int) -> None:
-        to = operands(dtype, 1024, **sizes)
-        dense_rng.dense_rng_product(to.x, to.weight, to.draw(), SIGMA, to.y, signs=signs)
+    def dense(to: Operands, *, signs: bool) -> Launch:
+        return lambda _: dense_rng.dense_rng_product(to.x, to.weight, to.draw(), SIGMA, to.y, signs=signs)
 
     draw = operands(torch.bfloat16, 1024).draw()
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
-        launch = functools.partial(dense, signs=signs)
-        few_rows: list[tuple[str, Sequence[Dtype], dict[str, int]]] = [
-            ("1 row", dtypes, {}),
-            ("2 rows", dtypes[:1], {"repeats": 2}),
-            ("4 rows", dtypes[:1], {"repeats": 4}),
-            # Rows of the weight that do not begin with a call take most registers in the widest dtype.
-            ("1 row, odd inputs", (BFLOAT16, *dtypes[3:]), {"inputs": 1008 if signs else 1022}),
-        ]
-        for rows, some, sizes in few_rows:
-            yield from per_dtype(
-                f"drawn dense {values}, {rows} of a member",
-                dense_rng.few_rows_kernel,
-                functools.partial(launch, **sizes),
-                some,
-                PHILOX,
-                tile_rows=16,
-                calls=("MEMBERS", "BLOCK_N", "CALLS"),
-            )
+        check = functools.partial(per_dtype, make=functools.partial(dense, signs=signs), required=PHILOX)
+        title, kernel = f"drawn dense {values}", dense_rng.few_rows_kernel
+        few = functools.partial(check, members=1024, tile_rows=16, calls=("MEMBERS", "BLOCK_N", "CALLS"))
+        yield from few(f"{title}, 1 row of a member", kernel, dtypes=dtypes)
+        for repeats in (2, 4):
+            yield from few(f"{title}, {repeats} rows of a member", kernel, dtypes=dtypes[:1], repeats=repeats)
+        # Rows of the weight that do not begin with a call take most registers in the widest dtype.
+        odd, widest = 1008 if signs else 1022, (BFLOAT16, *dtypes[3:])
+        yield from few(f"{title}, 1 row, odd inputs of a member", kernel, dtypes=widest, inputs=odd)
+        many = functools.partial(check, members=1024, calls=("BLOCK_N", "BLOCK_K"))
         for positions, some in ((256, dtypes), (64, dtypes[:1])):
-            yield from per_dtype(
-                f"drawn dense {values}, {positions} rows of a member",
+            yield from many(
+                f"{title}, {positions} rows of a member",
                 dense_rng.many_rows_kernel,
-                functools.partial(launch, positions=positions),
-                some,
-                PHILOX,
-                calls=("BLOCK_N", "BLOCK_K"),
+                dtypes=some,
+                positions=positions,
             )
         yield Check(
             f"sum of drawn {values}, bfloat16",
             dense_rng.noise_sum_kernel,
             functools.partial(dense_rng.noise_sum, draw, empty(1024), 2**20, signs=signs),
             PHILOX,
-            limit=functools.partial(drawn_once, sizes=["CALLS"]),
+            calls=["CALLS"],
         )
         yield Check(
             f"drawn {values} written out, bfloat16",
@@ -348,78 +307,66 @@ def low_rank() -> Iterator[Check]:
     most = lowrank_rng.MAX_RANK
     some: Sequence[Dtype]
     for rank, some in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (most, DTYPES)):
-        yield from per_dtype(
-            f"low rank, rank {rank}",
-            lowrank.low_rank_kernel,
-            product(launches.low_rank, rank),
-            some,
-            tile_rows=lowrank.default_tiling(rank).block_m,
-        )
+        make = functools.partial(launches.low_rank, rank=rank)
+        rows = lowrank.default_tiling(rank).block_m
+        yield from per_dtype(f"low rank, rank {rank}", lowrank.low_rank_kernel, make, some, tile_rows=rows)
 
-    def down(dtype: torch.dtype, rank: int, *, signs: bool) -> None:
-        to = operands(dtype)
-        lowrank_rng.down_product(to.x, to.draw(), rank, signs=signs)
+    def down(to: Operands, rank: int, *, signs: bool) -> Launch:
+        return lambda _: lowrank_rng.down_product(to.x, to.draw(), rank, signs=signs)
 
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         without_tf32 = [dtype for dtype in dtypes if dtype is not TFLOAT32]
+        check = functools.partial(per_dtype, kernel=lowrank_rng.low_rank_down_kernel, required=PHILOX)
         for rank, some in ((1, without_tf32), (4, without_tf32[:1]), (most, without_tf32)):
-            yield from per_dtype(
+            yield from check(
                 f"drawn low rank, down, rank {rank}, {values}",
-                lowrank_rng.low_rank_down_kernel,
-                functools.partial(down, rank=rank, signs=signs),
-                some,
-                PHILOX,
+                make=functools.partial(down, rank=rank, signs=signs),
+                dtypes=some,
                 tile_rows=0,
                 calls=("MEMBERS", "RANK", "CALLS"),
             )
+        check = functools.partial(per_dtype, kernel=lowrank_rng.low_rank_up_kernel, required=PHILOX)
+        # Each thread draws the signs of ``up`` for its own rows, which is cheaper than exchange.
+        calls = () if signs else ("BLOCK_M", "BLOCK_N")
         for rank, some in ((1, dtypes), (4, dtypes[:1]), (most, dtypes[:1])):
-            yield from per_dtype(
-                f"drawn low rank, up, rank {rank}, {values}",
-                lowrank_rng.low_rank_up_kernel,
-                product(launches.drawn_low_rank, rank, signs=signs),
-                some,
-                PHILOX,
-                # Each thread draws the signs of ``up`` for its own rows, which is cheaper than exchange.
-                calls=() if signs else ("BLOCK_M", "BLOCK_N"),
-            )
+            make = functools.partial(launches.drawn_low_rank, rank=rank, signs=signs)
+            title = f"drawn low rank, up, rank {rank}, {values}"
+            yield from check(title, make=make, dtypes=some, calls=calls)
         for rank, some in ((1, dtypes[:1]), (most, dtypes[1:])):
-            yield from per_dtype(
-                f"drawn low rank, up, rank {rank}, {values}, images",
-                lowrank_rng.low_rank_up_kernel,
-                product(launches.drawn_low_rank, rank, signs=signs, positions=64),
-                some,
-                PHILOX,
-            )
+            make = functools.partial(launches.drawn_low_rank, rank=rank, signs=signs)
+            title = f"drawn low rank, up, rank {rank}, {values}, images"
+            yield from check(title, make=make, dtypes=some, positions=64)
 
 
 def dropped() -> Iterator[Check]:
     """Products with dropout; antithetic ones read the factors of gates, as all do in float64."""
-    for off, kind, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
+    for off, name, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
         for side in ("in", "out"):
-            launch = product(launches.dropped, off=off, side=side)
-            yield from per_dtype(f"dropout of {side}puts, {kind}", dropout.dropped_kernel, launch, dtypes)
-        for side, cuts in (
-            ("blocks of inputs", (1, 2)),
-            ("16 blocks of both sides", (blocks.MAX_BLOCKS,) * 2),
+            make: Any = functools.partial(launches.dropped, off=off, side=side)
+            yield from per_dtype(f"dropout of {side}puts, {name}", dropout.dropped_kernel, make, dtypes)
+        for side, out, inner in (
+            ("blocks of inputs", 1, 2),
+            ("16 blocks of both sides", blocks.MAX_BLOCKS, blocks.MAX_BLOCKS),
         ):
-            launch = product(launches.dropped_blocks, *cuts, 8, off=off)
-            yield from per_dtype(f"dropout of {side}, {kind}", blocks.kept_blocks_kernel, launch, dtypes)
+            make = functools.partial(launches.dropped_blocks, out=out, inner=inner, groups=8, off=off)
+            yield from per_dtype(f"dropout of {side}, {name}", blocks.kept_blocks_kernel, make, dtypes)
 
 
 def shared_cores() -> Iterator[Check]:
     """Products with flipped, Hadamard, permuted and sparse noise."""
     for side, dtypes in (("in", DTYPES[:1]), ("out", DTYPES[:1]), ("both", DTYPES)):
-        launch = product(launches.flips, side)
-        yield from per_dtype(f"flipped, side {side}", flipped.flipped_kernel, launch, dtypes)
-    yield from per_dtype("Hadamard", hadamard.hadamard_kernel, product(launches.hadamard_noise))
+        make: Any = functools.partial(launches.flips, side=side)
+        yield from per_dtype(f"flipped, side {side}", flipped.flipped_kernel, make, dtypes)
+    yield from per_dtype("Hadamard", hadamard.hadamard_kernel, launches.hadamard_noise)
     small = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
     yield from per_dtype(
         "Hadamard, one block",
         hadamard.hadamard_kernel,
-        lambda dtype: launches.hadamard_noise(operands(dtype))(small),
+        lambda to: lambda _: launches.hadamard_noise(to)(small),
         DTYPES[:1],
     )
-    yield from per_dtype("two products", permuted.permuted_kernel, product(launches.two_products, 1024))
+    make = functools.partial(launches.two_products, count=1024)
+    yield from per_dtype("two products", permuted.permuted_kernel, make)
     yield Check(
         "picks, bfloat16",
         permuted.gather_kernel,
@@ -431,8 +378,8 @@ def shared_cores() -> Iterator[Check]:
         (2, empty(1), DTYPES[:1]),
         (sparse.MAX_COLUMNS, SIGMA, DTYPES),
     ):
-        launch = product(launches.sparse_noise, count, sigma)
-        yield from per_dtype(f"sparse noise, k = {count}", sparse.sparse_kernel, launch, dtypes)
+        make = functools.partial(launches.sparse_noise, count=count, sigma=sigma)
+        yield from per_dtype(f"sparse noise, k = {count}", sparse.sparse_kernel, make, dtypes)
     columns = empty(8192, 1, dtype=torch.int64)
     yield Check(
         "sums of sparse noise, bfloat16",
@@ -444,28 +391,25 @@ def shared_cores() -> Iterator[Check]:
 
 def sums() -> Iterator[Check]:
     """Weighted sums of outer products."""
-
-    def launch(dtype: torch.dtype, **options: Any) -> None:  # noqa: ANN401  passed on
-        launches.outer_products(Operands((1024, 1024, 8192), dtype, META), **options)(None)
-
-    kinds: Sequence[tuple[str, dict[str, Any], Sequence[Dtype]]] = (
+    updates: Sequence[tuple[str, dict[str, Any], Sequence[Dtype]]] = (
         ("factors", {}, DTYPES),
         ("signs", {"signs": True}, NORMAL_DTYPES),
         ("signs around a core", {"signs": True, "is_cored": True}, DTYPES),
         ("signs around a Hadamard matrix", {"signs": True, "is_hadamard": True}, DTYPES[:1]),
     )
-    for title, options, dtypes in kinds:
-        yield from per_dtype(
-            f"weighted outer products, {title}",
-            outer.weighted_outer_kernel,
-            functools.partial(launch, **options),
-            dtypes,
-        )
-    yield Check(
-        "parts of a sum, bfloat16",
+    # The operands of a sum have sizes outputs, inputs and rows.
+    check = functools.partial(per_dtype, members=1024, inputs=8192)
+    for title, options, dtypes in updates:
+        make = functools.partial(launches.outer_products, **options)
+        title = f"weighted outer products, {title}"  # noqa: PLW2901  completed
+        yield from check(title, outer.weighted_outer_kernel, make, dtypes)
+    yield from check(
+        "parts of a sum",
         outer.add_parts_kernel,
-        functools.partial(launch, torch.bfloat16),
-        ("ld.global.v4",),
+        launches.outer_products,
+        DTYPES[:1],
+        required=("ld.global.v4",),
+        tile_rows=0,
     )
 
 
@@ -478,22 +422,16 @@ def packed_bits() -> Iterator[Check]:
     def multiply(kernel: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> None:
         kernel(words(1024, rows, 17), words(1024, 17, 1024), 1088, dtype)
 
-    names = {
-        torch.int32: "int32",
-        torch.bfloat16: "bfloat16",
-        torch.float32: "float32",
-        torch.float64: "float64",
-    }
     for rows, dtype in ((1, torch.int32), (4, torch.int32), (1, torch.bfloat16)):
         yield Check(
-            f"bits, product of {rows} rows by popcount, {names[dtype]}",
+            f"bits, product of {rows} rows by popcount, {str(dtype).removeprefix('torch.')}",
             binary_matmul.bit_product_kernel,
             functools.partial(multiply, binary_matmul.bit_product, rows, dtype),
             ("popc.b32", "ld.global.v4.b32"),
         )
     for rows, dtype in ((16, torch.int32), (64, torch.int32), (128, torch.int32), (128, torch.bfloat16)):
         yield Check(
-            f"bits, product of {rows} rows as int8, {names[dtype]}",
+            f"bits, product of {rows} rows as int8, {str(dtype).removeprefix('torch.')}",
             binary_matmul.int8_product_kernel,
             functools.partial(multiply, binary_matmul.int8_product, rows, dtype),
             (rf"{WGMMA}\S*\.s8\.s8",),
@@ -506,7 +444,7 @@ def packed_bits() -> Iterator[Check]:
     for dtype, taps in ((torch.float32, ()), (torch.float64, ()), (torch.float32, (3, 3))):
         p = empty(1, 1024, 1024, *taps, dtype=dtype)
         yield Check(
-            f"bits, sum about the mean{', nine taps' if taps else ''}, {names[dtype]}",
+            f"bits, sum about the mean{', nine taps' if taps else ''}, {str(dtype).removeprefix('torch.')}",
             binary.centered_sum_kernel,
             functools.partial(
                 binary.centered_sum, words(1024, 1, *taps, 16, 1024), empty(1024, dtype=dtype), p
@@ -537,7 +475,7 @@ def checks() -> tuple[Check, ...]:
     return tuple(check for group in groups for check in group())
 
 
-# --- The command. ---
+# The command
 
 
 def run(some: Sequence[Check], capabilities: Sequence[int]) -> tuple[Compilations, list[str]]:
