@@ -77,7 +77,7 @@ def unpack(words: Tensor, length: int) -> Tensor:
     return unpack_signs(words.clone(memory_format=torch.contiguous_format))[..., :length] > 0
 
 
-def signed(words: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+def unpack_as_signs(words: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Unpack words [..., words] to +1 and -1 of a signed type: [..., length]."""
     return unpack(words, length).to(dtype).mul_(2).sub_(1)
 
@@ -98,7 +98,7 @@ def expand(values: Tensor) -> Tensor:
     return expanded
 
 
-def unsigned(words: Tensor) -> np.ndarray[Any, Any]:
+def as_unsigned(words: Tensor) -> np.ndarray[Any, Any]:
     """View words as unsigned: numpy counts the bits of the magnitude of a signed integer."""
     return words.numpy().view(np.uint64)
 
@@ -111,7 +111,7 @@ def popcount(words: Tensor) -> Tensor:
     return counts.bitwise_right_shift_(56)
 
 
-def quantized(p: Tensor) -> Tensor:
+def round_probabilities(p: Tensor) -> Tensor:
     """Round probabilities to counts of 256ths: int16, from 0 to 256.
 
     The check waits for the device; it is skipped while a CUDA graph is captured.
@@ -128,7 +128,7 @@ def quantized(p: Tensor) -> Tensor:
     return (p * 256).round_().to(torch.int16)
 
 
-def planes(counts: Tensor) -> Tensor:
+def pack_planes(counts: Tensor) -> Tensor:
     """Pack each binary digit of counts of 256ths [..., n], lowest first: [9, ..., words]."""
     return torch.stack([pack((counts >> bit) & 1) for bit in range(PLANES)])
 
@@ -164,7 +164,7 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int 
     """Return the windows of a convolution: words [..., h, w, c] -> [..., h', w', kh * kw * c].
 
     Images are padded with zero words: bits 0, which are -1. If ``channels`` is given and fits in one word,
-    the kh * kw words of a window are :func:`joined`.
+    the kh * kw words of a window are :func:`join_words`.
 
     Raises:
         ValueError: the kernel is larger than the padded image.
@@ -174,10 +174,10 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int 
     if channels is None or x.shape[-1] != 1:
         return windows.movedim(-3, -1).flatten(-3)
     taps = [column[..., 0] for row in windows.unbind(-2) for column in row.unbind(-1)]
-    return joined(taps, channels).movedim(0, -1)
+    return join_words(taps, channels).movedim(0, -1)
 
 
-def joined(words: Sequence[Tensor], length: int) -> Tensor:
+def join_words(words: Sequence[Tensor], length: int) -> Tensor:
     """Pack k words of ``length`` bits into fewer words: [*shape] each -> [k', *shape].
 
     As many as fit share a word. Products of rows that are packed alike keep their value and read fewer words.

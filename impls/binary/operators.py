@@ -80,13 +80,13 @@ class AbstractPackedOperator(AbstractOperator):
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.apply_packed(x, packed(weight > 0).unsqueeze(0))
+        return self.apply_packed(x, pack_weights(weight > 0).unsqueeze(0))
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
-        values = bits.signed(x, self.channels, weights.dtype)
+        values = bits.unpack_as_signs(x, self.channels, weights.dtype)
         return self._normalize_and_round(
-            scaled(self._real(values, weights), self._fan_in(weights), self._compute_dtype)
+            scale_sums(self._real(values, weights), self._fan_in(weights), self._compute_dtype)
         )
 
     @override
@@ -181,7 +181,7 @@ class PackedConv2d(AbstractPackedOperator):
         sizes = (self.kernel_size, self.stride, self.padding, self.channels if joined else None)
         columns = weights[:, 0].flatten(1, -2)
         if joined:
-            columns = bits.joined(columns.unbind(1), self.channels).movedim(0, 1)
+            columns = bits.join_words(columns.unbind(1), self.channels).movedim(0, 1)
         return bits.patches(x.transpose(0, 1), *sizes), columns
 
     @override
@@ -202,11 +202,11 @@ class PackedConv2d(AbstractPackedOperator):
 def scaled_product(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Multiply packed bits in plain torch, see :data:`Multiply`."""
     wide = torch.promote_types(torch.float32, dtype)
-    y = scaled(bit_product(rows, columns, length), length, wide)
+    y = scale_sums(bit_product(rows, columns, length), length, wide)
     return y if y.dtype is dtype else y.to(dtype)
 
 
-def scaled(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+def scale_sums(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Divide sums of ``length`` +1 and -1, which may be overwritten, by its square root."""
     # In a wide type: a narrow one may not hold the sums.
     return sums.to(dtype).div_(math.sqrt(max(1, length)))
@@ -225,7 +225,7 @@ def integer_products(x: Tensor, weights: Tensor) -> Tensor:
     return torch.stack(y)[:, :rows, :outputs]
 
 
-def packed(values: Tensor) -> Tensor:
+def pack_weights(values: Tensor) -> Tensor:
     """Pack weights [*, g, o, i, *taps], true for +1, along inputs: [*, g, *taps, words, o].
 
     Outputs are contiguous: the product's inner loops run along them.
@@ -233,7 +233,7 @@ def packed(values: Tensor) -> Tensor:
     return bits.pack(channels_last(values)).mT.contiguous()
 
 
-def unpacked(words: Tensor, channels: int) -> Tensor:
+def unpack_weights(words: Tensor, channels: int) -> Tensor:
     """Unpack weights [m, g, *taps, words, o] to bool [m, g, o, i, *taps], true for +1."""
     return bits.unpack(words.mT, channels).movedim((-2, -1), (2, 3))
 

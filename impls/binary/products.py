@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.binary.bits import WORD_BITS, chunk_words, chunks, popcount, unpack, unsigned, word_count
+from impls.binary.bits import WORD_BITS, as_unsigned, chunk_words, chunks, popcount, unpack, word_count
 
 MAX_COLUMNS = 4096
 """Most columns of a piece of a product."""
@@ -137,7 +137,7 @@ class Product(NamedTuple):
             for rows, columns in piece.factors(sizes[2]):
                 at = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
                 words = torch.bitwise_xor(rows, columns, out=differing[at])
-                np.bitwise_count(unsigned(words), out=counts[at])
+                np.bitwise_count(as_unsigned(words), out=counts[at])
                 count = np.add.reduce(counts[at], axis=2, dtype=narrow)
                 product = np.subtract(
                     product, np.multiply(count, 2, dtype=np.int32, casting="unsafe"), out=out
@@ -196,7 +196,7 @@ def _sum_by_tables(words: Tensor, weights: Tensor) -> Tensor:
         words.split(TABLES * GROUP), weights.split(TABLES * GROUP), strict=True
     ):
         groups = [rows.flatten(1) for rows in members.split(GROUP)]
-        tables = _tables(member_weights)
+        tables = _subset_sums(member_weights)
         for start in range(0, words[0].numel(), step):
             part = sums[:, start * lanes : (start + step) * lanes]
             # Shared by all groups: allocating these costs more than the arithmetic in them.
@@ -204,13 +204,13 @@ def _sum_by_tables(words: Tensor, weights: Tensor) -> Tensor:
             index = torch.empty(part.shape[1], dtype=torch.int64, device=words.device)
             subset_sums = torch.empty_like(index, dtype=sums.dtype)
             for rows, table in zip(groups, tables, strict=True):
-                indices = _transposed(rows[:, start : start + step], work).view(torch.uint16)
+                indices = _transpose_bits(rows[:, start : start + step], work).view(torch.uint16)
                 for row, row_indices in zip(part, indices, strict=True):
                     row.add_(torch.index_select(table, 0, index.copy_(row_indices), out=subset_sums))
     return sums
 
 
-def _tables(weights: Tensor) -> Tensor:
+def _subset_sums(weights: Tensor) -> Tensor:
     """Sum every subset of each sixteen weights: [m] -> [groups, 2^16]; bit i of an index is member i's."""
     halves = functional.pad(weights, (0, -len(weights) % GROUP)).view(-1, 2, GROUP // 2, 1)
     sums = halves.new_zeros(len(halves), 2, 1)
@@ -219,7 +219,7 @@ def _tables(weights: Tensor) -> Tensor:
     return (sums[:, 1].unsqueeze(2) + sums[:, 0].unsqueeze(1)).flatten(1)
 
 
-def _transposed(rows: Tensor, work: Tensor) -> Tensor:
+def _transpose_bits(rows: Tensor, work: Tensor) -> Tensor:
     """Transpose 16 x 16 bits: of up to 16 rows of words, bit i of a lane in row r is bit r of it in row i.
 
     Args:

@@ -34,7 +34,7 @@ from esbench import store
 from esbench.errors import UserError
 from impls.kernels import launches, tiling
 from impls.kernels.launches import Launch, Operands
-from impls.kernels.tiling import DTYPE, Configuration, Table, Tiling, bucket, read_table, table_path
+from impls.kernels.tiling import DTYPE, Configuration, Table, Tiling, read_table, round_up_sizes, table_path
 
 MIN_GAIN = 0.01
 """The default stays unless another candidate takes less time by more than this fraction."""
@@ -105,9 +105,9 @@ TUNABLES: Mapping[str, Tunable] = {
     "sparse": Tunable(launches.sparse_noise, _PLAIN, [(1,), (2,)]),
     "flipped": Tunable(launches.flips, _THROUGH_REGISTERS),
     "two products": Tunable(launches.two_products, _PLAIN, [(1024,), (512,), (128,)]),
-    "dropped inputs": Tunable(launches.dropped, _THROUGH_REGISTERS),
-    "dropped outputs": Tunable(functools.partial(launches.dropped, side="out"), _PLAIN),
-    "dropped blocks": Tunable(launches.dropped_blocks, _PLAIN, [(1, 2, 4), (2, 2, 8)]),
+    "dropped inputs": Tunable(launches.dropout_product, _THROUGH_REGISTERS),
+    "dropped outputs": Tunable(functools.partial(launches.dropout_product, side="out"), _PLAIN),
+    "dropped blocks": Tunable(launches.block_dropout_product, _PLAIN, [(1, 2, 4), (2, 2, 8)]),
     "outer products": Tunable(launches.outer_products, _PLAIN, is_sum=True),
     "outer products of signs": Tunable(
         functools.partial(launches.outer_products, signs=True), _PLAIN, is_sum=True
@@ -135,7 +135,7 @@ class Task(NamedTuple):
     @property
     def key(self) -> tuple[str, tuple[int, ...]]:
         """The key of its result in the table."""
-        return self.kernel, bucket(self.sizes)
+        return self.kernel, round_up_sizes(self.sizes)
 
     def __str__(self) -> str:
         """Return its name in messages."""
@@ -224,14 +224,14 @@ def tune(task: Task) -> tuple[Configuration, list[str]]:
     """Search for the fastest tile sizes of a task; return them and a line for each wrong candidate."""
     tunable = TUNABLES[task.kernel]
     launch = tunable.launch(task.sizes, DTYPE, torch.device("cuda"))
-    candidates = list(dict.fromkeys(candidate.clipped(*task.sizes[:3]) for candidate in tunable.candidates))
+    candidates = list(dict.fromkeys(candidate.clip(*task.sizes[:3]) for candidate in tunable.candidates))
     with patch.object(tiling, "tuned_tilings", return_value={}):  # launches use defaults, not old results
         compile_all(launch, [None, *candidates])
         times, wrong = search(launch, candidates)
     best = fastest(times)
     configuration = Configuration(
         kernel=task.kernel,
-        sizes=bucket(task.sizes),
+        sizes=round_up_sizes(task.sizes),
         tiling=best,
         time_ns=times[best],
         default_ns=times[None],

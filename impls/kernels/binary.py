@@ -16,8 +16,8 @@ from impls.binary.operators import AbstractPackedOperator, packed_shape
 from impls.kernels.binary_matmul import HALVES, bit_product, halves, int8_product, load_words
 from impls.kernels.gemm import DOT_DTYPES, grid_of, operand
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.philox import COUNTERS, Draw, draw_of, five_words, seed_of, side_by_side, unsigned
-from impls.kernels.scheme import without_dtype, without_kernels
+from impls.kernels.philox import COUNTERS, Draw, as_uint32, draw_of, five_words, interleave, seed_of
+from impls.kernels.scheme import no_dtype_reason, no_kernels_reason
 from impls.kernels.tiling import block_size, member_parts
 from impls.perturbation.noise import NoiseStream, PhiloxStream
 from impls.perturbation.scheme import check_count
@@ -89,10 +89,10 @@ MAX_CALLS = 128
 
 
 @triton.jit
-def _random(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
-    """Return words first to first + 3 of members' draws, [n, 4], for ``first`` and ``member`` [n]."""
+def _random_words(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
+    """Return words first to first + 3 of members' draws, uint32 [n, 4]; ``first`` and ``member`` are [n]."""
     r0, r1, r2, r3, _ = five_words(seed, first, member, layer, draw, ALIGNED)
-    return side_by_side(r0, r1, r2, r3).reshape(first.shape[0], 4)
+    return interleave(r0, r1, r2, r3).reshape(first.shape[0], 4)
 
 
 @triton.jit(do_not_specialize=[*COUNTERS, "members"])
@@ -103,11 +103,11 @@ def sample_bits_kernel(
     """Draw 4 * CALLS words of MEMBERS members, AT_ONCE at a time; the grid is tiles times their groups."""
     pid = tl.program_id(0).to(tl.int64)
     words = tl.cast(words, tl.int64)
-    layer = unsigned(layer)
-    draw = unsigned(draw)
-    first_member = unsigned(first_member)
+    layer = as_uint32(layer)
+    draw = as_uint32(draw)
+    first_member = as_uint32(first_member)
     seed = seed_of(key0, key1)
-    # A row is a call of one of AT_ONCE members.
+    # Rows of the tile: CALLS Philox calls of each of AT_ONCE members.
     row = tl.arange(0, AT_ONCE * CALLS)
     fours = ((pid % tiles) * CALLS + row % CALLS) * 4
     at = fours[:, None] + tl.arange(0, 4)[None, :]
@@ -128,7 +128,7 @@ def sample_bits_kernel(
         counter = (member + first_member).to(tl.uint32)
         on = tl.zeros_like(always)
         for plane in tl.static_range(8):
-            r = _random(seed, fours + words * plane, counter, layer, draw, ALIGNED)
+            r = _random_words(seed, fours + words * plane, counter, layer, draw, ALIGNED)
             # Where a plane's bit is 1 the result is on | r, where it is 0 on & r.
             on = (on & r) | (fraction[plane] & (on | r))
         pointers = out + (member * words)[:, None] + at
@@ -217,8 +217,8 @@ def centered_sum_kernel(
     first = ((row % depth) * HALVES + columns % HALVES) * 32
     offsets = lead * out_lead + tap * out_tap + first * out_bit + columns // HALVES * out_column
     offsets = offsets[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
-    rest = tl.where(mask_n, length - first, 0)
-    mask = bit[:, None] < tl.minimum(rest, 32).to(tl.int32)[None, :]
+    remaining = tl.where(mask_n, length - first, 0)
+    mask = bit[:, None] < tl.minimum(remaining, 32).to(tl.int32)[None, :]
     sums -= total * tl.load(p + offsets, mask=mask, other=0.0).to(sums.dtype)
     tl.store(out + pid_part * out_part + offsets, sums, mask=mask)
 
@@ -275,9 +275,9 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     """:class:`~impls.schemes.binary.Binary` by kernels, with the same bits of the stream ``philox``.
 
     Args:
-        few: most rows of a member that are multiplied by exclusive or and popcount. More rows are multiplied
-            on int8 tensor cores, for which weights are unpacked in registers. Unpacking a word should take as
-            long as counting it for eight rows; this has not been measured.
+        few: largest number of rows of a member that is multiplied by exclusive or and popcount. Products
+            of more rows use int8 tensor cores, with weights unpacked in registers. Unpacking a word should
+            take as long as counting it for eight rows; this has not been measured.
 
     Memory    same as the wrapped scheme.
     Work      two Philox calls for each 32 drawn bits; a bit read once by a forward with up to four rows; a
@@ -305,11 +305,11 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     @override
     def supports(self, module: nn.Module) -> str:
         weight = module.weight
-        assert isinstance(weight, Tensor)  # noqa: S101  each perturbed layer has one
+        assert isinstance(weight, Tensor)  # noqa: S101  each perturbed layer has a weight
         return (
             self.plain.supports(module)
-            or without_kernels(weight.device)
-            or without_dtype(weight.dtype, weight.device, DOT_DTYPES)
+            or no_kernels_reason(weight.device)
+            or no_dtype_reason(weight.dtype, weight.device, DOT_DTYPES)
         )
 
     @override

@@ -43,14 +43,14 @@ def member_tile(tiles, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def scaled(sums, length, DTYPE: tl.constexpr):
-    """Return int32 sums as they are, floating ones divided by the square root of ``length``."""
+def scale_sums(sums, length, DTYPE: tl.constexpr):
+    """Convert int32 sums to DTYPE; for a floating DTYPE divide them by sqrt(length)."""
     if tl.int32 == DTYPE:
         return sums
     elif tl.float64 == DTYPE:  # noqa: RET505  Triton needs both branches
         return sums.to(tl.float64) / tl.sqrt(tl.cast(length, tl.float64))
     else:
-        # Rounded like a division of torch on a CPU, so that thresholds of it give the same bits.
+        # Rounded like torch's division on a CPU: outputs near a threshold then give the same bits.
         return tl.div_rn(sums.to(tl.float32), tl.sqrt_rn(tl.cast(length, tl.float32))).to(DTYPE)
 
 
@@ -87,7 +87,7 @@ def bit_product_kernel(
     weights += member * weight_stride
     counts = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     row_offsets = rows[:, None] * depth * HALVES
-    # The half of its word that a column is: a constant of each register, as a thread has whole words.
+    # 0 for low and 1 for high halves: constant in each register, because a thread has whole words.
     half = (tl.arange(0, BLOCK_N) % HALVES)[None, None, :]
     for start in range(0, depth, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -102,7 +102,7 @@ def bit_product_kernel(
     o = width // HALVES
     column = (tl.program_id(0) % tiles).to(tl.int64) * (BLOCK_N // HALVES) + tl.arange(0, BLOCK_N // HALVES)
     offsets = (member * p + rows[:, None]) * o + column[None, :]
-    y = scaled(length - 2 * counts, length, out.dtype.element_ty)
+    y = scale_sums(length - 2 * counts, length, out.dtype.element_ty)
     tl.store(out + offsets, y, mask=(rows[:, None] < p) & (column[None, :] < o))
 
 
@@ -154,7 +154,7 @@ def int8_shape(rows: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _unpacked(words, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
+def _unpack_signs(words, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
     """Unpack words [SIZE, BLOCK_K] to +1 and -1, int8 [SIZE, BLOCK_K * 32], in the same order for all words.
 
     A register holds bits b, b + 8, b + 16 and b + 24 of a word. Splitting it into bytes and joining them
@@ -188,15 +188,15 @@ def int8_product_kernel(
         offsets = (
             (k // HALVES).to(tl.int64)[None, :] * width + (k % HALVES)[None, :] + column[:, None] * HALVES
         )
-        signs = _unpacked(load_words(weights + offsets, mask_k & (column[:, None] < o)), BLOCK_N, BLOCK_K)
-        x_signs = _unpacked(
+        signs = _unpack_signs(load_words(weights + offsets, mask_k & (column[:, None] < o)), BLOCK_N, BLOCK_K)
+        x_signs = _unpack_signs(
             load_words(x + row_offsets + k[None, :], mask_k & (rows[:, None] < p)), BLOCK_M, BLOCK_K
         )
         y = tl.dot(signs, tl.trans(x_signs), acc=y, out_dtype=tl.int32)
-    # Bits after the last one are 0 in both operands and were counted as (-1) * (-1).
+    # Padding bits are 0 in both operands: each was counted as (-1) * (-1) = 1.
     padding = tl.cdiv(depth * HALVES, BLOCK_K) * BLOCK_K * 32 - length
     offsets = (member * p + rows[None, :]) * o + column[:, None]
-    y = scaled(y - padding, length, out.dtype.element_ty)
+    y = scale_sums(y - padding, length, out.dtype.element_ty)
     tl.store(out + offsets, y, mask=(rows[None, :] < p) & (column[:, None] < o))
 
 
@@ -237,7 +237,7 @@ def _launch(
     outputs = weights.shape[2]
     if weights.shape[:2] != (members, depth) or not x.dtype == weights.dtype == torch.int64:
         message = (
-            "a product takes words of int64, x [m, p, K] and weights [m, K, o], got "
+            "a product takes int64 words, x [m, p, K] and weights [m, K, o], got "
             f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
         )
         raise ValueError(message)

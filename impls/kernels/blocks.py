@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.binary_matmul import popcount
-from impls.kernels.dropout import gate, gate_factors, gates
+from impls.kernels.dropout import gate_arguments, gate_factors, load_factors
 from impls.kernels.gemm import (
     accumulator_dtype,
     gemm_loop,
@@ -32,7 +32,7 @@ TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, nu
 """Default tile sizes."""
 
 MAX_BLOCKS = 16
-"""Most blocks of an axis: the kernel has the kept ones as bits of an int32."""
+"""Largest number of blocks of an axis: the kernel keeps a bit for each block in an int32."""
 
 
 def default_tiling(dtype: torch.dtype) -> Tiling:
@@ -47,12 +47,12 @@ def default_tiling(dtype: torch.dtype) -> Tiling:
 
 
 class Cut(NamedTuple):
-    """How an axis of channels is divided: block b begins at cell b * cells // blocks.
+    """Division of an axis of channels into blocks: block b begins at cell b * cells // blocks.
 
     Attributes:
         blocks: number of blocks.
         cells: number of cells, each of which belongs to one block.
-        unit: channels of a cell; the last one has the rest of the axis.
+        unit: channels of a cell; the last cell extends to the end of the axis.
 
     """
 
@@ -62,30 +62,30 @@ class Cut(NamedTuple):
 
 
 @triton.jit
-def lowest(bits):
+def lowest_bit(bits):
     """Return the index of the lowest set bit of a positive int32."""
     return popcount(((bits & -bits) - 1).to(tl.uint32))
 
 
 @triton.jit
-def border(block, width, blocks, cells, unit):
-    """Return the channel at which a block begins; after the last block, the end of the axis."""
+def first_channel(block, width, blocks, cells, unit):
+    """Return the first channel of a block; ``width`` for block ``blocks``, which is after the last one."""
     return tl.where(block < blocks, block * cells // blocks * unit, width)
 
 
 @triton.jit
-def over_runs(
+def multiply_kept_channels(
     bits, x, x_step, mask_m, weight, weight_step, offs_n, mask_n, inputs, blocks, cells, unit,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply over the channels of blocks whose bits are set; a run of adjacent blocks is one loop."""
+    """Sum the product over the channels of the blocks with set bits; adjacent blocks share a loop."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     for _ in range(popcount((bits & ((bits << 1) ^ -1)).to(tl.uint32))):
         # Adding the lowest bit of a run carries to the bit after its end.
         carried = bits + (bits & -bits)
-        begin = border(lowest(bits), inputs, blocks, cells, unit)
-        end = border(lowest(carried), inputs, blocks, cells, unit)
+        begin = first_channel(lowest_bit(bits), inputs, blocks, cells, unit)
+        end = first_channel(lowest_bit(carried), inputs, blocks, cells, unit)
         acc = gemm_loop(
             acc, x, x_step, mask_m, weight, weight_step, offs_n, mask_n, begin, end, ACC, PRECISION, BLOCK_K
         )
@@ -135,15 +135,15 @@ def kept_blocks_kernel(
 
     is_wanted = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
     if factors is not None:
-        row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
+        row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
         is_mixed = tl.max((row_off != 0).to(tl.int32), axis=0) != 0
         is_wanted = is_wanted | is_mixed
-    acc = over_runs(
+    acc = multiply_kept_channels(
         tl.where(is_wanted, in_bits, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
         in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if factors is not None:
-        dropped = over_runs(
+        dropped = multiply_kept_channels(
             tl.where(is_mixed, in_bits ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
             weight, stride_wo, offs_n, mask_n, inputs,
             in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
@@ -156,7 +156,7 @@ def kept_blocks_kernel(
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
-def kept_blocks(
+def block_dropout_product(
     x: Tensor,
     weight: Tensor,
     changes: Tensor,
@@ -199,11 +199,11 @@ def kept_blocks(
     tiling = select_tiling(
         "dropped blocks", gemm, tiling, default_tiling(x.dtype), out.blocks, inner.blocks, groups
     )
-    tiling = tiling.clipped(largest, *weight.shape)
+    tiling = tiling.clip(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
     with torch.cuda.device_of(x):
         kept_blocks_kernel[grid_of(groups, group_tiles, column_tiles)](
-            y, x, gemm.weight, changes, *gates(on, off, x),
+            y, x, gemm.weight, changes, *gate_arguments(on, off, x),
             repeats, members, positions, *weight.shape, *gemm.strides,
             groups, first % groups, group_tiles, column_tiles, *inner, *out,
             IN=block_size(inner.blocks, MAX_BLOCKS), OUT=block_size(out.blocks, MAX_BLOCKS),
@@ -256,4 +256,6 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
             unit, number = cells(width, count)
             cuts.append(Cut(count, number, unit))
         counts = gate_factors(scale, sigma, noise.sigma)
-        kept_blocks(x, weight, noise.factors, (cuts[0], cuts[1]), *counts, y, noise.members.start % groups)
+        block_dropout_product(
+            x, weight, noise.factors, (cuts[0], cuts[1]), *counts, y, noise.members.start % groups
+        )

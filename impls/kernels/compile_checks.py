@@ -338,17 +338,17 @@ def low_rank() -> Iterator[Check]:
             yield from check(title, make=make, dtypes=some, positions=64)
 
 
-def dropped() -> Iterator[Check]:
+def dropout_masks() -> Iterator[Check]:
     """Products with dropout; antithetic ones read the factors of gates, as all do in float64."""
     for off, name, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
         for side in ("in", "out"):
-            make: Any = functools.partial(launches.dropped, off=off, side=side)
+            make: Any = functools.partial(launches.dropout_product, off=off, side=side)
             yield from per_dtype(f"dropout of {side}puts, {name}", dropout.dropped_kernel, make, dtypes)
         for side, out, inner in (
             ("blocks of inputs", 1, 2),
             ("16 blocks of both sides", blocks.MAX_BLOCKS, blocks.MAX_BLOCKS),
         ):
-            make = functools.partial(launches.dropped_blocks, out=out, inner=inner, groups=8, off=off)
+            make = functools.partial(launches.block_dropout_product, out=out, inner=inner, groups=8, off=off)
             yield from per_dtype(f"dropout of {side}, {name}", blocks.kept_blocks_kernel, make, dtypes)
 
 
@@ -471,7 +471,7 @@ def device_keys() -> Iterator[Check]:
 @functools.cache
 def checks() -> tuple[Check, ...]:
     """Return all checks."""
-    groups = (dense_noise, low_rank, dropped, shared_cores, sums, packed_bits, device_keys)
+    groups = (dense_noise, low_rank, dropout_masks, shared_cores, sums, packed_bits, device_keys)
     return tuple(check for group in groups for check in group())
 
 

@@ -31,15 +31,15 @@ from impls.kernels.philox import (
     NORMALS,
     SIGNS,
     Draw,
+    as_uint32,
     draw_of,
+    draw_values,
     flip_by_high_bit,
-    four_bits,
     four_normals,
+    four_sign_words,
+    interleave,
     seed_of,
-    side_by_side,
-    signs_of,
-    unsigned,
-    values_of,
+    unpack_signs,
 )
 from impls.kernels.scheme import NARROW, AbstractFused
 from impls.kernels.tiling import MIN_BLOCK, Tiling, block_size, input_precision, member_parts
@@ -113,7 +113,7 @@ def few_rows_kernel(
     """Multiply ROWS rows of each of MEMBERS members; the grid is tiles of outputs, of members and of rows.
 
     The outputs of a tile are PARTS lines. A warp computes neighboring outputs of a line, and each thread the
-    same place of all lines, so that it draws noise for many outputs and loads few values of x.
+    same position in every line: it draws noise for many outputs but loads few values of x.
     """
     pid = tl.program_id(0).to(tl.int64)
     start_n = (pid % tiles_n) * BLOCK_N
@@ -125,9 +125,9 @@ def few_rows_kernel(
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     line: tl.constexpr = BLOCK_N // PARTS
     width: tl.constexpr = 128 if SIGN else 4
-    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     counter = (
-        unsigned(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)[None, :, None, None]
+        as_uint32(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)[None, :, None, None]
     )
     offs_n = (
         start_n + tl.arange(0, PARTS)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
@@ -137,7 +137,7 @@ def few_rows_kernel(
         call = start + tl.arange(0, CALLS)
         first = offs_n * inputs + call[None, None, None, :] * width
         if SIGN:
-            drawn = four_bits(seed, first, counter, layer, draw, ALIGNED)
+            drawn = four_sign_words(seed, first, counter, layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 word = drawn[lane]
                 # From the highest bit down: shifting the word by one brings each bit to the sign bit.
@@ -174,11 +174,11 @@ def few_rows_kernel(
 
 
 @triton.jit
-def parts_of_signs(seed, offs_n, start, inputs, member, layer, draw, BLOCK_K: tl.constexpr):
+def draw_signs(seed, offs_n, start, inputs, member, layer, draw, BLOCK_K: tl.constexpr):
     """Return the signs of channels ``start`` to start + BLOCK_K, a multiple of 32 below 128: [n, BLOCK_K]."""
     first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // 32) * 32)[None, :]
-    word, _, _, _ = four_bits(seed, first, member, layer, draw, False)  # noqa: FBT003  Triton's own function
-    return signs_of(word).reshape(offs_n.shape[0], BLOCK_K)
+    word, _, _, _ = four_sign_words(seed, first, member, layer, draw, False)  # noqa: FBT003  Triton's own function
+    return unpack_signs(word).reshape(offs_n.shape[0], BLOCK_K)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -202,8 +202,8 @@ def many_rows_kernel(
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     width: tl.constexpr = 128 if SIGN else 4
-    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
-    counter = unsigned(first_member) + member.to(tl.uint32)
+    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
+    counter = as_uint32(first_member) + member.to(tl.uint32)
     base = tl.zeros((BLOCK_N, BLOCK_M), dtype=ACC)
     noise = tl.zeros((BLOCK_N, BLOCK_M), dtype=ACC)
     for start in range(0, inputs, BLOCK_K):
@@ -221,10 +221,10 @@ def many_rows_kernel(
         )
         base = tl.dot(shared, values, acc=base, out_dtype=ACC, input_precision=PRECISION)
         if SIGN and width > BLOCK_K:
-            drawn = parts_of_signs(seed, offs_n, start, inputs, counter, layer, draw, BLOCK_K)
+            drawn = draw_signs(seed, offs_n, start, inputs, counter, layer, draw, BLOCK_K)
         else:
             first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // width) * width)[None, :]
-            drawn = values_of(seed, first, counter, layer, draw, SIGN, ALIGNED)
+            drawn = draw_values(seed, first, counter, layer, draw, SIGN, ALIGNED)
         drawn = drawn.to(values.dtype)
         noise = tl.dot(drawn, values, acc=noise, out_dtype=ACC, input_precision=PRECISION)
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
@@ -310,7 +310,7 @@ def dense_rng_product(
 
 
 MAX_MEMBERS = 2**14
-"""Most members of a launch; results of several launches are added."""
+"""Largest number of members in a launch; results of several launches are added."""
 
 CALLS = {False: 256, True: 128}
 """Philox calls in a tile of a sum, of normals and of signs: one or two for each thread.
@@ -329,8 +329,8 @@ def noise_sum_kernel(
     pid_part = pid // tiles
     width: tl.constexpr = 128 if SIGN else 4
     first = ((pid % tiles) * CALLS + tl.arange(0, CALLS)) * width
-    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
-    start = unsigned(first_member)
+    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
+    start = as_uint32(first_member)
     end = tl.minimum((pid_part + 1) * part, members)
     out += pid_part * elements
     if SIGN:
@@ -344,7 +344,7 @@ def noise_sum_kernel(
         for member in range(pid_part * part, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
-            r0, r1, r2, r3 = four_bits(seed, first, counter, layer, draw, ALIGNED=True)
+            r0, r1, r2, r3 = four_sign_words(seed, first, counter, layer, draw, ALIGNED=True)
             s0 -= flip_by_high_bit(utility, r0[None, :] << shift)
             s1 -= flip_by_high_bit(utility, r1[None, :] << shift)
             s2 -= flip_by_high_bit(utility, r2[None, :] << shift)
@@ -369,7 +369,7 @@ def noise_sum_kernel(
             s2 += n2.to(utilities.dtype.element_ty).to(ACC) * utility
             s3 += n3.to(utilities.dtype.element_ty).to(ACC) * utility
         offsets = (pid % tiles) * CALLS * 4 + tl.arange(0, CALLS * 4)
-        tl.store(out + offsets, side_by_side(s0, s1, s2, s3), mask=offsets < elements)
+        tl.store(out + offsets, interleave(s0, s1, s2, s3), mask=offsets < elements)
 
 
 def noise_sum(

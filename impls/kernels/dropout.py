@@ -34,8 +34,8 @@ INPUTS_TILING = TILING._replace(block_k=32, num_stages=4)
 """Default tile sizes for dropout of inputs, which passes tiles of x through registers."""
 
 
-def gates(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
-    """Return the arguments ``factors`` and ``on`` of a kernel.
+def gate_arguments(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+    """Return the arguments ``factors`` and ``on`` that a kernel takes for these factors of channels.
 
     Args:
         on: the factor of kept channels, a number or [r], one for each repeat of x [r, ...].
@@ -61,8 +61,8 @@ def gates(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[Tensor | 
 
 
 @triton.jit
-def gate(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
-    """Return the factors (on, off) of rows, in dtype ACC."""
+def load_factors(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
+    """Return the factors (on, off) of the kept and the dropped channels of each row, [m] of dtype ACC."""
     on = tl.load(factors + repeat, mask=mask_m, other=0)
     off = tl.load(factors + repeats + repeat, mask=mask_m, other=0)
     return on.to(ACC), off.to(ACC)
@@ -77,7 +77,7 @@ def dropped_kernel(
     INPUTS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y; ``kept`` [members, i], or without INPUTS [members, o], is 0 for dropped ones."""
+    """Compute a tile of y; ``kept`` [members, i], without INPUTS [members, o], is 0 for dropped channels."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -86,7 +86,7 @@ def dropped_kernel(
     if INPUTS:
         kept += member * inputs
         if factors is not None:
-            row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
+            row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
         for start in range(0, inputs, BLOCK_K):
             offs_k = start + tl.arange(0, BLOCK_K)
             a = load_x(x, stride_xi, mask_m, offs_k, inputs)
@@ -106,7 +106,7 @@ def dropped_kernel(
         is_kept = load_x(kept + member * outputs, 1, mask_m, offs_n, outputs) != 0
         if factors is not None:
             # Loaded after the loop, in which they would take registers.
-            row_on, row_off = gate(factors, repeats, repeat, mask_m, ACC)
+            row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
             acc *= tl.where(is_kept, row_on[:, None], row_off[:, None])
         else:
             acc = tl.where(is_kept, acc * on, 0)
@@ -115,7 +115,7 @@ def dropped_kernel(
     tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
-def dropped(
+def dropout_product(
     x: Tensor,
     weight: Tensor,
     kept: Tensor,
@@ -146,14 +146,15 @@ def dropped(
     # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.view(torch.int8)
     tiling = select_tiling(name, gemm, tiling, default)
-    return gemm.launch(dropped_kernel, tiling, (masks, *gates(on, off, x)), len(x), INPUTS=is_inputs)
+    return gemm.launch(dropped_kernel, tiling, (masks, *gate_arguments(on, off, x)), len(x), INPUTS=is_inputs)
 
 
 def gate_factors(
     scale: float, sigma: float | Tensor, prepared: float
 ) -> tuple[float | Tensor, float | Tensor]:
-    """Return the factors (on, off) of a call with this sigma.
+    """Return the factors (on, off) of kept and dropped channels.
 
+    on = 1 + t (scale - 1) and off = 1 - t, with t = sigma / prepared.
     At the sigma that noise was prepared for they are ``scale`` and 0; at its negative 2 - ``scale`` and 2.
     """
     if not isinstance(sigma, Tensor):
@@ -192,4 +193,4 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
         self, x: Tensor, weight: Tensor, noise: DropoutNoise, sigma: float | Tensor, y: Tensor
     ) -> None:
         factors = gate_factors(1 / (1 - self.p), sigma, noise.sigma)
-        dropped(x, weight, noise.kept[:, 0], *factors, y, self.side)
+        dropout_product(x, weight, noise.kept[:, 0], *factors, y, self.side)

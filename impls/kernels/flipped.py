@@ -33,7 +33,7 @@ from impls.kernels.gemm import (
     tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.outer import summed
+from impls.kernels.outer import sum_outer_products
 from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
@@ -121,7 +121,7 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         if noise.inputs is None or noise.outputs is None:
             return self.plain.weighted_sum(noise, utilities)  # a sum of signs and a pass over the core
-        return summed(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
+        return sum_outer_products(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
 
 
 @variant(side=("in", "out", "both"), source="NESgpu; both sides: Flipout, arXiv:1803.04386; kernel ours")

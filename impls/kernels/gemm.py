@@ -5,9 +5,9 @@ Activations are [r, m, p, c] with any strides: repeats, members, positions and c
 has one position, a 1x1 convolution one for each pixel.
 
 Launchers of fused products take x [r, m, p, i], weight [o, i] and y [r, m, p, o], which they write and
-return; sigma, a number or a tensor [r] of one for each repeat; and tile sizes, by default tuned ones or the
-kernel's default. They raise ValueError where shapes or dtypes do not match. In their costs R is the number of
-rows, with one position each, and e the bytes of a number.
+return; sigma, a number or a tensor [r] with a number for each repeat; and tile sizes, by default the tuned
+ones or else the default of the kernel. They raise ValueError where shapes or dtypes do not match. Costs in
+their docstrings are for R rows with one position each, and e bytes per number.
 
 The ``triton.jit`` functions are inlined in the kernels of the fused schemes. In them ``offs_m``, ``offs_n``
 and ``offs_k`` are rows, outputs and channels, and ``mask_m`` and ``mask_n`` are true for rows and outputs
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.tiling import Tiling, input_precision, tuned
+from impls.kernels.tiling import Tiling, find_tuned_tiling, input_precision
 
 DOT_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes of a matrix product."""
@@ -107,13 +107,13 @@ def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
     return Gemm(x, weight if weight.stride(1) == 1 else weight.contiguous(), y)
 
 
-def select_tiling(kernel: str, gemm: Gemm, given: Tiling | None, default: Tiling, *more: int) -> Tiling:
-    """Return the tile sizes of a launch: the given ones, else the tuned ones, else the default for the dtype.
+def select_tiling(kernel: str, gemm: Gemm, requested: Tiling | None, default: Tiling, *more: int) -> Tiling:
+    """Return the tile sizes of a launch: the requested, else the tuned, else the default ones.
 
     Args:
         kernel: its name in tables of tuned tile sizes.
         gemm: the product.
-        given: tile sizes requested by the caller.
+        requested: tile sizes that the caller asks for; None for the tuned ones.
         default: for a 16-bit dtype, see :meth:`Tiling.for_dtype`.
         more: sizes besides rows, outputs and inputs that tile sizes depend on.
 
@@ -122,8 +122,8 @@ def select_tiling(kernel: str, gemm: Gemm, given: Tiling | None, default: Tiling
 
     """
     sizes = gemm.rows, *gemm.weight.shape
-    tiling = given or tuned(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
-    return tiling.clipped(*sizes)
+    tiling = requested or find_tuned_tiling(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
+    return tiling.clip(*sizes)
 
 
 def noise_scale(sigma: float | Tensor, x: Tensor, factor: float = 1.0) -> tuple[Tensor | None, float]:
@@ -156,7 +156,7 @@ def grid_of(*counts: int) -> tuple[int]:
     for count in counts:
         grid *= count
     if grid > MAX_PROGRAMS:
-        message = f"{grid} programs do not fit in one launch: split the population"
+        message = f"{grid} programs exceed the limit of {MAX_PROGRAMS} of a launch: split the population"
         raise ValueError(message)
     return (grid,)
 
@@ -200,7 +200,7 @@ def row_to_member(offs_m, members, positions):
 
 @triton.jit
 def load_sigma(sigmas, sigma, repeat, mask_m, ACC: tl.constexpr):
-    """Return the factor of each row's noise in dtype ACC: that of its repeat, or the number ``sigma``."""
+    """Return each row's noise scale in dtype ACC: ``sigmas[repeat]``, or ``sigma`` without ``sigmas``."""
     if sigmas is None:
         return tl.full(repeat.shape, sigma, ACC)
     else:  # noqa: RET505  the compiler takes no early return here
@@ -224,11 +224,11 @@ def load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs):
 
 @triton.jit
 def flip_signs(values, signs):
-    """Return values times the signs of signed integers: one exclusive or each, exact in any dtype."""
+    """Multiply values by the signs of integers, by an exclusive or of the sign bits: exact in any dtype."""
     bits: tl.constexpr = values.dtype.primitive_bitwidth
-    kind: tl.constexpr = tl.core.get_int_dtype(bits, True)  # noqa: FBT003  the compiler's own function
-    sign_bit = signs.to(kind) & -(1 << (bits - 1))
-    return (values.to(kind, bitcast=True) ^ sign_bit).to(values.dtype, bitcast=True)
+    int_dtype: tl.constexpr = tl.core.get_int_dtype(bits, True)  # noqa: FBT003  the compiler's own function
+    sign_bit = signs.to(int_dtype) & -(1 << (bits - 1))
+    return (values.to(int_dtype, bitcast=True) ^ sign_bit).to(values.dtype, bitcast=True)
 
 
 @triton.jit

@@ -32,7 +32,7 @@ from impls.kernels.gemm import (
     tile_index,
 )
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.outer import hadamard_sign, summed
+from impls.kernels.outer import hadamard_sign, sum_outer_products
 from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.hadamard import Hadamard, HadamardNoise
@@ -41,15 +41,15 @@ TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, nu
 """Default tile sizes for a 16-bit dtype."""
 
 MAX_BLOCKS = 2
-"""Most blocks a of BLOCK_K columns in a tile; each has its own sum ``mixed``."""
+"""Largest number of blocks of BLOCK_K columns in a tile; each needs a sum ``mixed`` in registers."""
 
 
 @triton.jit
-def transformed(
+def hadamard_transform(
     mixed, scale, own_outputs, mask_m, first, outputs,
     NARROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turn ``mixed`` of one block, [m, BLOCK_K], into the noise of WIDTH columns from ``first``."""
+    """Multiply ``mixed`` [m, BLOCK_K] by H_B, sigma and signs: noise of WIDTH columns from ``first``."""
     offs_n = first + tl.arange(0, WIDTH)
     matrix = hadamard_sign(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(NARROW)
     acc = tl.dot(mixed.to(NARROW), matrix, out_dtype=mixed.dtype, input_precision=PRECISION)
@@ -93,12 +93,12 @@ def hadamard_kernel(
         signs = ahead
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     own_outputs += member * outputs
-    noise = transformed(
+    noise = hadamard_transform(
         mixed, scale, own_outputs, mask_m, first, outputs,
         x.dtype.element_ty, BLOCK_N // BLOCKS, BLOCK_K, PRECISION,
     )  # fmt: skip
     if BLOCKS > 1:
-        noise_next = transformed(
+        noise_next = hadamard_transform(
             mixed_next, scale, own_outputs, mask_m, first + BLOCK_K, outputs,
             x.dtype.element_ty, BLOCK_K, BLOCK_K, PRECISION,
         )  # fmt: skip
@@ -164,16 +164,16 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
     def launch(
         self, x: Tensor, weight: Tensor, noise: HadamardNoise, sigma: float | Tensor, y: Tensor
     ) -> None:
-        hadamard_product(x, weight, _inputs(noise)[:, 0], noise.outputs[:, 0], sigma, y)
+        hadamard_product(x, weight, _input_signs(noise)[:, 0], noise.outputs[:, 0], sigma, y)
 
     @override
     def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
-        inputs = _inputs(noise)
+        inputs = _input_signs(noise)
         taps = () if noise.taps is None else noise.taps.shape[1:]
         weight = torch.Size((1, noise.outputs.shape[2], inputs.shape[2], *taps))
-        return summed(weight, noise.outputs, inputs, utilities, hadamard=True)
+        return sum_outer_products(weight, noise.outputs, inputs, utilities, hadamard=True)
 
 
-def _inputs(noise: HadamardNoise) -> Tensor:
+def _input_signs(noise: HadamardNoise) -> Tensor:
     """Return the members' signs of inputs, times the sign of the tap for a convolution."""
     return noise.inputs if noise.taps is None else noise.inputs * noise.taps.view(-1, 1, 1)

@@ -104,18 +104,20 @@ def sparse_noise(to: Operands, count: int, sigma: float | Tensor = SIGMA) -> Lau
     return lambda tiling: sparse.sparse_product(to.x, to.weight, columns, values, sigma, to.y, tiling)
 
 
-def dropped(to: Operands, off: float = 0.0, *, side: Literal["in", "out"] = "in") -> Launch:
+def dropout_product(to: Operands, off: float = 0.0, *, side: Literal["in", "out"] = "in") -> Launch:
     """Masks on inputs or outputs; with a factor ``off`` of dropped ones, as in antithetic halves."""
     mask = to.below(2, to.rows, to.inputs if side == "in" else to.outputs).bool()
-    return lambda tiling: dropout.dropped(to.x, to.weight, mask, 2.0, off, to.y, side, tiling)
+    return lambda tiling: dropout.dropout_product(to.x, to.weight, mask, 2.0, off, to.y, side, tiling)
 
 
-def dropped_blocks(to: Operands, out: int, inner: int, groups: int, off: float = 0.0) -> Launch:
+def block_dropout_product(to: Operands, out: int, inner: int, groups: int, off: float = 0.0) -> Launch:
     """Blocks of outputs and inputs, of which each group keeps the first half if there are several."""
     cuts = blocks.Cut(out, out, to.outputs // out), blocks.Cut(inner, inner, to.inputs // inner)
     changes = to.x.new_full((groups, out, inner), -1.0)
     changes[:, : -(-out // 2), : -(-inner // 2)] = 1.0
-    return lambda tiling: blocks.kept_blocks(to.x, to.weight, changes, cuts, 2.0, off, to.y, tiling=tiling)
+    return lambda tiling: blocks.block_dropout_product(
+        to.x, to.weight, changes, cuts, 2.0, off, to.y, tiling=tiling
+    )
 
 
 def outer_products(

@@ -27,14 +27,14 @@ from impls.kernels.gemm import (
 )
 from impls.kernels.lowrank_rng import check_rank, low_rank_rng_product
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.outer import summed, weighted_outer
+from impls.kernels.outer import sum_outer_products, weighted_outer
 from impls.kernels.philox import draw_of, fill
 from impls.kernels.scheme import NARROW, AbstractFused
 from impls.kernels.tiling import MIN_BLOCK, Tiling
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
 UNROLLED = tl.constexpr(4)
-"""Largest rank whose loop over ranks is unrolled."""
+"""Largest rank for which the loop over ranks is unrolled."""
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes at rank 1."""
@@ -59,7 +59,7 @@ def default_tiling(rank: int) -> Tiling:
 def add_rank(
     acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK: tl.constexpr, ACC: tl.constexpr
 ):
-    """Add rank r: the product of its row in ``x_down`` [RANK, m] with ``up``."""
+    """Add the noise of rank r to ``acc`` [m, n]: scale * x_down[r] times row r of each member's ``up``."""
     x_down_r = tl.sum(tl.where((rank == r)[:, None], x_down, 0), axis=0) * scale
     up_r = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
     return acc + x_down_r[:, None] * up_r.to(ACC)
@@ -174,15 +174,15 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
     @override
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         if not isinstance(noise, Factors):
-            return self._redrawn(noise, utilities)
+            return self._sum_redrawn(noise, utilities)
         shape = torch.Size((1, noise.up.shape[-1], *noise.down.shape[3:]))
-        return summed(shape, noise.up, noise.down, utilities, factor=1 / math.sqrt(self.rank))
+        return sum_outer_products(shape, noise.up, noise.down, utilities, factor=1 / math.sqrt(self.rank))
 
-    def _redrawn(self, noise: RedrawnFactors, utilities: Tensor) -> Tensor:
+    def _sum_redrawn(self, noise: RedrawnFactors, utilities: Tensor) -> Tensor:
         """Draw the factors again, PIECE_BYTES at a time, and sum them."""
-        kind = torch.int8 if self.SIGNS else utilities.dtype
+        dtype = torch.int8 if self.SIGNS else utilities.dtype
         widths = noise.weight[1], noise.weight[2:].numel()
-        member_bytes = self.rank * sum(widths) * kind.itemsize
+        member_bytes = self.rank * sum(widths) * dtype.itemsize
         total = utilities.new_zeros(widths, dtype=torch.promote_types(torch.float32, utilities.dtype))
         up, down = (draw_of(noise.stream, name) for name in ("up", "down"))
         at_once = max(1, PIECE_BYTES // member_bytes)
@@ -190,7 +190,7 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
             piece = slice(start, start + at_once)
             left, right = (
                 fill(
-                    utilities.new_empty(len(utilities[piece]), self.rank * width, dtype=kind),
+                    utilities.new_empty(len(utilities[piece]), self.rank * width, dtype=dtype),
                     draw._replace(members=draw.members[piece]),
                     signs=self.SIGNS,
                 ).view(-1, width)

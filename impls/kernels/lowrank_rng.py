@@ -28,11 +28,11 @@ from impls.kernels.philox import (
     NORMALS,
     SIGNS,
     Draw,
-    four_bits,
+    as_uint32,
+    draw_values,
+    four_sign_words,
     seed_of,
     sign_of,
-    unsigned,
-    values_of,
 )
 from impls.kernels.tiling import Tiling, block_size
 
@@ -106,13 +106,13 @@ def low_rank_down_kernel(
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     width: tl.constexpr = 128 if SIGN else 4
-    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
-    counter = unsigned(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)
+    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
+    counter = as_uint32(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)
     rank = tl.arange(0, RANK).to(tl.int64)
     acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
     for start in range(0, inputs, CALLS * width):
         first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
-        down = values_of(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, ALIGNED)
+        down = draw_values(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, ALIGNED)
         offs_k = start + tl.arange(0, CALLS * width)
         values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
         # The stream rounds its values to the weight's dtype.
@@ -124,7 +124,7 @@ def low_rank_down_kernel(
 
 
 @triton.jit
-def _draw_values(
+def _draw_row(
     seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Draw elements ``first`` to ``first + WIDTH - 1`` of each member [n]: [n, WIDTH]."""
@@ -132,13 +132,13 @@ def _draw_values(
         offs_n = tl.arange(0, WIDTH)[None, :]
         word = tl.zeros((member.shape[0], WIDTH), dtype=tl.uint32)
         for part in tl.static_range((WIDTH + 127) // 128):
-            words = four_bits(seed, first + part * 128, member[:, None], layer, draw, ALIGNED)
+            words = four_sign_words(seed, first + part * 128, member[:, None], layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 word = tl.where(offs_n // 32 == part * 4 + lane, words[lane], word)
         return sign_of(word << (31 - offs_n % 32).to(tl.uint32))
     else:  # noqa: RET505  the compiler takes no early return here
         calls = first + tl.arange(0, WIDTH // 4)[None, :] * 4
-        return values_of(seed, calls, member[:, None], layer, draw, SIGN, ALIGNED)
+        return draw_values(seed, calls, member[:, None], layer, draw, SIGN, ALIGNED)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -164,7 +164,7 @@ def low_rank_up_kernel(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
-    seed, layer, draw = seed_of(key0, key1), unsigned(layer), unsigned(draw)
+    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     start_n, image = tl.min(offs_n, axis=0), offs_m // positions
     for r in range(RANK):
         x_down_r = tl.load(x_down + offs_m * RANK + r, mask=mask_m, other=0) * scale
@@ -172,15 +172,15 @@ def low_rank_up_kernel(
         if IMAGES:
             for index in tl.range(0, IMAGES, num_stages=1):
                 tile_image = tl.min(image, axis=0) + index
-                counter = unsigned(first_member) + (tile_image % members + tl.zeros((1,), tl.int64)).to(
+                counter = as_uint32(first_member) + (tile_image % members + tl.zeros((1,), tl.int64)).to(
                     tl.uint32
                 )
-                up = _draw_values(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
+                up = _draw_row(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
                 up = up.to(weight.dtype.element_ty).to(ACC)
                 acc += tl.where(image == tile_image, x_down_r, 0)[:, None] * up
         else:
-            counter = unsigned(first_member) + member.to(tl.uint32)
-            up = _draw_values(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
+            counter = as_uint32(first_member) + member.to(tl.uint32)
+            up = _draw_row(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
             acc += x_down_r[:, None] * up.to(weight.dtype.element_ty).to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     mask = mask_m[:, None] & mask_n[None, :]

@@ -1,7 +1,7 @@
 """Triton where it is installed, and otherwise a stand-in with which kernels can be defined but not launched.
 
-A file defines a kernel and the scheme that launches it. A scheme must be importable even where triton is
-missing, so that it is refused with this reason: these files import ``tl`` and ``triton`` from here.
+The files of kernels import ``tl`` and ``triton`` from here, because each also defines the scheme that
+launches the kernel. Without triton the scheme can then be imported, and is refused with the reason.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ else:
                 ImportError: always.
 
             """
-            message = "this kernel needs triton, which is not installed"
+            message = "this kernel needs triton: install it with `pip install triton` (Linux only)"
             raise ImportError(message)
 
     triton = tl = Missing()

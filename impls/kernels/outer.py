@@ -12,7 +12,7 @@ from torch import Tensor
 
 from impls.kernels.gemm import DOT_DTYPES, accumulator_dtype, grid_of, operand, tile_offsets
 from impls.kernels.optional_triton import tl, triton
-from impls.kernels.tiling import Tiling, block_size, input_precision, tuned
+from impls.kernels.tiling import Tiling, block_size, find_tuned_tiling, input_precision
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=4)
 """Default tile sizes for a 16-bit dtype, with one program on each multiprocessor."""
@@ -21,13 +21,13 @@ ENOUGH_PROGRAMS = 128
 """A sum is split over members up to this many programs: one for each multiprocessor of a GPU."""
 
 FEWEST_ROWS = 256
-"""Fewest rows of a part of a split sum: enough for the pipeline of loads."""
+"""Smallest number of rows of a part of a split sum: enough for the pipeline of loads."""
 
 STEP = 128
 """Parts have a multiple of this many rows, the largest BLOCK_K."""
 
 MAX_ELEMENTS = 1024
-"""Most elements in a tile of :func:`add_parts_kernel`."""
+"""Largest number of elements in a tile of :func:`add_parts_kernel`."""
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def weighted_outer(
         core: [o, i] of the dtype of the utilities.
         hadamard: whether to multiply by entries of a Hadamard matrix.
         factor: multiplies the sum.
-        is_part: whether to return the sum in float32, or float64, because others will be added to it.
+        is_part: whether to return float32, or float64 for float64, because the caller adds further sums.
         tiling: tile sizes, by default tuned ones or :data:`TILING`; ``block_k`` is of rows.
 
     Raises:
@@ -147,14 +147,14 @@ def weighted_outer(
         left, right = left.to(dtype), right.to(dtype)
     default = TILING.for_dtype(dtype)
     # From sizes alone, so that other tiles have the same parts.
-    default_tile = default.clipped(outputs, inputs, count)
+    default_tile = default.clip(outputs, inputs, count)
     tiles = -(-outputs // default_tile.block_m) * -(-inputs // default_tile.block_n)
     parts = max(1, min(ENOUGH_PROGRAMS // tiles, count // FEWEST_ROWS))
     part = math.ceil(count / parts / STEP) * STEP
     parts = -(-count // part)
     name = "outer products of signs" if left.dtype is torch.int8 else "outer products"
-    tiling = tiling or tuned(name, utilities, outputs, inputs, count) or default
-    tiling = tiling.clipped(outputs, inputs, count)
+    tiling = tiling or find_tuned_tiling(name, utilities, outputs, inputs, count) or default
+    tiling = tiling.clip(outputs, inputs, count)
     row_tiles, column_tiles = -(-outputs // tiling.block_m), -(-inputs // tiling.block_n)
     sums = torch.empty(parts, outputs, inputs, device=left.device, dtype=wider) if parts > 1 else out
     with torch.cuda.device_of(left):
@@ -173,7 +173,7 @@ def weighted_outer(
     return out
 
 
-def summed(
+def sum_outer_products(
     weight: torch.Size,
     outputs: Tensor,
     inputs: Tensor,
@@ -192,7 +192,7 @@ def summed(
         outputs: [m, 1, o] or, with several ranks, [m, 1, k, o].
         inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps].
         utilities: [m].
-        core: [..., o, i, *taps], with axes of one in front.
+        core: [1, ..., o, i, *taps].
         hadamard: whether to multiply by entries of a Hadamard matrix, for a weight without taps.
         factor: multiplies the sum.
 

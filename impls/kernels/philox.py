@@ -70,47 +70,48 @@ class Draw(NamedTuple):
             message = f"noise of {len(members)} members does not match operands of {count} members"
             raise ValueError(message)
         if members.step != 1 or members.start < 0 or members.stop > WORD:
-            message = f"members must be consecutive and have counters of 32 bits, got {members}"
+            message = f"members must be consecutive and below 2^32, got {members}"
             raise ValueError(message)
         if elements > width * WORD:
-            message = f"{elements} elements of a member need more calls than a counter of 32 bits has"
+            limit = width * WORD
+            message = f"{elements} elements of a member exceed the limit of {limit}: use a smaller layer"
             raise ValueError(message)
-        words = tuple(signed(word) for word in (self.layer, self.draw, members.start))
+        words = tuple(as_int32(word) for word in (self.layer, self.draw, members.start))
         if isinstance(self.key, Tensor):
             return (self.key, 0, *words)
-        return (*map(signed, self.key), *words)
+        return (*map(as_int32, self.key), *words)
 
 
 COUNTERS = ("key0", "key1", "layer", "draw", "first_member")
 """Arguments of a kernel that draws: launches must not be specialized on their values."""
 
 
-def signed(word: int) -> int:
-    """Return the int32 with the bits of a word, so that the argument of a kernel has one type."""
+def as_int32(word: int) -> int:
+    """Return the int32 with the bits of a word, so that a kernel's argument always has the same dtype."""
     return word - WORD if word >= WORD // 2 else word
 
 
 @triton.jit
-def unsigned(word):
-    """Return the word whose bits are those of an int32, see :func:`signed`."""
+def as_uint32(word):
+    """Return the word whose bits are those of an int32, see :func:`as_int32`."""
     return word.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def seed_of(key0, key1):
-    """Return the two words of the key as a uint64; ``key0`` may be a pointer to them."""
+    """Return the key as a uint64, from two words or from a pointer ``key0`` to them."""
     if key0.dtype.is_ptr():
         return tl.load(key0 + 1).to(tl.uint64) << 32 | tl.load(key0).to(tl.uint64)
     else:  # noqa: RET505  Triton needs both branches
-        return unsigned(key1).to(tl.uint64) << 32 | unsigned(key0)
+        return as_uint32(key1).to(tl.uint64) << 32 | as_uint32(key0)
 
 
 @triton.jit
-def _shifted(calls, lane: tl.constexpr, shift):
+def _select_value(calls, lane: tl.constexpr, shift):
     """Return value ``lane + shift`` of two consecutive calls, given as the eight values of both."""
     word = calls[lane]
-    for by in tl.static_range(1, 4):
-        word = tl.where(shift == by, calls[lane + by], word)
+    for distance in tl.static_range(1, 4):
+        word = tl.where(shift == distance, calls[lane + distance], word)
     return word
 
 
@@ -128,16 +129,16 @@ def five_words(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
         r4, r5, r6, r7 = tl.philox(seed, call + 1, member, layer, draw)
         calls = (r0, r1, r2, r3, r4, r5, r6, r7)
         shift = first % 4
-        r0 = _shifted(calls, 0, shift)
-        r1 = _shifted(calls, 1, shift)
-        r2 = _shifted(calls, 2, shift)
-        r3 = _shifted(calls, 3, shift)
-        r4 = _shifted(calls, 4, shift)
+        r0 = _select_value(calls, 0, shift)
+        r1 = _select_value(calls, 1, shift)
+        r2 = _select_value(calls, 2, shift)
+        r3 = _select_value(calls, 3, shift)
+        r4 = _select_value(calls, 4, shift)
     return r0, r1, r2, r3, r4
 
 
 @triton.jit
-def side_by_side(v0, v1, v2, v3):
+def interleave(v0, v1, v2, v3):
     """Interleave four tiles [..., n] to one [..., 4 n]."""
     joined = tl.join(tl.join(v0, v2), tl.join(v1, v3))
     return joined.reshape(v0.shape[:-1] + (4 * v0.shape[-1],))  # noqa: RUF005  Triton has no star expressions
@@ -163,7 +164,7 @@ def _twice_negative_log(u):
 
 @triton.jit
 def box_muller(first, second):
-    """Turn two words into two normals: the first gives the radius, the second the angle."""
+    """Return two normals, radius * (cos, sin)(angle), from two words (Box and Muller 1958)."""
     # In (0, 1], with all 32 bits: the tails are as long as a word allows.
     u = first.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
     radius = tl.sqrt(_twice_negative_log(u))
@@ -203,15 +204,15 @@ def four_normals(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
         n6, n7 = box_muller(r2, r3)
         calls = (n0, n1, n2, n3, n4, n5, n6, n7)
         shift = first % 4
-        n0 = _shifted(calls, 0, shift)
-        n1 = _shifted(calls, 1, shift)
-        n2 = _shifted(calls, 2, shift)
-        n3 = _shifted(calls, 3, shift)
+        n0 = _select_value(calls, 0, shift)
+        n1 = _select_value(calls, 1, shift)
+        n2 = _select_value(calls, 2, shift)
+        n3 = _select_value(calls, 3, shift)
     return n0, n1, n2, n3
 
 
 @triton.jit
-def four_bits(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
+def four_sign_words(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     """Return bits first to first + 127 of members' draws in four words, lowest bits first.
 
     With ALIGNED ``first`` are multiples of 128 and the bits are one call, otherwise parts of two.
@@ -243,7 +244,7 @@ def flip_by_high_bit(values, words):
 
 
 @triton.jit
-def signs_of(words):
+def unpack_signs(words):
     """Return the signs [..., 32] of the bits of words [...], lowest first, within a thread."""
     shifted = tl.join(words << 16, words)
     shifted = tl.join(shifted << 8, shifted)
@@ -254,27 +255,27 @@ def signs_of(words):
 
 
 @triton.jit
-def values_of(seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr):
+def draw_values(seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr):
     """Return the float32 values [..., width n] of calls that begin at ``first`` [..., n].
 
     A call has ``width`` values: four normals, or with SIGN 128 signs.
     """
     if SIGN:
-        r0, r1, r2, r3 = four_bits(seed, first, member, layer, draw, ALIGNED)
-        words = side_by_side(r0, r1, r2, r3)
-        return signs_of(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  the same
+        r0, r1, r2, r3 = four_sign_words(seed, first, member, layer, draw, ALIGNED)
+        words = interleave(r0, r1, r2, r3)
+        return unpack_signs(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  the same
     else:  # noqa: RET505  Triton needs both branches
         n0, n1, n2, n3 = four_normals(seed, first, member, layer, draw, ALIGNED)
-        return side_by_side(n0, n1, n2, n3)
+        return interleave(n0, n1, n2, n3)
 
 
 def draw_of(stream: NoiseStream, name: str) -> Draw:
     """Return the noise that a stream draws under this name."""
-    place = DrawKey.of(stream.seed, stream.step, stream.layer, name)
-    return Draw(place.key, place.layer, place.draw, stream.members)
+    key = DrawKey.of(stream.seed, stream.step, stream.layer, name)
+    return Draw(key.key, key.layer, key.draw, stream.members)
 
 
-OWN_MEMBERS = 4
+FILL_MEMBERS = 4
 """Members in a tile of :func:`fill`."""
 
 MAX_VALUES = 512
@@ -284,16 +285,23 @@ MAX_VALUES = 512
 @triton.jit(do_not_specialize=COUNTERS)
 def fill_kernel(
     values, key0, key1, layer, draw, first_member, members, start, size, tiles,
-    SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr, CALLS: tl.constexpr,
+    SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr,
+    MEMBERS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Write the values of CALLS Philox calls for OWN members; one program per tile and group of members."""
+    """Write the values of CALLS Philox calls for MEMBERS members; the grid is tiles times groups."""
     pid = tl.program_id(0).to(tl.int64)
-    member = pid // tiles * OWN + tl.arange(0, OWN)
+    member = pid // tiles * MEMBERS + tl.arange(0, MEMBERS)
     at = (pid % tiles) * CALLS * WIDTH
     first = start + at + tl.arange(0, CALLS).to(tl.int64) * WIDTH
-    counter = unsigned(first_member) + member.to(tl.uint32)
-    drawn = values_of(
-        seed_of(key0, key1), first[None, :], counter[:, None], unsigned(layer), unsigned(draw), SIGN, ALIGNED
+    counter = as_uint32(first_member) + member.to(tl.uint32)
+    drawn = draw_values(
+        seed_of(key0, key1),
+        first[None, :],
+        counter[:, None],
+        as_uint32(layer),
+        as_uint32(draw),
+        SIGN,
+        ALIGNED,
     )
     element = at + tl.arange(0, CALLS * WIDTH)
     mask_m = (member < members)[:, None] & (element < size)[None, :]
@@ -325,9 +333,9 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
     calls = block_size(-(-values.shape[1] // width), MAX_VALUES // width)
     tiles = -(-values.shape[1] // (calls * width))
     with torch.cuda.device_of(values):
-        fill_kernel[grid_of(tiles, -(-len(values) // OWN_MEMBERS))](
+        fill_kernel[grid_of(tiles, -(-len(values) // FILL_MEMBERS))](
             values, *counters, *values.shape[:1], start, values.shape[1], tiles,
-            SIGN=signs, ALIGNED=start % width == 0, WIDTH=width, OWN=OWN_MEMBERS, CALLS=calls,
+            SIGN=signs, ALIGNED=start % width == 0, WIDTH=width, MEMBERS=FILL_MEMBERS, CALLS=calls,
         )  # fmt: skip
     return values
 
@@ -368,37 +376,38 @@ SIGMA = tl.constexpr(
 
 
 @triton.jit
-def _rotated(x, BITS: tl.constexpr):
+def _rotate_right(x, BITS: tl.constexpr):
+    """Rotate uint64 words to the right."""
     return (x >> BITS) | (x << (64 - BITS))
 
 
 @triton.jit
-def _mixed(a, b, c, d, x, y):
-    """Mix two words of the message into four of the state."""
+def _mix(a, b, c, d, x, y):
+    """Mix two words of the message into four of the state: the function G of BLAKE2b (RFC 7693, 3.1)."""
     a = a + b + x
-    d = _rotated(d ^ a, 32)
+    d = _rotate_right(d ^ a, 32)
     c = c + d
-    b = _rotated(b ^ c, 24)
+    b = _rotate_right(b ^ c, 24)
     a = a + b + y
-    d = _rotated(d ^ a, 16)
+    d = _rotate_right(d ^ a, 16)
     c = c + d
-    b = _rotated(b ^ c, 63)
+    b = _rotate_right(b ^ c, 63)
     return a, b, c, d
 
 
 @triton.jit
-def _word(words, at: tl.constexpr):
+def _select_word(words, at: tl.constexpr):
     """Return one of 8 words as a scalar."""
     return tl.sum(tl.where(tl.arange(0, 8) == at, words, tl.zeros_like(words)), axis=0)
 
 
 @triton.jit
-def _message(number, w0, w1, w2, size):
-    """Return the words of the message, uint64 [8], and its length: ``size`` bytes, digits and a bracket."""
-    digits, rest = 1, number // 10
+def _message_words(number, w0, w1, w2, size):
+    """Return the bytes of repr((seed, step)) as uint64 [8], and their number; ``size`` are known."""
+    digits, higher = 1, number // 10
     for _ in tl.static_range(18):
-        digits += (rest > 0).to(tl.int32)
-        rest = rest // 10
+        digits += (higher > 0).to(tl.int32)
+        higher = higher // 10
     byte = tl.arange(0, 64)
     exponent = size + digits - 1 - byte
     power = tl.full((64,), 1, tl.uint64)
@@ -421,11 +430,11 @@ def round_keys_kernel(
     w0 = tl.cast(word0, tl.int64).to(tl.uint64, bitcast=True)
     w1 = tl.cast(word1, tl.int64).to(tl.uint64, bitcast=True)
     w2 = tl.cast(word2, tl.int64).to(tl.uint64, bitcast=True)
-    words, length = _message(number, w0, w1, w2, size)
+    words, length = _message_words(number, w0, w1, w2, size)
     zero = tl.zeros((), tl.uint64)
     m = (
-        _word(words, 0), _word(words, 1), _word(words, 2), _word(words, 3),
-        _word(words, 4), _word(words, 5), _word(words, 6), _word(words, 7),
+        _select_word(words, 0), _select_word(words, 1), _select_word(words, 2), _select_word(words, 3),
+        _select_word(words, 4), _select_word(words, 5), _select_word(words, 6), _select_word(words, 7),
         zero, zero, zero, zero, zero, zero, zero, zero,
     )  # fmt: skip
     start = zero + IV[0] ^ PARAMETERS
@@ -434,14 +443,14 @@ def round_keys_kernel(
     v8, v9, v10, v11 = zero + IV[0], zero + IV[1], zero + IV[2], zero + IV[3]
     v12, v13, v14, v15 = zero + IV[4] ^ length.to(tl.uint64), zero + IV[5], zero + LAST, zero + IV[7]
     for i in tl.static_range(12):
-        v0, v4, v8, v12 = _mixed(v0, v4, v8, v12, m[SIGMA[i % 10][0]], m[SIGMA[i % 10][1]])
-        v1, v5, v9, v13 = _mixed(v1, v5, v9, v13, m[SIGMA[i % 10][2]], m[SIGMA[i % 10][3]])
-        v2, v6, v10, v14 = _mixed(v2, v6, v10, v14, m[SIGMA[i % 10][4]], m[SIGMA[i % 10][5]])
-        v3, v7, v11, v15 = _mixed(v3, v7, v11, v15, m[SIGMA[i % 10][6]], m[SIGMA[i % 10][7]])
-        v0, v5, v10, v15 = _mixed(v0, v5, v10, v15, m[SIGMA[i % 10][8]], m[SIGMA[i % 10][9]])
-        v1, v6, v11, v12 = _mixed(v1, v6, v11, v12, m[SIGMA[i % 10][10]], m[SIGMA[i % 10][11]])
-        v2, v7, v8, v13 = _mixed(v2, v7, v8, v13, m[SIGMA[i % 10][12]], m[SIGMA[i % 10][13]])
-        v3, v4, v9, v14 = _mixed(v3, v4, v9, v14, m[SIGMA[i % 10][14]], m[SIGMA[i % 10][15]])
+        v0, v4, v8, v12 = _mix(v0, v4, v8, v12, m[SIGMA[i % 10][0]], m[SIGMA[i % 10][1]])
+        v1, v5, v9, v13 = _mix(v1, v5, v9, v13, m[SIGMA[i % 10][2]], m[SIGMA[i % 10][3]])
+        v2, v6, v10, v14 = _mix(v2, v6, v10, v14, m[SIGMA[i % 10][4]], m[SIGMA[i % 10][5]])
+        v3, v7, v11, v15 = _mix(v3, v7, v11, v15, m[SIGMA[i % 10][6]], m[SIGMA[i % 10][7]])
+        v0, v5, v10, v15 = _mix(v0, v5, v10, v15, m[SIGMA[i % 10][8]], m[SIGMA[i % 10][9]])
+        v1, v6, v11, v12 = _mix(v1, v6, v11, v12, m[SIGMA[i % 10][10]], m[SIGMA[i % 10][11]])
+        v2, v7, v8, v13 = _mix(v2, v7, v8, v13, m[SIGMA[i % 10][12]], m[SIGMA[i % 10][13]])
+        v3, v4, v9, v14 = _mix(v3, v4, v9, v14, m[SIGMA[i % 10][14]], m[SIGMA[i % 10][15]])
     key = (start ^ v0 ^ v8).to(tl.int64, bitcast=True)
     for i in tl.static_range(ROUNDS):
         tl.store(keys + 2 * i, (key + i * FIRST) & 0xFFFFFFFF)
@@ -475,7 +484,7 @@ def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> T
 
     """
     if seed >= MAX_SEED:
-        message = f"with a step on the device a seed is below 2^64, got {seed}"
+        message = f"a step on the device needs a seed below 2^64, got {seed}: pass the step as an int"
         raise ValueError(message)
     prefix = f"({seed}, ".encode()
     words = [int.from_bytes(prefix[at : at + 8], "little") for at in (0, 8, 16)]

@@ -26,8 +26,8 @@ MIN_CAPABILITY = (8, 0)
 class AbstractFused(AbstractWrapper[N]):
     """A scheme whose forward, update or both are Triton kernels; everything else is the wrapped scheme's.
 
-    A layer that is not a matrix product, a device without such kernels and a dtype that they do not compute
-    in are refused with the reason: nothing falls back to the plain scheme.
+    A layer that is not a matrix product, a device without Triton kernels and an unsupported dtype are refused
+    with the reason. There is no fallback to the wrapped scheme.
     """
 
     def __post_init__(self) -> None:
@@ -55,11 +55,11 @@ class AbstractFused(AbstractWrapper[N]):
     @override
     def supports(self, module: nn.Module) -> str:
         weight = module.weight
-        assert isinstance(weight, Tensor)  # noqa: S101  every layer that is perturbed has one
+        assert isinstance(weight, Tensor)  # noqa: S101  every perturbed layer has a weight
         return (
             self.plain.supports(module)
-            or without_kernels(weight.device)
-            or without_dtype(weight.dtype, weight.device, self.dtypes)
+            or no_kernels_reason(weight.device)
+            or no_dtype_reason(weight.dtype, weight.device, self.dtypes)
             or (
                 f"its kernel multiplies rows by a matrix: {reason}"
                 if (reason := no_rows_reason(module))
@@ -92,7 +92,7 @@ class AbstractFused(AbstractWrapper[N]):
 
 
 class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
-    """A fused scheme of a wrapped scheme whose update may use the recorded rows."""
+    """A fused scheme whose update may read the inputs of the forward, as the wrapped scheme's does."""
 
     @property
     @abstractmethod
@@ -112,7 +112,7 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def without_kernels(device: torch.device) -> str:
+def no_kernels_reason(device: torch.device) -> str:
     """Return why kernels cannot run on this device, or an empty string."""
     if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
         # Before triton: installing it would not help.
@@ -125,9 +125,9 @@ def without_kernels(device: torch.device) -> str:
     return f"its kernel needs a CUDA device, the layer is on {device.type}"
 
 
-def without_dtype(dtype: torch.dtype, device: torch.device, known: frozenset[torch.dtype]) -> str:
+def no_dtype_reason(dtype: torch.dtype, device: torch.device, supported: frozenset[torch.dtype]) -> str:
     """Return why kernels cannot compute in this dtype, or an empty string."""
-    if dtype not in known:
+    if dtype not in supported:
         return f"its kernel does not compute in {str(dtype).removeprefix('torch.')}"
     if dtype is torch.bfloat16 and device.type == "cpu":
         return "Triton's interpreter does not compute in bfloat16"

@@ -138,7 +138,7 @@ def column_sums_kernel(
     tl.store(out + column * outputs + offs_n, acc.to(out.dtype.element_ty), mask=mask_n)
 
 
-def sorted_columns(columns: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+def sort_columns(columns: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
     """Return the order of columns [m, k], members in order within a column, and the start of each column."""
     # Sorting int32 takes half the passes of int64.
     values, order = columns.flatten().int().sort(stable=True)
@@ -175,7 +175,7 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
     out = torch.empty(inputs, outputs, device=values.device, dtype=values.dtype)
     if not out.numel():
         return out
-    order, starts = sorted_columns(columns, inputs)
+    order, starts = sort_columns(columns, inputs)
     width = block_size(outputs, MAX_OUTPUTS, 32)
     tiles = -(-outputs // width)
     with torch.cuda.device_of(values):

@@ -65,8 +65,8 @@ class Tiling(NamedTuple):
         is_halved = dtype is torch.float32 and input_precision(dtype) == "ieee"
         return self._replace(num_warps=2 * self.num_warps) if is_halved else self
 
-    def clipped(self, rows: int, columns: int, channels: int) -> "Tiling":
-        """Return tiles no larger than the product: powers of two of at least 16."""
+    def clip(self, rows: int, columns: int, channels: int) -> "Tiling":
+        """Return tiles no larger than the product: each size is a power of two of at least 16."""
         return self._replace(
             block_m=block_size(rows, self.block_m, MIN_BLOCK),
             block_n=block_size(columns, self.block_n, MIN_BLOCK),
@@ -120,7 +120,7 @@ FOLDER = Path(__file__).parent / "tuned"
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fastest tile sizes of a kernel, for sizes rounded up by :func:`bucket`.
+    """The fastest tile sizes of a kernel, for sizes rounded up by :func:`round_up_sizes`.
 
     ``tiling`` is None if the default is fastest. ``default_ns`` is the time of a launch with the default tile
     sizes, ``triton`` the version that compiled both.
@@ -148,7 +148,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     configurations: tuple[Configuration, ...] = ()
 
 
-def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
+def find_tuned_tiling(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
     """Return the tuned tile sizes of a kernel on the GPU of ``x``, for its dtype and these sizes.
 
     Returns:
@@ -160,7 +160,7 @@ def tuned(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
     """
     if x.device.type != "cuda" or x.dtype is not DTYPE:
         return None
-    return tuned_tilings(x.device.index).get((kernel, bucket(sizes)))
+    return tuned_tilings(x.device.index).get((kernel, round_up_sizes(sizes)))
 
 
 @functools.cache
@@ -188,6 +188,6 @@ def read_table(path: Path) -> Table:
     return store.read_document(path, Table, what="table of tuned kernels", schema=SCHEMA, again=again)
 
 
-def bucket(sizes: Iterable[int]) -> tuple[int, ...]:
+def round_up_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
     """Round each size up to a power of two: similar shapes share an entry of a table."""
     return tuple(1 << max(0, size - 1).bit_length() for size in sizes)

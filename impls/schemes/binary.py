@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.binary import bits
-from impls.binary.operators import AbstractPackedOperator, channels_last, packed_shape, unpacked
+from impls.binary.operators import AbstractPackedOperator, channels_last, packed_shape, unpack_weights
 from impls.binary.products import weighted_sum
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
@@ -91,7 +91,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
     @override
     def dense_noise(self, noise: N) -> Tensor:
-        values = unpacked(self.packed_bits(noise), noise.p.shape[2]).to(noise.p.dtype)
+        values = unpack_weights(self.packed_bits(noise), noise.p.shape[2]).to(noise.p.dtype)
         return values.sub_(noise.p).div_(noise.sigma)
 
     @override
@@ -123,7 +123,7 @@ def probabilities(weight: Tensor) -> Tensor:
     if weight.is_meta:
         return torch.empty_like(weight)
     # In float32 for every type, so that bits do not depend on the type.
-    return bits.quantized(weight.float().sigmoid()).to(weight.dtype) / 256
+    return bits.round_probabilities(weight.float().sigmoid()).to(weight.dtype) / 256
 
 
 def draw_bits(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def bit_planes(p: Tensor) -> Tensor:
     """Return the bit planes of P in the layout of a product, [9, g, *taps, words, o]."""
     if p.is_meta:
         return torch.empty(9, *packed_shape(p.shape), dtype=torch.int64, device=p.device)
-    return bits.planes((channels_last(p) * 256).short()).mT.contiguous()
+    return bits.pack_planes((channels_last(p) * 256).short()).mT.contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +168,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     Args:
         stored: what a forward multiplies: packed ``bits`` (exclusive or and popcount), or for comparison
-            numbers in the weight's type (``float``) or, for Linear only, bytes (``int8``).
+            numbers of the weight's dtype (``float``) or, for Linear only, bytes (``int8``).
 
     Memory    g * o * taps * 8 ceil(i / 64) bytes per member, a 32nd of dense float32 noise, plus the numbers
               of ``float`` and ``int8``; 4 bytes per weight for P.
@@ -187,7 +187,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> BinaryNoise:
         if self.stored == "int8" and weight.dim() > 3:  # noqa: PLR2004  it has taps
-            message = "torch has no convolution of int8"
+            message = "torch has no convolution of int8: use stored='bits' or stored='float'"
             raise ValueError(message)
         p = probabilities(weight)
         return BinaryNoise(p, 1.0, draw_bits(stream, "bits", bit_planes(p)))
@@ -201,7 +201,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         if weight.is_meta:
             shape = (noise.words.shape[0], *weight.shape)
             return replace(noise, values=torch.empty(shape, dtype=dtype, device=weight.device))
-        return replace(noise, values=unpacked(noise.words, weight.shape[2]).to(dtype).mul_(2).sub_(1))
+        return replace(noise, values=unpack_weights(noise.words, weight.shape[2]).to(dtype).mul_(2).sub_(1))
 
     @override
     def product(self, op: AbstractPackedOperator, noise: BinaryNoise, x: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
 
     def _choice_coefficients(self, noise: MixtureNoise) -> Tensor:
         """Return 2 S / (S - 1) (s - mean s) of all members of the groups, [m, g, 1, i, *taps]."""
-        s = unpacked(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
+        s = unpack_weights(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
         for start in range(0, len(s), self.group):
             group_choices = s[start : start + self.group]
             count = len(group_choices)
@@ -365,7 +365,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     def _sample_difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
         """Return B_1 - B_0 of each group, [groups, g, o, i, *taps]."""
         bits_0, bits_1 = (
-            unpacked(noise.samples[start:stop, number], noise.p.shape[2]).to(noise.p.dtype)
+            unpack_weights(noise.samples[start:stop, number], noise.p.shape[2]).to(noise.p.dtype)
             for number in range(2)
         )
         return bits_1 - bits_0

@@ -55,7 +55,7 @@ def test_packing_is_undone_by_unpacking(lead: list[int], length: int) -> None:
     strided = torch.stack([packed, ~packed], -1)[..., 0]
     assert torch.equal(bits.unpack(strided, length), rows)
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        assert torch.equal(bits.signed(packed, length, dtype), torch.where(rows, 1, -1).to(dtype))
+        assert torch.equal(bits.unpack_as_signs(packed, length, dtype), torch.where(rows, 1, -1).to(dtype))
 
 
 def test_expand_makes_every_bit_of_a_byte_a_channel() -> None:
@@ -76,9 +76,9 @@ def test_probabilities_are_rounded_to_256ths() -> None:
     """Rounding is to nearest, 0 and 1 are exact, and an error counts NaN and values outside [0, 1]."""
     p = torch.tensor([0.0, 1.0, 0.5, 1 / 256, 0.0019, 0.002, 0.9979, 0.9981])
     for dtype in (torch.float32, torch.float64):
-        assert bits.quantized(p.to(dtype)).tolist() == [0, 256, 128, 1, 0, 1, 255, 256]
+        assert bits.round_probabilities(p.to(dtype)).tolist() == [0, 256, 128, 1, 0, 1, 255, 256]
     with pytest.raises(ValueError, match="3 of 6 probabilities are NaN or outside"):
-        bits.quantized(torch.tensor([0.5, float("nan"), -1e-6, 1.00001, 0.0, 1.0]))
+        bits.round_probabilities(torch.tensor([0.5, float("nan"), -1e-6, 1.00001, 0.0, 1.0]))
 
 
 def test_a_sampled_bit_is_on_if_eight_fair_bits_are_below_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_sampled_bit_is_on_if_eight_fair_bits_are_below_the_count(monkeypatch:
     for length in LENGTHS:
         counts = torch.randint(0, 257, (2, length), generator=torch.Generator().manual_seed(0)).short()
         counts[:, :1] = 256
-        planes = bits.planes(counts)
+        planes = bits.pack_planes(counts)
         assert not tails(planes, length).any()
         places = 2 ** torch.arange(9).view(9, 1, 1)
         assert torch.equal((bits.unpack(planes, length) * places).sum(0), counts.long())
@@ -141,14 +141,16 @@ def test_patches_and_pools_are_torchs(
                 call(packed, *window)
         return
     pooled = functional.max_pool2d(signs, kernel, stride).movedim(1, -1)
-    assert torch.equal(bits.signed(bits.max_pool(transposed, *window), channels, torch.float32), pooled)
+    assert torch.equal(
+        bits.unpack_as_signs(bits.max_pool(transposed, *window), channels, torch.float32), pooled
+    )
     columns = functional.unfold(signs, kernel, stride=stride)
     seen = bits.patches(transposed, *window)
-    found = bits.signed(seen.unflatten(-1, (kernel[0] * kernel[1], -1)), channels, torch.float32)
+    found = bits.unpack_as_signs(seen.unflatten(-1, (kernel[0] * kernel[1], -1)), channels, torch.float32)
     assert torch.equal(found.flatten(1, 2).permute(0, 3, 2, 1).flatten(1, 2), columns)
     joined = bits.patches(packed, *window, channels)
     fits = packed.shape[-1] == 1
-    assert torch.equal(joined, bits.joined(seen.unbind(-1), channels).movedim(0, -1) if fits else seen)
+    assert torch.equal(joined, bits.join_words(seen.unbind(-1), channels).movedim(0, -1) if fits else seen)
     assert torch.equal(packed, before)
 
 
@@ -156,6 +158,6 @@ def test_short_words_are_joined_in_order() -> None:
     """The bits of joined words follow each other, with zeros after the last."""
     for length, count in itertools.product((1, 3, 8, 32, 63, 64), (1, 2, 7, 20)):
         on = fair_bits(count, 3, length)
-        found = bits.joined(bits.pack(on).unbind(), length)
+        found = bits.join_words(bits.pack(on).unbind(), length)
         expected = [bits.pack(torch.cat(list(part), -1)) for part in on.split(64 // length)]
         assert torch.equal(found, torch.stack(expected)), (length, count)

@@ -17,7 +17,7 @@ def test_the_update_is_the_score_function_gradient_exactly() -> None:
     """The update is the gradient of the expected fitness over all 64 patterns of six bits."""
     layer = seeded(BinarizedLinear(3, 2, bias=False, dtype=torch.float64))
     scheme, weight = Binary(), layer.get_parameter("weight").detach().unsqueeze(0)
-    p = bits.quantized(weight.float().sigmoid()).double() / 256
+    p = bits.round_probabilities(weight.float().sigmoid()).double() / 256
     patterns = torch.tensor(list(itertools.product([0.0, 1.0], repeat=6)), dtype=torch.float64)
     fitness = torch.randn(64, dtype=torch.float64, generator=Generator().manual_seed(1))
 

@@ -35,7 +35,7 @@ from impls.kernels.autotune import (
     search,
     tolerance,
 )
-from impls.kernels.tiling import Configuration, Table, Tiling, bucket, read_table
+from impls.kernels.tiling import Configuration, Table, Tiling, read_table, round_up_sizes
 
 ROOT = Path(__file__).parents[2]
 FAST, SLOW, WRONG, BROKEN = (Tiling(block_m=32 << n) for n in range(4))
@@ -116,10 +116,10 @@ def test_a_shape_has_the_tiles_of_its_bucket(path: Path) -> None:
     """Sizes that round up to the same powers of two share tiles; another dtype, kernel or device has none."""
     device: Any = SimpleNamespace(type="cuda", index=0)
     x: Any = SimpleNamespace(device=device, dtype=torch.bfloat16)
-    assert tiling.tuned("low rank", x, 8192, 1024, 1024, 1) is None
+    assert tiling.find_tuned_tiling("low rank", x, 8192, 1024, 1024, 1) is None
     store.write_document(Table(configurations=(TUNED,)), path)
-    assert tiling.tuned("low rank", x, 8192, 1024, 1024, 1) == FAST
-    assert tiling.tuned("low rank", x, 5000, 513, 1000, 1) == FAST
+    assert tiling.find_tuned_tiling("low rank", x, 8192, 1024, 1024, 1) == FAST
+    assert tiling.find_tuned_tiling("low rank", x, 5000, 513, 1000, 1) == FAST
     half: Any = SimpleNamespace(device=device, dtype=torch.half)
     for kernel, operand, sizes in (
         ("low rank", x, (8193, 1024, 1024, 1)),
@@ -128,12 +128,12 @@ def test_a_shape_has_the_tiles_of_its_bucket(path: Path) -> None:
         ("another", x, (8192, 1024, 1024, 1)),
         ("low rank", torch.zeros(1).bfloat16(), (8192, 1024, 1024, 1)),
     ):
-        assert tiling.tuned(kernel, operand, *sizes) is None
-    assert bucket([1, 2, 3, 1024, 1025]) == (1, 2, 4, 1024, 2048)
+        assert tiling.find_tuned_tiling(kernel, operand, *sizes) is None
+    assert round_up_sizes([1, 2, 3, 1024, 1025]) == (1, 2, 4, 1024, 2048)
     path.write_text("{")
     # With a broken table the first launch raises an error instead of using its default tiles.
     with pytest.raises(UserError, match="not a table of tuned kernels") as error:
-        tiling.tuned("low rank", x, 8192, 1024, 1024, 1)
+        tiling.find_tuned_tiling("low rank", x, 8192, 1024, 1024, 1)
     assert str(error.value).startswith(str(path))
 
 
@@ -156,7 +156,7 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
 
     monkeypatch.setattr(lowrank, "low_rank_kernel", Kernel())
     lookup = Mock(side_effect=[Tiling(32, 16, 16, 2, 2, 2), None])
-    monkeypatch.setattr(gemm, "tuned", lookup)
+    monkeypatch.setattr(gemm, "find_tuned_tiling", lookup)
     x, weight, y = torch.zeros(1, 64, 1, 32), torch.zeros(48, 32), torch.zeros(1, 64, 1, 48)
     down, up = torch.zeros(64, 4, 32), torch.zeros(64, 4, 48)
     for given in (None, Tiling(16, 32, 16, num_warps=1), None):
@@ -189,7 +189,7 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     def times() -> dict[str, float]:
         return {one.kernel: one.time_ns for one in read_table(path).configurations}
 
-    old = msgspec.structs.replace(TUNED, kernel="made up", sizes=bucket(TASK.sizes), triton="2.0")
+    old = msgspec.structs.replace(TUNED, kernel="made up", sizes=round_up_sizes(TASK.sizes), triton="2.0")
     store.write_document(Table(configurations=(TUNED, old)), path)
     assert main(["--seconds", "0"]) == 0
     assert "no time for 2 tasks: made up 1000x512x512, other 512x512x128\n" in capsys.readouterr().err

@@ -415,15 +415,15 @@ def test_a_planted_tensor_of_the_cpu_is_found() -> None:
 def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
     """A launch raises if any argument is a CPU tensor."""
     pytest.importorskip("triton")
-    from impls.kernels.dropout import dropped  # noqa: PLC0415  it needs triton
+    from impls.kernels.dropout import dropout_product  # noqa: PLC0415  it needs triton
 
     with fake_cuda() as cuda:
         x, weight, y = (torch.ones(*shape, device="cuda") for shape in ((1, 4, 1, 8), (6, 8), (1, 4, 1, 6)))
         kept = torch.ones(4, 6, dtype=torch.bool)
-        dropped(x, weight, kept.to("cuda"), 2.0, 0.0, y, "out")
+        dropout_product(x, weight, kept.to("cuda"), 2.0, 0.0, y, "out")
         assert cuda.launches == ["dropped_kernel"]
         with pytest.raises(DeviceMixError, match="dropped_kernel"):
-            dropped(x, weight, kept, 2.0, 0.0, y, "out")
+            dropout_product(x, weight, kept, 2.0, 0.0, y, "out")
 
 
 def test_the_fake_device_allows_what_a_gpu_allows() -> None:

@@ -166,7 +166,7 @@ def test_a_tunable_launches_the_kernel_that_it_names(kernel: str, monkeypatch: p
         launch = TUNABLES[kernel].launch(sizes, torch.float32, torch.device("cpu"))
         lookup = Mock(return_value=TILES[0])  # without given tile sizes a launch looks up tuned ones
         for module in (gemm, outer):
-            monkeypatch.setattr(module, "tuned", lookup)
+            monkeypatch.setattr(module, "find_tuned_tiling", lookup)
         result = launch(None).clone()
         ((name, _, *looked_up),) = {call.args for call in lookup.call_args_list}
         assert name == kernel

@@ -287,7 +287,7 @@ def masks(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard
         factor = torch.where(kept[:, None], on, off)
         return (x * factor) @ weight.mT if is_inputs else x @ weight.mT * factor
 
-    return Product(lambda x, w, s, y, t: dropout.dropped(x, w, mask, *gates(s), y, side, t), formula)
+    return Product(lambda x, w, s, y, t: dropout.dropout_product(x, w, mask, *gates(s), y, side, t), formula)
 
 
 INPUT_BLOCKS: list[list[int]] = [[0, 1, 3], [], [0, 1, 2, 3, 4], [2, 4]]
@@ -321,7 +321,7 @@ def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[
     return (1.6 * out.unsqueeze(2) * inner.unsqueeze(1) - 1).to(DEVICE)
 
 
-def kept_blocks(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+def block_dropout_product(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make kept blocks of four groups, where the first member is in group 3."""
     outputs, counts = (OUTPUT_BLOCKS, (3, 5)) if is_both else ([[0]] * 4, (1, 5))
     cuts = cut(sizes.outputs, counts[0]), cut(sizes.inputs, counts[1])
@@ -335,7 +335,9 @@ def kept_blocks(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -
         on, off = (per_repeat(one, x) for one in gates(sigma))
         return on * kept + off * rest
 
-    return Product(lambda x, w, s, y, t: blocks.kept_blocks(x, w, changes, cuts, *gates(s), y, 3, t), formula)
+    return Product(
+        lambda x, w, s, y, t: blocks.block_dropout_product(x, w, changes, cuts, *gates(s), y, 3, t), formula
+    )
 
 
 FAMILIES = {
@@ -367,7 +369,7 @@ FAMILIES = {
     **{f"sparse {kept}": Family(partial(columns, kept)) for kept in (1, 3)},
     **{f"dropout of {side}": Family(partial(masks, side)) for side in ("in", "out")},
     **{
-        f"dropout of blocks, both sides {is_both}": Family(partial(kept_blocks, is_both))
+        f"dropout of blocks, both sides {is_both}": Family(partial(block_dropout_product, is_both))
         for is_both in (False, True)
     },
 }
@@ -479,15 +481,17 @@ def test_dropped_channels_are_never_multiplied() -> None:
     x, kept = torch.ones(1, 2, 1, 20, device=DEVICE), torch.ones(2, 20, dtype=torch.bool, device=DEVICE)
     x[0, 1, 0, 7], kept[1, 7] = torch.nan, False
     ones = torch.ones(20, 20, device=DEVICE)
-    y = dropout.dropped(x, ones, kept, 1.0, 0.0, torch.empty_like(x), "in")
+    y = dropout.dropout_product(x, ones, kept, 1.0, 0.0, torch.empty_like(x), "in")
     assert torch.equal(y[0, :, 0, 0].cpu(), torch.tensor([20.0, 19.0]))
-    y = dropout.dropped(x, ones, ~kept, 1.0, 0.0, torch.empty_like(x), "out")
+    y = dropout.dropout_product(x, ones, ~kept, 1.0, 0.0, torch.empty_like(x), "out")
     assert torch.equal(y[0, 0, 0].cpu(), torch.zeros(20))
     x, weight = torch.ones(1, 4, 1, 128, device=DEVICE), torch.ones(40, 128, device=DEVICE)
     x[0] = torch.where(is_kept([[0], [2]], 128, 4)[[0, 1, 0, 1]].unsqueeze(1), 1.0, torch.nan)
     weight[:, 32:64] = torch.nan
     changes, cuts = changes_of([[0]] * 2, [[0], [2]], (1, 4)), (cut(40, 1), cut(128, 4))
-    y = blocks.kept_blocks(x, weight, changes, cuts, 1.0, 0.0, torch.empty(1, 4, 1, 40, device=DEVICE))
+    y = blocks.block_dropout_product(
+        x, weight, changes, cuts, 1.0, 0.0, torch.empty(1, 4, 1, 40, device=DEVICE)
+    )
     assert torch.equal(y, torch.full_like(y, 32.0))
 
 
@@ -499,5 +503,5 @@ def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
         # The 32 rows before ``below`` are a canary, so that reading them is found.
         weight = below.as_strided((64, 32), (32, 1), below.storage_offset() - below.numel())
         x, y = buffers.guard(torch.ones(1, 2, 1, 32)), buffers.empty(1, 2, 1, 64)
-        blocks.kept_blocks(x, weight, buffers.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
+        blocks.block_dropout_product(x, weight, buffers.guard(changes), cuts, 1.0, 0.0, y, 0, SMALL)
     assert torch.equal(y[0, 1, 0].cpu(), torch.tensor([0.0, 32.0]).repeat_interleave(32))

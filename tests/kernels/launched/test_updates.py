@@ -140,16 +140,16 @@ def test_columns_are_summed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     for members, kept, inputs, outputs in ((5, 1, 3, 7), (60, 2, 7, 37), (1, 3, 20, 1), (40, 1, 2, 530)):
         columns = torch.rand(members, inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
         values, utilities = normal(0, members, kept, outputs, dtype=dtype), normal(1, members, dtype=dtype)
-        sort = sparse.sorted_columns(columns, inputs)
+        sort = sparse.sort_columns(columns, inputs)
         with canaries() as buffers, monkeypatch.context() as patch:
             guarded = tuple(map(buffers.guard, sort))
-            patch.setattr(sparse, "sorted_columns", lambda *_, guarded=guarded: guarded)
+            patch.setattr(sparse, "sort_columns", lambda *_, guarded=guarded: guarded)
             total = column_sums(columns, buffers.guard(values), buffers.guard(utilities), inputs)
         exact, slow = (
             column_formula(columns, values, utilities, inputs, each) for each in (torch.float64, dtype)
         )
         check_close("sum", total, exact, slow)
-    order, starts = sparse.sorted_columns(columns, inputs)  # members in order, so that sums are repeatable
+    order, starts = sparse.sort_columns(columns, inputs)  # members in order, so that sums are repeatable
     for column in range(inputs):
         mine = order[starts[column] : starts[column + 1]]
         assert torch.equal(mine, (columns.flatten() == column).nonzero().flatten())
