@@ -78,7 +78,7 @@ def unpack(words: Tensor, length: int) -> Tensor:
 
 
 def unpack_as_signs(words: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Unpack words [..., words] to +1 and -1 of a signed type: [..., length]."""
+    """Unpack words [..., words] to +1 and -1 of a signed dtype: [..., length]."""
     return unpack(words, length).to(dtype).mul_(2).sub_(1)
 
 
@@ -185,8 +185,8 @@ def join_words(words: Sequence[Tensor], length: int) -> Tensor:
     fit = max(1, WORD_BITS // max(1, length))
     packed = torch.stack(list(words[::fit]))
     for index in range(1, fit):
-        for into, part in zip(packed, words[index::fit], strict=False):
-            into.bitwise_or_(part << index * length)
+        for target, word in zip(packed, words[index::fit], strict=False):
+            target.bitwise_or_(word << index * length)
     return packed
 
 

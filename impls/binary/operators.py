@@ -38,7 +38,7 @@ class AbstractPackedOperator(AbstractOperator):
 
     Attributes:
         channels: number of input channels, packed in the last axis of rows.
-        dtype: type of real outputs.
+        dtype: dtype of real outputs.
         outputs: ``real``, or ``bits``, packed like the input.
         normalized: normalize each member's output channels over its rows and positions.
 
@@ -119,7 +119,7 @@ class AbstractPackedOperator(AbstractOperator):
 
     @property
     def _compute_dtype(self) -> torch.dtype:
-        """The type in which outputs are computed: at least float32."""
+        """The dtype in which outputs are computed: at least float32."""
         return torch.promote_types(torch.float32, self.dtype)
 
     def _normalize_and_round(self, y: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def scaled_product(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtyp
 
 def scale_sums(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Divide sums of ``length`` +1 and -1, which may be overwritten, by its square root."""
-    # In a wide type: a narrow one may not hold the sums.
+    # Converted first: a narrow dtype may not hold the sums.
     return sums.to(dtype).div_(math.sqrt(max(1, length)))
 
 

@@ -130,7 +130,7 @@ class Product(NamedTuple):
         sizes = self.piece_sizes()
         differing = torch.empty(sizes, dtype=torch.int64)
         counts = np.empty(sizes, np.uint8)
-        # The narrowest type that fits: most of the time of a sum of bytes goes into widening.
+        # The narrowest dtype that fits: most of the time of a sum of bytes goes into widening.
         narrow = np.uint16 if self.x.shape[2] * WORD_BITS < 2**16 else np.uint32
         for piece in self.pieces():
             out, product = piece.out.numpy(), np.asarray(self.length, np.int32)

@@ -250,8 +250,8 @@ def dense_rng_product(
 
     Entry [o, i] of E_m is element o * inputs + i of the member's draw in float32, rounded to x's dtype; with
     ``signs`` it is a random sign instead of a normal. It is drawn once for each block of the member's rows.
-    The type of the tile sizes selects the kernel. Other arguments are those of all launchers, see
-    :mod:`impls.kernels.gemm`. For m members:
+    A tiling of class FewRowsTiling selects :func:`few_rows_kernel`. Other arguments are those of all
+    launchers, see :mod:`impls.kernels.gemm`. For m members:
 
     * bytes: e R (i + o) + e i o of the product; x and W are reread from cache for each tile of the
       other axis.
