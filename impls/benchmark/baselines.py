@@ -159,10 +159,10 @@ class NaiveWorkload(AbstractPlainWorkload):
     def work(self, phase: Phase) -> Work | None:
         if phase != "forward" or inputs.is_network(self._case):
             return None
-        every_member = Extent.of(self._module, self._x[0].flatten(0, 1)).forward
+        all_members = Extent.of(self._module, self._x[0].flatten(0, 1)).forward
         # A call returns the last member's outputs.
         return msgspec.structs.replace(
-            every_member, output_bytes=every_member.output_bytes // self._case.members
+            all_members, output_bytes=all_members.output_bytes // self._case.members
         )
 
     @override
@@ -189,12 +189,12 @@ class NaiveWorkload(AbstractPlainWorkload):
 
 @torch.no_grad()
 def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
-    """Compare the first and the last of plain rows with float64.
+    """Compare the outputs of the first and the last row with those computed in float64.
 
     Args:
         module: the plain layer.
-        x: rows.
-        y: their outputs.
+        x: input rows.
+        y: outputs of these rows.
         eps: spacing at 1 of the numbers in which products are computed.
 
     Raises:
@@ -202,8 +202,8 @@ def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
 
     """
     ends = [0, -1]
-    wide = reference.to_float64(module)(reference.rows_to_float64(x[ends]))
-    reference.check_close("forward", y[ends], wide, module(x[ends]), eps)
+    exact = reference.to_float64(module)(reference.rows_to_float64(x[ends]))
+    reference.check_close("forward", y[ends], exact, module(x[ends]), eps)
 
 
 @build.register

@@ -34,7 +34,7 @@ TFLOAT32_EPS = 2.0**-10
 
 
 def dtype_of(case: Case) -> torch.dtype:
-    """Return the type of the case's tensors: float32 for ``tfloat32``."""
+    """Return the torch dtype of the case's tensors: float32 for ``tfloat32``."""
     dtype: torch.dtype = torch.float32 if case.dtype == TFLOAT32 else getattr(torch, case.dtype)
     return dtype
 
@@ -58,10 +58,10 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
             return trained(case.operator, seed, TRAINED_STEPS).to(device, dtype_of(case))
         except UserError as error:
             raise UnavailableError(str(error)) from error
-    place: dict[str, Any] = {"device": torch.device(device), "dtype": dtype_of(case)}
+    factory: dict[str, Any] = {"device": torch.device(device), "dtype": dtype_of(case)}
     module: nn.Module
     if case.operator == "Linear":
-        module = nn.utils.skip_init(nn.Linear, case.in_channels, case.out_channels, case.bias, **place)
+        module = nn.utils.skip_init(nn.Linear, case.in_channels, case.out_channels, case.bias, **factory)
     elif case.operator == "Conv2d":
         module = nn.utils.skip_init(
             nn.Conv2d,
@@ -74,10 +74,10 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
             groups=case.groups,
             bias=case.bias,
             padding_mode=case.padding_mode,
-            **place,
+            **factory,
         )
     elif is_packed(case):
-        module = _binarized(case, place)
+        module = _binarized(case, factory)
     else:
         known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
         message = f"no operator {case.operator!r} here; available: {', '.join(known)}"
@@ -92,14 +92,14 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
     return module
 
 
-def _binarized(case: Case, place: dict[str, Any]) -> nn.Module:
+def _binarized(case: Case, factory: dict[str, Any]) -> nn.Module:
     """Return a binarized layer with real outputs.
 
     Raises:
         UnavailableError: binarized layers do not support the case.
 
     """
-    options: dict[str, Any] = {"bias": case.bias, "outputs": "real", **place}
+    options: dict[str, Any] = {"bias": case.bias, "outputs": "real", **factory}
     if case.operator == PACKED[0]:
         return BinarizedLinear(case.in_channels, case.out_channels, **options)
     if (
@@ -143,7 +143,7 @@ def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Ten
     )
 
 
-def coins(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
+def random_bits(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
     """Return packed fair bits [*shape, words], one tensor per turn."""
     generator = Generator(device)
     return tuple(
@@ -157,7 +157,7 @@ def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
     for turn, tensor in enumerate(tensors):
         if is_packed(case):
             shape = (*tensor.shape[:-1], case.in_channels)
-            tensor.copy_(coins(*shape, device=str(tensor.device), seed=seed + turn)[0])
+            tensor.copy_(random_bits(*shape, device=str(tensor.device), seed=seed + turn)[0])
         else:
             tensor.normal_(generator=Generator(tensor.device).manual_seed(seed + turn))
 
@@ -165,7 +165,7 @@ def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
 def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:
     """Return rows [rows, channels, *space] or words [rows, *space, words], one tensor per turn."""
     if is_packed(case):
-        return coins(case.rows, *case.input_size, case.in_channels, device=device, seed=seed + 1)
+        return random_bits(case.rows, *case.input_size, case.in_channels, device=device, seed=seed + 1)
     return normal(case.rows, *features(case), device=device, dtype=dtype_of(case), seed=seed + 1)
 
 
@@ -182,8 +182,8 @@ class RotatingBuffers(Generic[T]):
 
     def restart(self) -> None:
         """Begin with the first item again."""
-        self._left = itertools.cycle(self.items)
+        self._cycle = itertools.cycle(self.items)
 
     def take(self) -> T:
         """Return the next item."""
-        return next(self._left)
+        return next(self._cycle)

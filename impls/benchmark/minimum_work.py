@@ -25,7 +25,7 @@ class Extent:
         flops: flops of the plain products; 0 for packed bits.
         weight: number of weights.
         bias: number of biases.
-        parameter_bytes: size of both.
+        parameter_bytes: size of weights and biases.
 
     """
 
@@ -92,8 +92,8 @@ def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase
     noise = layer.sample(0, 0, range(case.members), device="meta")
     biases = 0 if layer.bias is None or noise.bias is None else layer.bias.nbytes + noise.bias.nbytes
     utilities_bytes = torch.float32.itemsize * case.members * (2 if case.antithetic else 1)
-    by_rows = layer.learns_from_rows
-    rows, seen_bytes = (extent.positions, extent.x_bytes) if by_rows else (1, 0)
+    # Schemes that learn from rows read every input row in the update.
+    rows, row_bytes = (extent.positions, extent.x_bytes) if layer.learns_from_rows else (1, 0)
     phases: dict[Phase, Work] = {
         "sample": Work(flops=0, moved_bytes=noise.nbytes, output_bytes=noise.nbytes),
         "forward": Work(
@@ -103,7 +103,7 @@ def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase
         ),
         "update": Work(
             flops=declared.update * rows + 2 * extent.bias * case.members,
-            moved_bytes=noise.nbytes + utilities_bytes + extent.parameter_bytes + seen_bytes,
+            moved_bytes=noise.nbytes + utilities_bytes + extent.parameter_bytes + row_bytes,
             output_bytes=extent.parameter_bytes,
         ),
     }

@@ -73,9 +73,9 @@ class PopulationWorkload(Workload):
         elif self._noise is None:
             self._noise = self._population.sample(0)
         if phase == "update":
-            _, self._record = self._population.call_with_activations(self._x.items[0], self._entered())
-        reads = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
-        self.inputs = reads.get(phase, ())
+            _, self._record = self._population.call_with_activations(self._x.items[0], self._current_noise())
+        buffers = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
+        self.inputs = buffers.get(phase, ())
         self._step_number *= 0  # in place: captured graphs read the tensor
         self._x.restart()
         self._utilities.restart()
@@ -99,7 +99,7 @@ class PopulationWorkload(Workload):
             self._x.restart()
             reference.check_forward(self._population, self._x.items[0], members, eps, self._forward)
         elif phase == "update":
-            reference.check_update(self._population, self._x.items[0], members, eps, self._updated)
+            reference.check_update(self._population, self._x.items[0], members, eps, self._gradients_of)
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
@@ -110,7 +110,7 @@ class PopulationWorkload(Workload):
         if inputs.is_network(case):
             yield from digits_metrics(subject)
 
-    def _updated(self, utilities: Tensor) -> Mapping[str, Tensor]:
+    def _gradients_of(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities into the inputs of the timed call, run it, and return its gradients."""
         self._utilities.items[0].copy_(utilities.view(-1))
         self._utilities.restart()
@@ -130,13 +130,13 @@ class PopulationWorkload(Workload):
         return noise
 
     def _forward(self) -> Tensor:
-        y: Tensor = self._population(self._x.take(), self._entered())
+        y: Tensor = self._population(self._x.take(), self._current_noise())
         return y
 
     def _update(self) -> object:
         self._optimizer.zero_grad()
         # Validation waits for the device, which is not part of the update.
-        self._population.update(self._entered(), self._utilities.take(), self._record, validate=False)
+        self._population.update(self._current_noise(), self._utilities.take(), self._record, validate=False)
         return [parameter.grad for parameter in self._population.model.parameters()]
 
     def _step(self) -> object:
@@ -150,7 +150,7 @@ class PopulationWorkload(Workload):
         self._optimizer.step()
         return y
 
-    def _entered(self) -> PopulationNoise:
+    def _current_noise(self) -> PopulationNoise:
         if self._noise is None:
             message = "call enter(phase) before the phase's call"
             raise RuntimeError(message)

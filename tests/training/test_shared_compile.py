@@ -19,7 +19,7 @@ from impls.benchmark.training.architecture_search import (
     population,
     untrained,
 )
-from impls.benchmark.training.shared_compile import Plan, Trial, Way, figures, run_trial
+from impls.benchmark.training.shared_compile import Plan, Trial, Way, quality_metrics, run_trial
 from impls.training.shared_compile import Graphs, SharedLayers, SilentlyEagerError, refusal
 
 pytestmark = [
@@ -75,13 +75,13 @@ def test_how_many_graphs_a_population_needs() -> None:
 
 
 def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
-    """Torch runs further models eagerly, and all figures say so."""
+    """Torch runs further models eagerly, and all quality metrics say so."""
     result = trial("whole", 4, limit=2)
     assert (result.graphs, result.wrong) == (2, "")
     assert result.eager.startswith("candidate 2 of 4: only 0 of 1 graphs ran")
-    reported = list(figures(result, "whole"))
-    assert {figure.metric for figure in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
-    assert all(figure.reason == result.eager and not figure.samples for figure in reported)
+    reported = list(quality_metrics(result, "whole"))
+    assert {metric.metric for metric in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
+    assert all(metric.reason == result.eager and not metric.samples for metric in reported)
     assert trial("static", 6).eager.startswith("candidate 3 of 6: a shared layer would run eagerly")
 
 
@@ -237,11 +237,11 @@ def test_compiling_takes_what_steps_take_beyond_warm_ones(monkeypatch: pytest.Mo
 def test_break_even_counts_steps_of_all_candidates() -> None:
     """It is total compile time over the mean time that a step saves; never, if it saves nothing."""
     faster = Trial(2, (9.0, 9.0), (600.0, 200.0), (10.0, 30.0), (20.0, 40.0))
-    by_name = {figure.metric: figure for figure in figures(faster, "dynamic")}
+    by_name = {metric.metric: metric for metric in quality_metrics(faster, "dynamic")}
     assert by_name["compile_ns"].samples == (800.0,)
     assert by_name["break_even_steps"].samples == (80.0,)
     slower = Trial(2, (9.0,), (600.0,), (20.0,), (10.0,))
-    *_, last = figures(slower, "dynamic")
+    *_, last = quality_metrics(slower, "dynamic")
     assert last.reason == "never: a warm step is not faster than an eager one"
-    reasons = {figure.metric: figure.reason for figure in figures(slower, "eager")}
+    reasons = {metric.metric: metric.reason for metric in quality_metrics(slower, "eager")}
     assert reasons["compile_ns"] == reasons["break_even_steps"] == "nothing is compiled"

@@ -1,4 +1,4 @@
-"""Training workloads in the harness: checked against references, with planted bugs, and their figures."""
+"""Training workloads in the harness: checked against references, with planted bugs, and their metrics."""
 
 import gc
 import itertools
@@ -185,9 +185,9 @@ def test_gradients_and_optimizer_state_in_bytes() -> None:
     layer_bytes = 8 * 4 * 4
     for case, (name, alive) in itertools.product(backward.CHECKS, layers.items()):
         depth = DEPTHS[case.operator]
-        figures = {figure.metric: figure.samples[0] for figure in built(name, case).quality()}
-        assert figures["live_gradient_bytes"] == layer_bytes * (alive or depth)
-        assert figures["state_bytes"] == (0 if name == "NoUpdate" else depth * (2 * layer_bytes + 4))
+        metrics = {metric.metric: metric.samples[0] for metric in built(name, case).quality()}
+        assert metrics["live_gradient_bytes"] == layer_bytes * (alive or depth)
+        assert metrics["state_bytes"] == (0 if name == "NoUpdate" else depth * (2 * layer_bytes + 4))
 
 
 def test_only_the_leaking_recipe_leaks() -> None:
@@ -261,7 +261,7 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
         build(sparse_digits.DenseDigits(), rigl.DIGITS, "cpu", 0).verify()
 
 
-def test_figures_of_sparse_training() -> None:
+def test_metrics_of_sparse_training() -> None:
     """Bytes of gradients: one layer's in backward, all with RigLScheduler, twice at updates; densities."""
     layer, every, sparse = (4 * size for size in (64 * 64 + 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
     for scheme, step, update_step in (
@@ -270,12 +270,12 @@ def test_figures_of_sparse_training() -> None:
         (rigl.RigL(by="scheduler"), every, every + sparse),
         (rigl.RigLTorch(), every + sparse, None),
     ):
-        figures = list(build(scheme, mlp(64, 8), "cpu", 0).quality())
-        by_method = {figure.method: figure.samples for figure in figures}
+        metrics = list(build(scheme, mlp(64, 8), "cpu", 0).quality())
+        by_method = {metric.method: metric.samples for metric in metrics}
         assert by_method["step"] == (step,), scheme
         assert update_step is None or by_method["topology step"] == (update_step,), scheme
-    figures = list(build(rigl.RigL(), mlp(64, 8), "cpu", 0).quality())
-    of_masks = {figure.metric: figure.samples for figure in figures if figure.method == "masks"}
+    metrics = list(build(rigl.RigL(), mlp(64, 8), "cpu", 0).quality())
+    of_masks = {metric.metric: metric.samples for metric in metrics if metric.method == "masks"}
     nonzero = 4 * (64 * 64 - int(0.9 * 64 * 64))
     assert of_masks["nonzero_count"] == (nonzero,)
     assert of_masks["density_percent"] == pytest.approx((100 * nonzero / (4 * 64 * 64),))
@@ -322,11 +322,11 @@ def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> Non
         scheme = sparse_digits.DenseDigits() if rule == "dense" else sparse_digits.Trained(rule, 0.1)
         work = build(scheme, rigl.DIGITS, "cpu", 0)
         assert not work.phases
-        figures = {figure.metric: figure.samples for figure in work.quality()}
-        assert figures["accuracy"][0] > 0.5, rule
-        (density,) = figures["density_percent"]
+        metrics = {metric.metric: metric.samples for metric in work.quality()}
+        assert metrics["accuracy"][0] > 0.5, rule
+        (density,) = metrics["density_percent"]
         assert density == 100 if rule == "dense" else 9 < density < 10.1
-        assert figures["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
+        assert metrics["nonzero_count"][0] == pytest.approx(density / 100 * 25856)
 
 
 def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_calls_of_a_search_are_reproducible_and_free_what_leaks(monkeypatch: pyt
         gc.enable()
 
 
-def test_figures_of_a_search_come_from_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaks are relative to the largest candidate alone; numbers that the device lacks have a reason."""
     whole = Trial(
         5.0, 2.0, 7, 6, (0.5,), resident_bytes=300, reserved_bytes=90, allocated_bytes=60, retries=4
@@ -400,12 +400,12 @@ def test_figures_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(memory_reclaim, "isolated", isolated)
     memory_reclaim.largest_alone.cache_clear()
-    figures = list(built("CleanSearch(reclaim=collect)", population(3, 5, 4)).quality())
+    metrics = list(built("CleanSearch(reclaim=collect)", population(3, 5, 4)).quality())
     memory_reclaim.largest_alone.cache_clear()
     assert calls == [("collect", 3, {})] * 3 + [("nothing", 1, None)]
-    for figure, number in zip(figures, expected.values(), strict=True):
-        assert figure.samples == ((number,) * 3 if figure.method != "allocator" else ())
-        assert ("CUDA" in figure.reason) == (figure.method == "allocator")
+    for metric, number in zip(metrics, expected.values(), strict=True):
+        assert metric.samples == ((number,) * 3 if metric.method != "allocator" else ())
+        assert ("CUDA" in metric.reason) == (metric.method == "allocator")
 
 
 def test_a_trial_measures_pauses_and_leaks() -> None:

@@ -205,7 +205,7 @@ def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
 
 
 def reference_losses(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Return the losses [steps] of a training without optimizers and without hooks."""
+    """Return the losses [steps] of a training run without optimizers and without hooks."""
     weights: dict[str, Tensor] = {name: weight.detach() for name, weight in model.named_parameters()}
     losses = []
     for batch in x:

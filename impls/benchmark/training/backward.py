@@ -26,8 +26,8 @@ from impls.benchmark.training.workload import (
     AbstractStepWorkload,
     Trainer,
     check,
-    figure,
     mean_square,
+    quality_metric,
     square,
     step_and_zero,
 )
@@ -209,13 +209,15 @@ class StepWorkload(AbstractStepWorkload):
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
-        yield figure("live_gradient_bytes", "hooks", [self._trainer.peak_gradient_bytes(self.inputs[0])])
+        yield quality_metric(
+            "live_gradient_bytes", "hooks", [self._trainer.peak_gradient_bytes(self.inputs[0])]
+        )
         slots = [slot for optimizer in self._trainer.optimizers for slot in optimizer.state.values()]
         tensors = [value for slot in slots for value in slot.values() if isinstance(value, Tensor)]
-        yield figure("state_bytes", "optimizer", [sum(value.nbytes for value in tensors)])
+        yield quality_metric("state_bytes", "optimizer", [sum(value.nbytes for value in tensors)])
         before, after = count_leaked(self._scheme)
-        yield figure("alive_count", "gc off", [before])
-        yield figure("alive_count", "after collection", [after])
+        yield quality_metric("alive_count", "gc off", [before])
+        yield quality_metric("alive_count", "after collection", [after])
 
 
 def reference_steps(
@@ -243,9 +245,9 @@ def reference_steps(
 
 
 def count_leaked(scheme: AbstractStep) -> tuple[int, int]:
-    """Return how many of ``MODELS`` deleted models are alive without, and after, a garbage collection."""
+    """Return how many of ``MODELS`` deleted models are alive before and after a garbage collection."""
 
-    def deleted_model() -> "weakref.ref[Tensor]":
+    def create_and_delete_model() -> "weakref.ref[Tensor]":
         model = nn.Linear(4, 4)
         trainer = scheme.trainer(model, adamw(scheme.kernel, "cpu"))
         trainer.step(torch.ones(2, 4))
@@ -255,7 +257,7 @@ def count_leaked(scheme: AbstractStep) -> tuple[int, int]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        models = [deleted_model() for _ in range(MODELS)]
+        models = [create_and_delete_model() for _ in range(MODELS)]
         before = sum(model() is not None for model in models)
         gc.collect()
         return before, sum(model() is not None for model in models)

@@ -1,6 +1,6 @@
 """Suite ``memory_reclaim``: ways to keep memory flat while many candidates are trained one after another.
 
-Allocators keep memory and read their settings once, so figures of memory come from fresh processes.
+Allocators keep memory and read their settings once, so memory is measured in fresh processes.
 """
 
 import functools
@@ -28,7 +28,7 @@ from impls.benchmark.training.architecture_search import (
     largest,
     population,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
+from impls.benchmark.training.workload import AbstractTrainingWorkload, quality_metric
 from impls.training.memory_reclaim import Mode, environment, isolated, refusal
 
 OPERATORS = (ARCHITECTURES,)
@@ -72,7 +72,7 @@ class LeakySearch(CleanSearch):
 
 
 class SearchWorkload(AbstractTrainingWorkload):
-    """A search; figures of its memory come from fresh processes."""
+    """An architecture search; its memory is measured in fresh processes."""
 
     def __init__(self, scheme: CleanSearch, case: Case, device: str, seed: int) -> None:
         """Draw architectures and rows; raise UnavailableError if the mode needs another device."""
@@ -120,7 +120,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         numbers = [trial.numbers(alone) for trial in trials]
         for metric, method in numbers[0]:
             samples = (trial_numbers[metric, method] for trial_numbers in numbers)
-            yield figure(metric, method, samples, reasons.get(method, ""))
+            yield quality_metric(metric, method, samples, reasons.get(method, ""))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Trial:
     retries: int = 0
 
     def numbers(self, alone: "Trial") -> dict[tuple[str, str], float]:
-        """Return all figures by metric and method, relative to a trial of the largest candidate alone."""
+        """Return values by metric and method, relative to a trial of the largest candidate alone."""
         over_largest = (self.resident_bytes or 0) / (alone.resident_bytes or 1)
         unused = 1 - self.allocated_bytes / max(1, self.reserved_bytes)
         return {

@@ -72,11 +72,11 @@ def _scheduled_trainer(
             optimizer.step()
         optimizer.zero_grad()
 
-    def gathered() -> list[Tensor]:
+    def dense_gradients() -> list[Tensor]:
         pairs = ((layer.accumulated, layer.pass_gradient) for layer in scheduler.layers)
         return [gradient for pair in pairs for gradient in pair if gradient is not None]
 
-    return Trainer(model, finish, masks=partial(_masks_of, scheduler), copies=gathered)
+    return Trainer(model, finish, masks=partial(_masks_of, scheduler), copies=dense_gradients)
 
 
 @variant(mode="base", baseline=True, operators=OPERATORS)
@@ -100,20 +100,20 @@ class MaskedWeights:
         self.weights = sparse_masks.sparsifiable(model)
         generator = Generator().manual_seed(0)
         self.masks = sparse_masks.random_masks(self.weights, density, "erk", generator)
-        self._moved = {name: int(ALPHA * int(mask.sum())) for name, mask in self.masks.items()}
+        self._move_counts = {name: int(ALPHA * int(mask.sum())) for name, mask in self.masks.items()}
         with torch.no_grad():
             for name, mask in self.masks.items():
                 self.weights[name].mul_(mask)
 
     def next_is_update(self) -> bool:
-        """Count a step; return whether it updates the masks."""
+        """Count a step; return True every ``delta`` steps, when masks are updated."""
         self._steps += 1
         return self._steps % self._delta == 0
 
     def move(self, name: str, gradient: Tensor, choose: Callable[..., Tensor]) -> None:
-        """Replace a mask by the choice of one of the functions for topology updates."""
+        """Replace a mask by ``choose(weight, gradient, mask, number of entries that move)``."""
         weight, mask = self.weights[name], self.masks[name]
-        after = choose(weight, gradient, mask, self._moved[name])
+        after = choose(weight, gradient, mask, self._move_counts[name])
         sparse_masks.zero_changed([weight, *entry_state(self.optimizer, weight)], mask, after)
         mask.copy_(after)
 
@@ -281,9 +281,9 @@ class Blocks(AbstractProducts):
 
     @override
     def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
-        out, inp = linear.weight.shape
-        if out % self.side or inp % self.side:
-            message = f"{out} x {inp} channels are not divisible into {self.side} x {self.side} blocks"
+        outputs, inputs = linear.weight.shape
+        if outputs % self.side or inputs % self.side:
+            message = f"{outputs} x {inputs} channels are not divisible into {self.side} x {self.side} blocks"
             raise UnavailableError(message)
         mask = sparse_products.block_mask(linear.weight, self.density, self.side, generator)
         return sparse_products.BlockLinear(linear, mask, self.side)

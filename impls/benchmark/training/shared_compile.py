@@ -30,7 +30,7 @@ from impls.benchmark.training.architecture_search import (
     population,
     untrained,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
+from impls.benchmark.training.workload import AbstractTrainingWorkload, quality_metric
 from impls.training.memory_reclaim import isolated
 from impls.training.shared_compile import SharedLayers, SilentlyEagerError, applied, limits, refusal
 
@@ -134,7 +134,7 @@ class CompileWorkload(AbstractTrainingWorkload):
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
-        return figures(run_isolated(self._plan), self._plan.way)
+        return quality_metrics(run_isolated(self._plan), self._plan.way)
 
 
 def run_isolated(plan: Plan) -> Trial:
@@ -147,8 +147,8 @@ def run_isolated(plan: Plan) -> Trial:
     return trial
 
 
-def figures(trial: Trial, way: Way) -> Iterator[QualityMetric]:
-    """Yield the figures of a trial.
+def quality_metrics(trial: Trial, way: Way) -> Iterator[QualityMetric]:
+    """Yield the quality metrics of a trial.
 
     Break-even is the number of training steps, over all candidates, that repay the time for compiling.
     """
@@ -168,7 +168,7 @@ def figures(trial: Trial, way: Way) -> Iterator[QualityMetric]:
         "break_even_steps": [compile_ns / (saved_ns or 1)],
     }
     for name, samples in numbers.items():
-        yield figure(name, "fresh process and cache", samples, trial.eager or reasons.get(name, ""))
+        yield quality_metric(name, "fresh process and cache", samples, trial.eager or reasons.get(name, ""))
 
 
 def run_trial(plan: Plan) -> Trial:

@@ -16,7 +16,7 @@ from esbench.errors import UserError
 from esbench.registry import REGISTRY, variant
 from esbench.schema import Case
 from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
-from impls.benchmark.training.workload import AbstractTrainingWorkload, figure
+from impls.benchmark.training.workload import AbstractTrainingWorkload, quality_metric
 from impls.training import networks
 from impls.training.rigl import RigLScheduler
 
@@ -107,7 +107,7 @@ def outcome(scheme: Trained | DenseDigits, seed: int, device: str = "cpu") -> Ou
 
 
 class DigitsWorkload(AbstractTrainingWorkload):
-    """A trained network: it has quality figures, and nothing is timed."""
+    """A trained network: it has quality metrics, and nothing is timed."""
 
     reason = "trainings are compared by their accuracy; steps are timed on SparseMLP"
 
@@ -134,9 +134,9 @@ class DigitsWorkload(AbstractTrainingWorkload):
     @override
     def quality(self) -> Iterator[QualityMetric]:
         outcomes = [outcome(self._scheme, seed, self._device) for seed in SEEDS]
-        yield figure("accuracy", "test digits", (result.accuracy for result in outcomes))
-        yield figure("nonzero_count", "weights", (result.nonzero for result in outcomes))
-        yield figure(
+        yield quality_metric("accuracy", "test digits", (result.accuracy for result in outcomes))
+        yield quality_metric("nonzero_count", "weights", (result.nonzero for result in outcomes))
+        yield quality_metric(
             "density_percent", "weights", (100 * result.nonzero / result.total for result in outcomes)
         )
 

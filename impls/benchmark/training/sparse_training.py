@@ -21,8 +21,8 @@ from impls.benchmark.training.workload import (
     Masks,
     Trainer,
     check,
-    figure,
     gradients,
+    quality_metric,
 )
 from impls.training.sparse_products import AbstractSparseLinear
 
@@ -118,11 +118,13 @@ class TrainingWorkload(AbstractStepWorkload):
         masks, weights = self._trainer.masks(), dense_weights(self._trainer.model)
         sizes = {name: weight.numel() for name, weight in weights.items() if name.endswith("weight")}
         nonzero = sum(int(masks[name].sum()) if name in masks else size for name, size in sizes.items())
-        yield figure("nonzero_count", "masks", [nonzero])
-        yield figure("density_percent", "masks", [100 * nonzero / sum(sizes.values())])
-        yield figure("live_gradient_bytes", "step", [self._peak_gradient_bytes(NEVER)])
+        yield quality_metric("nonzero_count", "masks", [nonzero])
+        yield quality_metric("density_percent", "masks", [100 * nonzero / sum(sizes.values())])
+        yield quality_metric("live_gradient_bytes", "step", [self._peak_gradient_bytes(NEVER)])
         moved = [self._peak_gradient_bytes(2)] if self._scheme.moves else []
-        yield figure("live_gradient_bytes", "topology step", moved, "" if moved else "masks never move")
+        yield quality_metric(
+            "live_gradient_bytes", "topology step", moved, "" if moved else "masks never move"
+        )
 
     def _new_trainer(self, rate: float, delta: int) -> Trainer:
         model = network(self._case, self._device, self._seed)

@@ -134,14 +134,14 @@ def step_and_zero(optimizer: Optimizer) -> None:
 
 
 def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case:
-    """Return a case with square layers."""
+    """Return a case of layers with ``width`` inputs and outputs, trained on ``rows`` rows."""
     return Case(
         operator=operator, out_channels=width, in_channels=width, members=1, repeats=rows, dtype=dtype
     )
 
 
-def figure(metric: str, method: str, samples: Iterable[float], reason: str = "") -> QualityMetric:
-    """Return a figure; one with a reason has no samples."""
+def quality_metric(metric: str, method: str, samples: Iterable[float], reason: str = "") -> QualityMetric:
+    """Return a quality metric: its values as floats, or no values if a reason says why it has none."""
     return QualityMetric(metric, method, () if reason else tuple(map(float, samples)), reason)
 
 
@@ -153,7 +153,7 @@ def mean_square(y: Tensor, _: object = None) -> Tensor:
 def gradients(
     model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, loss_of: Loss = mean_square
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss at given weights, and its gradients, by torch.autograd.grad."""
+    """Return the loss at ``weights`` and its gradients by name, computed with torch.autograd.grad."""
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
     loss = loss_of(torch.func.functional_call(model, leaves, x), x)
     slopes = torch.autograd.grad(loss, list(leaves.values()))
@@ -162,30 +162,32 @@ def gradients(
 
 def check(
     results: Mapping[str, Tensor],
-    computed: Callable[..., Mapping[str, Tensor]],
+    compute_reference: Callable[..., Mapping[str, Tensor]],
     *arguments: object,
     eps: float | None = None,
 ) -> None:
-    """Compare named tensors with those of a reference, computed in their own dtype and in float64.
+    """Compare named tensors with the results of ``compute_reference(*arguments)`` in float64.
+
+    The tolerance depends on the error of the same function in the dtype of the arguments.
 
     Raises:
         WrongResultError: they differ, or one is missing, see :func:`impls.verify.reference.check_close`.
 
     """
-    exact = computed(*_widened(arguments))
-    for name, narrow in computed(*arguments).items():
+    exact = compute_reference(*_to_float64(arguments))
+    for name, narrow in compute_reference(*arguments).items():
         reference.check_close(name, results.get(name), exact[name], narrow, eps)
 
 
-def _widened(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
+def _to_float64(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
     """Return tensors, models, and tensors in containers in float64, and other values unchanged."""
     if isinstance(value, Tensor):
         return reference.rows_to_float64(value)
     if isinstance(value, nn.Module):
         return reference.to_float64(value)
     if isinstance(value, Mapping):
-        return {name: _widened(item) for name, item in value.items()}
-    return tuple(map(_widened, value)) if isinstance(value, tuple) else value
+        return {name: _to_float64(item) for name, item in value.items()}
+    return tuple(map(_to_float64, value)) if isinstance(value, tuple) else value
 
 
 def peak_gradient_bytes(
@@ -203,14 +205,14 @@ def peak_gradient_bytes(
         copies: returns gradients that are stored outside ``.grad``.
 
     """
-    peak, watched = 0, list(parameters)
+    peak, trained = 0, list(parameters)
 
-    def count(gradient: Tensor) -> None:
+    def update_peak(gradient: Tensor) -> None:
         nonlocal peak
-        alive = [*(parameter.grad for parameter in watched if parameter.grad is not None), *copies()]
+        alive = [*(parameter.grad for parameter in trained if parameter.grad is not None), *copies()]
         peak = max(peak, gradient.nbytes + sum(tensor.nbytes for tensor in alive))
 
-    handles = [parameter.register_hook(count) for parameter in watched]
+    handles = [parameter.register_hook(update_peak) for parameter in trained]
     step()
     for handle in handles:
         handle.remove()
