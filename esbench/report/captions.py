@@ -113,13 +113,13 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
     batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
     if len(batches) > _MAX_BATCHES:
         batches = [f"{batches[0]} to {batches[-1]}"]
-    what = [
+    parts = [
         " and ".join(dict.fromkeys(case.dtype for case in cases)),
         f"{', '.join(batches)} (members x repeats)",
         *(["antithetic"] if any(case.antithetic for case in cases) else []),
         *([] if grid.method in {PUBLISHED, "host"} or grid.phase == QUALITY else [f"method {grid.method}"]),
     ]
-    return f"{', '.join(what)}."
+    return f"{', '.join(parts)}."
 
 
 def device(run: Run) -> str:
@@ -128,7 +128,7 @@ def device(run: Run) -> str:
 
 
 def source(run: Run) -> str:
-    """Return the device, and the publication if its figures were not measured here."""
+    """Return the device and, if the run is from a publication, its name."""
     name = device(run)
     return f"{name}, published by others ({run.header.suite})" if is_published(run) else name
 
@@ -149,7 +149,7 @@ def origin(run: Run) -> str:
 
 
 def invalid(run: Run) -> str:
-    """Return a warning if the figures of a run must not be used, else empty."""
+    """Return a warning if the values of a run must not be used, else empty."""
     return f"INVALID: {'; '.join(run.end.invalid)}. " if run.end and run.end.invalid else ""
 
 
@@ -176,7 +176,7 @@ def ratio_methods(ratios: Sequence[Ratio]) -> str:
 
 
 def shorten(reason: str, longest: int = _CELL_CHARS) -> str:
-    """Return the first clause of a reason, for a cell; a leading word that names a place is dropped."""
+    """Return the first clause of a reason, for a cell; a leading ``file:line:`` is dropped."""
     clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
     return clause if len(clause) <= longest else f"{clause[: longest - 1].rstrip()}…"
 
@@ -207,7 +207,7 @@ def _disturbed(run: Run) -> str:
 
 
 def is_published(run: Run) -> bool:
-    """Return whether the figures of a run are from a publication."""
+    """Return whether the values of a run are from a publication."""
     return any(row.method == PUBLISHED for row in run.measurements)
 
 

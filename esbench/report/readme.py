@@ -1,6 +1,6 @@
 """Generated parts of README.md: the functions that its cog blocks call, and the command that runs them.
 
-Every figure in the README comes from a committed file. The README's first block names the files, so a new run
+Every number in the README comes from a committed file. The README's first block names the files, so a new run
 changes nothing until it is named there.
 """
 
@@ -21,7 +21,7 @@ from esbench.report.analysis.pivot import PEAK, grids, operators
 from esbench.report.analysis.ranking import NOISE, rankings, recommend
 from esbench.report.formats.markdown import image
 from esbench.report.tables import measured, quality, recommendation
-from esbench.report.tables.measured import figures_only, section
+from esbench.report.tables.measured import section, without_multipliers
 from esbench.report.tables.published import published_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.table import Section
@@ -36,19 +36,19 @@ _LAYERS = ("Linear", "Conv2d")
 
 
 class ReadmeError(UserError):
-    """The README cannot be generated; the message has the place and the reason."""
+    """The README cannot be generated; the message has the file, the line and the reason."""
 
 
 @dataclass(frozen=True)
 class Printing:
-    """Options of the blocks, and the tables that they printed, so that figures can be traced."""
+    """Options of the blocks, and the tables that they printed, so that numbers can be traced."""
 
     intervals: bool = False
     shown: list[Section] = field(default_factory=list)
 
 
 _PRINTING: ContextVar[Printing] = ContextVar("printing")
-"""The printing of the README that is being rendered, for the pages that its blocks create."""
+"""The options of the current :func:`render`, which the blocks' :meth:`Page.of` reads."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Page:
         """Return the multipliers of a run next to published ones, a folded table for each operator.
 
         Raises:
-            ReadmeError: the runs have no forward at a shape in common.
+            ReadmeError: no shape has times of the forward in both runs.
 
         """
         run, published = self._run(file), [self._run(name) for name in published_files]
@@ -167,7 +167,7 @@ class Page:
         chosen = [
             grid for grid in every if (grid.phase, grid.metric) in {("forward", PEAK), ("sample", NOISE)}
         ]
-        return self._markdown(file, [figures_only(section(grid)) for grid in chosen])
+        return self._markdown(file, [without_multipliers(section(grid)) for grid in chosen])
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
         """Return the time tables of these phases, by default sample, update and step."""
@@ -175,7 +175,7 @@ class Page:
         return self._markdown(file, measured.time_sections(self._run(file), operator, *chosen))
 
     def figures(self, file: str, operator: str) -> str:
-        """Return other figures of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
+        """Return the other metrics of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
         return self._markdown(file, quality.figure_sections(self._run(file), operator))
 
     def ranking(self, file: str, case: str = "*", method: str = "*", variants: Sequence[str] = ("*",)) -> str:
@@ -219,7 +219,7 @@ class Page:
 
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
-            message = f"{self.root / file} has no such table; name another file, operator or phase"
+            message = f"{self.root / file} has no such table: name another file, operator or phase"
             raise ReadmeError(message)
         return "\n" + "\n".join(map(self._printed, sections)) + "\n"
 
@@ -280,7 +280,7 @@ def _read(path: Path) -> str:
 
 
 def _error_line(error: str) -> str:
-    """Return the place of the block and the error of a traceback of cog."""
+    """Return the file and line of the failed block, and the last line of cog's traceback."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     block = re.match(r'File "(.+)", line (\d+)', lines[0])
     raised = lines[-1].removeprefix(f"{ReadmeError.__name__}: ")

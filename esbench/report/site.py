@@ -44,7 +44,9 @@ def console_tables(run: Run) -> str:
     for operator in operators(run):
         shown = measured.time_sections(run, operator, "sample", "update", "step")
         shown += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
-        sections = measured.time_sections(run, operator, "forward") + list(map(measured.figures_only, shown))
+        sections = measured.time_sections(run, operator, "forward") + list(
+            map(measured.without_multipliers, shown)
+        )
         # Without times there is no ranking: quality is shown instead.
         quality = ranking_sections(run, operator) or quality_sections(run, operator)
         parts += [section.text() for section in [*quality, *sections]]

@@ -13,7 +13,7 @@ import msgspec
 from esbench import store
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, operators
-from esbench.report.analysis.run_selection import newest_whole
+from esbench.report.analysis.run_selection import select_newest
 from esbench.report.formats import write
 from esbench.report.formats.markdown import join, table
 from esbench.schema import Measurement, Phase, Run, Skipped
@@ -195,7 +195,7 @@ def newest_runs(runs: Iterable[Run]) -> list[Run]:
         environment = run.header.environment
         if run.header.suite in SUITES and run.rows and environment.device == "cuda":
             rivals.setdefault((environment.slug, SUITES.index(run.header.suite)), []).append(run)
-    return [newest_whole(same) for _, same in sorted(rivals.items())]
+    return [select_newest(same) for _, same in sorted(rivals.items())]
 
 
 def page(compilations: Compilations | None, runs: Sequence[Run]) -> str:

@@ -37,7 +37,7 @@ def correlated(generator: np.random.Generator, count: int) -> Numbers:
 
 def marked(logarithms: Numbers) -> list[int]:
     """Return the places of the change points in a series with these logarithms."""
-    return [one.place for one in change_points([float(value) for value in np.exp(logarithms)])]
+    return [one.position for one in change_points([float(value) for value in np.exp(logarithms)])]
 
 
 def test_a_series_without_a_change_is_hardly_ever_marked() -> None:
@@ -70,7 +70,7 @@ def test_a_regression_and_its_repair_are_two_steps() -> None:
     noise[13] -= np.log(3)
     levels = np.repeat([1.0, 1.05, 1.0], 8)
     up, down = change_points([float(value) for value in levels * np.exp(noise)])
-    assert (up.place, down.place) == (8, 16)
+    assert (up.position, down.position) == (8, 16)
     assert up.after / up.before == pytest.approx(1.05, rel=0.01)
     assert down.after / down.before == pytest.approx(1 / 1.05, rel=0.01)
 
@@ -99,7 +99,9 @@ def test_one_odd_run_is_not_a_change(count: int, level: float, place: int, facto
 def test_levels_are_long_enough_and_their_medians(values: list[float]) -> None:
     """Each level has at least three values, and a step has the medians of both its levels."""
     found = change_points(values)
-    levels = [values[begin:end] for begin, end in pairwise([0, *(step.place for step in found), len(values)])]
+    levels = [
+        values[begin:end] for begin, end in pairwise([0, *(step.position for step in found), len(values)])
+    ]
     assert not found or min(map(len, levels)) >= MIN_LEVEL_RUNS
     for step, (before, after) in zip(found, pairwise(levels), strict=True):
         assert (step.before, step.after) == (median(before), median(after))

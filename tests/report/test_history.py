@@ -126,7 +126,7 @@ def test_missing_figures_and_zeros() -> None:
     runs = [a_run(day, [bytes_row(DENSE, SMALL, "noise_bytes", day - 1)]) for day in (1, 2)]
     found = history(runs, metric="noise_bytes")
     assert values(found) == [1.0]
-    assert found.left_out == ("1 figures of 0 are left out: a logarithmic axis has no place for them",)
+    assert found.left_out == ("1 values of 0 are left out: a logarithmic axis has no place for them",)
 
 
 def test_the_table_has_changes_and_their_commits() -> None:
@@ -135,7 +135,7 @@ def test_the_table_has_changes_and_their_commits() -> None:
     found = history(runs)
     (one,) = found.series
     (step,) = one.change_points
-    assert one.around(step) == (3, 4)
+    assert one.runs_around(step) == (3, 4)
     assert percentage(step.before, step.after) == "+10.0 %"
     shown = text(found)
     (row,) = [line for line in shown.splitlines() if line.startswith("PerturbedLinear")]

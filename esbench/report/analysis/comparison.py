@@ -17,9 +17,9 @@ from esbench.stats import interval, median_of_values, round_medians
 
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
 _IGNORED = frozenset({"idle_w", "memory_bytes"})
-"""Fields that differ from run to run and change no time."""
+"""Fields of the environment that differ between runs without an effect on times."""
 _EACH = 0.975
-"""The confidence of each of two intervals, so that their ratio has at least 95 %."""
+"""Confidence of the interval of A and of that of B: B / A then has at least 95 % (Bonferroni)."""
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
 
 
@@ -30,21 +30,27 @@ def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") ->
     of its UUID, ``GPU`` or ``MIG``), as far as both runs have them.
     """
 
-    def device(here: Environment) -> dict[str, object]:
-        kind = here.uuid.partition("-")[0] if here.uuid else None
-        return {name: getattr(here, name) for name in _SAME_DEVICE} | {"kind": kind}
+    def device(environment: Environment) -> dict[str, object]:
+        uuid_kind = environment.uuid.partition("-")[0] if environment.uuid else None
+        return {name: getattr(environment, name) for name in _SAME_DEVICE} | {"kind": uuid_kind}
 
-    here, there = (device(run.header.environment) for run in (a, b))
-    apart = [name for name in here if here[name] != there[name] and None not in {here[name], there[name]}]
-    sides = (
-        ", ".join(f"{side[name]}" if name == "device_name" else f"{name} {side[name]}" for name in apart)
-        for side in (here, there)
+    devices = [device(run.header.environment) for run in (a, b)]
+    differing = [
+        name
+        for name in devices[0]
+        if None not in (both := {device[name] for device in devices}) and len(both) > 1
+    ]
+    descriptions = (
+        ", ".join(
+            f"{device[name]}" if name == "device_name" else f"{name} {device[name]}" for name in differing
+        )
+        for device in devices
     )
-    return template.format(*sides) if apart else ""
+    return template.format(*descriptions) if differing else ""
 
 
 def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
-    """Return other differences: fields of the environment, the seed, and the code of variants in both."""
+    """Return the values in A and B of each field of the environment, seed and code digest that differs."""
 
     def facts(run: Run) -> dict[str, object]:
         here = msgspec.structs.asdict(run.header.environment)
@@ -57,7 +63,7 @@ def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
 
 
 def invalid(a: Run, b: Run) -> str:
-    """Return why the figures of one or both must not be used, empty if they may."""
+    """Return why A, B or both are invalid; empty if both are valid."""
     sides = (("A", a), ("B", b))
     return ". ".join(
         f"{name}: {'; '.join(run.end.invalid)}" for name, run in sides if run.end and run.end.invalid
@@ -75,14 +81,14 @@ class Key(NamedTuple):
 
     @property
     def table(self) -> tuple[int, str, bool, int, str, str]:
-        """A sort key of the table that a row is in: the forward before other phases."""
+        """Sort key and identity of the row's table: the forward comes before other phases."""
         operator = len(self.case.kernel_size), self.case.operator
         phase = (*PHASES, QUALITY).index(self.phase)
         return *operator, self.phase != "forward", phase, self.metric, self.method
 
     @property
     def is_exact(self) -> bool:
-        """Whether the same code gives the same figure: counts, and figures that follow from the seed."""
+        """Whether the same code always gives the same value: counts and quality metrics."""
         return self.metric in _COUNTS or self.phase == QUALITY
 
     @property
@@ -94,9 +100,9 @@ class Key(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The medians of both runs and B / A with its interval; None if there is no such number.
+    """The medians of A and B, their ratio B / A, and its interval; None if a number is unknown.
 
-    For quality metrics, the figures are the same as in each run's own tables.
+    A quality metric is a mean or n_eff instead of a median, as in the tables of quality.
     """
 
     key: Key
@@ -116,7 +122,7 @@ class Lone(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs: ``pairs`` of measured figures, ``counts`` that differ, and the number of ``equal`` counts."""
+    """Two runs: ``pairs`` of measured values, ``counts`` that differ, and the number of ``equal`` counts."""
 
     a: Run
     b: Run
@@ -145,23 +151,23 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
             "pass --across-devices to show it anyway"
         )
         raise UserError(message)
-    here, there = _measured(a), _measured(b)
-    both = [_pair(key, here[key], there[key]) for key in here if key in there]
-    both.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # the largest ratio first
-    exact = [pair for pair in both if pair.key.is_exact]
+    rows_a, rows_b = _measured(a), _measured(b)
+    pairs = [_pair(key, rows_a[key], rows_b[key]) for key in rows_a if key in rows_b]
+    pairs.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # the largest ratio first
+    exact = [pair for pair in pairs if pair.key.is_exact]
     counts = [pair for pair in exact if pair.a != pair.b]
     return Comparison(
         a,
         b,
-        pairs=tuple(pair for pair in both if not pair.key.is_exact),
+        pairs=tuple(pair for pair in pairs if not pair.key.is_exact),
         counts=tuple(counts),
         equal=len(exact) - len(counts),
-        only_a=tuple(_lone(key, b) for key in _sorted(here.keys() - there.keys())),
-        only_b=tuple(_lone(key, a) for key in _sorted(there.keys() - here.keys())),
+        only_a=tuple(_lone(key, b) for key in _sort_by_name(rows_a.keys() - rows_b.keys())),
+        only_b=tuple(_lone(key, a) for key in _sort_by_name(rows_b.keys() - rows_a.keys())),
     )
 
 
-def _sorted(keys: set[Key]) -> list[Key]:
+def _sort_by_name(keys: set[Key]) -> list[Key]:
     return sorted(keys, key=lambda key: tuple(key.names.values()))
 
 
@@ -180,7 +186,7 @@ def _measured(run: Run) -> dict[Key, Measurement]:
 
 
 def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:
-    """Return whether a skipped row explains why the row with this key is missing."""
+    """Return whether a skipped row gives the reason why the row with this key is missing."""
     return (
         (skipped.variant, skipped.case) == (key.variant, key.case)
         and skipped.phase in {None, key.phase}
@@ -191,16 +197,16 @@ def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:
 def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
     if key.phase == QUALITY:
         here, there = quality(a), quality(b)
-        return Pair(key, here, there, _divided(there, here), None, None)
+        return Pair(key, here, there, _divide(there, here), None, None)
     rounds = [[value for value in round_medians(row) if value is not None] for row in (a, b)]
     here, there = map(median_of_values, rounds)
     below, above = (interval(values, _EACH) for values in rounds)
-    low = _divided(above.low, below.high) if below and above else None
-    high = _divided(above.high, below.low) if below and above else None
-    return Pair(key, here, there, _divided(there, here), low, high)
+    low = _divide(above.low, below.high) if below and above else None
+    high = _divide(above.high, below.low) if below and above else None
+    return Pair(key, here, there, _divide(there, here), low, high)
 
 
-def _divided(b: float | None, a: float | None) -> float | None:
+def _divide(b: float | None, a: float | None) -> float | None:
     """Return B / A, None if it is not a finite number."""
     if a is None or b is None or a <= 0 or not math.isfinite(b / a):
         return None

@@ -1,6 +1,6 @@
 """The runs of a device as series: one for each variant and case, ordered by the start of the runs.
 
-Only figures that may be compared stand in one series: of one device, case, phase, metric and method, from
+Only values that may be compared stand in one series: of one device, case, phase, metric and method, from
 runs that are complete and valid. A multiplier is computed inside each run, so that drift cancels.
 """
 
@@ -30,17 +30,17 @@ MULTIPLIER = "multiplier"
 
 
 MIN_LEVEL_RUNS = 3
-"""Fewer runs do not count as a level: two disturbed runs in a row are too common."""
+"""Fewer runs are no level: two disturbed runs in a row are too common."""
 MIN_RUNS = 2 * MIN_LEVEL_RUNS
 """The shortest series that can have a change point."""
 _MIN_NOISE = 1e-3
-"""Added to the noise of a series: figures that repeat to the last digit do not make 0.1 % a change."""
+"""Added to the noise of a series, so that a change of 0.1 % after identical values is no change point."""
 
 
 class ChangePoint(NamedTuple):
-    """A change of level: the place of its first figure, and the medians of the levels before and after."""
+    """A change of level: the position of its first value, and the medians of the levels before and after."""
 
-    place: int
+    position: int
     before: float
     after: float
 
@@ -54,7 +54,7 @@ class Key(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The figure of a run, by its position, with the 95 % interval."""
+    """The value of a run, by its position, with the 95 % interval."""
 
     run: int
     value: float
@@ -64,7 +64,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """The figures of one variant in the order of their runs, and where their level changes."""
+    """The values of one variant in the order of their runs, and where their level changes."""
 
     variant: Variant
     key: Key
@@ -76,9 +76,9 @@ class Series:
         """The label of the variant, as in the rows of a table."""
         return self.variant.label(self.key.case.operator)
 
-    def around(self, step: ChangePoint) -> tuple[int, int]:
+    def runs_around(self, step: ChangePoint) -> tuple[int, int]:
         """Return the last run before a change and the first one after it."""
-        return self.points[step.place - 1].run, self.points[step.place].run
+        return self.points[step.position - 1].run, self.points[step.position].run
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class History:
         phase: one of the timed phases.
         runs: the runs that may be compared, by their start.
         series: those of a panel are adjacent.
-        left_out: why other runs, cases and figures are not shown.
+        left_out: why other runs, cases and values are not shown.
         few: labels of cases that too few runs measured.
 
     """
@@ -156,15 +156,15 @@ def history(  # noqa: PLR0913  # the options of the command
     runs_of_key: dict[Key, set[int]] = {}
     for (key, _), points in by_series.items():
         runs_of_key.setdefault(key, set()).update(point.run for point in points)
-    chosen = _chosen(by_series, variants, cases, left_out)
+    chosen = _choose(by_series, variants, cases, left_out)
     few = list(dict.fromkeys(key.case.label for key, _ in chosen if len(runs_of_key[key]) < fewest))
     if few:
         left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(few)}")
     if zeros:
-        left_out.append(f"{zeros} figures of 0 are left out: a logarithmic axis has no place for them")
+        left_out.append(f"{zeros} values of 0 are left out: a logarithmic axis has no place for them")
     # Baselines come last; other variants are in the order in which the runs first have them.
-    order = {variant: place for place, variant in enumerate(dict.fromkeys(v for _, v in by_series))}
-    chosen.sort(key=lambda pair: (*_place(pair[0]), pair[1].baseline, order[pair[1]]))
+    order = {variant: index for index, variant in enumerate(dict.fromkeys(v for _, v in by_series))}
+    chosen.sort(key=lambda pair: (*_sort_key(pair[0]), pair[1].baseline, order[pair[1]]))
     series = (
         Series(
             variant,
@@ -179,19 +179,22 @@ def history(  # noqa: PLR0913  # the options of the command
 
 
 def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
-    """Return the comparable runs, and a line for each other run; run ids begin with the time."""
+    """Return the runs to compare, oldest first, and why each other run is left out.
+
+    Left out are runs that are unfinished, invalid, or of another device than the newest one.
+    """
     ordered = sorted(runs, key=lambda run: run.header.run_id)
     usable = [run for run in ordered if not any(unusable(run))]
-    words = "it ran on {}, the newest one on {}"
+    template = "it ran on {}, the newest one on {}"
     reasons = [
         f"it {' and '.join(unusable(run))}"
         if any(unusable(run))
-        else different_devices(run, usable[-1], words)
+        else different_devices(run, usable[-1], template)
         for run in ordered
     ]
-    found = list(zip(ordered, reasons, strict=True))
-    left_out = [f"run {run.header.run_id} is left out, {reason}" for run, reason in found if reason]
-    return tuple(run for run, reason in found if not reason), left_out
+    pairs = list(zip(ordered, reasons, strict=True))
+    left_out = [f"run {run.header.run_id} is left out, {reason}" for run, reason in pairs if reason]
+    return tuple(run for run, reason in pairs if not reason), left_out
 
 
 def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
@@ -205,7 +208,7 @@ def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
 
 
 def _against(grid: Grid) -> str:
-    """Return the reference of multipliers: base in this phase, or its forward if it lacks the phase."""
+    """Return the reference of multipliers: ``Base``, or ``Base's forward`` if base lacks the phase."""
     reference = grid.reference("base")
     if reference is None:
         return ""
@@ -213,10 +216,10 @@ def _against(grid: Grid) -> str:
     return name if reference.phase == grid.phase else f"{name}'s {reference.phase}"
 
 
-def _point(  # noqa: PLR0913, PLR0917  # a cell and its place in a series
+def _point(  # noqa: PLR0913, PLR0917  # a cell and its run
     grid: Grid, variant: Variant, case: Case, row: Measurement, metric: str, number: int
 ) -> Point | None:
-    """Return the figure of a cell; None if it is not finite, or the multiplier of base itself."""
+    """Return the value of a cell; None if it is not finite, or the multiplier of base itself."""
     if metric == MULTIPLIER:
         ratio = None if variant.mode == "base" else grid.multiplier(variant, case, "base")
         point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
@@ -228,7 +231,7 @@ def _point(  # noqa: PLR0913, PLR0917  # a cell and its place in a series
     return point if point and math.isfinite(point.value) else None
 
 
-def _chosen(
+def _choose(
     measured_keys: Iterable[tuple[Key, Variant]],
     variants: Sequence[str],
     cases: str,
@@ -240,7 +243,7 @@ def _chosen(
         UserError: no series matches; the message contains why runs were ``left_out``.
 
     """
-    known = sorted(measured_keys, key=lambda pair: _place(pair[0]))
+    known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))
 
     def is_chosen(key: Key, variant: Variant) -> bool:
         names = variant.name, variant.label(key.case.operator)
@@ -278,24 +281,24 @@ def why_empty(history: History) -> str:
     )
 
 
-def _place(key: Key) -> tuple[object, ...]:
+def _sort_key(key: Key) -> tuple[object, ...]:
     """Sort layers without spatial dimensions first, then by size."""
     case = key.case
     return len(case.kernel_size), case.operator, case.dtype, *by_size(case), key.method, key.against
 
 
 def measured_in(panel: Sequence[Series]) -> list[int]:
-    """Return the positions of the runs that have a figure in any of these series."""
+    """Return the positions of the runs that have a value in any of these series."""
     return sorted({point.run for series in panel for point in series.points})
 
 
 def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
-    """Return the changes of level in a series of positive figures.
+    """Return the changes of level in a series of positive values.
 
-    PELT (Killick et al. 2012) minimizes absolute deviations of the logarithms from the median of their level,
-    in units of the median step between neighbors, plus a penalty per change. In simulations at most 2 % of
-    series without a change are marked, 10 % if neighbors correlate by 0.5. A step of four times the noise is
-    found in two of three series with three runs on each side, and in all with ten.
+    PELT (Killick et al. 2012) minimizes sum |log y_i - median of its level| / noise + penalty * changes, with
+    noise = median |log y_i+1 - log y_i| and penalty = 3 + log(number of values). In simulations it marks
+    at most 2 % of series without a change, 10 % if neighbors correlate by 0.5. It finds a step of four times
+    the noise in two of three series with three runs on each side, and in all with ten.
 
     Raises:
         UserError: ruptures is not installed.
@@ -314,19 +317,19 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
     ends: list[int] = search.predict(pen=3 + math.log(len(values)))
     levels = [statistics.median(values[begin:end]) for begin, end in pairwise([0, *ends])]
     return tuple(
-        ChangePoint(place, before, after)
-        for place, (before, after) in zip(ends[:-1], pairwise(levels), strict=True)
+        ChangePoint(index, before, after)
+        for index, (before, after) in zip(ends[:-1], pairwise(levels), strict=True)
     )
 
 
 def change(before: float, after: float) -> float | None:
-    """Return the relative change of a figure in percent, ``None`` if it is not finite."""
+    """Return the relative change of a value in percent, ``None`` if it is not finite."""
     percent = 100 * (after / before - 1)
     return percent if math.isfinite(percent) else None
 
 
 def percentage(before: float, after: float) -> str:
-    """Return the relative change of a figure as text, with its sign."""
+    """Return the relative change of a value as text, with its sign."""
     percent = change(before, after)
     if percent is None:
         return ABSENT

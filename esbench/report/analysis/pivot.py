@@ -37,10 +37,9 @@ _Key = tuple[Phase, str, str]  # phase, metric and method
 
 @dataclass(frozen=True)
 class Trace:
-    """Where a figure comes from: the run, the rows, and how it follows from their samples.
+    """The origin of a value: its run, its rows, and the rule by which it is computed from their samples.
 
-    The first row belongs to the figure's own variant and case; the others are the rows that it was compared
-    or combined with.
+    The first row is the one of the value's variant and case. The others are references, such as base.
     """
 
     run_id: str
@@ -73,18 +72,18 @@ class Grid:
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
-        """The columns, by size: a run measures its cases in random order."""
+        """The columns, sorted by size, because a run measures its cases in random order."""
         return tuple(sorted({row.case for row in self._rows}, key=by_size))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The rows in the order of the run, baselines last; some have only reasons and no number."""
-        held = {row.variant for row in self._rows}
-        known = dict.fromkeys(row.variant for row in self.run.rows)
-        return tuple(sorted((variant for variant in known if variant in held), key=_baselines_last))
+        in_grid = {row.variant for row in self._rows}
+        in_run = dict.fromkeys(row.variant for row in self.run.rows)
+        return tuple(sorted((variant for variant in in_run if variant in in_grid), key=_baselines_last))
 
     def at(self, variant: Variant, case: Case) -> Measurement | Skipped | None:
-        """Return the content of a cell. A variant that failed has no number, even if some was measured."""
+        """Return the row of a cell. For a variant that failed this is the failure, never a measurement."""
         skipped = self._skipped.get((variant, case))
         measured = self.measured(variant, case, self.phase)
         if skipped is not None and (measured is None or skipped.status == "failed"):
@@ -192,13 +191,12 @@ class Grid:
 def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     """Return all grids of an operator whose metric has this suffix, the forward pass first.
 
-    With the suffix of times these include phases and methods by which nothing could be measured, for their
-    reasons. Left out are methods by which only base and naive were timed, which other phases are compared
-    with.
+    For times, this includes phases and methods without a measurement, to show the reasons. Methods by which
+    only base and naive were timed are left out: they are references of other phases.
     """
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     all_grids = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
-    return sorted((grid for grid in all_grids if grid.variants), key=_place)
+    return sorted((grid for grid in all_grids if grid.variants), key=_sort_key)
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
@@ -223,10 +221,10 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
 
 
 def _keys_of_reasons(rows: Iterable[Row], timed: Collection[Phase], *, is_empty: bool) -> list[_Key]:
-    """Return keys of times for the reasons of rows that were skipped.
+    """Return the keys of the time grids that show the reasons of skipped rows.
 
-    A reason without a phase is shown with the first phase that was timed. A phase that was timed by no method
-    has the method :data:`UNMEASURED` if a variant failed or ran out of memory in it, or the run is empty.
+    A reason without a phase is shown in the first phase that was timed. A phase without any time has the
+    method :data:`UNMEASURED` if a variant failed or ran out of memory in it, or if the run is empty.
     """
     order: tuple[Phase, ...] = ("forward", *PHASES)
     first = next((phase for phase in order if phase in timed), order[0])
@@ -257,7 +255,7 @@ def _kind(case: Case) -> tuple[str, str, bool]:
     return case.operator, case.dtype, case.antithetic
 
 
-def _place(grid: Grid) -> tuple[bool, int, int, int]:
+def _sort_key(grid: Grid) -> tuple[bool, int, int, int]:
     metric = _METRICS.index(grid.metric) if grid.metric in _METRICS else len(_METRICS)
     method = _METHODS.index(grid.method) if grid.method in _METHODS else len(_METHODS)
     return grid.phase != "forward", PHASES.index(grid.phase), metric, method

@@ -18,15 +18,15 @@ from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.units import format_number
 
 LARGEST_GAIN = 100.0
-"""If n_eff / n is above this, the cosine is 1 within its error."""
+"""Above this n_eff / n, the error of the cosine hides its distance to 1: n_eff is a lower bound."""
 ROUNDING = 1e-9
-"""Relative to d: the rounding error of a closed form that is 0."""
+"""Rounding error of d + kappa n, relative to d."""
 EXACT = "exact"
-"""Shown as n_eff of an estimate without any error."""
+"""The text for an infinite n_eff: an estimate without error for a linear fitness."""
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
-"""The methods by which kappa and n_eff are found."""
+"""The methods that kappa and n_eff are computed by."""
 UNSEEN = "unseen"
-"""The method of the bound on what a fitted kappa misses: pairs of members that were not sampled."""
+"""The method of a bound: how much pairs of members that were not sampled may add to a fitted kappa."""
 KAPPA, EFFECTIVE = "kappa", "effective_members"
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """A fitted kappa agrees with its closed form up to the larger of these tolerances."""
@@ -74,7 +74,7 @@ class EffectiveSize:
 
 
 class Part(NamedTuple):
-    """The size of a layer and of its network, in perturbed numbers."""
+    """The numbers of perturbed weights of a layer and of its network."""
 
     own: int = 1
     whole: int = 1
@@ -89,7 +89,7 @@ ALONE = Part()
 
 
 class Law(NamedTuple):
-    """The kappa that counts for a variant on a case, and the n_eff that follows."""
+    """The most reliable kappa of a variant on a case, and its n_eff by the quality law."""
 
     kappa: Estimate | None
     effective: EffectiveSize | Skipped | None
@@ -113,12 +113,12 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def n_eff_by_law(kappa: float, members: int, size: float) -> EffectiveSize | None:
     """Return n_eff = n / (1 + kappa n / d) of a closed form; None if d + kappa n is below 0.
 
-    1 / cos^2 is given by the law up to (1 + kappa) / n, so d + kappa n counts as 0 up to 1 + kappa.
+    The law neglects (1 + kappa) / n in 1 / cos^2, which is an error of 1 + kappa in d + kappa n.
     """
-    left, error = size + kappa * members, max(1 + kappa, 0.0) + ROUNDING * size
-    if left < -error:
+    denominator, error = size + kappa * members, max(1 + kappa, 0.0) + ROUNDING * size
+    if denominator < -error:
         return None
-    value = members * size / left if left > error else math.inf
+    value = members * size / denominator if denominator > error else math.inf
     return EffectiveSize(value, value, value, 0)
 
 
@@ -169,7 +169,7 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
 def percent_of_members(n_eff: EffectiveSize, members: int) -> str:
     """Return n_eff as a percentage of the members, as precisely as its interval allows.
 
-    Above 100 % only if the interval is: members that share less than independent ones do.
+    The text is "about 100 %" if n_eff is above the members, but its interval is not.
     """
     if n_eff.is_exact:
         return EXACT
@@ -182,8 +182,8 @@ def percent_of_members(n_eff: EffectiveSize, members: int) -> str:
 def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
     """Return whether a fitted kappa agrees with its closed form: "yes", :data:`CONTRADICTED`, or "unclear".
 
-    A fit above the closed form by more than its interval contradicts it. A fit below may lack rare pairs of
-    members that did not occur: up to ``unseen`` it contradicts nothing.
+    A fit contradicts the closed form if it is off by more than the tolerance and its interval. Below the
+    closed form it may also be off by ``unseen``, the bound on pairs of members that were not sampled.
     """
     off, allowed = abs(fitted.mean - closed), max(RELATIVE * abs(closed), ABSOLUTE)
     if off <= allowed:
@@ -228,11 +228,11 @@ class Qualities:
     run: Run
 
     def law(self, variant: Variant, case: Case, part: Part = ALONE) -> Law:
-        """Kappa and n_eff: of the closed form if there is one and the fit does not contradict it.
+        """Return kappa and n_eff, from the closed form unless it is missing or the fit contradicts it.
 
-        A fit has noise, which n / d multiplies, and with a shared core a bias. In a network a layer has
-        n_eff = n / (1 + kappa n / d) with the d of the whole network. If a closed form near -d / n gives more
-        than n, but the replicates give only a lower bound, the bound is returned.
+        The closed form is preferred because n / d multiplies the noise of a fit. A layer of a network has
+        n_eff = n / (1 + kappa n / d) with the d of the network. If the closed form gives n_eff above n and
+        the replicates give a lower bound only, that bound is returned.
         """
         fitted, closed, unseen = (
             self.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
@@ -277,7 +277,7 @@ class Qualities:
             )
 
     def trace(self, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
-        """Where the mean of a quality comes from, if it has a row."""
+        """Return the origin of the mean of a quality metric, None without a row."""
         row = self._rows.get((variant, case, metric, method))
         return Trace(self.run.header.run_id, _MEAN, (row,)) if row else None
 
@@ -292,7 +292,7 @@ class Qualities:
         return list(dict.fromkeys(key[3] for key in self._rows if key[1:3] == (case, metric)))
 
     def reason(self, variant: Variant, case: Case, methods: Collection[str]) -> Skipped | None:
-        """Return why a variant has no quality on a case, by any or by one of these methods."""
+        """Return why a variant has no quality on a case by these methods, None without a reason."""
         reasons = self._reasons.get((variant, case), ())
         return next((row for row in reasons if row.method is None or row.method in methods), None)
 
@@ -318,7 +318,7 @@ class Qualities:
 
     @cached_property
     def _reasons(self) -> dict[tuple[Variant, Case], list[Skipped]]:
-        """Return why quality is missing, by variant and case: failures first, then rows for all methods."""
+        """The reasons for missing quality: failures first, then reasons for all methods."""
         reasons: dict[tuple[Variant, Case], list[Skipped]] = {}
         skipped = [row for row in self.run.skipped if row.phase in {None, QUALITY}]
         for row in sorted(skipped, key=lambda row: (row.status != "failed", row.method is not None)):

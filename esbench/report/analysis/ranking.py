@@ -23,7 +23,7 @@ from esbench.units import format_value
 NOISE = "noise_bytes"
 _NS_PER_MS = 1e6
 _FEWEST_ROUNDS = 2
-"""Of a multiple: in a single round the machine may have been busy."""
+"""Rounds that a multiple needs: a single round may have been disturbed."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RankedVariant:
 
     @property
     def rate_interval(self) -> tuple[float, float] | None:
-        """The ends of the rate, from those of n_eff and of the step; None if one is unknown."""
+        """The 95 % interval of the rate, from those of n_eff and the step; None if one is unknown."""
         n_eff, step = self.effective, self.step_interval
         if n_eff is None or step is None or step.low <= 0 or self.is_exact:
             return None
@@ -110,7 +110,7 @@ class RankedVariant:
 
     @property
     def reach(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """Bounds of the sort key (n_eff per ns, negative step time), from the 95 % intervals."""
+        """The lower and upper bounds of the sort key (n_eff per ns, -step time in ns), at 95 %."""
         if self.rate is None or self.effective is None or self.step_ns is None:
             return None
         step = self.step_interval
@@ -130,7 +130,7 @@ class RankedVariant:
 
     @property
     def is_single(self) -> bool:
-        """Whether the step has too few rounds for a multiple."""
+        """Whether the step has fewer than two rounds, too few for a multiple."""
         return self.step is None or len(self.step.samples) < _FEWEST_ROUNDS
 
     def times(self, other: "RankedVariant | None") -> float | None:

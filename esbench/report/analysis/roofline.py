@@ -17,9 +17,9 @@ DISTURBED = "the peak was measured under a disturbance, so bounds computed from 
 def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
     """Return a device peak in bytes or flops per ns: amount over the 20th percentile of its samples.
 
-    Disturbances only make a sample slower, so the faster samples count; the fastest alone may be an error of
-    the timer. A matrix product counts for its own dtype only, TF32 (``tfloat32``) apart from float32; a copy
-    counts for all. None if the run has no such peak.
+    A disturbance makes a sample slower, and the very fastest may be a timer error: hence the 20th percentile.
+    A matrix product gives the peak of its dtype only (TF32 is ``tfloat32``), a copy that of all dtypes. None
+    if the run has no such peak.
     """
     rates = (
         peak.amount / spread.p20
@@ -42,7 +42,7 @@ def beats_arithmetic(run: Run, row: Measurement) -> bool:
 
 
 def _min_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
-    """Return the least times of arithmetic and of traffic, empty if a peak that one needs is missing."""
+    """Return the least times in ns of arithmetic and traffic, empty if a peak that one needs is unknown."""
     amounts = {"matmul": work.flops, "copy": work.moved_bytes} if work else {}
     rates = {"matmul": rate(run, "matmul", dtype), "copy": rate(run, "copy", dtype)}
     times = {kind: (amount, rates[kind]) for kind, amount in amounts.items() if amount}

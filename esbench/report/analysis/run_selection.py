@@ -1,4 +1,4 @@
-"""The stored run that each page of a report shows, and why the others are left out."""
+"""Selects the stored run that each page of a report shows, with the reasons why others are left out."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
     by_page: dict[Path, list[Run]] = {}
     for run in runs:
         by_page.setdefault(page(run), []).append(run)
-    pages = {path: newest_whole(runs_of_page) for path, runs_of_page in sorted(by_page.items())}
+    pages = {path: select_newest(runs_of_page) for path, runs_of_page in sorted(by_page.items())}
     by_reason: dict[str, list[str]] = {}
     for run in every:
         shown = pages.get(page(run))
@@ -67,7 +67,7 @@ def _reason(run: Run, *, is_shown_device: bool) -> str:
     return f"it {' and '.join(doubts)}" if doubts else "superseded by a newer run"
 
 
-def newest_whole(runs: Iterable[Run]) -> Run:
+def select_newest(runs: Iterable[Run]) -> Run:
     """Select the run that a page shows, of at least one.
 
     Selected is the newest run that is complete, valid, of its whole suite and of committed code; if there is
@@ -82,7 +82,7 @@ def newest_whole(runs: Iterable[Run]) -> Run:
 
 
 def flaws(run: Run) -> Iterator[str]:
-    """Yield why a run must not replace an older one on its page; nothing if it may."""
+    """Yield the reasons why a run must not replace an older one on its page."""
     yield from unusable(run)
     if part := partial_request(run):
         yield f"holds part of its suite ({part})"
@@ -91,7 +91,7 @@ def flaws(run: Run) -> Iterator[str]:
 
 
 def unusable(run: Run) -> Iterator[str]:
-    """Yield why the figures of a run must not be compared with those of others; nothing if they may."""
+    """Yield the reasons why a run must not be compared with others: it is unfinished or invalid."""
     if run.end is None or run.end.status == "interrupted":
         yield "was interrupted" if run.end else "has no end"
     if run.end and run.end.invalid:
@@ -99,9 +99,9 @@ def unusable(run: Run) -> Iterator[str]:
 
 
 def partial_request(run: Run) -> str:
-    """Return which part of its suite was requested of a run; empty if all of it.
+    """Return the options that limited a run to a part of its suite, such as ``phases step``; else empty.
 
-    Another dtype is the whole suite in that dtype, and a plug-in adds to it.
+    The options for the dtype and for plug-ins do not limit a suite.
     """
     request = run.header.request or Request()
     default = msgspec.structs.replace(Request(), dtype=request.dtype, plugins=request.plugins)

@@ -1,4 +1,4 @@
-"""Figures and tables as comma-separated values."""
+"""Numbers and tables as comma-separated values."""
 
 import csv
 import io
@@ -37,11 +37,11 @@ def _plain(value: object) -> object:
 
 
 def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
-    """Return the figures in the cells of some tables as tidy data, with all digits.
+    """Return the numbers in the cells of some tables as tidy data, with all digits.
 
     One line is a variant on a case in a phase by a method; one column is a metric, whose suffix is its unit:
     ``latency_ns``. The interval is in ``latency_ns_low`` and ``latency_ns_high``. A variant without a number
-    has its ``status`` and ``reason``. The text is empty if no cell has a figure.
+    has its ``status`` and ``reason``. The text is empty if no cell has a number.
 
     Args:
         runs: the runs that the tables are made from.

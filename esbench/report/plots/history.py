@@ -134,7 +134,7 @@ def _draw_line(axes: Axes, series: Series, look: Look, places: Mapping[int, int]
         if point.low and point.high:
             axes.vlines(place, point.low / size, point.high / size, color=look.color, linewidth=0.8)
     for step in series.change_points:
-        point = series.points[step.place]
+        point = series.points[step.position]
         at = places[point.run], point.value / size
         axes.plot(*at, **style.RING)
         axes.annotate(

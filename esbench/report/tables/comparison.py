@@ -14,7 +14,7 @@ from esbench.text import first_names, one_line
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (
-    "A and B are the figures of a run's own tables: of a time the median of the rounds' medians; "
+    "A and B are the values of a run's own tables: of a time the median of the rounds' medians; "
     "B / A is their ratio. Its interval holds at least 95 %: both medians' 97.5 % order-statistic intervals, "
     f"end divided by end; {ABSENT} where A or B has fewer than 7 rounds, or no usable samples. It knows the "
     "spread inside each process, not that between processes."
@@ -57,8 +57,8 @@ def summary(comparison: Comparison) -> str:
 def _change(pair: Pair) -> str:
     key = pair.key
     name = one_line(f"{key.variant.name}, {captions.layer(key.case)}, {key.phase}")
-    figures = f"{format_value(key.metric, pair.a)} -> {format_value(key.metric, pair.b)}"
-    return f"{format_multiplier(pair.ratio)}  {name}: {figures}"
+    values = f"{format_value(key.metric, pair.a)} -> {format_value(key.metric, pair.b)}"
+    return f"{format_multiplier(pair.ratio)}  {name}: {values}"
 
 
 def text(comparison: Comparison) -> str:
@@ -84,7 +84,7 @@ def text(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:
-    """Return the comparison as a JSON object, figures in the unit of their metric."""
+    """Return the comparison as a JSON object, values in the unit of their metric."""
     return {
         "a": comparison.a.header.run_id,
         "b": comparison.b.header.run_id,

@@ -27,7 +27,7 @@ RULE = (
 
 
 def sections(history: History) -> list[Section]:
-    """Return tables of the first and last figures of the series, and of where their levels change."""
+    """Return tables with the first value, the last value and the change points of each series."""
     shown = measured_in(history.series)
     by_title: dict[str, list[Series]] = {}
     for line in history.series:
@@ -46,17 +46,17 @@ def sections(history: History) -> list[Section]:
 
 
 def _title(history: History, key: Key) -> str:
-    """Return the title of a panel's series without their case."""
+    """Return the title of a table: operator, phase, metric and method."""
     if history.metric == MULTIPLIER:
-        what = f"time(variant) / time({key.against}), lower is better"
+        description = f"time(variant) / time({key.against}), lower is better"
     else:
-        what = captions.metric(history.metric)
-    return f"{key.case.operator}, {history.phase}: {what} (method {key.method})"
+        description = captions.metric(history.metric)
+    return f"{key.case.operator}, {history.phase}: {description} (method {key.method})"
 
 
 def _table(history: History, series: Sequence[Series]) -> Table:
-    panels = {key: len(measured_in(panel)) for key, panel in history.panels.items()}
-    rows = [_row(history, line, panels[line.key]) for line in series]
+    runs_of_panel = {key: len(measured_in(panel)) for key, panel in history.panels.items()}
+    rows = [_row(history, line, runs_of_panel[line.key]) for line in series]
     return Table(
         corner="variant",
         headings=("case", "runs", "first", "last", "change", "change points"),
@@ -65,16 +65,16 @@ def _table(history: History, series: Sequence[Series]) -> Table:
     )
 
 
-def _row(history: History, series: Series, of: int) -> list[str]:
+def _row(history: History, series: Series, runs: int) -> list[str]:
     first, last = series.points[0].value, series.points[-1].value
     count = len(series.points)
     return [
         series.key.case.label,
-        str(count) if count == of else f"{count} of {of}",
+        str(count) if count == runs else f"{count} of {runs}",
         _value(history.metric, first),
         _value(history.metric, last) if count > 1 else "",
         percentage(first, last) if count > 1 else "",
-        _steps(history, series),
+        _change_points_text(history, series),
     ]
 
 
@@ -82,13 +82,13 @@ def _value(metric: str, number: float) -> str:
     return format_multiplier(number) if metric == MULTIPLIER else format_value(metric, number)
 
 
-def _steps(history: History, series: Series) -> str:
+def _change_points_text(history: History, series: Series) -> str:
     if len(series.points) < MIN_RUNS:
         return "too short"
-    words = [
+    texts = [
         " -> ".join(moment(history.runs[number]) for number in (before, after))
-        + f": {percentage(step.before, step.after)}"
-        for step in series.change_points
-        for before, after in [series.around(step)]
+        + f": {percentage(change_point.before, change_point.after)}"
+        for change_point in series.change_points
+        for before, after in [series.runs_around(change_point)]
     ]
-    return "; ".join(words) or "none"
+    return "; ".join(texts) or "none"

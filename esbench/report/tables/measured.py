@@ -117,14 +117,15 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
     ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
     if ratio is None or pair is None:
         return None
-    what = "this row by the other" if mode == "base" else "the other by this row"
-    rule = f"{what}, {'of medians' if ratio.method == 'of medians' else 'the median of ratios inside rounds'}"
+    quotient = "this row by the other" if mode == "base" else "the other by this row"
+    method = "of medians" if ratio.method == "of medians" else "the median of ratios inside rounds"
+    rule = f"{quotient}, {method}"
     trace = Trace(grid.run.header.run_id, rule, pair)
     return CellNumber(multiplier.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
 
 
 def section(grid: Grid) -> Section:
-    """Return the tables of a grid: the figures, and their multipliers."""
+    """Return the tables of a grid: the values, and their multipliers."""
     filler = GridTable.of(grid)
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
@@ -135,14 +136,14 @@ def section(grid: Grid) -> Section:
         *(_multipliers(grid, filler, multiplier) for multiplier in multipliers),
         _host_and_device(grid, filler),
     ]
-    what = captions.short_metric(grid.metric)
-    return grid_section(grid, what, filter(None, blocks), [*filler.notes, *sample_warnings(grid)])
+    topic = captions.short_metric(grid.metric)
+    return grid_section(grid, topic, filter(None, blocks), [*filler.notes, *sample_warnings(grid)])
 
 
-def grid_section(grid: Grid, what: str, blocks: Iterable[Block], footnotes: Iterable[str]) -> Section:
-    """Return a section of tables of a grid; ``what`` is the last part of the title."""
+def grid_section(grid: Grid, topic: str, blocks: Iterable[Block], footnotes: Iterable[str]) -> Section:
+    """Return a section of tables of a grid; ``topic`` is the last part of the title."""
     return Section(
-        title=f"{grid.operator}, {grid.phase}: {what}",
+        title=f"{grid.operator}, {grid.phase}: {topic}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, grid.cases),
         blocks=tuple(blocks),
@@ -174,7 +175,7 @@ def other_sections(run: Run, operator: str) -> list[Section]:
     return [section(grid) for grid in every if not grid.metric.endswith((TIMES, MEMORY))]
 
 
-def figures_only(section: Section) -> Section:
+def without_multipliers(section: Section) -> Section:
     """Return the section without multipliers."""
     return replace(section, blocks=section.blocks[:1])
 

@@ -51,7 +51,7 @@ def _section(here: Grid, published: Sequence[Run]) -> Section | None:
 
 
 def _is_comparable(here: Grid, there: Grid) -> bool:
-    """Return whether two grids show the same figure and share a shape and a variant."""
+    """Return whether two grids show the same value and share a shape and a variant."""
     return (
         (there.phase, there.metric, there.antithetic) == (here.phase, here.metric, here.antithetic)
         and any(_like(case, there) for case in here.cases)
@@ -72,12 +72,12 @@ def _block(here: Grid, there: Grid, multiplier: Multiplier, notes: Footnotes) ->
 
     def cell(variant: Variant, case: Case, _: Measurement) -> Cell:
         like = _like(case, there)
-        figures = (
+        values = (
             multiple(here, variant, case, multiplier),
             multiple(there, variant, like, multiplier) if like else None,
         )
         absent = CellNumber(multiplier.name, None, kind="multiple")
-        return Cell("{} / {}", tuple(figure or absent for figure in figures))
+        return Cell("{} / {}", tuple(value or absent for value in values))
 
     note = f": {multiplier.formula}."
     if not _batches(there) <= _batches(here):

@@ -209,7 +209,7 @@ def _figure_heading(qualities: Qualities, case: Case, metric: str, method: str) 
 def _section(  # noqa: PLR0913, PLR0917  # the parts of a section
     qualities: Qualities,
     case: Case,
-    what: str,
+    topic: str,
     block: tuple[str, str],
     cells: Callable[[Variant], dict[str, Cell | None]],
     methods: Collection[str],
@@ -223,4 +223,4 @@ def _section(  # noqa: PLR0913, PLR0917  # the parts of a section
 
     table = variants_table(case, qualities.variants(case), cells, reason, notes)
     grid = Grid(qualities.run, case.operator, case.dtype, case.antithetic, QUALITY, KAPPA, LINEAR)
-    return case_section(grid, case, what, Block(*block, table), notes)
+    return case_section(grid, case, topic, Block(*block, table), notes)

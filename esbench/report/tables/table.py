@@ -1,7 +1,7 @@
 """Data classes of tables: cells with numbers, their intervals and origins; blocks and sections of a page.
 
 A cell is formatted only when a table is printed, so the same table can be shown with intervals or without,
-and every figure can be traced back to the run and the rows that it was computed from.
+and every value can be traced back to the run and the rows that it was computed from.
 """
 
 import math
@@ -127,7 +127,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Block:
-    """A table with its title and a note on its figures."""
+    """A table with its title and a note on its values."""
 
     title: str
     note: str
@@ -220,7 +220,7 @@ def variants_table(
     reason: Callable[[Variant], Skipped | None],
     notes: Footnotes,
 ) -> Table:
-    """Return a table with a row for each variant; the first cell without a number shows its reason, if any.
+    """Return a table with a row for each variant; its first cell without a number shows the reason, if known.
 
     Args:
         case: the case of all rows.
@@ -233,8 +233,8 @@ def variants_table(
     labels, rows = [], []
     headings: tuple[str, ...] = ()
     for variant in variants:
-        filled, skipped = cells(variant), reason(variant)
-        headings, row = tuple(filled), list(filled.values())
+        by_heading, skipped = cells(variant), reason(variant)
+        headings, row = tuple(by_heading), list(by_heading.values())
         if skipped and None in row:
             row[row.index(None)] = notes.skipped(skipped)
         labels.append(variant.label(case.operator))
@@ -243,12 +243,12 @@ def variants_table(
 
 
 def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
-    grid: Grid, case: Case, what: str, block: Block, footnotes: Iterable[str], heading_suffix: str = ""
+    grid: Grid, case: Case, topic: str, block: Block, footnotes: Iterable[str], heading_suffix: str = ""
 ) -> Section:
     """Return a section with one table about one case."""
     cases = list(dict.fromkeys(row.case for row in grid.run.rows if row.case.operator == case.operator))
     return Section(
-        title=f"{case.operator} {headings(cases)[cases.index(case)]}: {what}",
+        title=f"{case.operator} {headings(cases)[cases.index(case)]}: {topic}",
         origin=captions.origin(grid.run),
         conditions=captions.conditions(grid, [case]),
         blocks=(block,),

@@ -1,4 +1,4 @@
-"""The answer at the top of the page: which variant to use on a case, its main figures, and what to know."""
+"""The answer at the top of the page: which variant to use on a case, its main numbers, and remarks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ _NAMED = 5
 
 
 class Task(NamedTuple):
-    """A workload that is not a layer with a perturbation: what its answer is about.
+    """How to answer for a workload other than a perturbed layer.
 
     Attributes:
         group: its heading in the list of layers.
         lead: the words before the best variant.
         phase: the phase of the metric that decides.
         metric: that metric.
-        words: description of its figure.
-        also: phase and metric of more figures of the best variant, and what they are.
+        words: its description.
+        also: phase, metric and description of more numbers of the best variant.
         method: the method of the metric, empty for any.
 
     """
@@ -113,7 +113,7 @@ TASKS = {
 
 
 class Pick(NamedTuple):
-    """A recommended variant: its main figures, each with the words below it, and why it is one."""
+    """A recommended variant: its main numbers with their descriptions, and why it is recommended."""
 
     variant: Variant
     figures: tuple[tuple[str, str], ...]
@@ -142,16 +142,15 @@ class Answer(NamedTuple):
 def answer(views: Sequence[View]) -> Answer:
     """Return the answer from the views of one case in one run: by rate, by a task's metric, or by time."""
     task = TASKS.get(views[0].case.operator)
-    places = [
-        n for n, view in enumerate(views) if (task.decides(view) if task else view.metric == RATE_METRIC)
-    ]
+    # The views that can decide, most important first, by their position.
+    deciding = [i for i, v in enumerate(views) if (task.decides(v) if task else v.metric == RATE_METRIC)]
     for phase in ("step", "forward", "update", "sample"):
-        places += [n for n, view in enumerate(views) if (view.phase, view.metric) == (phase, LATENCY)]
-    place = next((n for n in places if candidates(views[n])), next(iter(places), 0))
-    view = views[place]
+        deciding += [i for i, v in enumerate(views) if (v.phase, v.metric) == (phase, LATENCY)]
+    index = next((i for i in deciding if candidates(views[i])), next(iter(deciding), 0))
+    view = views[index]
     rows = candidates(view)
     if not rows:
-        return Answer(place, "No variant has a figure here: the table gives the reasons")
+        return Answer(index, "No variant has a figure here: the table gives the reasons")
     if task:
         rows = _fastest_of_equals(views, rows)
     best, tied = rows[0], _tied(rows, view.metric)
@@ -170,7 +169,7 @@ def answer(views: Sequence[View]) -> Answer:
         if any(row.variant.name == DENSE for row in view.rows):
             notes.append(_TIME_ALONE)
     picks = (Pick(row.variant, tuple(figures(view, row)), _why(row, best)) for row in shown)
-    return Answer(place, lead, tuple(row.variant for row in (best, *tied)), tuple(picks), tuple(notes))
+    return Answer(index, lead, tuple(row.variant for row in (best, *tied)), tuple(picks), tuple(notes))
 
 
 _TIME_ALONE = (
@@ -180,7 +179,7 @@ _TIME_ALONE = (
 
 
 def candidates(view: View) -> list[Row]:
-    """Return the rows with a figure, best first, without baselines and controls."""
+    """Return the rows with a value, best first, without baselines and controls."""
     return [
         row
         for row in view.rows
@@ -197,20 +196,20 @@ def is_control(variant: Variant) -> bool:
 
 
 def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
-    """Return rows with those of the best value sorted by the time of a step."""
+    """Sort the rows that share the best value by the time of their step."""
     steps = next((view.rows for view in views if (view.phase, view.metric) == ("step", LATENCY)), ())
-    place = {row.variant: n for n, row in enumerate(steps)}
-    return sorted(rows, key=lambda row: (row.marks[:1] != rows[0].marks[:1], place.get(row.variant, 0)))
+    position = {row.variant: index for index, row in enumerate(steps)}
+    return sorted(rows, key=lambda row: (row.marks[:1] != rows[0].marks[:1], position.get(row.variant, 0)))
 
 
 def _tied(rows: Sequence[Row], metric: str) -> list[Row]:
     """Return the rows after the first whose interval overlaps that of the first."""
-    best, *rest = rows
+    best, *others = rows
     if best.is_exact:
         return []
     sign = better(metric) or -1
     worst = min(sign * end for end in best.ends)
-    return [row for row in rest if max(sign * end for end in row.ends) >= worst]
+    return [row for row in others if max(sign * end for end in row.ends) >= worst]
 
 
 def _ties_note(best: Row, tied: Sequence[Row]) -> list[str]:

@@ -1,6 +1,6 @@
 """The data of the report page as plain JSON: runs, cases, variants, views with their rows, and answers.
 
-Records refer to one another by position. The page computes no figure: each text is that of a table, and the
+Records refer to one another by position. The page computes no number: each text is that of a table, and the
 numbers are there to be drawn and, in a comparison of two runs, divided.
 """
 
@@ -174,11 +174,11 @@ def _scheme(doc: SchemeDoc) -> Record:
     computed = _REFERENCE.match(doc.text)
     parts = _PARAGRAPH.split(_REFERENCE.sub(r"\1", doc.text).replace("``", ""))
     closed = {form[1]: one_line(form[2]) for part in parts if (form := _CLOSED.fullmatch(part))}
-    rest = [one_line(part) for part in parts if not _CLOSED.fullmatch(part)]
+    paragraphs = [one_line(part) for part in parts if not _CLOSED.fullmatch(part)]
     return {
         "module": doc.module,
-        "summary": "".join(rest[:1]),
-        "text": rest[1:],
+        "summary": "".join(paragraphs[:1]),
+        "text": paragraphs[1:],
         "closed": closed,
         "of": computed[1] if computed else "",
     }
@@ -211,25 +211,25 @@ def _answer(answer: Answer, first: int, position: Callable[[Variant], int]) -> R
 def _start(runs: Sequence[Run], views: Sequence[tuple[int, View]]) -> int:
     """Return the position of the view that the page begins with: the case of README's first picture."""
 
-    def key(place: int) -> tuple[bool, bool, bool, bool, int, int]:
-        number, view = views[place]
+    def key(index: int) -> tuple[bool, bool, bool, bool, int, int]:
+        number, view = views[index]
         compared = any(row.variant.name == DENSE and row.is_known for row in view.rows)
         is_ranking = view.metric == RATE_METRIC
         layer = view.case.operator == "Linear"
         is_whole = not any(flaws(runs[number]))
-        return is_ranking, compared, is_whole, layer, view.case.members, -place
+        return is_ranking, compared, is_whole, layer, view.case.members, -index
 
     return max(range(len(views)), key=key, default=0)
 
 
 def _row(position: int, row: Row) -> list[Any]:
-    """Return a row as ``[variant, [value, low, high, evaluated], texts, rest]``; without an empty rest."""
-    rest = {"kind": row.kind, "reason": short(row.reason), "remark": short(row.remark)}
-    rest = {name: text for name, text in rest.items() if text}
+    """Return a row as ``[variant, [value, low, high, evaluated], texts, remarks if any]``."""
+    remarks = {"kind": row.kind, "reason": short(row.reason), "remark": short(row.remark)}
+    remarks = {name: text for name, text in remarks.items() if text}
     marks = [_number(mark) for mark in row.marks]
     while marks and marks[-1] is None:
         marks.pop()
-    return [position, marks, list(row.texts), *([rest] if rest else [])]
+    return [position, marks, list(row.texts), *([remarks] if remarks else [])]
 
 
 def _number(value: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """A run as views: the rows of one metric on one case, with the numbers to draw and the texts to show.
 
-The texts come from the functions that fill the tables, so that page and tables have the same figures.
+The texts come from the functions that fill the tables, so that page and tables have the same values.
 """
 
 import math
@@ -30,9 +30,9 @@ from esbench.stats import median
 from esbench.units import format_cell, format_multiplier, format_number, quantity
 
 RATE_METRIC = "n_eff_per_ms"
-"""Effective population per ms of a step: a figure of rankings, not the metric of a stored row."""
+"""Effective population per ms of a step: a value of rankings, not the metric of a stored row."""
 EXACT, AT_LEAST = "exact", "at least"
-"""Kinds of a figure that is above every number, or of which only a lower bound is known."""
+"""Kinds of a value that is above every number, or of which only a lower bound is known."""
 _UNSHOWN = {"process_bytes", "singular_values", "stable_rank", "dot_mean", "dot_variance", "correlation"}
 """Metrics that only the tables show."""
 _LAW = {("kappa", "closed form"), ("kappa", "unseen")}
@@ -63,12 +63,12 @@ class Row(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the figure is above every number."""
+        """Whether the value is above every number."""
         return self.kind == EXACT
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a figure, possibly an exact one."""
+        """Whether there is a value, possibly an exact one."""
         return self.is_exact or (bool(self.marks) and self.marks[0] is not None)
 
     @property
@@ -266,7 +266,7 @@ def better(metric: str) -> int:
 
 
 def _sorted(metric: str, rows: list[Row]) -> tuple[Row, ...]:
-    """Return rows best first; those without a figure come last."""
+    """Return rows best first; those without a value come last."""
 
     def key(row: Row) -> tuple[bool, float]:
         if row.is_exact:

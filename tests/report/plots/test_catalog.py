@@ -32,7 +32,7 @@ def plot(arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_newest_whole_run_is_drawn() -> None:
+def test_the_select_newest_run_is_drawn() -> None:
     """A run with flaws is drawn only if no other run has the figures."""
     old = multiplied()
     new = synthetic.run(old.rows, run_id="20270101T000000Z-quick-0002")
