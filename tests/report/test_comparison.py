@@ -157,7 +157,7 @@ def test_command_shows_both_runs(tmp_path: Path) -> None:
     assert "  2.00x  Perturbed, Linear 256 -> 256, forward: 1.00 ms -> 2.00 ms" in short
     shown = CliRunner().invoke(app, ["compare", *files, "--tables"])
     assert shown.exit_code == 0
-    assert "not that between processes" in shown.stdout
+    assert "not the differences between processes" in shown.stdout
     assert "2.00x to 2.00x" in shown.stdout
     found = json.loads(CliRunner().invoke(app, ["compare", *files, "--json"]).stdout)
     assert (found["a"], found["b"]) == ("run-1", "run-2")

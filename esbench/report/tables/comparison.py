@@ -14,10 +14,10 @@ from esbench.text import first_names, one_line
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (
-    "A and B are the values of a run's own tables: of a time the median of the rounds' medians; "
-    "B / A is their ratio. Its interval holds at least 95 %: both medians' 97.5 % order-statistic intervals, "
-    f"end divided by end; {ABSENT} where A or B has fewer than 7 rounds, or no usable samples. It knows the "
-    "spread inside each process, not that between processes."
+    "A and B: the values in the tables of each run; a time is the median over rounds of their medians. "
+    "interval: at least 95 % for B / A, from the 97.5 % order-statistic intervals of A and B; "
+    f"{ABSENT} with fewer than 7 rounds or without usable samples. It covers the spread inside each process, "
+    "not the differences between processes."
 )
 
 
