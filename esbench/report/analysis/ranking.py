@@ -235,6 +235,21 @@ def dense(ranked: Iterable[RankedVariant]) -> RankedVariant | None:
     return next((entry for entry in ranked if entry.variant.name == DENSE), None)
 
 
+def best_of_each_scheme(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
+    """Return the best variant of each scheme that has a rate, best first.
+
+    A fused kernel counts as its scheme. Dense noise is represented by the variant without options.
+    """
+    best: dict[str, RankedVariant] = {}
+    for entry in ranked:
+        scheme = entry.variant.scheme.removeprefix("Fused")
+        if entry.rate is None or entry.variant.baseline:
+            continue
+        if scheme != DENSE or entry.variant.name == DENSE:
+            best.setdefault(scheme, entry)
+    return list(best.values())
+
+
 class _Candidate(Protocol):
     @property
     def is_exact(self) -> bool: ...

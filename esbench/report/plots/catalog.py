@@ -13,7 +13,7 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
-from esbench.report.analysis.quality import KAPPA, LINEAR
+from esbench.report.analysis.quality import EFFECTIVE, KAPPA, LINEAR
 from esbench.report.analysis.ranking import Rankings, rankings
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.plots.hero import hero
@@ -22,7 +22,7 @@ from esbench.report.plots.multipliers import multipliers
 from esbench.report.plots.pareto import pareto
 from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
-from esbench.report.plots.sweeps import POPULATION, WIDTH, share_grids, sweep
+from esbench.report.plots.sweeps import POPULATION, WIDTH, sweep
 from esbench.schema import Phase, Row, Run
 from esbench.text import file_name, first_names, one_line
 
@@ -194,13 +194,13 @@ def _kappas(run: Run, _: Phase | None) -> Iterator[Grid]:
 
 def _shares(run: Run, _: Phase | None) -> Iterator[Grid]:
     for operator in operators(run):
-        yield from share_grids(run, operator)
+        yield from quality_grids(run, operator, EFFECTIVE, LINEAR)
 
 
 _STEP = "a run with the phases step and quality"
 
 PLOTS = {
-    "hero": Plot("members evaluated per ms, and how many of them count", _STEP, hero, _ranked),
+    "hero": Plot("members evaluated per ms, and n_eff per ms", _STEP, hero, _ranked),
     "pareto": Plot(
         "effective population per ms of a step, against its peak memory",
         f"{_STEP}, and peak memory",

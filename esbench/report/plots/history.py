@@ -55,7 +55,7 @@ def panels(history: History, fewest: int = 2) -> list[Panel]:
     ]
 
 
-@style.styled()
+@style.use_style()
 def history(past: History, every: Sequence[Panel], width: float = PAGE) -> Figure:
     """Draw the figures of variants over the runs, which are evenly spaced.
 
@@ -74,7 +74,7 @@ def history(past: History, every: Sequence[Panel], width: float = PAGE) -> Figur
     figure.finish(
         _title(past, shown),
         _origin(past, shown),
-        style.part_of(shown, every, "panels, those with change points first"),
+        style.note_part(shown, every, "panels, those with change points first"),
         [Line2D([], [], **style.RING, label=ring)] if any(panel.has_changes for panel in shown) else [],
     )
     return figure
@@ -102,7 +102,7 @@ def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
     column = quantity(past.metric).column
     size, symbol = (1.0, "multiplier") if past.metric == MULTIPLIER else (column.size, column.symbol)
     values = [point.value / size for series in panel.series for point in series.points]
-    style.log_axis(axes, "y", filter(style.drawable, values), 1.02)
+    style.log_axis(axes, "y", filter(style.is_drawable, values), 1.02)
     looks = style.looks(series.variant.name for series in panel.series)
     for series in panel.series:
         _draw_line(axes, series, looks[series.variant.name], places, size)

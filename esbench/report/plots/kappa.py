@@ -63,7 +63,7 @@ def fits(grid: Grid) -> list[Fit]:
     return all_fits
 
 
-@style.styled()
+@style.use_style()
 def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw fitted kappa with its 95 % interval against its closed form, a marker per variant and case.
 
@@ -130,6 +130,6 @@ def _notes(grid: Grid, all_fits: Sequence[Fit]) -> Iterator[str]:
         rows = [qualities.reason(variant, case, {LINEAR, CLOSED}) for case in grid.cases]
         fitted = any(qualities.estimate(variant, case, KAPPA, LINEAR) for case in grid.cases)
         reasons[variant.name] = (
-            "no closed form" if fitted else style.reason_of(next(filter(None, rows), None))
+            "no closed form" if fitted else style.missing_reason(next(filter(None, rows), None))
         )
-    yield from style.by_reason(reasons, "Not shown")
+    yield from style.notes_by_reason(reasons, "Not shown")

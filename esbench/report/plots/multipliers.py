@@ -9,7 +9,7 @@ from esbench.report import captions
 from esbench.report.analysis import roofline
 from esbench.report.analysis.pivot import Grid
 from esbench.report.plots import style
-from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, drawable
+from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, is_drawable
 from esbench.schema import DENSE, Case, Measurement, Variant
 from esbench.stats import Ratio, median
 from esbench.units import format_multiplier
@@ -17,20 +17,20 @@ from esbench.units import format_multiplier
 
 @dataclass(frozen=True)
 class Dot:
-    """A variant with its time multiplier and the roofline bound of it, None if unknown."""
+    """A variant with its time multiplier and the roofline bound of the multiplier, None if unknown."""
 
     variant: Variant
     ratio: Ratio
     bound: float | None = None
 
 
-@style.styled()
+@style.use_style()
 def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw the times of the case with the most numbers as multiples of the plain layer's time.
 
-    A row per family, the cheapest first; a dot per variant with its 95 % interval, and the name of the
-    cheapest. A vertical tick is the roofline bound of the cheapest: its minimum work at the measured peaks of
-    the device. ``None`` if there is nothing to compare.
+    A row per family, the cheapest first; a dot per variant with its 95 % interval. The text names the
+    cheapest variant and Perturbed. A vertical tick is the roofline bound of the cheapest: the time of its
+    minimum work at the measured peaks of the device. Return ``None`` if there is nothing to compare.
     """
     variants = [variant for variant in grid.variants if variant.mode != "base"]
     if not variants or grid.reference("base") is None:
@@ -43,11 +43,11 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     for dot in sorted(dots, key=lambda dot: dot.ratio.value):
         rows.setdefault(_row_name(dot.variant), []).append(dot)
     figure = Figure(width)
-    (axes,) = figure.panels(1, 1, 0.4 + 0.3 * len(rows))
+    (axes,) = figure.panels(1, 1, 0.45 + 0.34 * len(rows))
     ends = [x for dot in dots for x in (dot.ratio.value, dot.bound, dot.ratio.low, dot.ratio.high) if x]
-    style.log_axis(axes, "x", [1.0, 2.0, *(x for x in ends if drawable(x))])
-    for place, (name, row) in enumerate(rows.items()):
-        _draw(axes, place, row, style.FAMILIES.get(name, style.FAMILIES["other"]))
+    style.log_axis(axes, "x", [1.0, 2.0, *(x for x in ends if is_drawable(x))])
+    for index, (name, row) in enumerate(rows.items()):
+        _draw_row(axes, index, row, style.FAMILIES.get(name, style.FAMILIES["other"]))
     axes.set_yticks(range(len(rows)), [style.fit(name, 1.5) for name in rows])
     axes.set_ylim(len(rows) - 0.5, -0.65)
     axes.tick_params(axis="y", length=0)
@@ -55,20 +55,20 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("time(variant) / time(base), lower is better", loc="right")
     missing = {
-        variant.name: style.reason_of(grid.at(variant, case), 40)
+        variant.name: style.missing_reason(grid.at(variant, case), 40)
         for variant in variants
         if not any(dot.variant == variant for dot in dots)
     }
     figure.finish(
         f"{captions.invalid(grid.run)}{finding(grid, rows)}",
-        f"{case.label}, {style.origin(grid, [case])}",
-        [*_notes(grid, dots), *style.by_reason(missing)],
+        style.origin(grid, [case]),
+        [*_notes(grid, dots), *style.notes_by_reason(missing)],
     )
     return figure
 
 
 def largest_case(grid: Grid, variants: Sequence[Variant]) -> Case:
-    """Return the case with the most numbers; of equals the last, which is the largest."""
+    """Return the case with the most numbers; of several the last, which is the largest."""
 
     def numbers(case: Case) -> int:
         return sum(grid.multiplier(variant, case, "base") is not None for variant in variants)
@@ -77,12 +77,15 @@ def largest_case(grid: Grid, variants: Sequence[Variant]) -> Case:
 
 
 def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
-    """Return the result: the cheapest variant, compared with dense noise or else the dearest."""
-    every = [dot for row in rows.values() for dot in row]
-    first = min(every, key=lambda dot: dot.ratio.value)
-    dense = next((dot for dot in every if dot.variant.name == DENSE), every[-1])
-    text = f"{grid.operator}, {grid.phase}: {first.variant.name} takes {_times(first)} the plain layer's time"
-    return text if dense == first else f"{text}, {dense.variant.name} {_times(dense)}"
+    """Return the title: the cheapest variant, compared with dense noise or else with the slowest."""
+    dots = [dot for row in rows.values() for dot in row]
+    cheapest = min(dots, key=lambda dot: dot.ratio.value)
+    slowest = max(dots, key=lambda dot: dot.ratio.value)
+    other = next((dot for dot in dots if dot.variant.name == DENSE), slowest)
+    name = "dense noise" if other.variant.name == DENSE else other.variant.name
+    than = f", {name} {_times(other)}" if other != cheapest else ""
+    times = f"{cheapest.variant.name} takes {_times(cheapest)} the plain layer's time"
+    return f"{grid.operator}, {grid.phase}: {times}{than}"
 
 
 def _times(dot: Dot) -> str:
@@ -98,28 +101,34 @@ def _row_name(variant: Variant) -> str:
 def _dot(grid: Grid, variant: Variant, case: Case) -> Dot | None:
     row, ratio = grid.at(variant, case), grid.multiplier(variant, case, "base")
     reference = grid.reference("base")
-    if ratio is None or reference is None or not isinstance(row, Measurement) or not drawable(ratio.value):
+    if ratio is None or reference is None or not isinstance(row, Measurement) or not is_drawable(ratio.value):
         return None
     base = grid.measured(reference.variant, case, reference.phase, row.group)
     least, plain = roofline.bound_ns(grid.run, case.dtype, row.work), median(base) if base else None
     bound = least / plain if least and plain else 0.0
-    return Dot(variant, ratio, bound if drawable(bound) else None)
+    return Dot(variant, ratio, bound if is_drawable(bound) else None)
 
 
-def _draw(axes: Axes, place: int, row: Sequence[Dot], look: style.Look) -> None:
-    first = row[0]
+def _draw_row(axes: Axes, index: int, row: Sequence[Dot], look: style.Look) -> None:
+    cheapest = row[0]
+    if any(dot.variant.name == DENSE for dot in row):
+        axes.axhspan(index - 0.5, index + 0.5, color="0.92", linewidth=0, zorder=0.5)
     for dot in row:
-        axes.plot(dot.ratio.value, place, **look.point, markersize=5.0, alpha=0.85, zorder=3)
-        if dot.ratio.low and dot.ratio.high and drawable(dot.ratio.low, dot.ratio.high):
-            axes.hlines(place, dot.ratio.low, dot.ratio.high, color=look.color, linewidth=1.0, zorder=2)
-    if first.bound:
-        axes.vlines(first.bound, place - 0.25, place + 0.25, color=BLACK, linewidth=1.0, zorder=4)
+        axes.plot(dot.ratio.value, index, **look.point, markersize=5.0, alpha=0.85, zorder=3)
+        if dot.ratio.low and dot.ratio.high and is_drawable(dot.ratio.low, dot.ratio.high):
+            axes.hlines(index, dot.ratio.low, dot.ratio.high, color=look.color, linewidth=1.0, zorder=2)
+    if cheapest.bound:
+        axes.vlines(cheapest.bound, index - 0.16, index + 0.16, color=BLACK, linewidth=1.0, zorder=4)
     low, high = axes.get_xlim()
-    is_left = first.ratio.value**2 < low * high
+    is_left = cheapest.ratio.value**2 < low * high
+    inches = min(2.2, 0.42 * axes.get_window_extent().width / axes.figure.dpi)
+    names = [
+        f"{dot.variant.name} {_times(dot)}" for dot in row if dot == cheapest or dot.variant.name == DENSE
+    ]
     axes.annotate(
-        style.fit(f"{first.variant.name} {_times(first)}", 1.7),
-        (first.ratio.value, place),
-        (-2 if is_left else 2, 5),
+        "; ".join(style.fit(name, inches) for name in names),
+        (cheapest.ratio.value, index),
+        (-2 if is_left else 2, 4),
         textcoords="offset points",
         horizontalalignment="left" if is_left else "right",
         verticalalignment="bottom",

@@ -12,7 +12,7 @@ from esbench.report import captions
 from esbench.report.analysis import roofline as analysis
 from esbench.report.analysis.pivot import Grid, headings
 from esbench.report.plots import style
-from esbench.report.plots.style import BLACK, PAGE, Figure, Look, drawable, log_axis
+from esbench.report.plots.style import BLACK, PAGE, Figure, Look, is_drawable, log_axis
 from esbench.schema import Case, Measurement, Variant
 from esbench.stats import median
 from esbench.units import quantity
@@ -37,7 +37,7 @@ def calls(grid: Grid, case: Case) -> list[Call]:
         if not isinstance(row, Measurement) or row.work is None:
             continue
         work, ns = row.work, median(row)
-        if ns and drawable(ns, work.flops, work.moved_bytes):
+        if ns and is_drawable(ns, work.flops, work.moved_bytes):
             all_calls.append(Call(variant, work.flops / work.moved_bytes, work.flops / ns))
     return all_calls
 
@@ -53,7 +53,7 @@ def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], e
     ]
 
 
-@style.styled()
+@style.use_style()
 def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw the arithmetic that calls achieve, below the roof of the device's measured peaks.
 
@@ -96,12 +96,12 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
             is_base = call.variant.mode == "base"
             look = _BASE if is_base else looks[call.variant.scheme]
             axes.plot(call.intensity, scale * call.rate, **look.point, markersize=5.0 if is_base else 4.0)
-        axes.set(xlabel="arithmetic intensity (flop/byte), of the minimum work", ylabel=unit.symbol)
+        axes.set(xlabel="arithmetic intensity (flop/byte), minimum", ylabel=unit.symbol)
         axes.set_title(style.fit(name, figure.panel_width, style.LABEL))
     figure.finish(
         f"{captions.invalid(grid.run)}{grid.operator}: roofline of the {grid.phase}",
         style.origin(grid, shown),
-        [*_notes(grid, shown, panels, copy), *style.part_of(shown, cases, "shapes")],
+        [*_notes(grid, shown, panels, copy), *style.note_part(shown, cases, "shapes")],
         [
             *(style.legend_point(look, scheme) for scheme, look in looks.items()),
             style.legend_point(_BASE, "Base", 5.0),
@@ -125,5 +125,5 @@ def _notes(grid: Grid, shown: Sequence[Case], panels: Sequence[Sequence[Call]], 
         if variant not in placed:
             rows = [grid.at(variant, case) for case in shown]
             measured = any(isinstance(row, Measurement) for row in rows)
-            reasons[variant.name] = "no arithmetic declared" if measured else style.reason_of(rows[0])
-    return [*notes, *style.by_reason(reasons)]
+            reasons[variant.name] = "no arithmetic declared" if measured else style.missing_reason(rows[0])
+    return [*notes, *style.notes_by_reason(reasons)]

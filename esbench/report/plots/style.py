@@ -1,7 +1,7 @@
 """The style of all plots: sizes, colors, markers, axes, and a figure with a title above and notes below.
 
-Plots read in grayscale (markers and line styles differ), fit the column or the page of a paper, and are white
-cards on a dark page. The same data gives the same bytes.
+Plots are readable in grayscale (markers and line styles differ) and have a white background on a dark page.
+The same data gives the same bytes.
 """
 
 import math
@@ -31,27 +31,28 @@ from esbench.text import one_line, pluralize
 COLUMN, PAGE = 3.3, 6.9
 """Widths of a figure in inches."""
 WIDTHS = {"column": COLUMN, "page": PAGE}
-TITLE, LABEL, FINE = 8.0, 7.0, 6.0
-"""Font sizes in points: of the title, of axes, of everything else; the last two also in the style file."""
+TITLE, LABEL, FINE = 9.0, 8.0, 7.0
+"""Font sizes in points of the title, of the axes and of other text; esbench.mplstyle repeats the last two."""
 BLACK, WHITE, GREY = "#000000", "#ffffff", "#737373"
 _FAMILY = "DejaVu Sans"
 _EDGE = 0.06
-"""Inches around the figure and between its parts."""
+"""Inches around the figure, and between title, panels, legend and notes."""
 _LEGEND_HANDLE = 0.35
-"""Inches of a line in a legend and the space around it."""
+"""Inches of a legend entry without its text."""
 _SMALLEST, _LARGEST = 1e-30, 1e30
+"""Limits of a logarithmic axis."""
 
 METADATA: dict[str, dict[str, str | None]] = {
     ".svg": {"Date": None, "Creator": None},
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""File suffix -> metadata that is left out, because it would differ between machines or days."""
+"""File suffix -> metadata to leave out, because it differs between machines and days."""
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """Draw in this style, independent of the user's matplotlib configuration; also a decorator."""
+def use_style() -> Iterator[None]:
+    """Draw in this style, whatever the user's matplotlib configuration; also a decorator."""
     with context(["default", Path(__file__).with_name("esbench.mplstyle")]):
         yield
 
@@ -110,7 +111,7 @@ RING: dict[str, Any] = {
 
 
 def family(scheme: str) -> str:
-    """Return the family of a scheme; a fused kernel belongs to that of the scheme that it computes."""
+    """Return the family of a scheme. ``FusedX`` is in the family of ``X``."""
     return _FAMILY_OF.get(scheme.removeprefix("Fused"), "other")
 
 
@@ -126,17 +127,18 @@ def family_legend(schemes: Iterable[str], prefix: str = "") -> list[Line2D]:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look per name: colors from dark to light, and different markers and line styles."""
+    """Return a look per name: colors from dark to light, and changing markers and line styles."""
     unique = list(dict.fromkeys(names))
     colors = mpl.colormaps["viridis"]
+    lightest = 0.7  # of 1; lighter colors are hard to see on white
     lines: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
     return {
         name: Look(
-            mpl.colors.to_hex(colors(0.85 * place / max(1, len(unique) - 1))),
-            "os^DvP*<>X"[place % 10],
-            lines[place % 4],
+            mpl.colors.to_hex(colors(lightest * index / max(1, len(unique) - 1))),
+            "os^DvP*<>X"[index % 10],
+            lines[index % 4],
         )
-        for place, name in enumerate(unique)
+        for index, name in enumerate(unique)
     }
 
 
@@ -149,10 +151,10 @@ def legend_point(look: Look, name: str, size: float = 4.0) -> Line2D:
 
 
 class Figure(figure.Figure):
-    """A figure of a given width, with a title above its panels, and legend, notes and origin below.
+    """A figure with a title above its panels, and legend, notes and origin below.
 
-    Draw in its :meth:`panels`, then call :meth:`finish`, all inside :func:`styled`. Title and notes lie
-    outside the figure of matplotlib, whose height is that of the panels; :meth:`write` includes them.
+    Draw in its :meth:`panels`, then call :meth:`finish`, all inside :func:`use_style`. The height of the
+    figure is that of the panels; :meth:`write` adds the title and the notes.
     """
 
     def __init__(self, width: float) -> None:
@@ -163,15 +165,15 @@ class Figure(figure.Figure):
         self.panel_width = 0.0
 
     def panels(self, count: int, columns: int, height: float) -> list[Axes]:
-        """Add axes in rows of at most ``columns``; a row is ``height`` inches high with its labels."""
+        """Add ``count`` axes, at most ``columns`` side by side. ``height`` of a row is in inches."""
         rows = math.ceil(count / columns)
         columns = math.ceil(count / rows)
         self.set_figheight(rows * height)
-        self.panel_width = self.get_figwidth() / columns - 0.5  # less the labels of the y axis
-        every = list(self.subplots(rows, columns, squeeze=False).flat)
-        for unused in every[count:]:
+        self.panel_width = self.get_figwidth() / columns - 0.5  # without the labels of the y axis
+        panels = list(self.subplots(rows, columns, squeeze=False).flat)
+        for unused in panels[count:]:
             unused.remove()
-        return every[:count]
+        return panels[:count]
 
     def finish(
         self, title: str, origin: str, notes: Sequence[str] = (), handles: Sequence[Artist] = ()
@@ -179,10 +181,10 @@ class Figure(figure.Figure):
         """Lay out the panels, and add title, legend, notes and origin.
 
         Args:
-            title: what the figure shows.
-            origin: the run that its numbers come from.
-            notes: remarks, one paragraph each.
-            handles: entries of the legend below all panels.
+            title: the finding.
+            origin: the run and device of its numbers.
+            notes: paragraphs below the legend.
+            handles: entries of the legend below the panels.
 
         """
         self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)
@@ -198,13 +200,14 @@ class Figure(figure.Figure):
         bottom = -gap
         if handles:
             names = [fit(str(handle.get_label()), room - _LEGEND_HANDLE) for handle in handles]
-            columns = int(room / (_LEGEND_HANDLE + max(map(len, names)) * _character_inches(FINE)))
+            most = max(1, int(room / (_LEGEND_HANDLE + max(map(len, names)) * _character_inches(FINE))))
+            rows = math.ceil(len(names) / most)
             legend = self.legend(
                 list(handles),
                 names,
                 loc="upper left",
                 bbox_to_anchor=(left, bottom),
-                ncols=max(1, min(columns, len(names))),
+                ncols=math.ceil(len(names) / rows),
             )
             bottom = legend.get_window_extent().y0 / self.bbox.height - gap
         lines = [line for text in (*notes, origin) for line in wrap(text, room, FINE)]
@@ -218,7 +221,7 @@ class Figure(figure.Figure):
         tight = self.get_tightbbox()
         ends = round(tight.y0 - _EDGE, 2), round(tight.y1 + _EDGE, 2)
         box = Bbox.from_extents(0, ends[0], self.get_figwidth(), ends[1])
-        with styled():
+        with use_style():
             self.savefig(path, format=suffix[1:], metadata=metadata, bbox_inches=box)
         if suffix == ".svg":
             path.write_text(_compact(path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
@@ -226,19 +229,16 @@ class Figure(figure.Figure):
 
 
 def _compact(svg: str) -> str:
-    """Return an SVG without comments, indentation and decimals beyond a hundredth of a point.
-
-    Where the font of its text is missing, one of nearly the same widths replaces it.
-    """
+    """Return an SVG without comments and indentation, with numbers rounded to 0.01 and a fallback font."""
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = svg.replace(f"font-family: '{_FAMILY}'; ", "")
     begin = '<style type="text/css">'
     svg = svg.replace(begin, f"{begin}text{{font-family: '{_FAMILY}', Verdana, sans-serif}}", 1)
 
-    def rounded(number: re.Match[str]) -> str:
+    def round_number(number: re.Match[str]) -> str:
         return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", rounded, tag[0]), svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", round_number, tag[0]), svg)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
@@ -246,7 +246,7 @@ def _compact(svg: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with a replacement mark for each character that the font lacks."""
+    """Return a text on one line; U+FFFD replaces each character that the font lacks."""
     return "".join(char if ord(char) in _glyphs() else "\ufffd" for char in one_line(text))
 
 
@@ -256,54 +256,55 @@ def _glyphs() -> frozenset[int]:
 
 
 def _character_inches(points: float) -> float:
-    """Return the width of a character in a font of this size, a little more than the mean."""
+    """Return the approximate width of a character, a little above the mean."""
     return 0.57 * points / 72
 
 
 def fit(text: str, inches: float, points: float = FINE) -> str:
-    """Return a text on one line of about this width; an ellipsis replaces the middle of a longer one.
+    """Return a text on one line; if it is wider than ``inches``, an ellipsis replaces its middle.
 
-    The end is kept because options stand there, in which variants of a scheme differ.
+    The end of a variant's name has its options, which distinguish it from others of its scheme.
     """
-    whole, most = printable(text), int(inches / _character_inches(points))
+    line, most = printable(text), int(inches / _character_inches(points))
     half = max(1, (most - 1) // 2)
-    return whole if len(whole) <= most else f"{whole[:half]}…{whole[-half:]}"
+    return line if len(line) <= most else f"{line[:half]}…{line[-half:]}"
 
 
 def wrap(text: str, inches: float, points: float) -> list[str]:
-    """Return a text wrapped to about this width, on at most six lines."""
+    """Return the lines of a text wrapped at ``inches``, at most six."""
     characters = int(inches / _character_inches(points))
     return textwrap.wrap(printable(text), characters, max_lines=6, placeholder=" …")
 
 
 def origin(grid: Grid, cases: Sequence[Case]) -> str:
-    """Return the origin of the numbers of a plot: device, commit, dtype, batch, method and run."""
+    """Return where the numbers of a plot come from: layer, device, commit, dtype, batch, method and run."""
     run, conditions = grid.run, captions.conditions(grid, cases).rstrip(".")
+    layer = f"{captions.layer(cases[0])}, " if len(cases) == 1 else ""
     if captions.is_published(run):
-        return f"{captions.source(run)}, {conditions}"
+        return f"{layer}{captions.source(run)}, {conditions}"
     here = run.header.environment
     device = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
     commit = f"commit {here.commit[:7]}{'+' if here.dirty else ''}" if here.commit else "commit unknown"
-    return f"{device}, {commit}, {conditions}, run {run.header.run_id}"
+    return f"{layer}{device}, {commit}, {conditions}, run {run.header.run_id}"
 
 
-def part_of(
-    shown: Sequence[object], every: Sequence[object], what: str, rest: str = "the table has all"
-) -> list[str]:
-    """Return a note where only a part is shown."""
-    return [f"{len(shown)} of {len(every)} {what}: {rest}"] if len(shown) < len(every) else []
+def note_part(shown: Sequence[object], available: Sequence[object], noun: str) -> list[str]:
+    """Return a note with the counts if fewer are shown than available, else nothing."""
+    if len(shown) == len(available):
+        return []
+    return [f"{len(shown)} of {len(available)} {noun}: the table has all"]
 
 
-def by_reason(reasons: Mapping[str, str], what: str = "No number") -> list[str]:
-    """Return one note per reason, with the names of the variants that share it."""
+def notes_by_reason(reasons: Mapping[str, str], prefix: str = "No number") -> list[str]:
+    """Return a note per reason. ``reasons`` maps names of variants to reasons."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    return [f"{what}, {reason}: {', '.join(sharing)}" for reason, sharing in names.items()]
+    return [f"{prefix}, {reason}: {', '.join(sharing)}" for reason, sharing in names.items()]
 
 
-def reason_of(row: Row | None, longest: int = 60) -> str:
-    """Return why a cell has no number, in at most ``longest`` characters."""
+def missing_reason(row: Row | None, longest: int = 60) -> str:
+    """Return why a cell of a table has no number, in at most ``longest`` characters."""
     if isinstance(row, Measurement):
         return "no usable samples"
     return captions.shorten(row.reason, longest) if row else "not measured"
@@ -313,104 +314,152 @@ def reason_of(row: Row | None, longest: int = 60) -> str:
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"], values: Iterable[float], margin: float = 1.3) -> None:
-    """Make an axis logarithmic, with plain numbers at its ticks and some space around these values."""
-    ends = [value for value in values if value]
-    low, high = min(ends), max(ends)
+    """Make an axis logarithmic, with plain numbers at its ticks.
+
+    The limits are those of ``values``, extended by the factor ``margin`` or 8 % of the length.
+    """
+    positive = [value for value in values if value]
+    low, high = min(positive), max(positive)
     room = max(margin, (high / low) ** 0.08)
     low, high = low / room, high * room
     axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    if high / low < 5:  # noqa: PLR2004  # too few powers of ten and their multiples
+    if high / low < 5:  # noqa: PLR2004  # powers of ten would give fewer than two ticks
         axis.set_major_locator(MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]))
     else:
         steps = next((steps for most, steps in ((30, (1, 2, 5)), (1e3, (1, 3))) if high / low < most), (1,))
         axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_locator(NullLocator())
 
 
-def drawable(*values: float) -> bool:
-    """Return whether a logarithmic axis has room for all of these."""
+def is_drawable(*values: float) -> bool:
+    """Return whether a logarithmic axis can show all values: positive, finite and not extreme."""
     return all(_SMALLEST <= value <= _LARGEST for value in values)
 
 
 _BEFORE = {"left": 0.0, "bottom": 0.0, "center": 0.5, "right": 1.0, "top": 1.0}
-"""Alignment -> the share of a text that lies before its anchor."""
+"""Alignment of a text -> the share of its size that lies before its anchor."""
+_CANDIDATES = [
+    ("left", "center", 5, 0),
+    ("right", "center", -5, 0),
+    ("center", "bottom", 0, 4),
+    ("center", "top", 0, -4),
+    *(
+        (side, vertical, right * distance, up * distance)
+        for distance in (8, 14, 20, 26)
+        for side, right in (("left", 1), ("right", -1))
+        for vertical, up in (("bottom", 1), ("top", -1))
+    ),
+]
+"""Alignments of a text, and its offset from the point that it names, in points; the preferred ones first."""
+_BESIDE = 4
+"""The first candidates are beside the point."""
+
+
+_OVERLAP = 7.0
+"""Pixels between the centers of two markers, below which they overlap."""
 
 
 class Label(NamedTuple):
-    """The name of a point or a line, and its place in data coordinates."""
+    """The name of a point or of the last point of a line, and its position in data coordinates."""
 
     x: float
     y: float
     text: str
 
 
-def label_points(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write names next to points, where they cover neither another point nor another name if there is room.
+def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = ()) -> None:
+    """Write names next to points, each where it covers the least of other names, points and arrows.
 
-    Call it after ``finish``, when the axes have their final size.
+    Points that overlap share a text, and a thin line leads to a point that is not beside its text. ``arrows``
+    are the points from which an arrow leads to the top. Call it after :meth:`Figure.finish`, when the axes
+    have their final size.
     """
-    places = [("left", "center", 5, 0), ("right", "center", -5, 0)]
-    places += [
-        (side, vertical, 0, sign * up)
-        for up in (5, 11, 17)
-        for vertical, sign in (("bottom", 1), ("top", -1))
-        for side in ("center", "left", "right")
+    frame, to_pixels = axes.get_window_extent(), axes.transData.transform
+    covered = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in (to_pixels(label[:2]) for label in labels)]
+    covered += [
+        Bbox.from_extents(x - 4, y, x + 4, frame.y1) for x, y in (to_pixels(tip[:2]) for tip in arrows)
     ]
-    frame = axes.get_window_extent()
-    points = [axes.transData.transform((label.x, label.y)) for label in labels]
-    covered = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points]
-    card = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
-    pixels = axes.figure.dpi / 72  # of a point
-    for label in sorted(labels, key=lambda label: -label.y):
-        text = axes.annotate(
-            fit(label.text, 2.0),
-            (label.x, label.y),
-            (0, 0),
-            textcoords="offset points",
-            horizontalalignment="left",
-            verticalalignment="bottom",
-            fontsize=FINE,
-            bbox=card,
-        )
-        size = text.get_window_extent()
-        boxes = {
-            (side, vertical, right, up): size.translated(
-                right * pixels - _BEFORE[side] * size.width, up * pixels - _BEFORE[vertical] * size.height
+    pixels = axes.figure.dpi / 72  # per point
+    for label in sorted(_merge_overlapping(axes, labels), key=lambda label: -label.y):
+        name = fit(label.text, 0.6 * frame.width / axes.figure.dpi)
+        sample = axes.text(0, 0, name, fontsize=FINE)
+        width, height = sample.get_window_extent().size
+        sample.remove()
+        x, y = to_pixels(label[:2])
+        boxes = [
+            Bbox.from_bounds(
+                x + right * pixels - _BEFORE[side] * width,
+                y + up * pixels - _BEFORE[vertical] * height,
+                width,
+                height,
             )
-            for side, vertical, right, up in places
+            for side, vertical, right, up in _CANDIDATES
+        ]
+
+        def cost(index: int, boxes: Sequence[Bbox] = boxes) -> float:
+            box = boxes[index]
+            outside = box.width * box.height - _shared_area(box, frame)
+            return 5 * index + sum(_shared_area(box, other) for other in covered) + 10 * outside
+
+        best = min(range(len(boxes)), key=cost)
+        side, vertical, right, up = _CANDIDATES[best]
+        relative = _BEFORE[side], _BEFORE[vertical]
+        leader = {
+            "arrowstyle": "-",
+            "color": "0.5",
+            "linewidth": 0.5,
+            "shrinkA": 0,
+            "shrinkB": 3,
+            "relpos": relative,
         }
+        axes.annotate(
+            name,
+            label[:2],
+            (right, up),
+            textcoords="offset points",
+            horizontalalignment=side,
+            verticalalignment=vertical,
+            fontsize=FINE,
+            arrowprops=leader if best >= _BESIDE else None,
+        )
+        covered.append(boxes[best])
 
-        def cost(box: Bbox) -> float:
-            return sum(_shared(box, other) for other in covered) + 10 * (_area(box) - _shared(box, frame))
 
-        side, vertical, *offset = min(boxes, key=lambda place: cost(boxes[place]))
-        text.set(horizontalalignment=side, verticalalignment=vertical, position=offset)
-        covered.append(text.get_window_extent())
+def _merge_overlapping(axes: Axes, labels: Sequence[Label]) -> list[Label]:
+    """Return the labels with one for each group of points whose markers overlap, named from top to bottom."""
+    groups: list[list[Label]] = []
+    for label in sorted(labels, key=lambda label: -label.y):
+        x, y = axes.transData.transform((label.x, label.y))
+        for group in groups:
+            first_x, first_y = axes.transData.transform((group[0].x, group[0].y))
+            if math.hypot(x - first_x, y - first_y) < _OVERLAP:
+                group.append(label)
+                break
+        else:
+            groups.append([label])
+    return [group[0]._replace(text=", ".join(label.text for label in group)) for group in groups]
 
 
-def _area(box: Bbox) -> float:
-    return float(box.width * box.height)
-
-
-def _shared(box: Bbox, other: Bbox) -> float:
-    """Return the area that two boxes share."""
+def _shared_area(box: Bbox, other: Bbox) -> float:
     both = Bbox.intersection(box, other)
-    return _area(both) if both else 0.0
+    return float(both.width * both.height) if both else 0.0
 
 
 def label_ends(axes: Axes, labels: Sequence[Label], inches: float) -> None:
-    """Write the names of lines to the right of the axes, each at its end or below the name above it.
+    """Write the names of lines to the right of the axes, at the height of their last points.
 
-    Call it before ``finish``, which makes room, and after the y axis has its limits.
+    A name that would cover the one above it moves down. A dotted line leads to a last point inside the axes.
+    Call it before :meth:`Figure.finish`, which makes room, and after the axes have their limits.
     """
-    frame = axes.get_window_extent()
-    line = 1.2 * FINE * axes.figure.dpi / 72 / frame.height
+    frame, right = axes.get_window_extent(), axes.get_xlim()[1]
+    row = 1.2 * FINE * axes.figure.dpi / 72 / frame.height
+    last_x = max(label.x for label in labels)
     above = math.inf
     for label in sorted(labels, key=lambda label: -label.y):
-        at = (axes.transData.transform((label.x, label.y))[1] - frame.y0) / frame.height
-        above = min(float(at), above - line)
+        height = (axes.transData.transform((label.x, label.y))[1] - frame.y0) / frame.height
+        above = min(float(height), above - row)
         axes.annotate(
             fit(label.text, inches),
             (1, above),
@@ -421,3 +470,11 @@ def label_ends(axes: Axes, labels: Sequence[Label], inches: float) -> None:
             fontsize=FINE,
             annotation_clip=False,
         )
+        if label.x < last_x:
+            axes.hlines(label.y, label.x, right, color="0.6", linewidth=0.6, linestyle=":", zorder=1.5)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str) -> None:
+    """Draw an arrow to the edge of the axes: the value is infinite, or only its lower bound is known."""
+    look = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=look, zorder=2)

@@ -48,7 +48,7 @@ def test_choices_narrow_what_is_drawn() -> None:
     run = synthetic.run(time_row(one, case, 1.0) for case in cases for one in (BASE, DENSE))
     request = PlotRequest(cases="(512, 512)", variants=("PerturbedL*",), dtype="float16")
     origin = draw("multipliers", [run], request).origin
-    assert "Linear(512, 512)" in origin
+    assert "Linear 512 -> 512" in origin
     assert "float16" in origin
     assert "float32" in draw("multipliers", [run]).origin
 

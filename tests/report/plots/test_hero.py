@@ -2,8 +2,8 @@
 
 import pytest
 
-from esbench.report.analysis.ranking import Rankings
-from esbench.report.plots.hero import best_of_each_scheme, finding, hero
+from esbench.report.analysis.ranking import Rankings, best_of_each_scheme
+from esbench.report.plots.hero import finding, hero
 from esbench.report.plots.style import BLACK
 from esbench.schema import Row
 from tests.report import ranking_cases
@@ -38,7 +38,7 @@ def test_a_row_is_evaluated_members_and_effective_members_per_ms() -> None:
     assert filled == pytest.approx(dict(enumerate(rates)))
     evaluated = {place: SQUARE.members / STEPS[one.variant] for place, one in enumerate(expected)}
     assert circles == pytest.approx(evaluated)
-    assert {"100 % kept", "one step"} <= {text for text, _ in texts(figure)}
+    assert {"100 %", "members kept"} <= {text for text, _ in texts(figure)}
 
 
 def test_an_exact_estimate_is_an_arrow() -> None:

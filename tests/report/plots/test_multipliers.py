@@ -23,7 +23,7 @@ def test_a_row_per_family_and_a_dot_per_variant() -> None:
     assert sorted(points(axes)) == [(1.1, 0), (2.0, 1), (2.5, 1), (5.0, 2), (16.0, 3)]
     names = [one.get_text() for one in axes.texts]
     assert names == ["SparsePerturbed(k=1) 1.10x", "Flipped 2.00x", "Naive 5.00x", "Perturbed 16.0x"]
-    title = "Linear, forward: SparsePerturbed(k=1) takes 1.10x the plain layer's time, Perturbed 16.0x"
+    title = "Linear, forward: SparsePerturbed(k=1) takes 1.10x the plain layer's time, dense noise 16.0x"
     assert figure.title == title
 
 

@@ -24,7 +24,7 @@ def test_calls_are_below_the_roof() -> None:
     (axes,) = figure.axes
     assert points(axes) == [pytest.approx((0.5, 0.25)), pytest.approx((1000, 5))]
     assert axes.get_ylabel() == "GFLOP/s"
-    assert axes.get_xlabel() == "arithmetic intensity (flop/byte), of the minimum work"
+    assert axes.get_xlabel() == "arithmetic intensity (flop/byte), minimum"
     left, ridge, right = along(axes.lines[0])
     assert ridge == pytest.approx(10)  # 10 GFLOP/s over 1 GB/s
     assert along(axes.lines[0], "y") == pytest.approx([left, 10, 10])

@@ -4,15 +4,16 @@ import msgspec
 import pytest
 from matplotlib.axes import Axes
 
+from esbench.report.analysis.pivot import Grid, quality_grids
+from esbench.report.analysis.quality import EFFECTIVE, LINEAR
 from esbench.report.plots.sweeps import (
     POPULATION,
     WIDTH,
     Line,
     cheapest_of_each_family,
-    kept_lines,
+    choose_shares,
     lines,
     longest_family,
-    share_grids,
     sweep,
 )
 from esbench.schema import Row
@@ -44,7 +45,11 @@ def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
     figure = drawn(sweep(grid(over_members(64, 256, 1024)), POPULATION))
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_yscale(), axes.get_xlabel()) == ("log", "log", "members")
-    assert labels(axes) == ["Perturbed", "Permuted(side=out, in_sparsity=0.5)", "SparsePerturbed(k=1)"]
+    assert labels(axes) == [
+        "Perturbed (to 256)",
+        "Permuted(side=out, in_sparsity=0.5)",
+        "SparsePerturbed(k=1)",
+    ]
     found = {tuple(along(line, "y")): along(line) for line in axes.lines}
     assert found == {
         (1.1, 1.1, 1.1): [64, 256, 1024],
@@ -96,20 +101,32 @@ def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
 
 
 def test_the_share_of_effective_members_falls_with_the_population() -> None:
-    """Shares are percentages; schemes that keep all members share a line; an exact estimate has none."""
-    (shares,) = share_grids(ranking_cases.run(ranking_cases.sweep(64, 256, 1024)), "Linear")
+    """Shares are percentages, and a line of the first variant of each scheme."""
+    (shares,) = shares_of(ranking_cases.sweep(64, 256, 1024))
     figure = drawn(sweep(shares, POPULATION))
     assert figure.axes[0].get_ylabel() == "members kept (%)"
-    every = lines(shares, POPULATION, list(shares.cases))
-    found = {one.variant.name: [y for _, y in one.points] for one in every}
-    assert set(found) == {"Perturbed", "Flipped", "Flipped(cores=8)"}
-    assert found["Perturbed"] == pytest.approx([100.0, 100.0, 100.0])
-    assert found["Flipped"] == pytest.approx([100 / (1 + 65 * n / 4096) for n in (64, 256, 1024)])
-    drawn_lines = kept_lines(every)
-    assert [one.label or one.variant.name for one in drawn_lines] == ["Perturbed", "Flipped(cores=8)"]
-    assert figure.title.startswith("Linear: Flipped(cores=8) keeps ")
-    assert figure.title.endswith(" of 1,024")
-    cases = [linear(64, members=members) for members in (1024, 4096)]
-    rows = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
-    (exact,) = share_grids(ranking_cases.run(rows), "Linear")
-    assert not any(one == ranking_cases.ORTHOGONAL for one, _, _ in exact.cells)
+    all_lines = lines(shares, POPULATION, list(shares.cases))
+    points = {line.variant.name: [y for _, y in line.points] for line in all_lines}
+    assert set(points) == {"Perturbed", "Flipped", "Flipped(cores=8)"}
+    assert points["Perturbed"] == pytest.approx([100.0, 100.0, 100.0])
+    flipped = [100 / (1 + 65 * n / 4096) for n in (64, 256, 1024)]
+    assert points["Flipped"] == pytest.approx(flipped)
+    assert [line.label or line.variant.name for line in choose_shares(all_lines)] == ["Perturbed", "Flipped"]
+    kept = f"{1024 * flipped[-1] / 100:.3g}"
+    title = f"Linear 64 -> 64: 1 scheme keeps all members, Flipped keeps {kept} of 1,024 members"
+    assert figure.title == title
+
+
+def test_an_exact_estimate_is_an_arrow_above_all_members() -> None:
+    """Its share is infinite: the arrow has its name, and it is no line."""
+    cases = [linear(64, members=members) for members in (256, 1024, 4096)]
+    found = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
+    (shares,) = shares_of(found)
+    figure = drawn(sweep(shares, POPULATION))
+    assert labels(figure.axes[0])[0] == "Orthogonal: exact"
+    assert "4 schemes keep all members" in figure.title
+
+
+def shares_of(found: list[Row]) -> list[Grid]:
+    """Return the grids of n_eff of a run."""
+    return quality_grids(ranking_cases.run(found), "Linear", EFFECTIVE, LINEAR)
