@@ -38,12 +38,13 @@ def report(
     ] = False,
     form: Annotated[Form, typer.Option("--format", help="Only markdown has plots.")] = "markdown",
     intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
+    best: Annotated[int, typer.Option(min=1, help="Schemes in a table in LaTeX, besides dense noise.")] = 8,
     device: Device = None,
 ) -> None:
     """Render tables and plots from stored runs; the same runs give the same bytes.
 
     Each page shows the newest run that is complete, valid, of a whole suite and of committed code; stderr
-    lists the others, with the reason. --format latex writes tables for booktabs and references.bib. Plots,
+    lists the others, with the reason. --format latex writes tables for a paper and references.bib. Plots,
     index.html and the pages of a device's history are written with markdown only; `esbench plot` and `esbench
     history` write them alone.
 
@@ -57,7 +58,7 @@ def report(
     from esbench.report.formats import Style
     from esbench.report.site import render, selection
 
-    style = Style(form, intervals=intervals)
+    style = Style(form, intervals=intervals, best=best)
     check_results(results)
     check_writable("--out", out or REPORTS)
     if publish:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esbench.report.formats import csv, latex, markdown
+from esbench.report.tables.paper import paper_sections
 from esbench.report.tables.table import Section
 from esbench.schema import Run
 
@@ -18,11 +19,13 @@ class Style:
     Attributes:
         form: one of :data:`FORMATS`.
         intervals: whether numbers have half the width of their 95 % intervals: ``1.23 ± 0.04``.
+        best: number of schemes in a table in LaTeX.
 
     """
 
     form: str = MARKDOWN
     intervals: bool = False
+    best: int = 8
 
     @property
     def is_markdown(self) -> bool:
@@ -58,7 +61,8 @@ def _markdown(page: Page, style: Style) -> str:
 
 def _latex(page: Page, style: Style) -> str:
     cited = latex.cited_keys(page.runs)
-    return latex.page(page.title, page.sections, key=page.name, cited=cited, intervals=style.intervals)
+    sections = [section for run in page.runs for section in paper_sections(run, style.best)]
+    return latex.page(page.title, sections, key=page.name, cited=cited, intervals=style.intervals)
 
 
 def _csv(page: Page, _: Style) -> str:

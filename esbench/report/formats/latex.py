@@ -1,23 +1,20 @@
 r"""Tables as LaTeX with booktabs, captions and labels, and the bibliography that they cite.
 
-A page is a file to ``\input``. It needs the packages booktabs and longtable, and compiles with every engine,
+A page is a file to ``\input``. It needs the packages booktabs and tabularx, and compiles with every engine,
 whatever names and reasons contain.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from importlib import resources
 
-from esbench.report.tables.table import Block, Section, Table
+from esbench.report.tables.table import Block, Section
 from esbench.schema import Run
 from esbench.text import file_name, one_line, shorten_label
 
 REFERENCES = "references.bib"
-_Column = tuple[str, tuple[str, ...]]  # a heading, and the cells below it
-_MAX_CHARACTERS = 90
-"""Characters side by side in the width of the text, in the size ``scriptsize``."""
-_GAP = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     **{letter: f"\\{letter}" for letter in "{}#$%&_"},
@@ -58,21 +55,23 @@ def _letter(letter: str) -> str:
 def page(
     title: str, sections: Iterable[Section], *, key: str, cited: Sequence[str] = (), intervals: bool = False
 ) -> str:
-    r"""Return a page of tables.
+    r"""Return a page of tables, each as wide as the text.
 
     Args:
-        title: the title of the page.
-        sections: its tables.
+        title: the title of the page, a comment in the first line.
+        sections: its tables, of at most six columns.
         key: the prefix of labels: ``\ref{tab:<key>-1}`` is the first table.
         cited: keys of the bibliography from which the variants of the page come.
         intervals: whether numbers are shown with their intervals.
 
     """
     head = f"% {one_line(title)}: written by `esbench report --format latex`"
-    parts = [f"{head}\n% needs \\usepackage{{booktabs}} and \\usepackage{{longtable}}"]
+    parts = [f"{head}\n% needs \\usepackage{{booktabs}} and \\usepackage{{tabularx}}"]
     if cited:
         parts.append(f"\\noindent The variants come from \\cite{{{','.join(cited)}}}.")
     blocks = [(section, block) for section in sections for block in section.blocks]
+    if not blocks:
+        parts.append("% the run has no times")
     for number, (section, block) in enumerate(blocks, start=1):
         parts.append(_table(section, block, f"tab:{file_name(key)}-{number}", intervals=intervals))
     return "\n\n".join(parts) + "\n"
@@ -94,44 +93,43 @@ def cited_keys(runs: Iterable[Run]) -> list[str]:
 
 
 def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
-    """Return a table with its caption and footnotes; columns that do not fit are in further parts."""
-    title = escape(section.heading)
-    parts = list(_parts(block.table, intervals=intervals))
-    lines = ["{\\scriptsize"]
-    for number, columns in enumerate(parts, start=1):
-        part = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
-        caption = f"{title}: {escape(block.title)}{part}", title
-        lines.append(_longtable(columns, caption, key if number == 1 else f"{key}-{number}"))
-    about = f"{block.title}{block.note} {section.origin} {section.conditions}"
-    lines += [f"\\par\\noindent {escape(note)}" for note in (about, *section.footnotes)]
-    return "\n".join([*lines, "\\par}"])
+    """Return a table with its caption above and its origin and footnotes below."""
+    table = block.table
+    rows = [
+        " & ".join([_breakable(name), *map(_typeset, cells)])
+        for name, cells in zip(table.labels, table.texts(intervals=intervals), strict=True)
+    ]
+    caption, head = _typeset(shorten_label(block.title)), " & ".join(map(_typeset, [table.corner, *table.headings]))
+    columns = r">{\raggedright\arraybackslash}X" + "r" * len(table.headings)
+    notes = [f"{section.origin} {section.conditions}", *section.footnotes]
+    size = r"\scriptsize" if intervals else r"\footnotesize"
+    lines = [
+        r"\begin{table}[htbp]",
+        rf"\caption{{{caption}}} \label{{{key}}}",
+        rf"{size}\setlength{{\tabcolsep}}{{4pt}}",
+        rf"\begin{{tabularx}}{{\linewidth}}{{{columns}}}",
+        r"\toprule",
+        rf"{head} \\",
+        r"\midrule",
+        *(rf"{row} \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabularx}",
+        *(rf"\par\smallskip\raggedright {_typeset(note)}" for note in notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
 
 
-def _longtable(columns: list[_Column], caption: tuple[str, str], key: str) -> str:
-    import pandas as pd  # noqa: PLC0415  # slow to import
-
-    names, texts = zip(*columns, strict=True)
-    rows = [list(map(escape, row)) for row in zip(*texts, strict=True)]
-    aligned = "l" + "r" * (len(columns) - 1)
-    table = pd.DataFrame(rows, columns=list(map(escape, names)))
-    return table.to_latex(
-        index=False, caption=caption, label=key, column_format=aligned, longtable=True
-    ).rstrip()
+def _typeset(text: str) -> str:
+    """Return a text escaped, with n_eff, arrows and "x base" as formulas."""
+    formulas = (
+        (r"n\_eff", r"$n_{\mathrm{eff}}$"),
+        (r"-\textgreater{}", r"$\to$"),
+        *((f"x {name}", rf"$\times$ {name}") for name in ("dense", "base", "naive")),
+    )
+    return reduce(lambda escaped, formula: escaped.replace(*formula), formulas, escape(text))
 
 
-def _parts(table: Table, *, intervals: bool) -> Iterator[list[_Column]]:
-    """Yield the columns of a table in groups that fit in the width of a page, each after the labels."""
-    labels: _Column = table.corner, tuple(map(shorten_label, table.labels))
-    part, used = [labels], _width(labels)
-    for column in zip(table.headings, zip(*table.texts(intervals=intervals), strict=True), strict=True):
-        if used + _width(column) > _MAX_CHARACTERS and len(part) > 1:
-            yield part
-            part, used = [labels], _width(labels)
-        part.append(column)
-        used += _width(column)
-    yield part
-
-
-def _width(column: _Column) -> int:
-    name, texts = column
-    return max(map(len, (name, *texts))) + _GAP
+def _breakable(name: str) -> str:
+    """Return the name of a variant, escaped, with line breaks allowed between its options."""
+    return re.sub(r"([(,=])", r"\1\\allowbreak{}", escape(shorten_label(name)))

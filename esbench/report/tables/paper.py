@@ -1,0 +1,98 @@
+"""Small tables for a paper: the best schemes of a layer by n_eff per ms, and by the time of its forward."""
+
+from collections.abc import Iterator, Sequence
+
+from esbench.report import captions
+from esbench.report.analysis.pivot import LATENCY, TIMES, UNMEASURED, Grid, grids, operators
+from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense, rankings
+from esbench.report.tables.measured import SPEED, TIME, median_number, multiple
+from esbench.report.tables.ranking import RATE, RELATIVE_RATE, ranking_columns
+from esbench.report.tables.table import Block, Cell, Footnotes, Section, Table, number_cell
+from esbench.schema import DENSE, Case, Measurement, Run, Variant
+from esbench.stats import median
+
+_RANKED = {
+    RATE: "n_eff / ms",
+    RELATIVE_RATE: "x dense",
+    "n_eff / n (%)": "kept (%)",
+    "step (ms)": "step (ms)",
+    "peak (MB)": "peak (MB)",
+}
+"""Columns of the ranking -> their headings in a paper."""
+
+
+def paper_sections(run: Run, best: int) -> Iterator[Section]:
+    """Yield at most two tables per operator, of the ``best`` schemes and dense noise.
+
+    One ranks by n_eff per ms, one by the time of the forward, or of the first phase of a training workload.
+    """
+    for operator in operators(run):
+        for ranking in rankings(run, operator)[:1]:
+            if case := ranking.main:
+                yield _rank_section(ranking, case, best)
+        timed = [grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY]
+        is_layer = any(grid.phase in {"sample", "forward"} for grid in timed)
+        for grid in [grid for grid in timed if grid.phase == "forward" or not is_layer][:1]:
+            if grid.method != UNMEASURED and (times := _time_section(grid, best)):
+                yield times
+
+
+def _rank_section(ranking: Rankings, case: Case, best: int) -> Section:
+    ranked = ranking.of(case)
+    reference, notes = dense(ranked), Footnotes()
+    schemes = best_of_each_scheme(ranked)
+    shown = [entry for index, entry in enumerate(schemes) if index < best or entry == reference]
+
+    def cells(entry: RankedVariant) -> tuple[Cell, ...]:
+        columns = ranking_columns(ranking.grid, entry, reference, notes)
+        return tuple(columns[name]() or notes.missing() for name in _RANKED)
+
+    rows = [(entry.variant, cells(entry)) for entry in shown]
+    return _section(ranking.grid, case, "n_eff per ms", list(_RANKED.values()), rows, notes)
+
+
+def _time_section(grid: Grid, best: int) -> Section | None:
+    """Return the times of the case with the most numbers, the largest of several."""
+    by_case = {case: _measured(grid, case) for case in grid.cases}
+    case = max(reversed(grid.cases), key=lambda case: len(by_case[case]))
+    times = by_case[case]
+    fastest: dict[str, Variant] = {}
+    for variant in times:
+        if not variant.baseline:
+            fastest.setdefault(variant.scheme.removeprefix("Fused"), variant)
+    if not fastest:
+        return None
+    shown = list(fastest.values())[:best]
+    shown += [each for each in times if each not in shown and (each.baseline or each.name == DENSE)]
+    notes = Footnotes()
+
+    def cells(variant: Variant) -> tuple[Cell, ...]:
+        multiples = (multiple(grid, variant, case, against) for against in (TIME, SPEED))
+        filled = (number_cell(number) if number else notes.missing() for number in multiples)
+        return number_cell(median_number(grid.run, times[variant])), *filled
+
+    headings = ["time (ms)", "time, x base", "speed, x naive"]
+    rows = [(variant, cells(variant)) for variant in shown]
+    return _section(grid, case, f"time of the {grid.phase}", headings, rows, notes)
+
+
+def _measured(grid: Grid, case: Case) -> dict[Variant, Measurement]:
+    """Return the variants that have a time, the fastest first, with its row."""
+    rows = ((variant, grid.at(variant, case)) for variant in grid.variants)
+    timed = {v: row for v, row in rows if isinstance(row, Measurement) and median(row)}
+    return dict(sorted(timed.items(), key=lambda item: median(item[1]) or 0.0))
+
+
+def _section(  # noqa: PLR0913, PLR0917  # the parts of a table
+    grid: Grid,
+    case: Case,
+    subject: str,
+    headings: Sequence[str],
+    rows: Sequence[tuple[Variant, tuple[Cell, ...]]],
+    notes: Footnotes,
+) -> Section:
+    labels = tuple(variant.name for variant, _ in rows)
+    table = Table("scheme", tuple(headings), labels, tuple(cells for _, cells in rows))
+    origin, conditions = captions.origin(grid.run), captions.conditions(grid, [case])
+    block = Block(f"{captions.layer(case)}: {subject}", "", table)
+    return Section(block.title, origin, conditions, (block,), tuple(notes), grid.run.header.run_id)
