@@ -99,7 +99,10 @@ def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
         " & ".join([_breakable(name), *map(_typeset, cells)])
         for name, cells in zip(table.labels, table.texts(intervals=intervals), strict=True)
     ]
-    caption, head = _typeset(shorten_label(block.title)), " & ".join(map(_typeset, [table.corner, *table.headings]))
+    caption, head = (
+        _typeset(shorten_label(block.title)),
+        " & ".join(map(_typeset, [table.corner, *table.headings])),
+    )
     columns = r">{\raggedright\arraybackslash}X" + "r" * len(table.headings)
     notes = [f"{section.origin} {section.conditions}", *section.footnotes]
     size = r"\scriptsize" if intervals else r"\footnotesize"
