@@ -184,6 +184,19 @@ def test_no_runs_is_an_error(tmp_path: Path) -> None:
     assert "written with schema version 3" in (tmp_path / "reports/index.html").read_text(encoding="utf-8")
 
 
+def test_a_folder_of_failures_or_of_one_variant_has_a_page(tmp_path: Path) -> None:
+    """Reports are written, with exit code 0; without any number the page refers to the reasons."""
+    failed = msgspec.structs.replace(synthetic.skipped(DENSE, linear(), "boom"), status="failed")
+    for name, row, words in (
+        ("failures", failed, "No variant has a figure here"),
+        ("one", time_row(DENSE, linear(), 3.0, 3.0), "n_eff was not measured here"),
+    ):
+        store(tmp_path / name, synthetic.run([row], run_id=WHOLE))
+        result = CliRunner().invoke(app, report(tmp_path / name))
+        assert (result.exit_code, result.stdout.count("\n"), result.stderr) == (0, 1, "")
+        assert words in (tmp_path / name / "reports/index.html").read_text(encoding="utf-8")
+
+
 def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
     """With --intervals each number is followed by half the width of its interval."""
     measured = [
