@@ -13,25 +13,26 @@ from typer.testing import CliRunner
 from esbench.cli import app
 from esbench.errors import UserError
 from esbench.measure.timers import HostClock, Visit
-from esbench.studies import timer_accuracy as study
 from esbench.studies import timer_accuracy_run
 from esbench.studies.timer_accuracy import (
     AGREEMENT,
-    ARMS,
     LENGTH,
+    QUESTIONS,
     SCHEMA,
     TWINS,
     Reading,
     Study,
     comparisons,
     goals,
+    page,
+    render,
+    write_study,
 )
 from esbench.studies.timer_accuracy_run import Kernel, Plan
 from tests.study_cases import HERE
 
 ROUNDS = 10
-OURS, TORCH = ARMS[AGREEMENT]
-FIRST, SECOND = ARMS[TWINS]
+OURS, TORCH = QUESTIONS[AGREEMENT].arms
 
 
 def reading(
@@ -48,7 +49,6 @@ def study_of(*readings: Reading, number: int = 0, **fields: Any) -> Study:
         schema=SCHEMA,
         study_id=f"study-{number}",
         started="2026-11-21T00:00:00+00:00",
-        seed=0,
         wall_s=100.0,
         environment=msgspec.structs.replace(HERE, **fields),
         readings=readings,
@@ -71,174 +71,166 @@ def test_a_timer_that_differs_by_more_than_one_percent_misses_the_goal() -> None
         ours = reading(AGREEMENT, "k", OURS, rounds)
         assert met(ours, theirs)[0] is expected
         (row,) = comparisons(study_of(ours, theirs), AGREEMENT)
-        assert row.difference == pytest.approx(bias - 1)
-        assert row.ratio.relative == pytest.approx(0, abs=1e-9)
+        assert (row.difference, row.half_range) == pytest.approx((bias - 1, 0))
         assert row.rounds == ROUNDS
     near = [reading(AGREEMENT, "near", arm, [[200.0] * 4] * ROUNDS) for arm in (OURS, TORCH)]
     assert goals(study_of(*near, ours, theirs))[0].result == "1 of 2; worst: 2.00 %, k"
     short = [reading(AGREEMENT, "k", arm, [[us] * 4] * ROUNDS) for arm, us in ((OURS, 5), (TORCH, 4))]
     assert met(*short)[0] is None
-    assert "+25.0" in study.page([study_of(*short)])
+    assert "+25.0" in page([study_of(*short)])
 
 
-def test_arms_of_the_same_sitting_and_state_of_the_cache_are_compared() -> None:
-    """The machine is faster in the second sitting, and an arm has a round fewer in the first.
+def test_arms_of_the_same_repetition_and_state_of_the_cache_are_compared() -> None:
+    """The machine is faster in the second repetition, and an arm has a round fewer in the first.
 
     On a GPU the other timer, which does not flush the cache, is compared with the warm latency.
     """
     rows = [
-        reading(AGREEMENT, "k", arm, [[us] * samples] * rounds, sitting=sitting, metric=metric)
-        for sitting, us in ((0, 300.0), (1, 200.0))
+        reading(AGREEMENT, "k", arm, [[us] * samples] * rounds, repetition=repetition, metric=metric)
+        for repetition, us in ((0, 300.0), (1, 200.0))
         for arm, samples, rounds, metric in (
             (OURS, 4, 6, "warm_latency_ns"),
-            (TORCH, 1, 5 + sitting, "latency_ns"),
+            (TORCH, 1, 5 + repetition, "latency_ns"),
         )
     ]
-    cold = [reading(AGREEMENT, "k", OURS, [[900.0]] * 6, sitting=sitting) for sitting in (0, 1)]
+    cold = [reading(AGREEMENT, "k", OURS, [[900.0]] * 6, repetition=repetition) for repetition in (0, 1)]
     (row,) = comparisons(study_of(*cold, *rows, device="cuda"), AGREEMENT)
-    assert (row.difference, row.ratio.relative, row.rounds) == (0, 0, 11)
+    assert (row.difference, row.half_range, row.rounds) == (0, 0, 11)
 
 
 def test_twins_differ_by_the_noise_of_rounds() -> None:
     """Drift between rounds cancels in ratios; the half-range is that of the middle 60 % of them."""
-
-    def two(first: Sequence[float], second: Sequence[float]) -> tuple[Reading, Reading]:
-        rounds = ((FIRST, first), (SECOND, second))
-        return tuple(reading(TWINS, "k", arm, [[us] for us in times]) for arm, times in rounds)  # type: ignore[return-value]  # two
-
     drift = [10.0 + k for k in range(ROUNDS)]
-    (row,) = comparisons(study_of(*two(drift, drift)), TWINS)
-    assert (row.half_range, row.difference) == (0, 0)
-    noisy = two([10.1, 10.0] * 5, [10.0, 10.1] * 5)
-    (row,) = comparisons(study_of(*noisy), TWINS)
-    assert row.half_range == pytest.approx(0.01, rel=0.02)
-    assert met(*noisy) == [None, False, None]
+    for first, second, half_range in (
+        (drift, drift, 0.0),
+        ([10.1, 10.0] * 5, [10.0, 10.1] * 5, 0.01),
+    ):
+        twins = [
+            reading(TWINS, "k", arm, [[us] for us in times])
+            for arm, times in zip(QUESTIONS[TWINS].arms, (first, second), strict=True)
+        ]
+        (row,) = comparisons(study_of(*twins), TWINS)
+        assert row.difference == pytest.approx(0, abs=1e-4)
+        assert row.half_range == pytest.approx(half_range, rel=0.02)
+        assert met(*twins) == [None, half_range == 0, None]
 
 
-def test_waits_are_compared_with_their_length() -> None:
-    """An error of 0.3 us is 3 % of 10 us; on a GPU the longest spin defines the scale."""
+def test_the_length_of_a_wait_is_known_on_a_cpu_and_relative_on_a_gpu() -> None:
+    """An offset shows in short waits; on a GPU the longest wait defines the length of a cycle."""
     waits = [reading(LENGTH, f"{us}", OURS, [[us + 0.3] * 3], expected_ns=us * 1e3) for us in (10.0, 1000.0)]
-    pairs = comparisons(study_of(*waits), LENGTH)
-    assert [pair.difference for pair in pairs] == pytest.approx([0.03, 0.0003])
+    rows = comparisons(study_of(*waits), LENGTH)
+    assert [row.difference for row in rows] == pytest.approx([0.03, 0.0003])
     assert goals(study_of(*waits))[2].result == "1 of 2; worst: 3.00 %, 10.0"
     spins = [reading(LENGTH, f"{us}", OURS, [[us * 1.05] * 3], expected_ns=us * 1e3) for us in (10, 1000)]
     assert met(*spins, device="cuda")[2] is True
     assert met(*spins)[2] is False
 
 
-def test_a_study_is_read_back_and_shown(tmp_path: Path) -> None:
-    """The newest study of each device is shown; an invalid file is an error line with file and field."""
-    assert study.render(tmp_path, tmp_path / "out") == []
+def test_the_newest_study_of_each_device_is_shown(tmp_path: Path) -> None:
+    """An invalid file is an error line with file and field; readings of other questions are ignored."""
+    assert render(tmp_path, tmp_path / "out") == []
     complete = study_of(
         *(reading(AGREEMENT, "a | b", arm, [[200, 202, 198]] * ROUNDS) for arm in (OURS, TORCH)),
-        *(reading(TWINS, "add", arm, [[10, 11]] * ROUNDS) for arm in (FIRST, SECOND)),
+        *(reading(TWINS, "add", arm, [[10, 11]] * ROUNDS) for arm in QUESTIONS[TWINS].arms),
         reading(LENGTH, "wait", OURS, [[1000.5]] * ROUNDS, expected_ns=1e6),
-        reading("replicates", "add", "process 1", [[10]] * ROUNDS),  # of an earlier study
+        reading("replicates", "add", "process 1", [[10]] * ROUNDS),
         number=2,
     )
-    path = study.write_study(complete, tmp_path)
-    study.write_study(study_of(number=1), tmp_path)
+    path = write_study(complete, tmp_path)
+    write_study(study_of(number=1), tmp_path)
     empty = study_of(number=0, device_name="[a](b)")
-    study.write_study(empty, tmp_path)
-    assert study.newest_studies(tmp_path) == [empty, complete]
-    text = study.render(tmp_path, tmp_path / "out")[0].read_text()
-    words = ("## Some CPU", "## \\[a\\](b)\n", "load average 0.500 before", "a \\| b", "2 threads")
-    assert all(word in text for word in words)
-    assert text.count("### ") == 2 * 3
+    write_study(empty, tmp_path)
+    text = render(tmp_path, tmp_path / "out")[0].read_text()
+    assert text == page([empty, complete])
+    for words in ("## Some CPU", "## \\[a\\](b)\n", "load average 0.500 before", "a \\| b", "2 threads"):
+        assert words in text
     stored = path.read_bytes()
     for old, new, word in (
-        (b'"seed"', b'"sead"', "seed"),
+        (b'"readings"', b'"reading"', "readings"),
         (b"10000.0", b"0.0", "readings"),
         (b'"schema":2', b'"schema":9', "schema 9"),
     ):
         path.write_bytes(stored.replace(old, new))
-        with pytest.raises(UserError, match=word) as error:
-            study.newest_studies(tmp_path)
-        assert path.name in str(error.value)
+        with pytest.raises(UserError, match=rf"{path.name}.*{word}"):
+            render(tmp_path, tmp_path / "out")
 
 
 class FakeClock(HostClock):
-    """A clock whose time is advanced by the kernels, with a bias of its readings."""
+    """A clock whose time is advanced by the kernels; its readings are a multiple of the true times."""
 
     warm_up_s = (0.0, 0.0)
+    now_s = 0.0
 
     def __init__(self, bias: float = 1.0) -> None:
-        """Read this multiple of the true times."""
+        """Set the factor of the readings."""
         self.bias = bias
 
     def seconds(self) -> float:
         """Return the time."""
-        return NOW_S[0]
+        return FakeClock.now_s
 
     def visit(self, call: Callable[[], object], calls: int) -> Visit:
         """Return the time of each call."""
         samples = []
         for _ in range(calls):
-            start_s = NOW_S[0]
+            start_s = FakeClock.now_s
             call()
-            samples.append((NOW_S[0] - start_s) * 1e9 * self.bias)
+            samples.append((FakeClock.now_s - start_s) * 1e9 * self.bias)
         return Visit({"latency_ns": tuple(samples)})
 
 
-NOW_S = [0.0]
-
-
-def kernel(name: str, cost_s: float, expected_ns: float | None = None) -> Kernel:
-    """Return a call that takes this time of the fake clocks."""
-
-    def call() -> None:
-        NOW_S[0] += cost_s
-
-    return Kernel(name, call, expected_ns)
-
-
 def fake_plan(bias: float = 1.05) -> Plan:
-    """Return a plan for two kernels on a fake clock, with another timer of this bias."""
+    """Return a plan for two kernels and a wait on a fake clock, with another timer of this bias."""
+
+    def kernel(name: str, cost_s: float, expected_ns: float | None = None) -> Kernel:
+        def call() -> None:
+            FakeClock.now_s += cost_s
+
+        return Kernel(name, call, expected_ns)
+
     kernels = [kernel("short", 1e-4), kernel("long", 1e-3)]
-    waits = [kernel("wait", 1e-3, 1e6)]
-    return Plan(FakeClock(), FakeClock(bias), kernels, waits, sittings=1)
+    return Plan(FakeClock(), FakeClock(bias), kernels, [kernel("wait", 1e-3, 1e6)], repetitions=1)
 
 
 def test_a_biased_timer_is_measured_and_a_dead_one_missing() -> None:
     """A bias of 5 % is measured, and an arm without samples has a reason."""
     progress = Mock()
-    biased = timer_accuracy_run.study(fake_plan(), HERE, progress)
-    assert [pair.difference for pair in comparisons(biased, AGREEMENT)] == [pytest.approx(1 / 1.05 - 1)] * 2
-    assert [pair.difference for pair in comparisons(biased, TWINS)] == [0, 0]
-    assert [pair.difference for pair in comparisons(biased, LENGTH)] == [pytest.approx(0)]
-    steps = [call.args for call in progress.call_args_list]
-    assert steps[0] == (0, 5, "agreement: short")
-    assert [number for number, _, _ in steps] == [*range(5)]
-    dead = timer_accuracy_run.study(fake_plan(0.0), HERE, progress)
+    biased = timer_accuracy_run.measure(fake_plan(), HERE, progress)
+    assert [row.difference for row in comparisons(biased, AGREEMENT)] == [pytest.approx(1 / 1.05 - 1)] * 2
+    assert [row.difference for row in comparisons(biased, TWINS)] == [0, 0]
+    assert [row.difference for row in comparisons(biased, LENGTH)] == [pytest.approx(0)]
+    assert progress.call_args_list[0].args == (0, 5, "agreement: short")
+    assert [call.args[0] for call in progress.call_args_list] == [*range(5)]
+    dead = timer_accuracy_run.measure(fake_plan(0.0), HERE, progress)
     assert {(absent.arm, absent.kernel) for absent in dead.missing} == {(TORCH, "short"), (TORCH, "long")}
-    assert "torch.utils.benchmark long: ClockError: the clock read 0 ns" in study.page([dead])
+    assert "torch.utils.benchmark long: ClockError: the clock read 0 ns" in page([dead])
 
 
-def test_a_real_study_is_measured(tmp_path: Path) -> None:
+def test_a_real_study_is_measured() -> None:
     """A study of two kernels runs with the timers of a CPU."""
-    plan = timer_accuracy_run.plan_for("cpu", 0)
-    plan = replace(plan, kernels=plan.kernels[:2], waits=plan.waits[:2], sittings=2, budget_s=0.02)
-    measured = timer_accuracy_run.study(plan, HERE, Mock())
-    assert not measured.missing
-    assert len({(reading.question, reading.arm, reading.sitting) for reading in measured.readings}) == 9
-    assert all(0.1 < pair.ratio.median < 10 for pair in comparisons(measured, AGREEMENT))
-    study.write_study(measured, tmp_path)
-    (page,) = study.render(tmp_path, tmp_path)
-    assert all(kernel.name in page.read_text() for kernel in (*plan.kernels, *plan.waits))
+    plan = timer_accuracy_run.plan_for("cpu")
+    plan = replace(plan, kernels=plan.kernels[:2], waits=plan.waits[:2], repetitions=2, budget_s=0.02)
+    study = timer_accuracy_run.measure(plan, HERE, Mock())
+    assert not study.missing
+    assert len({(reading.question, reading.arm, reading.repetition) for reading in study.readings}) == 9
+    for question, kernels in ((AGREEMENT, plan.kernels), (TWINS, plan.kernels), (LENGTH, plan.waits)):
+        rows = comparisons(study, question)
+        assert [row.kernel for row in rows] == [kernel.name for kernel in kernels]
+        assert all(-0.9 < row.difference < 9 for row in rows)
 
 
 def test_the_command_stores_the_study_and_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It prints every verdict and exits with 0 even if goals are missed; an interrupt stores nothing."""
-    monkeypatch.setattr(timer_accuracy_run, "plan_for", lambda *_: fake_plan())
+    monkeypatch.setattr(timer_accuracy_run, "plan_for", lambda _: fake_plan())
     command = ["accuracy", "--device", "cpu", "--out", str(tmp_path), "--reports", str(tmp_path / "pages")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "not met" in result.stdout
     assert (tmp_path / "pages" / "accuracy.md").exists()
-    assert len(study.newest_studies(tmp_path)) == 1
-    monkeypatch.setattr(timer_accuracy_run, "study", Mock(side_effect=KeyboardInterrupt))
+    assert len([*tmp_path.glob("*/accuracy/*.json")]) == 1
+    monkeypatch.setattr(timer_accuracy_run, "measure", Mock(side_effect=KeyboardInterrupt))
     result = CliRunner().invoke(app, ["accuracy", "--device", "cpu", "--out", str(tmp_path / "none")])
     assert result.exit_code != 0
     assert "nothing is stored" in result.stderr

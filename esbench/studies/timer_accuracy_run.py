@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.utils.benchmark import Timer
@@ -15,14 +16,22 @@ from esbench.measure.timers import Call, Clock, HostClock, Visit, clocks
 from esbench.progress import Show
 from esbench.schema import Environment
 from esbench.store import new_run_id
-from esbench.studies.timer_accuracy import AGREEMENT, ARMS, LENGTH, SCHEMA, TWINS, Missing, Reading, Study
+from esbench.studies.timer_accuracy import (
+    AGREEMENT,
+    LENGTH,
+    QUESTIONS,
+    SCHEMA,
+    TWINS,
+    Missing,
+    Reading,
+    Study,
+)
 
 _CYCLES_PER_NS = 1.5
 """Approximate clock rate of a GPU; the longest wait defines the scale, so no goal depends on it."""
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A call with a name, and its duration if known."""
 
     name: str
@@ -30,34 +39,30 @@ class Kernel:
     expected_ns: float | None = None
 
 
-def kernels(device: str, seed: int) -> list[Kernel]:
+def kernels(device: str) -> list[Kernel]:
     """Return calls that take from 2 us to some 10 ms."""
-    generator = torch.Generator(device).manual_seed(seed)
-    normal = partial(torch.randn, generator=generator, device=device)
-
-    def add(power: int) -> Kernel:
-        return Kernel(f"add 2^{power}", partial(torch.add, normal(1 << power), normal(1 << power)))
-
-    def matmul(size: int) -> Kernel:
-        return Kernel(f"matmul {size}", partial(torch.mm, normal(size, size), normal(size, size)))
-
-    if device == "cuda":
-        return [*map(add, (20, 24, 26, 28)), *map(matmul, (1024, 2048, 4096, 8192))]
-    return [*map(add, (14, 20, 22)), *map(matmul, (64, 128, 256, 512, 1024))]
+    normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
+    is_cuda = device == "cuda"
+    return [
+        *(
+            Kernel(f"add 2^{power}", partial(torch.add, normal(1 << power), normal(1 << power)))
+            for power in ((20, 24, 26, 28) if is_cuda else (14, 20, 22))
+        ),
+        *(
+            Kernel(f"matmul {size}", partial(torch.mm, normal(size, size), normal(size, size)))
+            for size in ((1024, 2048, 4096, 8192) if is_cuda else (64, 128, 256, 512, 1024))
+        ),
+    ]
 
 
 def waits(device: str) -> list[Kernel]:
     """Return waits of known length: a spinning kernel on CUDA, a loop that reads the clock elsewhere."""
+    lengths_ns = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+    if device != "cuda":
+        return [Kernel(f"busy wait {ns // 1000} us", partial(_busy_wait, ns), ns) for ns in lengths_ns]
+    spin = torch.cuda._sleep  # noqa: SLF001  # there is no public function that spins on the device
     return [
-        Kernel(
-            f"{'spin' if device == 'cuda' else 'busy wait'} {wait_ns // 1000} us",
-            # There is no public function that spins on the device.
-            partial(torch.cuda._sleep, round(wait_ns * _CYCLES_PER_NS))  # noqa: SLF001  # see above
-            if device == "cuda"
-            else partial(_busy_wait, wait_ns),
-            float(wait_ns),
-        )
-        for wait_ns in (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+        Kernel(f"spin {ns // 1000} us", partial(spin, round(ns * _CYCLES_PER_NS)), ns) for ns in lengths_ns
     ]
 
 
@@ -70,7 +75,7 @@ def _busy_wait(wait_ns: int) -> None:
 class TorchClock(HostClock):
     """``torch.utils.benchmark`` as a clock of the harness: a visit is the mean of one block of calls."""
 
-    method = ARMS[AGREEMENT][1]
+    method = QUESTIONS[AGREEMENT].arms[1]
 
     def visit(self, call: Call, calls: int) -> Visit:
         """Time one block of calls with as many threads as the harness uses."""
@@ -87,9 +92,8 @@ class Plan:
         other: the timer that it is compared with.
         kernels: the calls.
         waits: the calls of known length.
-        sittings: repetitions of each kernel.
-        budget_s: seconds per kernel, arm and sitting.
-        seed: seed of inputs and orders.
+        repetitions: repetitions of each kernel.
+        budget_s: seconds per kernel, arm and repetition.
 
     """
 
@@ -97,36 +101,34 @@ class Plan:
     other: Clock
     kernels: Sequence[Kernel]
     waits: Sequence[Kernel]
-    sittings: int = 3
+    repetitions: int = 3
     budget_s: float = 1.0
-    seed: int = 0
 
 
-def plan_for(device: str, seed: int) -> Plan:
+def plan_for(device: str) -> Plan:
     """Return the plan for a device."""
-    return Plan(clocks(device)[0], TorchClock(), kernels(device, seed), waits(device), seed=seed)
+    return Plan(clocks(device)[0], TorchClock(), kernels(device), waits(device))
 
 
-def study(plan: Plan, environment: Environment, progress: Show) -> Study:
-    """Measure a plan."""
+def measure(plan: Plan, environment: Environment, progress: Show) -> Study:
+    """Measure the kernels and waits of a plan."""
     start, start_s = datetime.now(UTC), time.monotonic()
-    rng = random.Random(plan.seed)  # noqa: S311  # an order, not a secret
+    rng = random.Random(0)  # noqa: S311  # an order, not a secret
     steps = [
-        (question, kernel, sitting)
-        for sitting in range(plan.sittings)
+        (question, kernel, repetition)
+        for repetition in range(plan.repetitions)
         for question in (AGREEMENT, TWINS)
         for kernel in plan.kernels
     ]
     steps += [(LENGTH, wait, 0) for wait in plan.waits]
     results: list[Reading | Missing] = []
-    for number, (question, kernel, sitting) in enumerate(steps):
-        progress(number, len(steps), f"{question}: {kernel.name}")
-        results += _measure(plan, question, kernel, sitting, rng)
+    for index, (question, kernel, repetition) in enumerate(steps):
+        progress(index, len(steps), f"{question}: {kernel.name}")
+        results += _measure_kernel(plan, question, kernel, repetition, rng)
     return Study(
         schema=SCHEMA,
         study_id=new_run_id("accuracy", start),
         started=start.isoformat(timespec="seconds"),
-        seed=plan.seed,
         wall_s=time.monotonic() - start_s,
         environment=environment,
         readings=tuple(result for result in results if isinstance(result, Reading)),
@@ -134,8 +136,8 @@ def study(plan: Plan, environment: Environment, progress: Show) -> Study:
     )
 
 
-def _measure(
-    plan: Plan, question: str, kernel: Kernel, sitting: int, rng: random.Random
+def _measure_kernel(
+    plan: Plan, question: str, kernel: Kernel, repetition: int, rng: random.Random
 ) -> Iterator[Reading | Missing]:
     """Measure a kernel by all arms of a question in the same rounds."""
     timers = {AGREEMENT: (plan.clock, plan.other), TWINS: (plan.clock, plan.clock), LENGTH: (plan.clock,)}
@@ -143,7 +145,7 @@ def _measure(
     for call in calls:
         call.warm_up()
     interleave(calls, rng)
-    for arm, call in zip(ARMS[question], calls, strict=False):
+    for arm, call in zip(QUESTIONS[question].arms, calls, strict=False):
         if call.failure:
             yield Missing(question=question, arm=arm, reason=call.failure.reason, kernel=kernel.name)
             continue
@@ -153,7 +155,7 @@ def _measure(
                 kernel=kernel.name,
                 arm=arm,
                 metric=metric,
-                sitting=sitting,
+                repetition=repetition,
                 samples=tuple(rounds),
                 expected_ns=kernel.expected_ns,
             )
