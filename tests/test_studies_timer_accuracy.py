@@ -103,7 +103,7 @@ def test_twins_differ_by_the_noise_of_rounds() -> None:
     drift = [10.0 + k for k in range(ROUNDS)]
     for first, second, half_range in (
         (drift, drift, 0.0),
-        ([10.1, 10.0] * 5, [10.0, 10.1] * 5, 0.01),
+        ([20.0, 10.0, *[10.1, 10.0] * 4], [10.0, 10.1] * 5, 0.01),
     ):
         twins = [
             reading(TWINS, "k", arm, [[us] for us in times])
