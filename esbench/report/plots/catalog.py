@@ -53,7 +53,7 @@ class PlotRequest:
     width: float = PAGE
 
     def narrowed(self, run: Run) -> Run:
-        """Return the run with the requested rows and the plain layer, which they are compared with."""
+        """Return the run with the requested rows and those of the plain layer, the reference."""
         return msgspec.structs.replace(run, rows=tuple(row for row in run.rows if self._has(row)))
 
     def _has(self, row: Row) -> bool:
@@ -127,7 +127,7 @@ def find(name: str) -> Plot:
 
 
 def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
-    """Draw the first figure of a plot that the runs have data for: newest runs first, those with flaws last.
+    """Draw a plot of the newest run without flaws that has the data, or else of the newest with flaws.
 
     Raises:
         UserError: there is no such plot, a choice matches nothing, or there is nothing to draw.

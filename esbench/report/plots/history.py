@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -23,47 +24,47 @@ from esbench.report.plots.style import PAGE, Figure, Look
 from esbench.units import quantity
 
 _MAX_LINES, _MAX_PANELS = 6, 24
-"""More lines in a panel cannot be distinguished."""
+"""More lines in a panel cannot be distinguished; more panels are left out."""
 
 
 class Panel(NamedTuple):
-    """The lines of a panel: similar variants on the same case, by the same method."""
+    """The lines of a panel: variants with similar values on the same case, by the same method."""
 
     key: Key
     series: Sequence[Series]
 
     @property
     def has_changes(self) -> bool:
-        """Whether one of its lines has a change point."""
+        """Whether a line has a change point."""
         return any(series.change_points for series in self.series)
 
 
 def panels(history: History, fewest: int = 2) -> list[Panel]:
-    """Return panels of cases that at least ``fewest`` runs have; variants with similar figures share a panel.
+    """Return the panels of all cases that at least ``fewest`` runs measured.
 
-    A series of a single run is left out.
+    A series of a single run is left out. A case with many series has several panels, sorted by newest value.
     """
-    return [
-        Panel(key, ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts])
-        for key, every in history.panels.items()
-        if len(measured_in(every)) >= fewest
-        for ordered in [
-            sorted((line for line in every if len(line.points) > 1), key=lambda line: -line.points[-1].value)
-        ]
-        for parts in [math.ceil(len(ordered) / _MAX_LINES)]
-        for part in range(parts)
-    ]
+    all_panels = []
+    for key, all_series in history.panels.items():
+        if len(measured_in(all_series)) < fewest:
+            continue
+        lines = [series for series in all_series if len(series.points) > 1]
+        lines.sort(key=lambda series: -series.points[-1].value)
+        count = math.ceil(len(lines) / _MAX_LINES)
+        bounds = [len(lines) * index // max(1, count) for index in range(count + 1)]
+        all_panels += [Panel(key, lines[start:end]) for start, end in pairwise(bounds)]
+    return all_panels
 
 
 @style.use_style()
-def history(past: History, every: Sequence[Panel], width: float = PAGE) -> Figure:
-    """Draw the figures of variants over the runs, which are evenly spaced.
+def history(past: History, all_panels: Sequence[Panel], width: float = PAGE) -> Figure:
+    """Draw the values of variants over the runs, which are evenly spaced.
 
-    A line is broken where a run has no figure of its variant. Of too many panels, those with change points
-    are preferred.
+    A line is broken where a run lacks the variant. If there are too many panels, those with change points are
+    drawn.
     """
-    preferred = sorted(every, key=lambda panel: not panel.has_changes)[:_MAX_PANELS]
-    shown = [panel for panel in every if panel in preferred]
+    preferred = sorted(all_panels, key=lambda panel: not panel.has_changes)[:_MAX_PANELS]
+    shown = [panel for panel in all_panels if panel in preferred]
     several = len({(panel.key.method, panel.key.against) for panel in shown}) > 1
     figure = Figure(width)
     for axes, panel in zip(figure.panels(len(shown), 2 if width == PAGE else 1, 1.9), shown, strict=True):
@@ -74,7 +75,7 @@ def history(past: History, every: Sequence[Panel], width: float = PAGE) -> Figur
     figure.finish(
         _title(past, shown),
         _origin(past, shown),
-        style.note_part(shown, every, "panels, those with change points first"),
+        style.note_part(shown, all_panels, "panels, those with change points first"),
         [Line2D([], [], **style.RING, label=ring)] if any(panel.has_changes for panel in shown) else [],
     )
     return figure
@@ -98,19 +99,19 @@ def _origin(past: History, shown: Sequence[Panel]) -> str:
 
 def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
     runs = measured_in(past.panels[panel.key])
-    places = {run: place for place, run in enumerate(runs)}
+    indices = {run: index for index, run in enumerate(runs)}
     column = quantity(past.metric).column
     size, symbol = (1.0, "multiplier") if past.metric == MULTIPLIER else (column.size, column.symbol)
     values = [point.value / size for series in panel.series for point in series.points]
     style.log_axis(axes, "y", filter(style.is_drawable, values), 1.02)
     looks = style.looks(series.variant.name for series in panel.series)
     for series in panel.series:
-        _draw_line(axes, series, looks[series.variant.name], places, size)
+        _draw_line(axes, series, looks[series.variant.name], indices, size)
     names = [(series.points[-1].value / size, series.variant.name) for series in panel.series]
     style.label_ends(axes, [style.Label(len(runs) - 1, y, name) for y, name in names], 0.4 * inches)
     step = math.ceil(len(runs) / max(2, int(inches / 0.8)))
     ticked = range((len(runs) - 1) % step, len(runs), step)  # the newest run among them
-    dates = [moment(past.runs[runs[place]], "\n").split("\n") for place in ticked]
+    dates = [moment(past.runs[runs[index]], "\n").split("\n") for index in ticked]
     axes.set_xticks(
         list(ticked), ["\n".join(style.printable(line)[:10] for line in lines) for lines in dates]
     )
@@ -119,23 +120,23 @@ def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
     axes.set_ylabel(symbol)
 
 
-def _draw_line(axes: Axes, series: Series, look: Look, places: Mapping[int, int], size: float) -> None:
+def _draw_line(axes: Axes, series: Series, look: Look, indices: Mapping[int, int], size: float) -> None:
     """Draw a series with its intervals and change points."""
-    points = {places[point.run]: point for point in series.points}
+    points = {indices[point.run]: point for point in series.points}
     axes.plot(
-        range(len(places)),
-        [points[place].value / size if place in points else math.nan for place in range(len(places))],
+        range(len(indices)),
+        [points[index].value / size if index in points else math.nan for index in range(len(indices))],
         color=look.color,
         marker=look.marker,
         linestyle=look.line,
         label=series.variant.name,
     )
-    for place, point in points.items():
+    for index, point in points.items():
         if point.low and point.high:
-            axes.vlines(place, point.low / size, point.high / size, color=look.color, linewidth=0.8)
+            axes.vlines(index, point.low / size, point.high / size, color=look.color, linewidth=0.8)
     for step in series.change_points:
         point = series.points[step.position]
-        at = places[point.run], point.value / size
+        at = indices[point.run], point.value / size
         axes.plot(*at, **style.RING)
         axes.annotate(
             percentage(step.before, step.after),

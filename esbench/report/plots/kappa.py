@@ -34,7 +34,7 @@ _LARGEST = 1e12
 
 
 class Fit(NamedTuple):
-    """The kappa of a variant on a case: fitted, by its closed form, and whether the two agree."""
+    """The kappa of a variant on a case: fitted, by the closed form, and the verdict of :func:`agrees`."""
 
     variant: Variant
     case: Case
@@ -49,7 +49,7 @@ class Fit(NamedTuple):
 
 
 def fits(grid: Grid) -> list[Fit]:
-    """Return every variant and case that has both numbers."""
+    """Return the fits of all variants and cases with a fitted kappa and a closed form."""
     qualities = Qualities(grid.run)
     all_fits = []
     for variant in grid.variants:
@@ -67,8 +67,8 @@ def fits(grid: Grid) -> list[Fit]:
 def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw fitted kappa with its 95 % interval against its closed form, a marker per variant and case.
 
-    The two are equal on the line, and count as equal in the band around it. A ring marks a fit that
-    contradicts its closed form. ``None`` where no variant has both.
+    The line is equality, the band around it the tolerance. A ring marks a fit that contradicts its closed
+    form. Return ``None`` if no variant has both numbers.
     """
     all_fits = fits(grid)
     if not all_fits:
@@ -104,7 +104,7 @@ def _scale(axes: Axes, all_fits: Sequence[Fit]) -> None:
         locator.set_params(numticks=8)
         axis.set_major_locator(locator)
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    # Dense near 0 on both sides: the band is straight between two points.
+    # Close points near 0, because matplotlib draws straight edges between them.
     down, up = (np.geomspace(abs(end), _THRESHOLD / 100, 200) for end in (low, high))
     line = np.concatenate([-down, up[::-1]])
     allowed = np.maximum(RELATIVE * np.abs(line), ABSOLUTE)

@@ -22,7 +22,7 @@ _BASE = Look(BLACK, "o", "-")
 
 
 class Call(NamedTuple):
-    """A variant below the roof: flops per byte, and flops per ns."""
+    """A call of a variant: its arithmetic intensity in flops per byte, and its rate in flops per ns."""
 
     variant: Variant
     intensity: float
@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
 
 def calls(grid: Grid, case: Case) -> list[Call]:
-    """Return the calls of a case that have a time and declare arithmetic and traffic."""
+    """Return the calls of a case with a time and a declared minimum of arithmetic and traffic."""
     all_calls = []
     for variant in grid.variants:
         row = grid.at(variant, case)
@@ -43,7 +43,7 @@ def calls(grid: Grid, case: Case) -> list[Call]:
 
 
 def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
-    """Among cases that differ only in members, return the largest with enough numbers, or with the most."""
+    """Return for each shape the largest population with ``enough`` numbers, or else with the most."""
     families: dict[Case, list[Case]] = {}
     for case in cases:
         families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
@@ -57,9 +57,9 @@ def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], e
 def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw the arithmetic that calls achieve, below the roof of the device's measured peaks.
 
-    The roof is the rate of a matrix product in the dtype, and left of the ridge that of a copy; calls on data
-    in caches may lie above that slope. Each shape has a panel, at its largest population. ``None`` where a
-    peak is unknown, or no shape has two calls with known work.
+    The roof is min(rate of a matrix product, bandwidth of a copy * intensity) (Williams et al., 2009). Calls
+    whose data is in caches may lie above the slope. Each shape has a panel, at its largest population. Return
+    ``None`` if a peak is unknown, or no shape has two calls with known work.
     """
     copy, product = (analysis.rate(grid.run, kind, grid.dtype) for kind in ("copy", "matmul"))
     shown_cases = [case for case in grid.cases if len(calls(grid, case)) > 1]
