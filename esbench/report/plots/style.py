@@ -10,10 +10,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib import figure
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -370,7 +372,7 @@ class Label(NamedTuple):
 
 
 def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = ()) -> None:
-    """Write names next to points, each where it covers the least of other names, points and arrows.
+    """Write names next to points, each where it covers the least of other names, points, lines and arrows.
 
     Points that overlap share a text, and a thin line leads to a point that is not beside its text. ``arrows``
     are the points from which an arrow leads to the top. Call it after :meth:`Figure.finish`, when the axes
@@ -381,6 +383,7 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
     covered += [
         Bbox.from_extents(x - 4, y, x + 4, frame.y1) for x, y in (to_pixels(tip[:2]) for tip in arrows)
     ]
+    covered += [Bbox.from_bounds(x - 2, y - 2, 4, 4) for x, y in _sample_lines(axes)]
     pixels = axes.figure.dpi / 72  # per point
     for label in sorted(_merge_overlapping(axes, labels), key=lambda label: -label.y):
         name = fit(label.text, 0.6 * frame.width / axes.figure.dpi)
@@ -425,6 +428,14 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
             arrowprops=leader if best >= _BESIDE else None,
         )
         covered.append(boxes[best])
+
+
+def _sample_lines(axes: Axes) -> Iterator[tuple[float, float]]:
+    """Yield close points on all lines, in pixels."""
+    for line in axes.lines:
+        if line.get_linestyle() != "None":
+            for start, end in pairwise(axes.transData.transform(line.get_xydata())):
+                yield from np.linspace(start, end, 40)
 
 
 def _merge_overlapping(axes: Axes, labels: Sequence[Label]) -> list[Label]:
