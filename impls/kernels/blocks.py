@@ -26,7 +26,7 @@ from impls.kernels.gemm import (
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling, block_size, input_precision
-from impls.schemes.blocks import BlocksNoise, DropoutBlocks, cells
+from impls.schemes.blocks import BlocksNoise, DropoutBlocks, split_into_cells
 
 TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes."""
@@ -253,7 +253,7 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
         groups, *blocks = noise.factors.shape
         cuts = []
         for count, width in zip(blocks, weight.shape, strict=True):
-            unit, number = cells(width, count)
+            unit, number = split_into_cells(width, count)
             cuts.append(Cut(count, number, unit))
         counts = gate_factors(scale, sigma, noise.sigma)
         block_dropout_product(

@@ -25,20 +25,20 @@ SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Scales of the noise: the fitness is nearly linear at the first, and curved at the last."""
 
 ROWS = 16
-"""Number of images that every member sees."""
+"""Number of images that each member evaluates."""
 
 ROWS_AT_ONCE = 2**14
 """Rows evaluated in one call."""
 
 
 @dataclass(frozen=True)
-class Descent:
-    """A subject and the images on which its fitness is measured.
+class DigitsFitness:
+    """The fitness of a network with a scheme: minus its cross-entropy on images of digits.
 
     Attributes:
-        subject: the scheme and the network; ``subject.members`` pairs are evaluated.
-        x: rows of the network [rows, *features].
-        y: their classes [rows].
+        subject: the scheme and the network; ``subject.members`` antithetic pairs are evaluated.
+        x: the images as rows of the network, [rows, *features].
+        y: the classes of the images, int64 [rows].
 
     """
 
@@ -48,7 +48,7 @@ class Descent:
 
     @classmethod
     def of(cls, subject: Subject) -> Self:
-        """Create a Descent on the first ``ROWS`` training images.
+        """Create the fitness on the first ``ROWS`` training images.
 
         Raises:
             UserError: scikit-learn is not installed.
@@ -68,11 +68,11 @@ class Descent:
         return torch.cat([gradient.flatten() for gradient in gradients])
 
     def estimate(self, sigma: float, step: int) -> Tensor:
-        """Return the estimate of the same gradient by one step's members, [d] in float64."""
+        """Return the members' estimate of that gradient at one step, [d] in float64."""
         population = replace(self.subject, sigma=sigma).population(antithetic=True)
         noise = population.sample(step)
         losses, record = self.evaluate(population, noise)
-        # Centering removes the noise component that all members share.
+        # Subtracting the mean removes the noise component that all members share.
         utilities = losses.mean(1, keepdim=True) - losses
         gradients = {name: parameter.grad for name, parameter in population.model.named_parameters()}
         population.model.zero_grad()
@@ -87,21 +87,21 @@ class Descent:
         return float(functional.cosine_similarity(self.estimate(sigma, step), self.gradient(), dim=0))
 
     def evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, ActivationRecord]:
-        """Return the losses of all members with their noise and with its negative, [2, members]."""
+        """Return the members' mean losses with the noise and with its negative, [2, members]."""
         members, losses = population.members, torch.zeros(2, population.members, dtype=torch.float64)
         calls: dict[str, list[LayerCall]] = {}
         for x, y in self._pieces(members):
-            count = len(y)
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
             logits, record = population.call_with_activations(rows, noise)
             classes = y.repeat(2).repeat_interleave(members)
             row_losses = functional.cross_entropy(logits.double(), classes, reduction="none")
-            losses = losses.to(row_losses.device) + row_losses.view(2, count, members).sum(1)
+            losses = losses.to(row_losses.device) + row_losses.view(2, len(y), members).sum(1)
             for name, recorded in record.layers.items():
                 calls.setdefault(name, []).extend(recorded)
         return losses / len(self.y), ActivationRecord(calls, noise)
 
     def _pieces(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images and classes of calls with at most ``ROWS_AT_ONCE`` rows."""
         count = max(1, ROWS_AT_ONCE // (2 * members))
         return zip(self.x.split(count), self.y.split(count), strict=True)
 
@@ -109,6 +109,6 @@ class Descent:
 def effective_members(cosine: float, size: int) -> float:
     """Return n_eff = d cos^2 / (1 - cos^2), the effective population for a cosine.
 
-    It is at most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`, as a cosine may round to 1.
+    It is at most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`, because a cosine may round to 1.
     """
     return size * cosine**2 / max(1 - cosine**2, SMALLEST_SHARE)

@@ -1,4 +1,4 @@
-"""Quality metrics of a scheme: the quality law, the structure of its noise, and cosines on a network."""
+"""Quality metrics of a scheme: kappa and n_eff, the structure of its noise, and cosines on a network."""
 
 import copy
 import itertools
@@ -10,32 +10,32 @@ from torch import Tensor, nn
 from esbench.workload import QualityMetric
 from impls.perturbation.population import perturb
 from impls.quality import gradient_cosine, kappa
-from impls.quality.gradient_cosine import Descent
+from impls.quality.gradient_cosine import DigitsFitness
 from impls.quality.kappa import Moments, Subject
 
 FITTED, DECLARED, UNSEEN = "linear fitness", "closed form", "unseen"
-MEASURED = "at sigma"
-ONE = "one perturbation"
+AT_SIGMA = "at sigma"
+ONE_MEMBER = "one perturbation"
 SWEEP_REPLICATES = 3
 """Number of steps for each sigma of the sweep."""
 ROW_REASON = "its update is computed from rows, not as a sum of utilities times noise: it has no kappa"
 NO_DIRECTION = "its cosine is not above 0 at every step: the estimate does not point along the gradient"
 
-SHOWN = 64
-"""Most singular values stored of a spectrum."""
+MAX_SINGULAR_VALUES = 64
+"""Number of singular values that are stored of a spectrum, at most."""
 
-FEW = 4
+CORRELATED_MEMBERS = 4
 """Number of members in correlations between layers and between steps."""
 
 
 def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
-    """Yield metrics of the quality law and of the noise's structure; a sample is a step's value."""
+    """Yield kappa, n_eff and metrics of the noise's structure; each sample is the value of one step."""
     sampled = [kappa.sample_moments(subject, step) for step in range(kappa.REPLICATES)]
     yield from _kappa_metrics(subject, sampled)
     yield from _pair_metrics(subject, sampled)
     yield from _spectrum_metrics(subject)
-    pairs = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
-    layers, steps = zip(*pairs, strict=True)
+    of_steps = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
+    layers, steps = zip(*of_steps, strict=True)
     yield QualityMetric("correlation", "layers", layers)
     yield QualityMetric("correlation", "steps", steps)
 
@@ -49,7 +49,7 @@ def _pair_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityM
         yield QualityMetric("dot_mean", "pairs", reason=reason)
         yield QualityMetric("correlation", "members", reason=reason)
         return
-    mean, variance = zip(*(dots(moments, subject.size) for moments in sampled), strict=True)
+    mean, variance = zip(*(inner_product_moments(moments, subject.size) for moments in sampled), strict=True)
     yield QualityMetric("dot_mean", "pairs", mean)
     yield QualityMetric("dot_variance", "pairs", variance)
     yield QualityMetric("correlation", "members", tuple(map(member_correlation, sampled)))
@@ -61,25 +61,26 @@ def _spectrum_metrics(subject: Subject) -> Iterator[QualityMetric]:
         values, rank = spectrum(subject)
     except ValueError as error:
         yield from (
-            QualityMetric(metric, ONE, reason=str(error)) for metric in ("singular_values", "stable_rank")
+            QualityMetric(metric, ONE_MEMBER, reason=str(error))
+            for metric in ("singular_values", "stable_rank")
         )
     else:
-        yield QualityMetric("singular_values", ONE, values)
-        yield QualityMetric("stable_rank", ONE, (rank,))
+        yield QualityMetric("singular_values", ONE_MEMBER, values)
+        yield QualityMetric("stable_rank", ONE_MEMBER, (rank,))
 
 
 def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield cosines with backpropagation's gradient on a network, over sigma and at the subject's sigma."""
-    descent = Descent.of(subject)
+    fitness = DigitsFitness.of(subject)
     for sigma in gradient_cosine.SIGMAS:
-        cosines = tuple(descent.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
+        cosines = tuple(fitness.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield QualityMetric("cosine", f"sigma={sigma:g}", cosines)
-    cosines = tuple(descent.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
+    cosines = tuple(fitness.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
     if min(cosines) <= 0:
-        yield QualityMetric("effective_members", MEASURED, reason=NO_DIRECTION)
+        yield QualityMetric("effective_members", AT_SIGMA, reason=NO_DIRECTION)
     else:
         sizes = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
-        yield QualityMetric("effective_members", MEASURED, sizes)
+        yield QualityMetric("effective_members", AT_SIGMA, sizes)
 
 
 def _kappa_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
@@ -102,10 +103,10 @@ def _kappa_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[Quality
     yield QualityMetric("effective_members", FITTED, sizes)
 
 
-def dots(sums: Moments, size: int) -> tuple[float, float]:
-    """Return mean and variance over i != j of <E_i, E_j> / sqrt(d), where E has entries of mean square 1.
+def inner_product_moments(sums: Moments, size: int) -> tuple[float, float]:
+    """Return mean and variance over i != j of <E_i, E_j> / sqrt(d), for E scaled to entries of mean square 1.
 
-    They are 0 and 1 for independent Gaussian members.
+    They are 0 and 1 for independent Gaussian members. ``size`` is d, the number of weights.
     """
     pairs = sums.members * (sums.members - 1)
     scale = size**0.5 * sums.members / sums.trace
@@ -114,15 +115,15 @@ def dots(sums: Moments, size: int) -> tuple[float, float]:
 
 
 def member_correlation(sums: Moments) -> float:
-    """Return the correlation coefficient of the entries of two members, averaged over all pairs."""
+    """Return the correlation coefficient of two members' entries, averaged over all pairs of members."""
     return sums.total / (sums.members - 1) / sums.trace
 
 
 def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
-    """Return the singular values of one member's noise E on the largest weight, and |E|_F^2 / |E|_2^2.
+    """Return singular values and stable rank |E|_F^2 / |E|_2^2 of one member's noise E on the largest weight.
 
     E is taken as the matrix [o, i * taps] of the first group. Singular values are sorted, largest first, and
-    divided by their root mean square; at most :data:`SHOWN` are returned, evenly spaced.
+    divided by their root mean square; at most :data:`MAX_SINGULAR_VALUES` are returned, evenly spaced.
 
     Raises:
         ValueError: the noise is zero.
@@ -133,25 +134,29 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     name = f"{layer.name}.weight".removeprefix(".")
     noise = population.perturbation(population.sample(0), 0)[name]
     values = torch.linalg.svdvals(layer.split_groups(noise)[0].flatten(1).double())
-    square = values.square()
+    squares = values.square()
     if not values.any():
         message = "its noise is 0 on these weights: it has no directions"
         raise ValueError(message)
-    scaled = (values / square.mean().sqrt()).tolist()
-    indices = {round(index * (len(scaled) - 1) / (SHOWN - 1)) for index in range(SHOWN)}
-    return tuple(scaled[index] for index in sorted(indices)), float(square.sum() / square.max())
+    scaled = (values / squares.mean().sqrt()).tolist()
+    indices = {
+        round(index * (len(scaled) - 1) / (MAX_SINGULAR_VALUES - 1)) for index in range(MAX_SINGULAR_VALUES)
+    }
+    return tuple(scaled[index] for index in sorted(indices)), float(squares.sum() / squares.max())
 
 
 def correlations(subject: Subject, step: int) -> tuple[float, float]:
     """Return the mean correlation coefficient of entries of successive layers, and of successive steps.
 
-    A model of one layer is paired with its copy. Of layers with different shapes the first entries of the
-    first member are compared, which are equal if their streams are.
+    A model of one layer is paired with its copy. For layers of different shapes the first entries of the
+    first member are compared: they are equal if both layers draw from the same stream.
     """
     has_one_layer = len(subject.layers) == 1
     model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if has_one_layer else subject.model
-    population = perturb(model, subject.scheme, members=FEW, sigma=subject.sigma, seed=subject.seed)
-    present, later = (
+    population = perturb(
+        model, subject.scheme, members=CORRELATED_MEMBERS, sigma=subject.sigma, seed=subject.seed
+    )
+    noise_now, noise_later = (
         [
             value.flatten(1).float()
             for name, value in population.dense_noise(population.sample(noise_step)).items()
@@ -159,8 +164,8 @@ def correlations(subject: Subject, step: int) -> tuple[float, float]:
         ]
         for noise_step in (step, step + 1)
     )
-    layers = [_coefficient(a, b) for a, b in itertools.pairwise(present)]
-    steps = [_coefficient(a, b) for a, b in zip(present, later, strict=True)]
+    layers = [_coefficient(a, b) for a, b in itertools.pairwise(noise_now)]
+    steps = [_coefficient(a, b) for a, b in zip(noise_now, noise_later, strict=True)]
     return sum(layers) / len(layers), sum(steps) / len(steps)
 
 

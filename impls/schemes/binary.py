@@ -5,8 +5,8 @@ its noise is sigma E_m = B_m - P. The sum of c_m (B_m - P) is the score-function
 logits (the factor dP / d logit = P (1 - P) included). Sigma does not scale this noise, only that of
 thresholds: the update's directions are sigma^2 E_m, which makes the update this gradient for any sigma.
 
-For logits above 6.2 in size P rounds to 0 or 1: all members have the same bit, and the gradient is 0. Clamp
-logits below that to keep them trainable.
+Where abs(logit) is above 6.2, P rounds to 0 or 1: all members have the same bit, and the gradient is 0. Clamp
+logits to +-6.2 to keep them trainable.
 """
 
 from abc import abstractmethod
@@ -82,7 +82,7 @@ class AbstractBitScheme(AbstractScheme[N]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        assert isinstance(op, AbstractPackedOperator)  # noqa: S101  the layers it is let to
+        assert isinstance(op, AbstractPackedOperator)  # noqa: S101  other layers are refused
         return self.product(op, noise, x)
 
     @abstractmethod
@@ -114,7 +114,7 @@ class AbstractBitScheme(AbstractScheme[N]):
 
 
 def probabilities(weight: Tensor) -> Tensor:
-    """Return P of logits, rounded to 256ths, in their type.
+    """Return P of logits, rounded to 256ths, in the logits' dtype.
 
     Raises:
         ValueError: a logit is NaN.
@@ -122,7 +122,7 @@ def probabilities(weight: Tensor) -> Tensor:
     """
     if weight.is_meta:
         return torch.empty_like(weight)
-    # In float32 for every type, so that bits do not depend on the type.
+    # In float32 for every dtype, so that bits do not depend on the dtype.
     return bits.round_probabilities(weight.float().sigmoid()).to(weight.dtype) / 256
 
 
@@ -187,7 +187,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> BinaryNoise:
         if self.stored == "int8" and weight.dim() > 3:  # noqa: PLR2004  it has taps
-            message = "torch has no convolution of int8: use stored='bits' or stored='float'"
+            message = "stored='int8' does not support convolutions: use stored='bits' or stored='float'"
             raise ValueError(message)
         p = probabilities(weight)
         return BinaryNoise(p, 1.0, draw_bits(stream, "bits", bit_planes(p)))
@@ -215,7 +215,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def weighted_sum(self, noise: BinaryNoise, utilities: Tensor) -> Tensor:
-        # In a wide type: the difference of two large sums is small for centered utilities.
+        # In at least float32: with centered utilities, two large sums have a small difference.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
         total = weighted_sum(noise.words, c, p.shape[2]).movedim((-2, -1), (2, 1))
@@ -231,8 +231,8 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         return None if share is None else weight.numel() * share - 1
 
 
-MIXED_BYTES = 8388608
-"""Bytes of mixed weights computed at a time; they fit a cache."""
+MIXED_BYTES = 2**23
+"""Bytes of mixed weights computed at a time, so that they fit a cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,9 +241,10 @@ class MixtureNoise(AbstractBitsNoise):
 
     Attributes:
         members: the members of the noise.
-        first: the member of the first row of ``columns``, the first one of its group.
+        first: the member with row 0 of ``columns``: the first member of the first group.
         samples: packed bits, [groups, 2, g, *taps, words, o].
-        columns: packed choices, one bit per input, [members of the groups, g, *taps, words, 1].
+        columns: packed choices of all members from ``first`` on, one bit per input,
+            [members.stop - first, g, *taps, words, 1].
 
     """
 
@@ -260,11 +261,11 @@ class MixtureNoise(AbstractBitsNoise):
 class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     """Consecutive members share two samples of bits, and each takes every column from one of the two.
 
-    The update is a contrast of the two samples. With S members in a group and fair choices s_m, the estimate
-    of a group is 2 sum_m c_m (s_m - mean s) / (S - 1) * (B_1 - B_0), and that of the population the mean over
-    its members' groups. It is unbiased and does not depend on the group's mean utility. (The sum of c_m (B_m
-    - P) with utilities centered within groups would be half the gradient.) A group of one member, as the last
-    one may be, has s_m - 1/2 instead of s_m - mean s.
+    The update is a contrast of the samples B_0 and B_1. A group of S members with fair choices s_m (0 or 1)
+    has the estimate 2 / (S - 1) * sum_m c_m (s_m - mean s) * (B_1 - B_0); the population's estimate is the
+    mean over members of their groups' estimates. It is unbiased and does not depend on the group's mean
+    utility. (The sum of c_m (B_m - P) with utilities centered within groups would be half the gradient.) The
+    last group may have a single member; s_m - 1/2 then replaces s_m - mean s.
 
     Args:
         group: number of members that share two samples; populations are split at multiples of it.
@@ -309,15 +310,15 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
 
     @override
     def product(self, op: AbstractPackedOperator, noise: MixtureNoise, x: Tensor) -> Tensor:
-        parts = [op.apply_packed(x[:, start:stop], mixed) for start, stop, mixed in self._mix_groups(noise)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        outputs = [op.apply_packed(x[:, start:stop], mixed) for start, stop, mixed in self._mix_groups(noise)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
     @override
     def packed_bits(self, noise: MixtureNoise) -> Tensor:
         return torch.cat([mixed for _, _, mixed in self._mix_groups(noise)])
 
     def _mix_groups(self, noise: MixtureNoise) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield (start, stop) of members of one group, counted from the first here, and their bits."""
+        """Yield start and stop of members of one group, as rows of the noise's members, and their bits."""
         size = max(1, MIXED_BYTES // max(1, noise.samples[0, 0].nbytes))
         before, count = noise.members.start - noise.first, len(noise.members)
         for group, (bits_0, bits_1) in enumerate(noise.samples):
@@ -348,12 +349,12 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     @override
     def update_directions(self, noise: MixtureNoise) -> Tensor:
         start = noise.members.start - noise.first
-        place = torch.arange(start, start + len(noise.members), device=noise.samples.device)
-        difference = self._sample_difference(noise, 0, len(noise.samples))[place // self.group]
-        return self._choice_coefficients(noise)[place] * difference * noise.sigma
+        rows = torch.arange(start, start + len(noise.members), device=noise.samples.device)
+        difference = self._sample_difference(noise, 0, len(noise.samples))[rows // self.group]
+        return self._choice_coefficients(noise)[rows] * difference * noise.sigma
 
     def _choice_coefficients(self, noise: MixtureNoise) -> Tensor:
-        """Return 2 S / (S - 1) (s - mean s) of all members of the groups, [m, g, 1, i, *taps]."""
+        """Return 2 S / (S - 1) * (s_m - mean s) of members from ``first`` on, [rows, g, 1, i, *taps]."""
         s = unpack_weights(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
         for start in range(0, len(s), self.group):
             group_choices = s[start : start + self.group]
@@ -363,7 +364,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         return s
 
     def _sample_difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
-        """Return B_1 - B_0 of each group, [groups, g, o, i, *taps]."""
+        """Return B_1 - B_0 of groups ``start`` to ``stop``, [stop - start, g, o, i, *taps]."""
         bits_0, bits_1 = (
             unpack_weights(noise.samples[start:stop, number], noise.p.shape[2]).to(noise.p.dtype)
             for number in range(2)

@@ -30,7 +30,7 @@ from impls.schemes.dropout import FAIR, AbstractDropout, AbstractDropoutNoise
 from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
 
 ALIGNED = 16
-"""Borders of wide blocks are multiples of this number: products of odd lengths take a tenth longer."""
+"""Borders of wide blocks are multiples of this number; otherwise products take a tenth longer."""
 
 Spans = tuple[tuple[int, int], ...]
 """Runs of kept channels: (start, length) of each."""
@@ -56,16 +56,16 @@ class BlocksNoise(AbstractDropoutNoise):
     outputs: tuple[Spans, ...]
 
 
-def cells(width: int, count: int) -> tuple[int, int]:
-    """Return the channels of a cell, the unit that blocks are made of, and the number of cells."""
-    unit = ALIGNED if width >= 2 * ALIGNED * count else 1
-    return unit, width // unit
+def split_into_cells(width: int, count: int) -> tuple[int, int]:
+    """Return the channels per cell and the number of cells; each of ``count`` blocks is a run of cells."""
+    channels = ALIGNED if width >= 2 * ALIGNED * count else 1
+    return channels, width // channels
 
 
 def _block_borders(width: int, count: int) -> list[int]:
     """Return the start of each block of channels, and the end of the last one."""
-    unit, number = cells(width, count)
-    return [*(block * number // count * unit for block in range(count)), width]
+    cell_width, cell_count = split_into_cells(width, count)
+    return [*(block * cell_count // count * cell_width for block in range(count)), width]
 
 
 def _merge_kept_blocks(on: list[bool], width: int) -> Spans:
@@ -81,17 +81,17 @@ def _merge_kept_blocks(on: list[bool], width: int) -> Spans:
 
 def _take_runs(values: Tensor, axis: int, spans: Spans) -> Tensor:
     """Concatenate runs of channels; a single run is a view. Without runs, return the first channel."""
-    parts = [values.narrow(axis, start, length) for start, length in spans or ((0, 1),)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+    runs = [values.narrow(axis, start, length) for start, length in spans or ((0, 1),)]
+    return runs[0] if len(runs) == 1 else torch.cat(runs, axis)
 
 
 def _expand_to_channels(values: Tensor, weight: Tensor) -> Tensor:
     """Expand values [..., output blocks, input blocks] to a weight's channels, [..., o, i, 1, ...]."""
     for axis, width in ((-2, weight.shape[1]), (-1, weight.shape[2])):
         count = values.shape[axis]
-        unit, number = cells(width, count)
-        cell = (torch.arange(width, device=values.device) // unit).clamp(max=number - 1)
-        values = values.index_select(axis, ((cell + 1) * count - 1) // number)
+        cell_width, cell_count = split_into_cells(width, count)
+        cell = (torch.arange(width, device=values.device) // cell_width).clamp(max=cell_count - 1)
+        values = values.index_select(axis, ((cell + 1) * count - 1) // cell_count)
     return values.reshape(*values.shape, *[1] * (weight.dim() - 3))
 
 
@@ -101,24 +101,23 @@ def _expand_to_channels(values: Tensor, weight: Tensor) -> Tensor:
 class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]):
     """Groups of members drop random blocks of input columns, with ``both`` also of output rows.
 
-    With p = 1/2 the gates are columns of a Hadamard matrix, with random columns and signs at each step.
-    Within a group, gates are independent and fair. If the number of groups is a power of two and above the
-    number of gates, every block is kept in exactly half of the groups, and every two blocks agree in exactly
-    half, so that the estimated effects of blocks do not mix. With another p each group keeps the same number
-    of random blocks, the nearest to (1 - p) * blocks.
+    A gate says for each group whether one block is kept. With p = 1/2 the gates are columns of a Hadamard
+    matrix, with random columns and signs at each step. Within a group, gates are independent and fair. If the
+    number of groups is a power of two and above the number of gates, every block is kept in exactly half of
+    the groups, and every two blocks agree in exactly half: the estimated effects of blocks do not mix. With
+    another p each group keeps the same number of random blocks, the nearest to (1 - p) * blocks.
 
     ``side="in"`` updates by sum_m c_m E_m, the contrast E[c | on] - E[c | off] of each block: it can only
     rescale blocks of columns of W. ``side="both"`` learns W from rows by node perturbation, see
     :class:`~impls.perturbation.scheme.AbstractRowScheme`.
 
     A layer with fewer channels than ``blocks`` has one block per channel. Groups of a convolution have the
-    same gates. Antithetic halves see 2 W - (W + sigma E), which takes the plain product as well.
+    same gates. Antithetic halves see 2 W - (W + sigma E), which needs the plain product too.
 
     Memory    groups * blocks numbers; 0 per member.
     Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
               groups are fast; many small ones give more independent samples. The update of ``both`` takes two
-              products
-              and a forward.
+              products and a forward.
     Quality   kappa = d / blocks for d weights if every two blocks agree in half of the groups and groups are
               large: n_eff of a large population is the number of blocks. No closed form otherwise.
     """
@@ -145,12 +144,12 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         _, outputs, inputs, *_ = weight.shape
         columns, rows = self._block_count(inputs), self._block_count(outputs) if self.side == "both" else 0
         # Gates are drawn on the host, so that a forward does not synchronize with the device.
-        host = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
-        on = self._draw_gates(host, columns, rows)
+        host_stream = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
+        on = self._draw_gates(host_stream, columns, rows)
         kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)
-        rise_in = kept_in.double() / self._kept_fraction(inputs)
-        rise_out = kept_out.double() / (self._kept_fraction(outputs) if rows else 1)
-        factors = rise_out.unsqueeze(2) * rise_in.unsqueeze(1) - 1
+        gates_in = kept_in.double() / self._kept_fraction(inputs)
+        gates_out = kept_out.double() / (self._kept_fraction(outputs) if rows else 1)
+        factors = gates_out.unsqueeze(2) * gates_in.unsqueeze(1) - 1
         return BlocksNoise(
             weight=TensorRef(weight),
             sigma=1.0,
@@ -161,10 +160,12 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         )
 
     @override
-    def dropped(self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor) -> Tensor:
+    def apply_gated_weights(
+        self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, x: Tensor
+    ) -> Tensor:
         scale = 1 / self.density(weight.shape)
-        like = op.apply_shared(x[:, :0], weight)
-        y = like.new_empty(*x.shape[:2], *like.shape[2:])
+        empty = op.apply_shared(x[:, :0], weight)
+        y = empty.new_empty(*x.shape[:2], *empty.shape[2:])
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
             core_members = members_of_core(group, len(noise.inputs), noise.members)
             rows = x[:, core_members]
@@ -183,9 +184,9 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: BlocksNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
-        change = self.dropped(op, weight, noise, x) - y
-        total: Tensor = pull(change * append_axes(utilities / self.variance(weight.shape), y))[0]
+        y, vjp = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
+        change = self.apply_gated_weights(op, weight, noise, x) - y
+        total: Tensor = vjp(change * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total
 
     @override
@@ -214,14 +215,15 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
         columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
         borders = pairwise(_block_borders(len(columns), blocks))
-        squares = inverse_participation_ratio(
+        ratio = inverse_participation_ratio(
             torch.stack([columns[start:stop].sum() for start, stop in borders])
         )
-        if self.learns_from_rows or not is_balanced or squares is None:
+        if self.learns_from_rows or not is_balanced or ratio is None:
             return None
-        # Members of a group are equal; those of different groups have orthogonal rows of the matrix.
-        same = same_core_fraction(members, self.groups)
-        return weight.numel() * (same + (1 - same) * (squares - (1 - squares) / (self.groups - 1)))
+        # Members of a group have equal gates; members of different groups have orthogonal rows of the matrix.
+        same_group = same_core_fraction(members, self.groups)
+        other_groups = ratio - (1 - ratio) / (self.groups - 1)
+        return weight.numel() * (same_group + (1 - same_group) * other_groups)
 
     def density(self, weight: torch.Size) -> float:
         """Return the share of the plain product that a forward computes."""
@@ -238,26 +240,26 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     @override
     def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:
-        # The mean of one group; other groups may keep the same blocks.
+        # One group on average: all groups may keep the same blocks.
         return int(weight.nbytes * self.density(weight.shape))
 
-    def _draw_gates(self, host: NoiseStream, columns: int, rows: int) -> Tensor:
+    def _draw_gates(self, stream: NoiseStream, columns: int, rows: int) -> Tensor:
         """Draw the gates of blocks, bool [groups, columns + rows], on the CPU."""
         if self.p != FAIR:
             on = torch.zeros(self.groups, columns + rows, dtype=torch.bool)
             for name, first, count in (("inputs", 0, columns), ("outputs", columns, rows)):
                 size = round((1 - self.p) * count)
                 if size:
-                    on.scatter_(1, host.subsets(name, self.groups, count, size)[0] + first, value=True)
+                    on.scatter_(1, stream.subsets(name, self.groups, count, size)[0] + first, value=True)
             return on
         gates = columns + rows
         order = hadamard_width(self.groups, gates + 1)
-        seed = sylvester(FACTOR, device=host.device, dtype=host.dtype)
-        matrix = hadamard_matrix(order, order, seed)
+        factor = sylvester(FACTOR, device=stream.device, dtype=stream.dtype)
+        matrix = hadamard_matrix(order, order, factor)
         # The first column is constant, so it cannot be a gate.
-        chosen = host.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
-        group_rows = host.permutations("rows", 1, order)[0, 0, : self.groups]
-        return matrix[group_rows][:, chosen] * host.signs("signs", gates)[0] > 0
+        gate_columns = stream.permutations("columns", 1, order - 1)[0, 0, :gates] + 1
+        group_rows = stream.permutations("rows", 1, order)[0, 0, : self.groups]
+        return matrix[group_rows][:, gate_columns] * stream.signs("signs", gates)[0] > 0
 
     def _block_count(self, width: int) -> int:
         """Return the number of blocks of an axis of ``width`` channels.
@@ -268,7 +270,10 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         """
         count = min(self.blocks, width)
         if self.p != FAIR and not 0 < round((1 - self.p) * count) < count:
-            message = f"p = {self.p} keeps none or all of {count} blocks, for {width} channels"
+            message = (
+                f"p = {self.p} keeps none or all of {count} blocks, for {width} channels: "
+                "use p = 0.5, or more blocks if the layer has more channels"
+            )
             raise ValueError(message)
         return count
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import REGISTRY, UnknownNameError, variant
+from esbench.registry import REGISTRY, UnknownNameError, suggest, variant
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, AbstractWrapper, AnyScheme, TensorRef
@@ -20,7 +20,7 @@ PROGRAMS = 256
 """Number of compiled programs in the cache; the least recently used one is dropped first."""
 
 MIN_CAPABILITY = (7, 0)
-"""The least compute capability that torch's compiler generates code for."""
+"""The lowest compute capability that torch's compiler generates code for."""
 
 
 @variant(
@@ -41,9 +41,9 @@ MIN_CAPABILITY = (7, 0)
 class Compiled(AbstractWrapper[Noise]):
     """A registered variant, given by its name, whose forward and update torch.compile compiles.
 
-    A program is specialized to the shapes, the types, sigma and the range of members: the first call with
-    others compiles, which takes seconds. Code that cannot be compiled as a whole raises an error; nothing
-    runs eagerly.
+    A program is specialized to shapes, dtypes, sigma and the range of members. The first call with new ones
+    compiles, which takes seconds. Code that cannot be compiled as a whole raises an error; nothing runs
+    eagerly.
 
     Memory    that of the wrapped scheme, plus the compiler's temporaries.
     Work      that of the wrapped scheme, with element-wise passes fused by the compiler.
@@ -53,7 +53,7 @@ class Compiled(AbstractWrapper[Noise]):
     of: str
 
     def __post_init__(self) -> None:
-        """Check that ``of`` is a name; the variant is looked up at its first use."""
+        """Check that ``of`` is a string; the variant is looked up at its first use."""
         if not isinstance(self.of, str) or not self.of:
             message = f"of must be the name of a variant, such as 'Hadamard', got {self.of!r}"
             raise ValueError(message)
@@ -63,11 +63,12 @@ class Compiled(AbstractWrapper[Noise]):
     def plain(self) -> AbstractScheme[Any]:
         entry = REGISTRY.entries.get(self.of)
         if entry is None:
-            message = f"{self}: no variant {self.of!r}; available: {', '.join(REGISTRY.entries)}"
+            listing = "esbench list --variants '*'"
+            message = f"{self}: no variant {self.of!r}; {suggest(self.of, [*REGISTRY.entries], listing)}"
             raise UnknownNameError(message)
         if not isinstance(entry.scheme, AbstractScheme):
-            message = f"{self}: {self.of} is a plain layer, not a scheme"
-            raise ValueError(message)  # noqa: TRY004  the name is wrong, not the type of an argument
+            message = f"{self}: {self.of} is a plain layer, not a scheme: name a variant that perturbs"
+            raise ValueError(message)  # noqa: TRY004  the name is wrong, not its type
         return entry.scheme
 
     @property
@@ -85,7 +86,7 @@ class Compiled(AbstractWrapper[Noise]):
             return f"{plain} multiplies packed bits, which torch.compile does not support"
         if plain.learns_from_rows:
             return "its update differentiates rows by backpropagation, which does not compile to one program"
-        if reason := plain.supports(module) or without_compiler(weight.device):
+        if reason := plain.supports(module) or missing_compiler_reason(weight.device):
             return reason
         if _draws_in_forward(plain, weight):
             return "its noise is drawn in the forward: a program would repeat the noise of one step"
@@ -96,25 +97,29 @@ class Compiled(AbstractWrapper[Noise]):
         self, op: AbstractOperator, weight: Tensor, noise: Noise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         scale = sigma.shape if isinstance(sigma, Tensor) else sigma
-        key = (op, scale, *_kind(weight), *_kind(x), *_kinds(noise))
+        key = (op, scale, *_tensor_key(weight), *_tensor_key(x), *_noise_key(noise))
         result: Tensor = program(self, "forward", key)(op, weight, noise, x, sigma)
         return result
 
     @override
     def weighted_sum(self, noise: Noise, utilities: Tensor) -> Tensor:
-        key = (*_kind(utilities), *_kinds(noise))
+        key = (*_tensor_key(utilities), *_noise_key(noise))
         result: Tensor = program(self, "weighted_sum", key)(noise, utilities)
         return result
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Hashable) -> Callable[..., Any]:  # noqa: ARG001  the key distinguishes programs in the cache
-    """Return the compiled program of a scheme's method for arguments of one kind.
+def program(
+    scheme: Compiled,
+    method: Literal["forward", "weighted_sum"],
+    key: Hashable,  # noqa: ARG001  it distinguishes programs in the cache
+) -> Callable[..., Any]:
+    """Return the compiled program of a scheme's method for the shapes, dtypes and numbers in ``key``.
 
-    The compiler caches a few programs per code object and gives up beyond that, and schemes of one class have
-    the same code objects. So each program gets a copy of the code object.
+    The compiler refuses to compile a code object more than a few times, and schemes of one class share their
+    code objects. So each program gets a copy of the code object.
     """
-    wrapped = getattr(scheme.plain, verb)
+    wrapped = getattr(scheme.plain, method)
 
     def call(*arguments: object) -> object:
         return wrapped(*arguments)
@@ -123,19 +128,19 @@ def program(scheme: Compiled, verb: Literal["forward", "weighted_sum"], key: Has
     return torch.compile(copied, fullgraph=True, dynamic=False)
 
 
-def _kinds(noise: Noise) -> Iterator[Hashable]:
-    """Yield the parts of noise on which a program specializes: its numbers and tensor shapes."""
+def _noise_key(noise: Noise) -> Iterator[Hashable]:
+    """Yield the properties of noise that a program is specialized to: its numbers, shapes and dtypes."""
     for value in vars(noise).values():
         content = value.tensor if isinstance(value, TensorRef) else value
-        yield from _kind(content) if isinstance(content, Tensor) else (content,)
+        yield from _tensor_key(content) if isinstance(content, Tensor) else (content,)
 
 
-def _kind(values: Tensor) -> tuple[Hashable, ...]:
+def _tensor_key(values: Tensor) -> tuple[Hashable, ...]:
     return values.shape, values.stride(), values.dtype, values.device
 
 
-def without_compiler(device: torch.device) -> str:
-    """Return why torch.compile does not work on this device; an empty string if it does."""
+def missing_compiler_reason(device: torch.device) -> str:
+    """Return why torch.compile does not work on this device, or ``""`` if it does."""
     # Loading the compiler takes a second, so other schemes do not import it.
     from torch._dynamo import eval_frame  # noqa: PLC0415  see above
     from torch._inductor import cpp_builder  # noqa: PLC0415  see above
@@ -155,7 +160,7 @@ def without_compiler(device: torch.device) -> str:
             have, need = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
             return f"torch.compile needs a GPU of capability {need} or more, this one has {have}"
     elif device.type != "meta":
-        return f"torch.compile is supported on a CPU or a CUDA device, the layer is on {device.type}"
+        return f"torch.compile is used on a CPU or a CUDA device only, the layer is on {device.type}"
     return ""
 
 

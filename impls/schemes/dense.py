@@ -43,14 +43,14 @@ class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
     def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
         if noise.center is None:
             return super().weighted_sum(noise, utilities)
-        # W is subtracted before the sum: in a sum of whole weights the noise would be in the low bits.
+        # W is subtracted before the sum: in a sum of perturbed weights the noise would be in the low bits.
         rows, center = noise.values.flatten(1), noise.center.flatten()
         count = next(stop for _, stop in pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
-        piece = rows.new_empty(count, rows.shape[1])
+        buffer = rows.new_empty(count, rows.shape[1])
         wide = torch.promote_types(torch.float32, center.dtype)
         total = sum_pieces(
-            torch.mv(torch.sub(part, center, out=piece[: len(part)]).mT, share).to(wide)
-            for part, share in zip(rows.split(count), utilities.split(count), strict=True)
+            torch.mv(torch.sub(piece, center, out=buffer[: len(piece)]).mT, piece_utilities).to(wide)
+            for piece, piece_utilities in zip(rows.split(count), utilities.split(count), strict=True)
         )
         return total.div_(noise.sigma).to(center.dtype).view(noise.center.shape)
 
@@ -71,8 +71,8 @@ class Perturbed(AbstractStoredScheme):
     """Independent standard normal entries, stored.
 
     ``stored="noise"`` stores E_m and adds its product to the shared one. ``stored="weights"`` stores
-    W + sigma E_m and needs one product per member, but loses the noise's low bits; sample it again after W
-    changes.
+    W + sigma E_m and needs one product per member, but loses the noise's low bits. Noise has to be sampled
+    again after W changes.
 
     Memory    n * g * o * i * taps numbers.
     Work      a second forward, bound by reading the noise once.

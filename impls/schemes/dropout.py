@@ -59,7 +59,7 @@ class AbstractDropout(AbstractScheme[N]):
     """Probability of dropping a value."""
 
     @abstractmethod
-    def dropped(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
+    def apply_gated_weights(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
         """Apply each member's weight W (1 + xi_m) to its rows."""
 
     def variance(self, weight: torch.Size) -> float:  # noqa: ARG002  for subclasses
@@ -74,7 +74,7 @@ class AbstractDropout(AbstractScheme[N]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        y, ratio = self.dropped(op, weight, noise, x), sigma / noise.sigma
+        y, ratio = self.apply_gated_weights(op, weight, noise, x), sigma / noise.sigma
         # Antithetic rows have a negative sigma: W - sigma E = 2 W - (W + sigma E), which is ratio = -1.
         return y if _is_one(ratio) else _scale_perturbation(op.apply_shared(x, weight), y, ratio)
 
@@ -85,10 +85,10 @@ class AbstractDropout(AbstractScheme[N]):
 
 @dataclass(frozen=True, eq=False)
 class DropoutNoise(AbstractDropoutNoise):
-    """Each member's gates.
+    """Each member's gates, of channels or of weights.
 
     Attributes:
-        kept: bool gates of channels, [m, g, i] or [m, g, o], or of weights, [m, g, o, i, *taps].
+        kept: bool, [m, g, i] (inputs), [m, g, o] (outputs) or [m, g, o, i, *taps] (weights).
 
     """
 
@@ -105,7 +105,7 @@ def _draw_gates(stream: NoiseStream, p: float, *shape: int) -> Tensor:
 
 
 def _xi(kept: Tensor, p: float, like: Tensor) -> Tensor:
-    """Return g / q - 1 in the dtype of ``like``."""
+    """Return xi = g / q - 1 in the dtype of ``like``."""
     return torch.where(kept, like.new_full((), p / (1 - p)), -1.0)
 
 
@@ -115,14 +115,14 @@ def _apply_gates(values: Tensor, kept: Tensor, p: float) -> Tensor:
 
 
 def _scale_perturbation(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -> Tensor:
-    """Return plain + ratio * (dropped - plain): scale a perturbation by ratio, which may be negative."""
+    """Return plain + ratio * (dropped - plain); a negative ratio negates the perturbation."""
     return torch.lerp(plain, dropped, ratio.to(plain.dtype) if isinstance(ratio, Tensor) else ratio)
 
 
 def _kappa_of_gates(weight: Tensor, squares: Tensor) -> float | None:
-    """Return kappa of gates on weights of squared lengths l: d sum l^2 / (sum l)^2 - 1."""
-    share = inverse_participation_ratio(squares)
-    return None if share is None else weight.numel() * share - 1
+    """Return kappa of gates on vectors of weights with squared lengths l: d sum l^2 / (sum l)^2 - 1."""
+    ratio = inverse_participation_ratio(squares)
+    return None if ratio is None else weight.numel() * ratio - 1
 
 
 def _is_one(ratio: float | Tensor) -> bool:
@@ -140,10 +140,10 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     ``side="in"`` updates by sum_m c_m E_m, which is W with rescaled columns for any utilities: it learns the
     importance of each input, and cannot learn an arbitrary W.
 
-    ``side="out"`` learns W from rows, by node perturbation: with Y the unperturbed outputs, the update is ((c
-    * xi * Y) / v)^T X. Its mean over all masks is q * sum over rows of (E[c | on] - E[c | off]) Y^T X for
-    each output; for small effects this is the gradient with each row weighted by Y^2. Dividing by Y instead
-    of multiplying would remove the weight, but give an estimate of infinite variance.
+    ``side="out"`` learns W from rows, by node perturbation. With Y the unperturbed outputs, the update is
+    ((c * xi * Y) / v)^T X. Its mean over all masks is q * sum over rows of (E[c | on] - E[c | off]) Y^T X for
+    each output. For small effects this is the gradient with each row weighted by Y^2. Dividing by Y instead
+    of multiplying would remove this weighting, but give an estimate of infinite variance.
 
     Memory    g * (i or o) bytes per member.
     Work      one pass over inputs or outputs; the update of ``out`` is two products, as in backpropagation.
@@ -172,7 +172,9 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
         return DropoutNoise(TensorRef(weight), 1.0, _draw_gates(stream, self.p, groups, width))
 
     @override
-    def dropped(self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor) -> Tensor:
+    def apply_gated_weights(
+        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor
+    ) -> Tensor:
         return self.forward(op, weight, noise, x, noise.sigma)
 
     @override
@@ -188,9 +190,9 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     def node_gradient(
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
-        y, pull = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
+        y, vjp = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
         xi = append_axes(_xi(noise.kept, self.p, y), y[0])
-        total: Tensor = pull(y * xi * append_axes(utilities / self.variance(weight.shape), y))[0]
+        total: Tensor = vjp(y * xi * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total
 
     @override
@@ -232,7 +234,7 @@ class DropConnect(AbstractDropout[DropoutNoise]):
 
     Memory    g * o * i * taps bytes per member.
     Work      one product per member, bound by reading the gates; weights are computed piece by piece.
-    Quality   kappa = E[w^4] / E[w^2]^2 - 1 of the given weight, 2 if Gaussian and 0.8 if uniform. The update
+    Quality   kappa = E[w^4] / E[w^2]^2 - 1 for entries w of W: 2 if Gaussian, 0.8 if uniform. The update
               estimates the gradient with each entry multiplied by W^2.
     """
 
@@ -252,7 +254,9 @@ class DropConnect(AbstractDropout[DropoutNoise]):
         return DropoutNoise(TensorRef(weight), 1.0, kept)
 
     @override
-    def dropped(self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor) -> Tensor:
+    def apply_gated_weights(
+        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor
+    ) -> Tensor:
         outputs = [
             op.apply_per_member(x[:, start:stop], _apply_gates(weight, noise.kept[start:stop], self.p))
             for start, stop in pieces(x.shape[1], weight.nbytes, PIECE_BYTES)

@@ -47,7 +47,7 @@ class FlippedNoise(Noise):
 
 
 class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
-    """Signs around shared cores; subclasses define the distribution of a core."""
+    """Shared cores whose columns and rows each member multiplies by signs; subclasses draw the cores."""
 
     FOURTH: ClassVar[int]
     """Fourth moment of a core's entries, which have unit variance."""
@@ -84,14 +84,14 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         # One core at a time: the sums of signs for all of them would take as much memory as the cores.
-        first, *others = noise.core
-        total = first * append_axes(self._sum_signs(noise, utilities, 0), first)
-        for index, core in enumerate(others, start=1):
+        first_core, *other_cores = noise.core
+        total = first_core * append_axes(self._sum_signs(noise, utilities, 0), first_core)
+        for index, core in enumerate(other_cores, start=1):
             total.addcmul_(core, append_axes(self._sum_signs(noise, utilities, index), core))
         return total
 
     def _sum_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:
-        """Return sum_m c_m r_m s_m^T over the members of a core, where each sign occurs once: [g, o, i]."""
+        """Return sum_m c_m r_m s_m^T over a core's members, [g, o, i]; an axis without signs has length 1."""
         core_members = members_of_core(core, noise.core.shape[0], noise.members)
         c = utilities[core_members]
         if noise.inputs is not None and noise.outputs is not None:
@@ -112,11 +112,11 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
-        # E[E E^T | core] has a block v v^T for each set of L entries with the same sign. Its squared norm is
-        # E|v|^4 = L^2 + (FOURTH - 1) L; for independent entries it would be L.
+        # E[E E^T | core] has a block v v^T for each set of L entries that share their signs. Its mean squared
+        # norm is E|v|^4 = L^2 + (FOURTH - 1) L; for independent entries it would be L.
         _, outputs, inputs, *taps = weight.shape
-        alike = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
-        return (alike + self.FOURTH - 2) * same_core_fraction(members, self.cores)
+        same_sign = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
+        return (same_sign + self.FOURTH - 2) * same_core_fraction(members, self.cores)
 
     @override
     def read_bytes(self, weight: Tensor, noise: FlippedNoise) -> int:

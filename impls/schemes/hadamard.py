@@ -1,12 +1,12 @@
 """Hadamard noise: a fast Walsh-Hadamard transform between two passes of each member's signs.
 
 The transform is computed in plain torch as products with small Hadamard matrices. Sylvester's matrix of A B
-rows is the Kronecker product of those of A and B rows, so multiplying by it is one product with each along
-its own axis: for 1024 = 32 * 32 that is 64 multiplications per channel instead of 1024, in two passes over
-memory instead of the ten of additions only. On a CPU two factors of 32 take a ninth of the time of the whole
-product; one factor is fastest up to 64, factors as equal as possible above. Smaller Sylvester matrices are
-leading parts of larger ones, so only the largest is stored. Rows and columns beyond the outputs and inputs
-are not computed.
+rows is the Kronecker product of those of A and B rows. Multiplying by it is one product with each factor,
+along one axis each: for 1024 = 32 * 32 that is 64 multiplications per channel instead of 1024, in two passes
+over memory instead of the ten passes of additions only. On a CPU two factors of 32 take a ninth of the time
+of the whole product. One factor is fastest up to 64; above, factors as equal as possible are. Smaller
+Sylvester matrices are the top left corners of larger ones, so only the largest is stored. Rows and columns
+beyond the outputs and inputs are not computed.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops
 
 PIECE_BYTES = 2**21
-"""Bytes of rows that go through signs and transform at a time on a CPU, so that they stay in its cache.
+"""Bytes of rows that are multiplied by signs and transformed at a time on a CPU; they fit its cache.
 
-Temporaries of all rows at once would cost page faults in every call: up to 15 % of the time of a Linear
-layer's product, up to that of a whole convolution.
+Temporaries of all rows at once would cause page faults in every call. These take up to 15 % of the time of a
+Linear layer's product, and up to the time of a whole convolution.
 """
 
 
@@ -35,16 +35,16 @@ class HadamardNoise(Noise):
     """Each member's signs, as int8.
 
     Attributes:
-        seed: the largest factor of the Hadamard matrix, [f, f], shared.
+        factor: the largest factor of the Hadamard matrix, [f, f], shared by all members.
         inputs: [m, g, i].
         outputs: [m, g, o].
         taps: [m, *taps]; None: the weight has no taps.
 
     """
 
-    SHARED = frozenset({"seed"})
+    SHARED = frozenset({"factor"})
 
-    seed: Tensor
+    factor: Tensor
     inputs: Tensor
     outputs: Tensor
     taps: Tensor | None
@@ -53,9 +53,9 @@ class HadamardNoise(Noise):
 @variant(source="ours; Ailon and Chazelle 2009, doi:10.1137/060673096, have the transform between signs")
 @dataclass(frozen=True)
 class Hadamard(AbstractScheme[HadamardNoise]):
-    """E_m is a Hadamard matrix with its columns, rows and taps flipped: r_o s_i u_t H[o, i], signs only.
+    """E_m is a Hadamard matrix with its columns, rows and taps flipped: r_o s_i u_t H[o, i], all signs.
 
-    H is the leading part of the smallest Sylvester matrix with enough rows and columns.
+    H is the top left corner of the smallest Sylvester matrix with enough rows and columns.
 
     Memory    n * (g * (i + o) + taps) signs of one byte.
     Work      two sign passes and a transform of (i + o) * 32 multiplications per row at a width of 1024; no
@@ -68,9 +68,9 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> HadamardNoise:
         groups, outputs, inputs, *taps = weight.shape
-        largest = max(hadamard_factors(hadamard_width(outputs, inputs)))
+        largest = hadamard_factors(hadamard_width(outputs, inputs))[0]
         return HadamardNoise(
-            seed=sylvester(largest, device=weight.device, dtype=weight.dtype),
+            factor=sylvester(largest, device=weight.device, dtype=weight.dtype),
             inputs=draw_signs(stream, "inputs", groups, inputs),
             outputs=draw_signs(stream, "outputs", groups, outputs),
             taps=draw_signs(stream, "taps", *taps) if taps else None,
@@ -82,9 +82,10 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     ) -> Tensor:
         y, members = op.apply_shared(x, weight), x.shape[1]
         row_bytes = max(x.nbytes, y.nbytes) // max(1, members)
-        step = max(1, PIECE_BYTES // max(1, row_bytes)) if x.device.type == "cpu" else max(1, members)
-        for start in range(0, members, step):
-            stop = min(start + step, members)
+        on_cpu = x.device.type == "cpu"
+        members_at_once = max(1, PIECE_BYTES // max(1, row_bytes) if on_cpu else members)
+        for start in range(0, members, members_at_once):
+            stop = min(start + members_at_once, members)
             self._add_corrections(op, noise.narrow(start, stop), x[:, start:stop], y[:, start:stop], sigma)
         return y
 
@@ -112,7 +113,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs = weight[:3]
         positions = weight.numel() // (groups * outputs * inputs)
-        # Flipping signs counts as 0; the taps' additions and those of the smallest transform count.
+        # Flipping signs counts as 0; the additions of the taps and of the smallest transform count.
         rounds = (min(outputs, inputs) - 1).bit_length()
         added = groups * (inputs * (positions - 1) + max(outputs, inputs) * rounds)
         return Flops(forward=2 * weight.numel() + added, update=weight.numel() * (2 * members + 1))
@@ -123,11 +124,11 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         """Add the members' corrections to their outputs."""
         x = flip_signs(x, noise.inputs) if noise.taps is None else self._convolve_taps(op, noise, x)
         channels = x.reshape(-1, x.shape[3], x.shape[4:].numel())
-        values = walsh_hadamard_transform(channels, y.shape[3], noise.seed)
+        values = walsh_hadamard_transform(channels, y.shape[3], noise.factor)
         add_with_signs(y, values.reshape(y.shape), noise.outputs, sigma)
 
     def _convolve_taps(self, op: AbstractOperator, noise: HadamardNoise, x: Tensor) -> Tensor:
-        """Convolve each channel with its member's taps and its sign; channels are groups."""
+        """Convolve each channel with its member's taps and its sign, as a depthwise convolution."""
         assert noise.taps is not None  # noqa: S101  the caller checks for taps
         members, groups, inputs = noise.inputs.shape
         signs = noise.inputs.view(members, groups * inputs, *[1] * (noise.taps.dim() + 1))
@@ -141,7 +142,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
 def _core_matrix(noise: HadamardNoise) -> Tensor:
     """Return H, [o, i]."""
-    return hadamard_matrix(noise.outputs.shape[2], noise.inputs.shape[2], noise.seed)
+    return hadamard_matrix(noise.outputs.shape[2], noise.inputs.shape[2], noise.factor)
 
 
 FACTOR = 64
@@ -156,69 +157,69 @@ def hadamard_width(outputs: int, inputs: int) -> int:
     return 1 << (max(outputs, inputs) - 1).bit_length()
 
 
-def hadamard_factors(size: int, most: int = FACTOR) -> list[int]:
-    """Split a power of two into powers of two of at most ``most``, as equal as possible, largest first."""
+def hadamard_factors(size: int, largest: int = FACTOR) -> list[int]:
+    """Split a power of two into powers of two up to ``largest``, as equal as possible, largest first."""
     bits = size.bit_length() - 1
-    count = max(1, -(-bits // (most.bit_length() - 1)))
+    count = max(1, -(-bits // (largest.bit_length() - 1)))
     return [1 << (bits + index) // count for index in reversed(range(count))]
 
 
 def sylvester(size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return Sylvester's Hadamard matrix, size up to 256: +1 where i & j has an even number of set bits."""
+    """Return Sylvester's Hadamard matrix of size up to 256: +1 where i & j has an even number of set bits."""
     indices = torch.arange(size, device=device)
-    common = indices.unsqueeze(1) & indices
+    parity = indices.unsqueeze(1) & indices
     for shift in (4, 2, 1):
-        common = common ^ (common >> shift)
-    return (1 - 2 * (common & 1)).to(dtype)
+        parity = parity ^ (parity >> shift)
+    return (1 - 2 * (parity & 1)).to(dtype)
 
 
-def hadamard_matrix(outputs: int, inputs: int, seed: Tensor) -> Tensor:
+def hadamard_matrix(outputs: int, inputs: int, factor: Tensor) -> Tensor:
     """Return the first rows and columns of the smallest Sylvester matrix that has them, [outputs, inputs].
 
-    ``seed`` is a Sylvester matrix at least as large as the largest factor.
+    ``factor`` is a Sylvester matrix at least as large as the largest factor.
     """
-    matrix, width = seed[:1, :1], hadamard_width(outputs, inputs)
+    matrix, width = factor[:1, :1], hadamard_width(outputs, inputs)
     for size in reversed(hadamard_factors(width)):
-        matrix = torch.kron(seed[:size, :size], matrix)[:outputs, :inputs]
+        matrix = torch.kron(factor[:size, :size], matrix)[:outputs, :inputs]
     return matrix
 
 
-def walsh_hadamard_transform(x: Tensor, outputs: int, seed: Tensor) -> Tensor:
+def walsh_hadamard_transform(x: Tensor, outputs: int, factor: Tensor) -> Tensor:
     """Multiply channels by the first rows of a Hadamard matrix: [b, i, s] -> [b, outputs, s].
 
     Args:
         x: batch, channels and positions.
         outputs: number of output channels.
-        seed: a Sylvester matrix at least as large as the largest factor.
+        factor: a Sylvester matrix at least as large as the largest factor.
 
     """
-    most = IMAGE_FACTOR if x.shape[2] > 1 and x.device.type == "cpu" else FACTOR
-    *outer, inner = hadamard_factors(hadamard_width(outputs, x.shape[1]), most)
-    return _transform(x, outputs, outer, inner, seed)
+    largest = IMAGE_FACTOR if x.shape[2] > 1 and x.device.type == "cpu" else FACTOR
+    *outer, inner = hadamard_factors(hadamard_width(outputs, x.shape[1]), largest)
+    return _transform(x, outputs, outer, inner, factor)
 
 
-def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, seed: Tensor) -> Tensor:
+def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, factor: Tensor) -> Tensor:
     """Multiply by the Kronecker product of the outer factors and the inner one, [b, i, s] -> [b, o, s]."""
     batch, inputs, space = x.shape
     if not outer or max(outputs, inputs) <= inner:
-        return _multiply_by_factor(x, outputs, seed)
-    short = -inputs % inner
-    if short:
-        x = functional.pad(x, (0, 0, 0, short))
+        return _multiply_by_factor(x, outputs, factor)
+    padding = -inputs % inner
+    if padding:
+        x = functional.pad(x, (0, 0, 0, padding))
     rows, columns = -(-outputs // inner), x.shape[1] // inner
     if rows < columns:
         # The outer product shrinks its axis, so it comes first.
-        x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], seed)
-        x = _multiply_by_factor(x.reshape(batch * rows, inner, space), inner, seed)
+        x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], factor)
+        x = _multiply_by_factor(x.reshape(batch * rows, inner, space), inner, factor)
     else:
-        x = _multiply_by_factor(x.reshape(batch * columns, inner, space), inner, seed)
-        x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], seed)
+        x = _multiply_by_factor(x.reshape(batch * columns, inner, space), inner, factor)
+        x = _transform(x.reshape(batch, columns, inner * space), rows, outer[:-1], outer[-1], factor)
     return x.reshape(batch, rows * inner, space)[:, :outputs]
 
 
-def _multiply_by_factor(x: Tensor, outputs: int, seed: Tensor) -> Tensor:
-    """Multiply channels by the leading part of one factor, [b, i, s] -> [b, outputs, s]."""
-    part = seed[:outputs, : x.shape[1]]
+def _multiply_by_factor(x: Tensor, outputs: int, factor: Tensor) -> Tensor:
+    """Multiply channels by the top left corner of one factor, [b, i, s] -> [b, outputs, s]."""
+    corner = factor[:outputs, : x.shape[1]]
     if x.shape[2] == 1:
-        return (x.squeeze(2) @ part.mT).unsqueeze(2)
-    return torch.matmul(part, x)
+        return (x.squeeze(2) @ corner.mT).unsqueeze(2)
+    return torch.matmul(corner, x)

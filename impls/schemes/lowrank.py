@@ -15,7 +15,7 @@ from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
-FEW = 4
+MAX_SINGLE_TERMS = 4
 """Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
 
 
@@ -76,8 +76,8 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
     ) -> Tensor:
         y = op.apply_shared(x, weight)
         for members, factors in self._pieces(noise):
-            narrow = op.apply_per_member(x[:, members], factors.down)
-            add_factor_products(y[:, members], narrow * (sigma / math.sqrt(self.rank)), factors.up)
+            inner = op.apply_per_member(x[:, members], factors.down)
+            add_factor_products(y[:, members], inner * (sigma / math.sqrt(self.rank)), factors.up)
         return y
 
     @override
@@ -106,8 +106,10 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs, *taps = weight
-        thin = self.rank * groups * (outputs + inputs * math.prod(taps))
-        return Flops(forward=2 * (weight.numel() + thin), update=2 * self.rank * weight.numel() * members)
+        factor_size = self.rank * groups * (outputs + inputs * math.prod(taps))
+        return Flops(
+            forward=2 * (weight.numel() + factor_size), update=2 * self.rank * weight.numel() * members
+        )
 
     def _pieces(self, noise: Factors | RedrawnFactors) -> Iterator[tuple[slice, Factors]]:
         """Yield the members' factors: all at once if they are stored, else drawn in pieces."""
@@ -116,24 +118,24 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
             return
         groups, outputs, inputs, *taps = noise.weight
         width = self.rank * groups * (outputs + inputs * math.prod(taps))
-        factor_bytes, most = width * noise.stream.dtype.itemsize, piece_bytes(noise.stream.device)
-        for start, stop in noise.stream.pieces(factor_bytes, most):
+        factor_bytes = width * noise.stream.dtype.itemsize
+        for start, stop in noise.stream.pieces(factor_bytes, piece_bytes(noise.stream.device)):
             yield slice(start, stop), self.factors(noise.weight, noise.stream.narrow(start, stop))
 
 
-def add_factor_products(y: Tensor, narrow: Tensor, up: Tensor) -> None:
+def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
     """Add the product of each row with its member's factor ``up``, in place.
 
     Args:
         y: the output [r, m, g, o, *s], in any memory layout.
-        narrow: the rows' products with the other factor, scaled: [r, m, g, k, *s].
+        inner: the rows' products with the factor ``down``, scaled: [r, m, g, k, *s].
         up: [m, g, k, o].
 
     """
-    if up.shape[2] > FEW:
-        y += torch.einsum("rmgk...,mgko->rmgo...", narrow, up)
+    if up.shape[2] > MAX_SINGLE_TERMS:
+        y += torch.einsum("rmgk...,mgko->rmgo...", inner, up)
         return
-    for factor, values in zip(up.unbind(2), narrow.unbind(3), strict=True):
+    for factor, values in zip(up.unbind(2), inner.unbind(3), strict=True):
         y.addcmul_(values.unsqueeze(3), append_axes(factor, y[0]))
 
 
@@ -143,7 +145,7 @@ def add_factor_products(y: Tensor, narrow: Tensor, up: Tensor) -> None:
 class LowRank(AbstractLowRank):
     """E_m = up_m @ down_m / sqrt(rank), both factors standard normal.
 
-    ``regenerated`` stores only the stream, and draws the factors again wherever they are read, with the same
+    ``regenerated`` stores only the stream. The forward and the update draw the factors again, with the same
     bits.
 
     Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
@@ -171,8 +173,8 @@ class LowRank(AbstractLowRank):
 class LowRankSign(AbstractLowRank):
     """E_m = up_m @ down_m / sqrt(rank), both factors fair signs.
 
-    Signs are stored in the weight's type: torch has no product of int8 and floats, and converting them takes
-    a CPU a tenth to a third of the forward.
+    Signs are stored in the weight's dtype. Torch has no product of int8 and floats, and converting signs
+    takes a CPU a tenth to a third of a forward.
 
     Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
     Work      that of :class:`LowRank`.

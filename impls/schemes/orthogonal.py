@@ -1,6 +1,7 @@
 """Orthogonal noise: low-rank members that are orthogonal to each other, in rounds of at most d / rank."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,8 @@ from esbench.registry import variant
 from impls.perturbation.noise import NoiseStream, piece_bytes
 from impls.schemes.lowrank import AbstractLowRank, Factors
 
-DRAWN = 4096
-"""Approximate number of members whose rounds are drawn in one call; small weights have small rounds."""
+MEMBERS_PER_DRAW = 4096
+"""One call draws rounds of about this many members: a round of a small weight has few."""
 
 
 @variant(source="ours; orthogonal directions: Choromanski et al. 2018, arXiv:1804.02395")
@@ -21,15 +22,15 @@ class Orthogonal(AbstractLowRank):
     """E_m is low rank, and orthogonal to the E_m of every other member of its round.
 
     The members of a round share two orthogonal bases, U [o, o] and V [i * taps, i * taps], scaled to entries
-    of unit variance, with o * i * taps pairs (u, v) of columns. Each member has ``rank`` pairs: E_m = sum of
-    u v^T / sqrt(rank), with different u and v within a member where the widths allow. When all pairs are
-    used, the next round has other bases. Groups of a convolution have different bases.
+    of unit variance. There are o * i * taps pairs (u, v) of their columns, and each member has ``rank`` of
+    the pairs: E_m = sum of u v^T / sqrt(rank). A member's u and v differ where the widths allow. When all
+    pairs are used, the next round has other bases. Groups of a convolution have different bases.
 
-    The bases are S C T: C is the discrete Hartley transform, which exists for any width; S and T are
-    diagonals of fair signs; the first column of a round is random. T and the first column make second moments
-    of E_m, and of members of different rounds, equal to those of independent signs; S spreads a gradient that
-    equals a column of C over all members. Such bases take two signs per channel. A decomposition of Gaussian
-    matrices would take several times as long as the forward, and torch has none in narrow types.
+    A basis is S C T. C is the discrete Hartley transform (Bracewell 1983), which exists for any width. S and
+    T are diagonal matrices of fair signs, and a round begins at a random column. T and the random column give
+    E_m, and pairs of members of different rounds, the second moments of independent signs. S spreads a
+    gradient that equals a column of C over all members. A basis takes two signs per channel. Decomposing
+    Gaussian matrices would take several times as long as the forward, and torch cannot do it in bfloat16.
 
     Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
     Work      that of :class:`~impls.schemes.lowrank.LowRank`; drawing is a table look-up.
@@ -46,21 +47,21 @@ class Orthogonal(AbstractLowRank):
         _, outputs, *inner = weight
         round_size, width, device = self._round_size(weight), math.prod(inner), stream.device
         members = torch.arange(stream.members.start, stream.members.stop, device=device)
-        place = (members % round_size * self.rank)[:, None] + torch.arange(self.rank, device=device)
+        pairs = (members % round_size * self.rank)[:, None] + torch.arange(self.rank, device=device)
         # Every pair of columns occurs once; the first min(o, i * taps) pairs have no column in common.
-        short = place % min(outputs, width)
-        long = (short + place // min(outputs, width)) % max(outputs, width)
-        rows, columns = (short, long) if outputs <= width else (long, short)
+        narrow = pairs % min(outputs, width)
+        wide = (narrow + pairs // min(outputs, width)) % max(outputs, width)
+        up_columns, down_columns = (narrow, wide) if outputs <= width else (wide, narrow)
         return Factors(
-            down=self._basis_columns("inputs", weight, stream, width, columns).unflatten(3, inner),
-            up=self._basis_columns("outputs", weight, stream, outputs, rows),
+            down=self._basis_columns("inputs", weight, stream, width, down_columns).unflatten(3, inner),
+            up=self._basis_columns("outputs", weight, stream, outputs, up_columns),
         )
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
         full, remainder = divmod(members, round_size := self._round_size(weight.shape))
-        together = full * round_size * (round_size - 1) + remainder * (remainder - 1)
-        return -together / max(1, members * (members - 1))
+        same_round_pairs = full * round_size * (round_size - 1) + remainder * (remainder - 1)
+        return -same_round_pairs / max(1, members * (members - 1))
 
     def _round_size(self, weight: torch.Size) -> int:
         """Return the number of members of a round.
@@ -71,10 +72,9 @@ class Orthogonal(AbstractLowRank):
         """
         pairs = weight[1:].numel()
         if self.rank > pairs:
-            shape = tuple(weight[1:])
             message = (
                 f"rank = {self.rank} is above the {pairs} weights of a layer, or of a convolution's group, "
-                f"of shape {shape}"
+                f"of shape {tuple(weight[1:])}: use a rank of at most {pairs}"
             )
             raise ValueError(message)
         return pairs // self.rank
@@ -82,31 +82,33 @@ class Orthogonal(AbstractLowRank):
     def _basis_columns(
         self, side: str, weight: torch.Size, stream: NoiseStream, width: int, columns: Tensor
     ) -> Tensor:
-        """Return these columns [m, k] of each member's basis (U or V): [m, g, k, width]."""
-        round_size, device = self._round_size(weight), stream.device
-        together = max(1, DRAWN // round_size)
-        first, last = (member // round_size // together for member in (stream.members[0], stream.members[-1]))
-        shared, shape = stream.shared(), (together, weight[0])
+        """Return columns of each member's basis, U or V: indices [m, k] -> [m, g, k, width]."""
+        round_size, shared = self._round_size(weight), stream.shared()
+        rounds_per_draw = max(1, MEMBERS_PER_DRAW // round_size)
+        rounds = torch.arange(stream.members.start, stream.members.stop, device=stream.device) // round_size
+        first, last = (
+            member // round_size // rounds_per_draw for member in (stream.members[0], stream.members[-1])
+        )
 
-        def drawn(draw: str, *inner: int) -> Tensor:
-            draws = [
-                shared.signs(f"{side} {draw} {index}", *shape, *inner)[0] for index in range(first, last + 1)
-            ]
-            return torch.cat(draws)
+        def draw_for_rounds(draw: Callable[[str], Tensor], name: str) -> Tensor:
+            draws = [draw(f"{side} {name} {index}")[0] for index in range(first, last + 1)]
+            return torch.cat(draws)[rounds - first * rounds_per_draw]
 
-        shifts = [
-            shared.integers(f"{side} begin {index}", width, *shape)[0] for index in range(first, last + 1)
-        ]
-        members = torch.arange(stream.members.start, stream.members.stop, device=device)
-        rounds = members // round_size - first * together
-        picked = (columns[:, None] + torch.cat(shifts)[rounds].unsqueeze(2)) % width
-        signs = drawn("rows", width)[rounds].unsqueeze(2)
-        flips = drawn("columns", width)[rounds].gather(2, picked).unsqueeze(3)
-        return _hartley_columns(picked, width, stream).mul_(signs).mul_(flips)
+        def draw_signs(name: str) -> Tensor:
+            return shared.signs(name, rounds_per_draw, weight[0], width)
+
+        def draw_first_columns(name: str) -> Tensor:
+            return shared.integers(name, width, rounds_per_draw, weight[0])
+
+        first_columns = draw_for_rounds(draw_first_columns, "begin").unsqueeze(2)
+        columns = (columns[:, None] + first_columns) % width
+        row_signs = draw_for_rounds(draw_signs, "rows").unsqueeze(2)
+        column_signs = draw_for_rounds(draw_signs, "columns").gather(2, columns).unsqueeze(3)
+        return _hartley_columns(columns, width, stream).mul_(row_signs).mul_(column_signs)
 
 
 def _hartley_columns(columns: Tensor, width: int, stream: NoiseStream) -> Tensor:
-    """Return columns [m, ...] of the discrete Hartley transform, scaled to unit variance: [m, ..., width].
+    """Return columns of the discrete Hartley transform, scaled to unit variance: [m, ...] -> [m, ..., width].
 
     The entry in row j and column c is cos t + sin t = sqrt(2) cos(t - pi / 4) with t = 2 pi j c / width, so
     it depends on j c modulo the width only. With j = far + near, each entry takes one addition and one
@@ -117,10 +119,10 @@ def _hartley_columns(columns: Tensor, width: int, stream: NoiseStream) -> Tensor
     near = torch.arange(math.isqrt(width - 1) + 1, device=columns.device)
     far = torch.arange(0, width, len(near), device=columns.device)
     index_bytes = columns[0].numel() * width * torch.int64.itemsize
-    step = max(1, piece_bytes(columns.device) // index_bytes)
-    parts = []
-    for part in columns.unsqueeze(-1).split(step):
-        places = (part * far % width).unsqueeze(-1) + (part * near % width).unsqueeze(-2)
-        picked = places.flatten(-2)[..., :width]
-        parts.append(entries.index_select(0, picked.flatten()).view(picked.shape))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    members_at_once = max(1, piece_bytes(columns.device) // index_bytes)
+    pieces = []
+    for piece in columns.unsqueeze(-1).split(members_at_once):
+        sums = (piece * far % width).unsqueeze(-1) + (piece * near % width).unsqueeze(-2)
+        index = sums.flatten(-2)[..., :width]
+        pieces.append(entries.index_select(0, index.flatten()).view(index.shape))
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]

@@ -30,8 +30,8 @@ class PermutedNoise(Noise):
     """The shared cores and each member's indices.
 
     Attributes:
-        core: [cores, g, rows, k, *taps], shared; with sparse outputs the last row is zero. Member j has
-            core j modulo the number of cores.
+        core: [cores, g, rows, k, *taps], shared; member j has core j modulo the number of cores. With sparse
+            outputs the last row is zero.
         inputs: [m, g, k], the input that each column of the core multiplies; None: input j for column j.
         outputs: [m, g, o], the row of the core that each output uses; None: row j for output j.
         width: number of inputs.
@@ -58,18 +58,18 @@ class PermutedNoise(Noise):
 class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     """E_m is a shared Gaussian core with its columns, rows or both permuted by each member.
 
-    A sparsity is the share of selected channels; the rest of E_m is zero, and the core is scaled so that
-    entries have unit variance. Permuting inputs leaves a component common to all members, the mean of the
+    A sparsity is the share of selected channels. E_m is zero in all others, and the core is scaled to give
+    entries unit variance. Permuting inputs leaves a component common to all members, the mean of the
     core's columns: center the utilities.
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side
               is one product for each core, that of both sides computes the members' dense noise in pieces.
-    Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are selected, and alike for outputs:
-              all members share the core's second moments, and its mean is lost to centring. Both sides:
+    Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are selected, likewise for outputs:
+              all members share the core's second moments, and its mean is lost to centering. Both sides:
               (3 taps + 4) / (o * i), about 0. These hold up to factors of 1 + 1 / width; the method ``kappa``
               is exact. g cores divide kappa by g only if k is well below i: the means of cores differ, which
-              centring over all members does not remove, and which nearly doubles kappa / g at k = i.
+              centering over all members does not remove, and which nearly doubles kappa / g at k = i.
     """
 
     side: Literal["in", "out", "both"] = "in"
@@ -87,7 +87,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         ):
             check_fraction(name, value)
             if value != 1 and self.side == unused:
-                message = f"{name}={value} has no effect with side={self.side!r}: that side is not permuted"
+                message = f"{name}={value} has no effect with side={self.side!r}: omit it or set side='both'"
                 raise ValueError(message)
 
     @override
@@ -98,12 +98,12 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         core *= math.sqrt(inputs * outputs / (columns * rows))
         if rows < outputs:
             core = torch.cat([core, core.new_zeros(self.cores, groups, 1, columns, *taps)], dim=2)
-        picks_in = picks_out = None
+        input_index = output_index = None
         if self.side != "out":
-            picks_in = _draw_channels(stream, "inputs", groups, inputs, columns)
+            input_index = _draw_channels(stream, "inputs", groups, inputs, columns)
         if self.side != "in":
-            picks_out = _draw_channels(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
-        return PermutedNoise(core, picks_in, picks_out, inputs, stream.members)
+            output_index = _draw_channels(stream, "outputs", groups, outputs, outputs).clamp_(max=rows)
+        return PermutedNoise(core, input_index, output_index, inputs, stream.members)
 
     @override
     def correction(self, op: AbstractOperator, noise: PermutedNoise, x: Tensor) -> Tensor:
@@ -148,8 +148,10 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         columns, rows = self._core_shape(weight.shape)
         axes = {"in": [(inputs, columns)], "out": [(outputs, rows)]}
         axes["both"] = axes["in"] + axes["out"]
-        together = math.prod(taps) * {"in": outputs, "out": inputs, "both": 1}[self.side]
-        return permuted_kappa(axes[self.side], together, groups, same_core_fraction(members, self.cores))
+        moved_together = math.prod(taps) * {"in": outputs, "out": inputs, "both": 1}[self.side]
+        return permuted_kappa(
+            axes[self.side], moved_together, groups, same_core_fraction(members, self.cores)
+        )
 
     @override
     def read_bytes(self, weight: Tensor, noise: PermutedNoise) -> int:
@@ -160,13 +162,13 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         groups, outputs, inputs, *_ = weight
         columns, rows = self._core_shape(weight)
         selected = weight.numel() // (outputs * inputs) * rows * columns
-        written = 2 * selected * members
+        update = 2 * selected * members
         if self.side != "both":
             # Either each member's E_m is summed, or utilities are summed per index, followed by one product.
-            picks, width = (columns, inputs) if self.side == "in" else (rows, outputs)
+            indices, width = (columns, inputs) if self.side == "in" else (rows, outputs)
             product = 2 * selected * width * min(self.cores, members)
-            written = min(written, groups * picks * members + product)
-        return Flops(forward=2 * (weight.numel() + selected), update=written)
+            update = min(update, groups * indices * members + product)
+        return Flops(forward=2 * (weight.numel() + selected), update=update)
 
     def _core_shape(self, weight: torch.Size) -> tuple[int, int]:
         """Return the numbers of columns and rows of a core."""
@@ -180,15 +182,18 @@ def _draw_channels(stream: NoiseStream, draw: str, groups: int, width: int, size
     return stream.subsets(draw, groups, width, size)
 
 
-def permuted_kappa(axes: Sequence[tuple[int, int]], together: int, groups: int, same: float) -> float | None:
+def permuted_kappa(
+    axes: Sequence[tuple[int, int]], moved_together: int, groups: int, same_core: float
+) -> float | None:
     """Return kappa of a Gaussian core whose channels are put in random places of one or two axes.
 
     Let a permuted axis have w channels, of which the core has k, and let T entries of the core move together
-    (the other axis and the taps). Given the core C, permuting treats channels alike, so E[E E^T | C] has on
-    each axis one eigenvalue for the mean over channels and one for the w - 1 deviations from it. Each is a
+    (those of the other axis and the taps). Given the core C, all channels are exchangeable: E[E E^T | C] has
+    on each axis one eigenvalue for the mean over channels and one for the w - 1 deviations from it. Each is a
     quadratic form z^T B z of T core entries at a time: B = J / w for the mean, with J all ones, and B = (1 -
     J / w) / (w - 1) for a deviation, over the k selected places. Both have the trace k / w. Members have the
-    same core with probability f = ``same``; over Gaussian cores the square of such a T x T form has the trace
+    same core with probability f = ``same_core``. Over Gaussian cores the square of such a T x T form has
+    the trace
 
         T (tr B)^2 + T (T + 1) tr B^2 f.
 
@@ -198,38 +203,38 @@ def permuted_kappa(axes: Sequence[tuple[int, int]], together: int, groups: int, 
 
         1 + kappa = N (N - 1 + (T + 1) f S + (1 - f)^2 + (T g + 1) f (1 - f)) / (N - f)^2.
 
-    The last terms are the mean of means: centring removes what is common to all cores, but not how the means
-    of cores differ, which members with the same core share in all g groups.
+    The last terms are the mean of means. Centering removes the part that all cores share, but not the
+    differences between the cores' means, which members with the same core share in all g groups.
 
     Args:
         axes: (w, k) of each permuted axis.
-        together: T.
+        moved_together: T.
         groups: g, groups of a convolution.
-        same: f, the fraction of pairs of members with the same core.
+        same_core: f, the fraction of pairs of members with the same core.
 
     Returns:
         kappa, or None if members do not differ: a single channel is permuted.
 
     """
     forms = math.prod(width for width, _ in axes)
-    if forms == same:
+    if forms == same_core:
         return None
     squares = math.prod(
         1 + (w / k) ** 2 * (k - 1 + (1 - k / w) ** 2) / (w - 1) if w > 1 else 1 for w, k in axes
     )
-    means = (1 - same) ** 2 + (together * groups + 1) * same * (1 - same)
-    total = forms - 1 + (together + 1) * same * (squares - 1) + means
-    return forms * total / (forms - same) ** 2 - 1
+    mean_of_means = (1 - same_core) ** 2 + (moved_together * groups + 1) * same_core * (1 - same_core)
+    total = forms - 1 + (moved_together + 1) * same_core * (squares - 1) + mean_of_means
+    return forms * total / (forms - same_core) ** 2 - 1
 
 
 def _sum_utilities_by_channel(
-    noise: PermutedNoise, picks: Tensor | None, utilities: Tensor, width: int
+    noise: PermutedNoise, index: Tensor | None, utilities: Tensor, width: int
 ) -> Tensor:
-    """For each core sum the utilities of members that select channel c at position p: [cores, g, p, c]."""
-    assert picks is not None  # noqa: S101  one side is always permuted
+    """Sum, for each core, the utilities of members with channel c at position p: [cores, g, p, c]."""
+    assert index is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
-    places = group_by_core(picks, count, noise.members).permute(0, 2, 3, 1)
+    channels = group_by_core(index, count, noise.members).permute(0, 2, 3, 1)
     core_utilities = group_by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
-    return utilities.new_zeros(*places.shape[:3], width).scatter_add_(
-        3, places, core_utilities.expand(places.shape)
+    return utilities.new_zeros(*channels.shape[:3], width).scatter_add_(
+        3, channels, core_utilities.expand(channels.shape)
     )

@@ -31,15 +31,15 @@ class SparseNoise(Noise):
     inputs: int
 
 
-FEW = 8
-"""Up to this k, columns are drawn one by one from those left; above, by sorting random keys."""
+MAX_SINGLE_DRAWS = 8
+"""Up to this k, columns are drawn one by one from the remaining ones; above, by sorting random keys."""
 
 
 @variant(k=(1, 2), values="sign", source="NESgpu's sparse noise, with signs")
 @variant(k=(1, 2), source="NESgpu; the update is ours, it had none")
 @dataclass(frozen=True)
 class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
-    """k distinct input columns per member are perturbed, by Gaussian values or signs; the others are not.
+    """Each member perturbs k distinct input columns, by Gaussian values or by signs.
 
     Values are scaled by sqrt(i / k), so that entries have unit variance over the draw of columns. Signs are
     stored in the weight's dtype, as the matrix product needs them.
@@ -47,7 +47,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     Memory    n * g * (o * k * taps + k) numbers.
     Work      2 * g * o * k * taps flops of a row and output position.
     Quality   kappa = 0: columns and values are independent between members. With Gaussian values d / n
-              becomes (d + 2 i / k) / n; signs cost nothing.
+              becomes (d + 2 i / k) / n; with signs it stays d / n.
     """
 
     k: int
@@ -62,7 +62,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> SparseNoise:
         groups, outputs, inputs, *taps = weight.shape
         if self.k > inputs:
-            message = f"k = {self.k} is above the width: the weight has {inputs} input columns"
+            message = f"k = {self.k} is above the weight's {inputs} input columns: use a smaller k"
             raise ValueError(message)
         draw = stream.signs if self.values == "sign" else stream.normal
         values = draw("values", groups, self.k, outputs, *taps)
@@ -78,20 +78,20 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
     @override
     def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:
-        _, groups, _, *rest = noise.values.shape
+        _, groups, _, *inner = noise.values.shape
         weighted = noise.values * append_axes(utilities, noise.values)
         offsets = torch.arange(groups, device=noise.columns.device).view(-1, 1) * noise.inputs
         columns = (noise.columns + offsets).flatten()
         # Several members may perturb the same column.
-        total = weighted.new_zeros(groups * noise.inputs, *rest).index_add_(
+        total = weighted.new_zeros(groups * noise.inputs, *inner).index_add_(
             0, columns, weighted.flatten(0, 2)
         )
         return total.unflatten(0, (groups, noise.inputs)).transpose(1, 2)
 
     @override
     def dense_noise(self, noise: SparseNoise) -> Tensor:
-        members, groups, _, *rest = noise.values.shape
-        dense = noise.values.new_zeros(members, groups, noise.inputs, *rest)
+        members, groups, _, *inner = noise.values.shape
+        dense = noise.values.new_zeros(members, groups, noise.inputs, *inner)
         columns = append_axes(noise.columns, noise.values).expand_as(noise.values)
         return dense.scatter_(2, columns, noise.values).transpose(2, 3)
 
@@ -107,13 +107,13 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
 
 def _draw_distinct_columns(stream: NoiseStream, groups: int, width: int, size: int) -> Tensor:
     """Draw ``size`` distinct integers in [0, width), in random order: [m, groups, size]."""
-    if size > FEW:
+    if size > MAX_SINGLE_DRAWS:
         return stream.subsets("columns", groups, width, size)
-    chosen = stream.integers("column 0", width, groups, 1)
+    columns = stream.integers("column 0", width, groups, 1)
     for index in range(1, size):
         pick = stream.integers(f"column {index}", width - index, groups, 1)
-        # The pick is an index among the integers left: skip those taken, lowest first.
-        for column in chosen.sort(-1).values.split(1, -1):
+        # The pick counts the remaining integers only: skip the drawn ones, lowest first.
+        for column in columns.sort(-1).values.split(1, -1):
             pick += pick >= column
-        chosen = torch.cat([chosen, pick], -1)
-    return chosen
+        columns = torch.cat([columns, pick], -1)
+    return columns

@@ -32,14 +32,16 @@ class Vmap(AbstractStoredScheme):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        def member(x: Tensor, weights: Tensor) -> Tensor:
+        def apply_member(x: Tensor, weights: Tensor) -> Tensor:
             return op.apply_shared(x.unsqueeze(1), weights).squeeze(1)
 
-        members = torch.func.vmap(member, in_dims=(1, 0), out_dims=1)
+        apply_members = torch.func.vmap(apply_member, in_dims=(1, 0), out_dims=1)
         if not isinstance(sigma, Tensor):
-            return members(x, noise.values)
+            return apply_members(x, noise.values)
         half = x.shape[0] // 2
-        return torch.cat([members(x[:half], noise.values), members(x[half:], 2 * weight - noise.values)])
+        # The second half needs W - sigma E = 2 W - (W + sigma E).
+        negated = 2 * weight - noise.values
+        return torch.cat([apply_members(x[:half], noise.values), apply_members(x[half:], negated)])
 
 
 def draw_member_noise(noise: StreamNoise, member: int) -> Tensor:
@@ -71,15 +73,15 @@ class Loop(AbstractDenseScheme[StreamNoise]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        signed = [sigma] if not isinstance(sigma, Tensor) else [s.item() for s in (sigma[0], sigma[-1])]
-        halves = x.chunk(len(signed))
+        sigmas = [s.item() for s in (sigma[0], sigma[-1])] if isinstance(sigma, Tensor) else [sigma]
+        halves = x.chunk(len(sigmas))
         saved = weight.clone()
         outputs = []
         try:
             for member in range(x.shape[1]):
                 dense = draw_member_noise(noise, member)
                 rows = []
-                for scale, half in zip(signed, halves, strict=True):
+                for scale, half in zip(sigmas, halves, strict=True):
                     torch.add(saved, dense, alpha=scale, out=weight)
                     rows.append(op.apply_shared(half[:, member : member + 1], weight))
                 outputs.append(torch.cat(rows) if len(rows) > 1 else rows[0])

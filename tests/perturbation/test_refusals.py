@@ -78,7 +78,7 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (impls.DropoutMask, {"side": "both"}, "side must be 'in' or 'out', got 'both'"),
     (impls.DropoutBlocks, {"groups": 1}, "groups must be an int of at least 2, got 1"),
     *((simple, {"scheme": scheme}, words) for scheme, words in (
-        (impls.SparsePerturbed(7), "k = 7 is above the width: the weight has 6 input columns"),
+        (impls.SparsePerturbed(7), "k = 7 is above the weight's 6 input columns"),
         (impls.DropoutBlocks(0.1, blocks=1), "p = 0.1 keeps none or all of 1 blocks, for 6 channels"),
         (impls.Perturbed, "must be an instance"),
         ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),

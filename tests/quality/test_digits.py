@@ -17,7 +17,7 @@ from impls.benchmark.baselines import Base, Naive
 from impls.perturbation.scheme import AbstractRowScheme, AnyScheme
 from impls.quality import gradient_cosine
 from impls.quality import kappa as law
-from impls.quality.gradient_cosine import Descent
+from impls.quality.gradient_cosine import DigitsFitness
 from impls.quality.kappa import Subject
 from impls.quality.metrics import digits_metrics
 from impls.schemes import Flipped, Perturbed
@@ -28,14 +28,14 @@ CNN = DIGITS[1]
 ROW_SCHEMES = [entry.scheme for entry in ENTRIES if isinstance(entry.scheme, AbstractRowScheme)]
 
 
-def descends(scheme: AnyScheme, members: int, seed: int = 0) -> Descent:
-    """Make a scheme's descent on the small convolutional network."""
-    return Descent.of(Subject(inputs.layer(CNN, "cpu", 0), scheme, members, seed=seed))
+def fitness_of(scheme: AnyScheme, members: int, seed: int = 0) -> DigitsFitness:
+    """Make the fitness of the small convolutional network with a scheme."""
+    return DigitsFitness.of(Subject(inputs.layer(CNN, "cpu", 0), scheme, members, seed=seed))
 
 
 def test_the_gradient_is_backpropagations() -> None:
     """The gradient is backpropagation's of the cross-entropy, in parameter order, and .grad stays unset."""
-    here = descends(Perturbed(), 4)
+    here = fitness_of(Perturbed(), 4)
     model = here.subject.model
     truth = here.gradient()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -52,7 +52,7 @@ def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> N
     The cosine of members that share a core is lower, but at least half of the law's prediction.
     """
     members, steps = 256, 6
-    here = descends(scheme, members)
+    here = fitness_of(scheme, members)
     size = here.subject.size
     cosines = torch.tensor([here.cosine(0.003, step) for step in range(steps)])
     error = cosines.std().item() / math.sqrt(steps)
@@ -71,7 +71,7 @@ def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> N
 
 def test_an_estimate_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate is repeatable, does not depend on the size of pieces, and leaves existing .grad alone."""
-    here = descends(Flipped(side="both"), 8)
+    here = fitness_of(Flipped(side="both"), 8)
     model = here.subject.model
     before = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
@@ -89,7 +89,7 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schemes that learn from rows have the same estimate in pieces as in one go, and it is not zero."""
-    here = descends(scheme, 8)
+    here = fitness_of(scheme, 8)
     whole = here.estimate(0.02, 0)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 5 * 2 * 8)
     assert float((here.estimate(0.02, 0) - whole).norm()) < 1e-4 * float(whole.norm())

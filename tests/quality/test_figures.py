@@ -62,15 +62,17 @@ def linear(out: int = 24, inp: int = 20) -> nn.Module:
 def test_inner_products() -> None:
     """Independent members have mean 0 and variance 1 at any scale; a common part and a core raise them."""
     size, count, part = 400, 120, 0.5
-    mean, variance = metrics.dots(moments(3.0 * normal(count, size)), size)
+    mean, variance = metrics.inner_product_moments(moments(3.0 * normal(count, size)), size)
     pairs = count * (count - 1) / 2
     assert abs(mean) < 4 / math.sqrt(pairs)
     assert abs(variance - 1) < 4 * math.sqrt(2 / pairs)
     correlated = moments(math.sqrt(1 - part) * normal(count, size) + math.sqrt(part) * normal(size, seed=1))
-    assert metrics.dots(correlated, size)[0] / math.sqrt(size) == pytest.approx(part, abs=0.06)
+    assert metrics.inner_product_moments(correlated, size)[0] / math.sqrt(size) == pytest.approx(
+        part, abs=0.06
+    )
     assert metrics.member_correlation(correlated) == pytest.approx(part, abs=0.06)
     flipped = normal(20, 20) * normal(count, 1, 20, seed=1).sign()
-    assert metrics.dots(moments(flipped.flatten(1)), size)[1] == pytest.approx(22, rel=0.2)
+    assert metrics.inner_product_moments(moments(flipped.flatten(1)), size)[1] == pytest.approx(22, rel=0.2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,7 @@ def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
     layers, steps = metrics.correlations(Subject(linear(), Replayed(), 8), 0)
     assert (layers, steps) == pytest.approx((1.0, 1.0))
     layers, steps = metrics.correlations(Subject(linear(), Perturbed(), 8), 0)
-    error = 1 / math.sqrt(metrics.FEW * 480)
+    error = 1 / math.sqrt(metrics.CORRELATED_MEMBERS * 480)
     assert abs(layers) < 4 * error
     assert abs(steps) < 4 * error
     _, steps = metrics.correlations(Subject(linear(), Replayed(period=2), 8), 0)
@@ -106,7 +108,7 @@ def test_spectra() -> None:
     assert values[0] == pytest.approx(math.sqrt(20))
     assert max(values[1:]) < 1e-6
     values, _ = metrics.spectrum(Subject(linear(100, 110), Perturbed(), 8))
-    assert len(values) == metrics.SHOWN
+    assert len(values) == metrics.MAX_SINGULAR_VALUES
     assert all(earlier >= later for earlier, later in itertools.pairwise(values))
     whole, _ = metrics.spectrum(Subject(linear(64, 110), Perturbed(), 8))
     assert sum(value**2 for value in whole) / len(whole) == pytest.approx(1.0)

@@ -150,7 +150,7 @@ def test_a_scheme_that_cannot_be_compiled_is_refused_with_a_reason() -> None:
             population(of)
         with pytest.raises(UnavailableError, match=reason):
             build(Compiled(of=of), LINEAR, "cpu", 0)
-    with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; available: Perturbed,"):
+    with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; closest: Hadamard, "):
         population("Hadmard")
     with pytest.raises(ValueError, match="of must be the name of a variant"):
         Compiled(of="")
@@ -164,13 +164,13 @@ def test_a_missing_compiler_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> No
         population("Hadamard")
     monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(return_value=(6, 1)))
     monkeypatch.setattr(importlib.util, "find_spec", Mock())
-    assert "capability 7.0 or more, this one has 6.1" in compiled.without_compiler(cuda)
+    assert "capability 7.0 or more, this one has 6.1" in compiled.missing_compiler_reason(cuda)
     monkeypatch.setattr(importlib.util, "find_spec", Mock(return_value=None))
-    assert "needs triton on a GPU" in compiled.without_compiler(cuda)
-    assert "the layer is on mps" in compiled.without_compiler(torch.device("mps"))
-    assert not compiled.without_compiler(torch.device("meta"))
+    assert "needs triton on a GPU" in compiled.missing_compiler_reason(cuda)
+    assert "the layer is on mps" in compiled.missing_compiler_reason(torch.device("mps"))
+    assert not compiled.missing_compiler_reason(torch.device("meta"))
     monkeypatch.setattr(eval_frame, "is_dynamo_supported", Mock(return_value=False))
-    assert compiled.without_compiler(cpu) == "torch.compile does not support this version of Python"
+    assert compiled.missing_compiler_reason(cpu) == "torch.compile does not support this version of Python"
 
 
 def test_compiled_variants_take_part_on_request() -> None:

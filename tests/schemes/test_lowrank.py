@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from impls import BLOCK, LowRank, LowRankSign, Orthogonal, SparsePerturbed, perturb
 from impls.perturbation.noise import BlockStream
 from impls.quality.kappa import effective_members
-from impls.schemes.lowrank import FEW, AbstractLowRank, Factors
-from impls.schemes.orthogonal import DRAWN
-from impls.schemes.sparse import FEW as FEW_COLUMNS
-from impls.schemes.sparse import SparseNoise
+from impls.schemes.lowrank import MAX_SINGLE_TERMS, AbstractLowRank, Factors
+from impls.schemes.orthogonal import MEMBERS_PER_DRAW
+from impls.schemes.sparse import MAX_SINGLE_DRAWS, SparseNoise
 from impls.verify.reference import check_close, check_forward, check_update, compute_update
 from tests.schemes.cases import closed, filled, members_of, seeded
 
@@ -45,7 +44,7 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
     assert torch.equal(part, bits["weight"][30 : BLOCK + 7])
 
 
-@pytest.mark.parametrize("rank", [FEW, FEW + 1])
+@pytest.mark.parametrize("rank", [MAX_SINGLE_TERMS, MAX_SINGLE_TERMS + 1])
 def test_any_rank_and_memory_layout_is_right(rank: int) -> None:
     """Forward and update agree with the reference for tokens and for images with channels last."""
     modules = ((nn.Linear(3, 2), (4, 3)), (nn.Conv2d(4, 6, (2, 3), 2, groups=2), (4, 5, 6)))
@@ -168,7 +167,7 @@ def test_no_direction_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [1, 20])
 def test_any_split_of_orthogonal_members_has_the_bits_of_the_whole(width: int) -> None:
     """Parts within a round, across rounds, and across the rounds drawn in one call have the same bits."""
-    members = 2 * DRAWN + 5 if width == 1 else BLOCK + 50
+    members = 2 * MEMBERS_PER_DRAW + 5 if width == 1 else BLOCK + 50
     model = nn.Linear(width, width, bias=False).double()
     whole = perturb(model, Orthogonal(), members=members, sigma=0.1, stream="philox")
     bits = whole.dense_noise(whole.sample(1))["weight"]
@@ -200,10 +199,10 @@ def test_every_choice_of_columns_in_every_order_is_equally_likely(k: int) -> Non
 
 def test_sparse_columns_and_values() -> None:
     """A member has k distinct columns in every group, up to all; signs have one size, sqrt(i / k)."""
-    for k in (1, 2, FEW_COLUMNS, FEW_COLUMNS + 1, FEW_COLUMNS + 2):
-        columns = sparse(SparsePerturbed(k), (3, 2, FEW_COLUMNS + 2), 300).columns
+    for k in (1, 2, MAX_SINGLE_DRAWS, MAX_SINGLE_DRAWS + 1, MAX_SINGLE_DRAWS + 2):
+        columns = sparse(SparsePerturbed(k), (3, 2, MAX_SINGLE_DRAWS + 2), 300).columns
         assert columns.shape == (300, 3, k)
-        assert 0 <= int(columns.min()) <= int(columns.max()) < FEW_COLUMNS + 2
+        assert 0 <= int(columns.min()) <= int(columns.max()) < MAX_SINGLE_DRAWS + 2
         assert bool((columns.sort(-1).values.diff(dim=-1) > 0).all())
     values = sparse(SparsePerturbed(2, "sign"), (1, 5, 8), 20).values
     torch.testing.assert_close(values.abs(), torch.full_like(values, 2.0))
@@ -212,8 +211,8 @@ def test_sparse_columns_and_values() -> None:
 
 def test_many_columns_agree_with_the_reference() -> None:
     """More columns than are drawn one by one agree with the reference, with normal values and signs."""
-    module = filled(nn.Linear(FEW_COLUMNS + 3, 4))
-    for scheme in (SparsePerturbed(FEW_COLUMNS + 1), SparsePerturbed(FEW_COLUMNS + 1, "sign")):
+    module = filled(nn.Linear(MAX_SINGLE_DRAWS + 3, 4))
+    for scheme in (SparsePerturbed(MAX_SINGLE_DRAWS + 1), SparsePerturbed(MAX_SINGLE_DRAWS + 1, "sign")):
         population = perturb(module, scheme, members=3, sigma=0.1, antithetic=True)
-        check_forward(population, seeded(6, FEW_COLUMNS + 3), range(3))
-        check_update(population, seeded(6, FEW_COLUMNS + 3), range(3))
+        check_forward(population, seeded(6, MAX_SINGLE_DRAWS + 3), range(3))
+        check_update(population, seeded(6, MAX_SINGLE_DRAWS + 3), range(3))

@@ -29,7 +29,7 @@ from impls.kernels.dense_rng import FewRowsTiling
 from impls.kernels.philox import Draw, fill
 from impls.kernels.tiling import Tiling
 from impls.schemes import hadamard as plain_hadamard
-from impls.schemes.blocks import cells
+from impls.schemes.blocks import split_into_cells
 from impls.verify.reference import check_close
 from tests.kernels.launched.canaries import DEVICE, Canaries, canaries, generator, normal
 
@@ -297,7 +297,7 @@ OUTPUT_BLOCKS: list[list[int]] = [[1], [0, 1], [0, 2], []]
 
 def cut(width: int, count: int) -> Cut:
     """Divide channels into blocks as the scheme does."""
-    unit, number = cells(width, count)
+    unit, number = split_into_cells(width, count)
     return Cut(count, number, unit)
 
 
