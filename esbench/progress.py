@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.25
 """Seconds between two redrawings on a terminal."""
-LINE_S = 10.0
-"""Seconds before a line; later lines come after half the time that has passed: an hour has a dozen."""
+LINE_S, MAX_LINE_S = 10.0, 600.0
+"""Limits of the seconds between two lines, which are as many as have passed: two minutes have five lines."""
 COLUMNS = 100
 """The longest line where there is no terminal."""
 BAR = 16
@@ -92,7 +92,7 @@ def showing(
                 stage_s, stage_done = now_s(), done
             latest = done
             state = f"{done} {activity}"
-            wait_s = REDRAW_S if on_terminal else max(LINE_S, (drawn_s - stage_s) / 2)
+            wait_s = REDRAW_S if on_terminal else min(max(LINE_S, drawn_s - stage_s), MAX_LINE_S)
             if state == last or now_s() - drawn_s < wait_s:
                 return
             drawn_s, last = now_s(), state

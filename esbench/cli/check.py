@@ -1,18 +1,24 @@
 """The command ``check``: compare variants with the reference implementation."""
 
+import re
+import textwrap
 from collections import Counter
 
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual
 from esbench.registry import REGISTRY
+from esbench.text import first_names, one_line, pluralize
+
+COLUMNS = 100
 
 
 @app.command()
 def check(variants: Variants = None, plugin: Plugins = None) -> None:
     """Compare every variant with the reference implementation, on every operator; nothing is timed.
 
-    Exit code 1 if a variant fails.
+    Prints one line per variant, and the variants that cannot run here once per reason. Exit code 1 if a
+    variant fails.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
@@ -22,15 +28,35 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
     cases = REGISTRY.find_suite("check").cases
     checks = ExactChecks(cases, "cpu", 0)
     counts = Counter[str]()
+    unavailable: dict[str, dict[str, set[str]]] = {}  # reason -> variant -> operators
     width = max(len(entry.variant.name) for entry in entries)
     for entry in entries:
+        name = entry.variant.name
+        correct = []
         for operator in dict.fromkeys(case.operator for case in cases if entry.supports(case)):
-            found = checks.outcome(entry, operator)
-            counts[found.status if found else "correct"] += 1
-            verdict = f"{found.status}: {found.reason}" if found else "correct"
-            if found and found.status == "unavailable":
-                verdict = verdict.partition(" (on ")[0]  # the same on every case
-            typer.echo(f"{entry.variant.name:<{width}}  {operator:<8}  {verdict}")
+            failure = checks.outcome(entry, operator)
+            counts[failure.status if failure else "correct"] += 1
+            if failure is None:
+                correct.append(operator)
+            elif failure.status == "unavailable":
+                reason = shared_reason(failure.reason, entry.variant.scheme, operator)
+                unavailable.setdefault(reason, {}).setdefault(name, set()).add(operator)
+            else:
+                typer.echo(f"{name:<{width}}  failed on {operator}: {one_line(failure.reason)}")
+        if correct:
+            typer.echo(f"{name:<{width}}  correct: {', '.join(correct)}")
+    for reason, operators in unavailable.items():
+        names = sorted(set().union(*operators.values()))
+        count = f"{pluralize(len(operators), 'variant')} ({first_names([*operators])})"
+        line = f"unavailable on {', '.join(names)}: {count}: {reason}"
+        typer.echo(textwrap.fill(line, COLUMNS, subsequent_indent="  "))
     typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()), err=True)
     if counts["failed"]:
         raise typer.Exit(FAILED)
+
+
+def shared_reason(reason: str, scheme: str, operator: str) -> str:
+    """Return the part of a reason that names neither the scheme with its options nor the operator."""
+    reason = one_line(reason).partition(" (on ")[0]  # the case, which the check has chosen
+    reason = re.sub(rf"^({re.escape(operator)}: )?({re.escape(scheme)}\([^)]*\))?:? ?", "", reason)
+    return reason.replace(f"does not support {operator}: ", "")

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ from esbench import store
 from esbench.cli.options import (
     FAILED,
     INVALID,
+    REPORTS,
     Plugins,
     Variants,
     app,
@@ -37,6 +38,7 @@ from esbench.registry import (
 )
 from esbench.schema import PHASES, Environment, Request, Run
 from esbench.store import Unfinished, Writer
+from esbench.text import pluralize
 from esbench.workload import WrongResultError
 
 if TYPE_CHECKING:
@@ -140,7 +142,8 @@ def run(
             name, request = unfinished.run.header.suite, unfinished.run.header.request or Request()
             plan = plan_of(request, name, place, unfinished.run.header.seed)
         reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
-        note(f"{reason}measuring suite {name} on {place} ({here.device_name})")
+        counts = f"{pluralize(len(plan.entries), 'variant')}, {pluralize(len(plan.cases), 'case')}"
+        note(f"{reason}measuring suite {name} on {place} ({here.device_name}): {counts}")
         note_load(here)
         if budget is not None:
             # The tables take about as long as the start, because both import packages.
@@ -185,7 +188,7 @@ def opened(
         instruments(plan.device, split_names(request.methods), here.idle_w) as tools,
         showing(end_s=plan.end_s) as progress,
     ):
-        note(f"every finished row is in {writer.path}")
+        note(f"rows are stored in {writer.path}")
         try:
             yield writer, progress, tools
         except KeyboardInterrupt:
@@ -312,22 +315,23 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
             typer.echo(short if short and not tables else console_tables(read), nl=False)
             for text in () if tables else warnings(read):
                 note(text)
-            if not tables and outcome.measured:
-                note(
-                    "`esbench report` renders tables, plots and a page; run with --tables to print all tables"
-                )
-    conclude(path, outcome, reasons)
+    results = "" if path.parent.parent == Path("results") else f" --results {path.parent.parent}"
+    hints = [
+        f"plots and page: `esbench report{results}` writes {REPORTS}/index.html; all tables: --tables",
+        "next: `esbench recommend --linear 512x512` finds the best scheme for your layer",
+    ]
+    conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
 
 
-def conclude(path: Path, outcome: "RunSummary", reasons: tuple[str, ...]) -> None:
-    """Print what was stored and why a run is invalid; exit with 1 if a variant failed, with 3 if invalid."""
+def conclude(path: Path, outcome: "RunSummary", reasons: Sequence[str], hints: Sequence[str] = ()) -> None:
+    """Print counts, why a run is invalid, and hints; exit with 1 if a variant failed, with 3 if invalid."""
     for text in outcome.notes:
         note(text)
-    counts = (
-        f"{outcome.measured} cells measured, {outcome.unavailable} not applicable, {outcome.failed} failed"
-    )
-    note(f"{counts}; stored in {path}")
+    counts = f"{outcome.measured} measured, {outcome.unavailable} not applicable, {outcome.failed} failed"
+    note(f"{counts}: {path}")
     for reason in reasons:
         note(f"INVALID: {reason}")
+    for hint in hints:
+        note(hint)
     if outcome.failed or reasons:
         raise typer.Exit(FAILED if outcome.failed else INVALID)

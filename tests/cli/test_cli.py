@@ -124,7 +124,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert run("run", *arguments, "--device", "cpu", "--out", str(tmp_path), "--budget", "900") == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0].startswith("measuring suite quick on cpu")
-    assert captured.out.startswith("Linear 128 -> 128, 256 members: time of the forward")
+    assert "Linear 128 -> 128, 256 members  forward (ms)" in captured.out
     assert "Flipped" in captured.out
     assert len(captured.out.splitlines()) + len(captured.err.splitlines()) < 20
     assert re.search(
@@ -159,7 +159,7 @@ def test_a_plug_in_file_is_measured_like_any_variant(
     plugin = tmp_path / "good_rows.py"
     plugin.write_text(GOOD)
     assert run("check", "--plugin", str(plugin), "--variants", "RowShared") == 0
-    assert "RowShared  Conv2d    correct" in capsys.readouterr().out
+    assert "RowShared  correct: Linear, Conv2d\n" in capsys.readouterr().out
     planned = plan_of(Request(plugins=(str(plugin),)), "quick", "cpu", 0).entries
     assert {"RowShared", "Base", "Flipped"} <= {entry.variant.name for entry in planned}
     arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
@@ -190,7 +190,7 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     )
     plugin.write_text(wrong)
     assert run("check", "--plugin", str(plugin), "--variants", "Forgetful") == 1
-    assert "failed: oracle: update of" in capsys.readouterr().out
+    assert "Forgetful  failed on Linear: oracle: update of" in capsys.readouterr().out
     arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
     assert run("run", "--plugin", str(plugin), "--variants", "Forgetful", *arguments) == 1
     assert "Forgetful failed: oracle: update of" in capsys.readouterr().err
@@ -207,8 +207,9 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert run("check", "--plugin", str(plugin), "--variants", "Exiting", "--variants", "Flipped") == 1
     out = capsys.readouterr().out
-    assert "failed: SystemExit: 7" in out
-    assert "Flipped  Conv2d    correct" in out
+    assert "failed on Linear: SystemExit: 7" in out
+    assert "Flipped  correct: Linear, Conv2d\n" in out
+    assert out.count("layers with binary weights") == 1
 
 
 def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

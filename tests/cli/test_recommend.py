@@ -118,7 +118,7 @@ def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.Cap
     assert all(f"\n{name} " in captured.out for name in ("Flipped", "Perturbed (dense noise)", "Base"))
     assert captured.out.splitlines()[-1].startswith("population = perturb(model, ")
     assert "measuring 3 variants on cpu" in captured.err
-    assert "stored in" in captured.err
+    assert "rows are stored in" in captured.err
     assert run(*arguments, "--offline") == 0
     assert capsys.readouterr().out == captured.out
 
@@ -199,7 +199,7 @@ def test_without_a_ranking_the_reasons_are_printed(
     assert "SparsePerturbedLinear(k=2): unavailable: " in captured.out
     assert "1 input columns" in captured.out
     assert "perturb(" not in captured.out
-    assert "stored in" in captured.err
+    assert "rows are stored in" in captured.err
 
 
 def test_a_model_has_a_ranking_for_each_layer(

@@ -1,8 +1,6 @@
 """The result of a run in a few lines: the best variants, dense noise and the plain layer."""
 
-from collections.abc import Iterable, Iterator, Sequence
-
-from tabulate import tabulate
+from collections.abc import Iterator, Sequence
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
@@ -10,7 +8,7 @@ from esbench.report.analysis.quality import EXACT, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, dense, rankings
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
-from esbench.text import first_names, one_line
+from esbench.text import first_names, one_line, pluralize
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5
@@ -20,51 +18,57 @@ TABLES = 3
 FAILURES = 5
 """Failed variants that are named."""
 _NAME = 42
-"""Characters of a variant's name."""
-_FEW = 0.1
-"""A smaller share of the members, n_eff / n, is warned of."""
+"""Characters of the first column."""
+_SMALL = 0.1
+"""A warning names variants whose n_eff is a smaller share of the members."""
 
 
 def run_summary(run: Run) -> str:
-    """Return the tables of up to three shapes for a terminal, at most 100 columns wide.
+    """Return a table for each of up to three shapes, at most 100 columns wide.
 
-    A shape with steps and qualities is ranked by n_eff per ms, another one by time.
+    Variants are ranked by n_eff per ms of a step; in a run without steps or quality metrics, by time.
     """
-    every = [*_ranked(run), *_timed(run)]
-    shown = dict(reversed(every))  # a ranking replaces times
-    cases = list(dict.fromkeys(case for case, _ in every))
-    first = list({case.operator: case for case in reversed(cases)}.values())[::-1]  # one of each operator
-    cases = [*first, *(case for case in cases if case not in first)]
-    parts = [shown[case] for case in cases[:TABLES]]
+    tables = dict([*_ranking_tables(run), *_time_tables(run)])
+    if not tables:
+        return ""
+    first = {case.operator: case for case in reversed(tables)}.values()  # one of each operator
+    cases = [*reversed(first), *(case for case in tables if case not in first)]
+    parts = [f"Best {BEST} variants of each shape, dense noise and base:"]
+    parts += [tables[case] for case in cases[:TABLES]]
     if len(cases) > TABLES:
-        parts.append(f"and {len(cases) - TABLES} more: --tables prints all")
-    return "\n\n".join(parts) + "\n" if parts else ""
+        parts.append(f"and {pluralize(len(cases) - TABLES, 'more shape')}: --tables prints all")
+    return "\n\n".join(parts).replace(":\n\n", ":\n", 1) + "\n"
 
 
 def warnings(run: Run) -> list[str]:
-    """Return warnings on failed variants, and on those with a small effective population."""
+    """Return warnings on failed variants, and on variants with a small effective population."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
     lines = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
         lines.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
-    for operator in operators(run):
-        for ranking in rankings(run, operator)[:1]:
-            for case in ranking.largest[:TABLES]:
-                few = [
-                    ranked
-                    for ranked in ranking.of(case)
-                    if ranked.rate is not None
-                    and not ranked.variant.baseline
-                    and (ranked.share or 1.0) < _FEW
-                ]
-                few.sort(key=lambda ranked: ranked.share or 0.0)
-                sizes = [(ranked.variant.name, (ranked.share or 0.0) * case.members) for ranked in few]
-                if names := [f"{name} {format_number(size)}" for name, size in sizes]:
-                    lines.append(f"{_place(case)}, small n_eff: {first_names(names)}")
+    small = sorted(
+        (
+            ranked
+            for operator in operators(run)
+            for ranking in rankings(run, operator)[:1]
+            for case in ranking.largest
+            for ranked in ranking.of(case)
+            if ranked.rate is not None and not ranked.variant.baseline and (ranked.share or 1.0) < _SMALL
+        ),
+        key=lambda ranked: ranked.share or 0.0,
+    )
+    sizes = {
+        ranked.variant.name: f"{ranked.variant.name} {format_number(ranked.effective.value)} of"
+        f" {ranked.case.members}"
+        for ranked in reversed(small)
+        if ranked.effective
+    }
+    if sizes:
+        lines.append(f"n_eff below {_SMALL:.0%} of the members: {first_names([*reversed(sizes.values())])}")
     return lines
 
 
-def _ranked(run: Run) -> Iterator[tuple[Case, str]]:
+def _ranking_tables(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in operators(run):
         for ranking in rankings(run, operator)[:1]:
             for case in dict.fromkeys([*filter(None, [ranking.main]), *ranking.largest]):
@@ -72,15 +76,13 @@ def _ranked(run: Run) -> Iterator[tuple[Case, str]]:
 
 
 def ranking_table(case: Case, every: Sequence[RankedVariant]) -> str:
-    """Return the five best variants of a ranking, dense noise and base, with a title."""
+    """Return the five best variants of a ranking, dense noise and base."""
     reference = dense(every)
     best = [ranked for ranked in every if ranked.rate is not None and not ranked.variant.baseline]
     rows = best[:BEST] + [ranked for ranked in best[BEST:] if ranked.variant.name == DENSE]
-    base = next((ranked for ranked in every if ranked.variant.mode == "base"), None)
-    table = [_row(ranked, reference) for ranked in [*rows, *([base] if base else [])]]
-    header = ("", "n_eff/ms", "x dense", "step (ms)", "x plain", "n_eff/n", "MB")
-    count = f"best {min(BEST, len(best))} of {len(best)}"
-    return f"{_place(case)}: n_eff per ms of a step, {count}\n{_table(header, table)}"
+    rows += [ranked for ranked in every if ranked.variant.mode == "base"]
+    header = (_title(case), "n_eff/ms", "x dense", "step (ms)", "x plain", "n_eff/n", "MB")
+    return _table(header, [_row(ranked, reference) for ranked in rows])
 
 
 def _row(ranked: RankedVariant, reference: RankedVariant | None) -> tuple[str, ...]:
@@ -98,18 +100,14 @@ def _row(ranked: RankedVariant, reference: RankedVariant | None) -> tuple[str, .
     )
 
 
-def _timed(run: Run) -> Iterator[tuple[Case, str]]:
+def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in (name for name in operators(run) if not rankings(run, name)):
-        timed = [
-            grid
-            for grid in grids(run, operator, TIMES)
-            if grid.metric == LATENCY and grid.method != UNMEASURED
-        ]
-        for grid in timed[:1]:
-            for case in reversed(grid.cases):
-                if rows := _times(grid, case):
-                    header = ("", f"{grid.phase} (ms)", "faster than dense", "x plain", "MB")
-                    yield case, f"{_place(case)}: time of the {grid.phase}\n{_table(header, rows)}"
+        timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
+        grid = next((grid for grid in timed if grid.method != UNMEASURED), None)
+        for case in reversed(grid.cases if grid else []):
+            if grid and (rows := _times(grid, case)):
+                header = (_title(case), f"{grid.phase} (ms)", "faster than dense", "x plain", "MB")
+                yield case, _table(header, rows)
 
 
 def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
@@ -143,19 +141,22 @@ def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     ]
 
 
-def _place(case: Case) -> str:
+def _title(case: Case) -> str:
     return captions.layer(case) + (f", {case.members} members" if case.members > 1 else "")
 
 
 def _name(variant: Variant) -> str:
-    name = {DENSE: f"{DENSE} (dense noise)", "Base": "Base (plain layer)"}.get(variant.name, variant.name)
-    line = one_line(name)
-    return line if len(line) <= _NAME else f"{line[: _NAME - 1]}…"
+    return {DENSE: f"{DENSE} (dense noise)", "Base": "Base (plain layer)"}.get(variant.name, variant.name)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table without the columns that are empty in all rows."""
-    columns = list(zip(header, *rows, strict=True))
-    header, *rows = zip(*(column for column in columns if any(column[1:])), strict=True)
-    align = ("left", *["right"] * (len(header) - 1))
-    return tabulate(rows, header, tablefmt="plain", disable_numparse=True, colalign=align)
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an aligned table; columns that are empty in all rows are left out."""
+    names, *columns = zip(header, *rows, strict=True)
+    lines = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in map(one_line, names)]
+    width = max(map(len, lines))
+    lines = [f"{line:<{width}}" for line in lines]
+    for column in columns:
+        if any(column[1:]):
+            width = max(map(len, column))
+            lines = [f"{line}  {cell:>{width}}" for line, cell in zip(lines, column, strict=True)]
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from esbench.report.analysis.pivot import LATENCY
 from esbench.report.analysis.quality import KAPPA, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense
-from esbench.report.tables.console import ranking_table
+from esbench.report.tables.console import BEST, ranking_table
 from esbench.report.tables.ranking import ranking_section, rate_cell
 from esbench.schema import Case, Run, Scalar, Variant
 from esbench.text import one_line, pluralize
@@ -20,7 +20,9 @@ _TERMINAL_WIDTH = 100
 
 def text(recommendation: Recommendation, *, tables: bool = False) -> str:
     """Return the best variants and the recommendation for a terminal; with ``tables`` all variants."""
-    table = ranking_table(recommendation.case, recommendation.variants)
+    count = sum(not ranked.variant.baseline for ranked in recommendation.ranked)
+    table = f"Best {min(BEST, count)} of {pluralize(count, 'variant')} by n_eff per ms of a step:\n"
+    table += ranking_table(recommendation.case, recommendation.variants)
     if tables:
         table = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants).text()
     elif without := len(recommendation.variants) - len(recommendation.ranked):
