@@ -4,8 +4,10 @@ import math
 import re
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -20,19 +22,22 @@ from esbench.cli.options import (
     Variants,
     app,
     check_writable,
+    load_entries,
     load_usual,
     note,
     say,
 )
 from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
+from esbench.cli.screening import KEPT, SHARE, Screened, choose, screen, small_case
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
-from esbench.schema import Case, Request, Run, Variant
+from esbench.schema import Case, Environment, Request, Run, Variant
 from esbench.text import first_names, printable
 from esbench.workload import trainer
 
 if TYPE_CHECKING:
     from esbench.measure.model_layers import Layers
+    from esbench.measure.plan import Plan
     from esbench.measure.recorder import RunSummary
     from esbench.report.analysis.ranking import Recommendation
 
@@ -97,6 +102,18 @@ def recommend(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Measure compiled variants too: each takes a minute or so.")
+    ] = False,
+    budget: Annotated[
+        float,
+        typer.Option(
+            help="Time limit in seconds; variants for which no time is left are named.",
+            metavar="SECONDS",
+            min=1,
+            max=10**8,
+        ),
+    ] = 60,
     offline: Annotated[
         bool, typer.Option("--offline", help="Measure nothing; answer from stored runs of this device.")
     ] = False,
@@ -108,8 +125,9 @@ def recommend(
 ) -> None:
     """Recommend a scheme for a layer or a model: the one with the highest n_eff per millisecond here.
 
-    Measures the candidates at exactly that shape, stores the run like any other, and prints the ranking, the
-    reasons and the code that applies the winner. Layers of a model are ranked by the effective population of
+    Screens the candidates at a small population, measures the best eight, dense noise and base at exactly that
+    shape, stores the run like any other, and prints the ranking, the reasons and the code that applies the
+    winner. Compiled variants are measured only with --compiled. Layers of a model are ranked by the effective population of
     the whole model. Exit code 1 if nothing can be recommended.
 
     Example: esbench recommend --linear 1024x1024 --members 4096 --memory-limit 2GB
@@ -127,7 +145,10 @@ def recommend(
     check_writable("--results", results)
     template = template_case(members, repeats, dtype, sigma)
     limit_bytes = size_bytes(memory_limit) if memory_limit is not None else None
-    entries = candidates(load_usual(variants, plugin), named=bool(variants))
+    if variants and compiled:
+        variants = [*variants, "Compiled*"]
+    loaded = load_entries(variants, plugin) if compiled else load_usual(variants, plugin)
+    entries = candidates(loaded, named=bool(variants))
     entries = [entry for entry in entries if entry.variant.mode == "batched"]
     if not entries:
         message = (
@@ -144,32 +165,51 @@ def recommend(
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
     check_unchanged(torch_state)
-    path, outcome, run = _measured(target, request, place, seed, results)
+    if len(entries) > KEPT:  # these are screened
+        request = msgspec.structs.replace(request, variants=tuple(entry.variant.name for entry in entries))
+    path, outcome, run = _measure(request, target.name, place, seed, results, budget, limit_bytes)
     has_winner = _print(target, _recommend(target, [run], None, limit_bytes), run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
         raise typer.Exit(FAILED)
 
 
-def _measured(
-    target: Target, request: Request, place: str, seed: int, results: Path
+def _measure(  # the options of a measurement
+    request: Request,
+    name: str,
+    device: str,
+    seed: int,
+    results: Path,
+    budget_s: float,
+    limit_bytes: float | None,
 ) -> tuple[Path, "RunSummary", Run]:
-    """Measure the candidates, store the run, and return it."""
+    """Screen the candidates if there are many, measure the best of them, store the run, and return it."""
     from esbench import store
     from esbench.measure import runner
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment
 
-    plan = plan_of(request, target.name, place, seed)
+    plan = plan_of(request, name, device, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
-    resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", place])
+    resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", device])
     hint = f"`{resume}` completes it, then `{answer}` answers"
-    with lock_device(device_uuid(place) or place, target.name, note):
-        here = environment(place)
-        cases = "; ".join(case.label for case in target.cases)
-        note(f"measuring {len(plan.entries)} variants on {place} ({here.device_name}): {cases}")
+    with lock_device(device_uuid(device) or device, name, note):
+        here, end_s = environment(device), time.monotonic() + budget_s
         note_load(here)
-        with opened(plan, target.name, request, here, None, results, hint) as (writer, progress, tools):
+        if len(request.variants) > KEPT:
+            screened = _screen(plan, here, SHARE * budget_s, limit_bytes)
+            names, notes = choose(screened, end_s - time.monotonic())
+            for text in notes:
+                note(text)
+            if not names:
+                message = f"no variant could be screened within {budget_s:g} s: give a longer --budget"
+                raise UserError(message)
+            request = msgspec.structs.replace(request, variants=tuple(names))
+            plan = plan_of(request, name, device, seed)
+        cases = "; ".join(case.label for case in plan.cases)
+        note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
+        plan = replace(plan, end_s=end_s)
+        with opened(plan, name, request, here, None, results, hint) as (writer, progress, tools):
             outcome = runner.run(plan, writer, progress, tools)
     path = writer.path  # a large file was compressed and renamed
     run, problems = store.read_run(path)
@@ -178,6 +218,20 @@ def _measured(
         message = f"{path} was written but cannot be read: see the lines above, then run again"
         raise UserError(message)
     return path, outcome, run
+
+
+def _screen(
+    plan: "Plan", here: Environment, budget_s: float, limit_bytes: float | None
+) -> dict[Case, list[Screened]]:
+    """Measure all candidates for a moment at a small population."""
+    from esbench.measure.instruments import instruments
+    from esbench.progress import showing
+
+    cases = "; ".join(small_case(case).label for case in plan.cases)
+    note(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}")
+    plan = replace(plan, end_s=time.monotonic() + budget_s)
+    with instruments(plan.device) as tools, showing(end_s=plan.end_s) as progress:
+        return screen(plan, here, progress, tools, limit_bytes)
 
 
 def _stored(

@@ -215,6 +215,8 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
     packages = {load(name) for name in request.plugins}
     if request.shapes:
         suite = suite_of_shapes(suite_name, request.shapes)
+        if not request.variants:
+            entries = [entry for entry in entries if not entry.on_request]
         entries = candidates(entries, named=bool(request.variants))
     else:
         suite = REGISTRY.find_suite(suite_name)

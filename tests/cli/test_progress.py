@@ -63,11 +63,11 @@ def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None
         "0:12 elapsed, 4:36 left  cell 3/48  Linear(512, 512)  2",
         "1:30 elapsed, 0:02 left  cell 48/48  Linear(512, 512)  47",
     ]
-    lines = shown((0, 0, 10), (50, 1, 10), (76, 2, 10), end_s=61.0)
+    lines = shown((0, 0, 10), (50, 1, 10), (101, 2, 10), end_s=61.0)
     assert [line.partition("  ")[0] for line in lines] == [
         "0:00 elapsed",
         "0:50 elapsed, 0:11 left",
-        "1:16 elapsed, 0:00 left",
+        "1:41 elapsed, 0:00 left",
     ]
 
 

@@ -1,0 +1,202 @@
+"""Screening: a short measurement of many variants at a small population, to choose the few to be measured."""
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from esbench.registry import Entry
+from esbench.schema import (
+    DENSE,
+    QUALITY,
+    SCHEMA_VERSION,
+    Case,
+    Environment,
+    Measurement,
+    Record,
+    Row,
+    Run,
+    RunHeader,
+    Variant,
+)
+from esbench.stats import median
+from esbench.text import first_names
+from esbench.workload import build
+
+if TYPE_CHECKING:
+    from esbench.measure.instruments import Instruments
+    from esbench.measure.plan import Plan
+    from esbench.progress import Show
+
+KEPT = 8
+"""The number of variants that are measured after screening, besides dense noise and base."""
+RATED = 12
+"""The number of variants, the fastest in screening, whose quality is measured."""
+SHARE, STEP_SHARE = 0.5, 0.5
+"""The share of the time budget that screening may take, and the share of screening for the times of steps."""
+CELL_S = 0.02
+"""Seconds for the samples of a step in screening: about three rounds."""
+MIN_MEMBERS, MAX_ENTRIES = 8, 2**23
+"""The small population: at most as many entries of dense noise, but at least as many members."""
+CALLS, MIN_COST_S = 20, 1.0
+"""A variant is expected to cost this many steps, for checks and rounds, and at least these seconds."""
+DENSE_SHARE = 0.3
+"""Dense noise is measured if it is expected to take at most this share of the time that is left."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A variant with the rate and the cost that are expected at the full population.
+
+    Attributes:
+        variant: the variant.
+        rate: n_eff per second of a step; infinite for an exact estimate, 0 if n_eff is unknown.
+        step_s: seconds of a step.
+
+    """
+
+    variant: Variant
+    rate: float
+    step_s: float
+
+    @property
+    def cost_s(self) -> float:
+        """The expected seconds of the variant in a run."""
+        return max(MIN_COST_S, CALLS * self.step_s)
+
+
+def small_case(case: Case) -> Case:
+    """Return a case with a population that is fast to measure."""
+    return msgspec.structs.replace(
+        case, members=min(case.members, max(MIN_MEMBERS, MAX_ENTRIES // _size(case)))
+    )
+
+
+def screen(
+    plan: "Plan",
+    environment: Environment,
+    progress: "Show",
+    tools: "Instruments",
+    limit_bytes: float | None = None,
+) -> dict[Case, list[Screened]]:
+    """Time a step of all variants at a small population, rate the fastest, and return these, best first.
+
+    Times and memory are taken as proportional to the population, and n_eff = n / (1 + kappa n / d). Variants
+    above the memory limit are left out. Dense noise is returned even if it is slow.
+    """
+    # Dense noise is registered first: it comes last, as it may take the time of all others.
+    entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan)]
+    plan = replace(plan, entries=entries, checks=())
+    screened = {}
+    for row, case in enumerate(plan.cases):
+        start_s = time.monotonic()
+        end_s = start_s + (plan.end_s - start_s) / (len(plan.cases) - row)
+        run = _measure_small(
+            replace(plan, cases=(small_case(case),), end_s=end_s), environment, progress, tools
+        )
+        screened[case] = _extrapolate(run, case, limit_bytes)
+    return screened
+
+
+def _measure_small(plan: "Plan", environment: Environment, progress: "Show", tools: "Instruments") -> Run:
+    """Time a step of all variants of a case, then rate the fastest, which takes longer."""
+    from esbench.measure.runner import run_cases
+
+    records: list[Record] = []
+    now_s = time.monotonic()
+    timed = replace(
+        plan, phases=("step",), cell_s=CELL_S, traced=(), end_s=now_s + STEP_SHARE * (plan.end_s - now_s)
+    )
+    run_cases(timed, records.extend, progress, tools)
+    times = {
+        row.variant: row for row in records if isinstance(row, Measurement) and row.metric == "latency_ns"
+    }
+    rated = [entry for entry in plan.entries if entry.variant in times and entry.variant.mode == "batched"]
+    rated.sort(key=lambda entry: median(times[entry.variant]) or math.inf)
+    rated = [entry for rank, entry in enumerate(rated) if rank < RATED or entry.variant.name == DENSE]
+    run_cases(replace(plan, entries=rated, phases=(QUALITY,)), records.extend, progress, tools)
+    header = RunHeader(
+        schema=SCHEMA_VERSION,
+        run_id="screening",
+        suite="screening",
+        started="",
+        seed=plan.seed,
+        environment=environment,
+    )
+    return Run(header=header, rows=tuple(record for record in records if isinstance(record, Row)))
+
+
+def _extrapolate(run: Run, case: Case, limit_bytes: float | None) -> list[Screened]:
+    """Return what is expected of the variants of a run at the population of a case, best first.
+
+    Variants without a quality, for which no time was left, come last: the fastest of them first.
+    """
+    from esbench.report.analysis.ranking import recommend
+
+    small = small_case(case)
+    recommendation = recommend([run], small)
+    rated = {ranked.variant: ranked for ranked in recommendation.ranked} if recommendation else {}
+    scale = case.members / small.members
+    screened = []
+    for row in run.measurements:
+        if row.metric != "latency_ns" or row.variant.mode != "batched":
+            continue
+        step_s, rate = (median(row) or math.inf) / 1e9 * scale, 0.0
+        if ranked := rated.get(row.variant):
+            kappa = max(ranked.kappa.mean, 0.0) if ranked.kappa else 0.0
+            n_eff = case.members / (1 + kappa * case.members / _size(case))
+            rate = math.inf if ranked.is_exact else n_eff / step_s
+        peak_bytes = ranked.peak_bytes if ranked else None
+        if limit_bytes is None or (peak_bytes or 0.0) * scale <= limit_bytes:
+            screened.append(Screened(row.variant, rate, step_s))
+    return sorted(screened, key=lambda variant: (-variant.rate, variant.step_s))
+
+
+def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[list[str], list[str]]:
+    """Return the names of the variants to be measured in the time that is left, and notes on the others."""
+    names: dict[str, None] = {}
+    notes = []
+    share_s = left_s / max(len(screened), 1)
+    for case, variants in screened.items():
+        dense = next((variant for variant in variants if variant.variant.name == DENSE), None)
+        case_s, too_slow = share_s, []
+        if dense and dense.cost_s <= DENSE_SHARE * share_s:
+            names[DENSE] = None
+            case_s -= dense.cost_s
+        elif dense:
+            notes.append(
+                f"{case.label}: {DENSE} (dense noise) is left out, a step takes about {dense.step_s:.2g} s: "
+                f"--budget {_round_up(dense.cost_s / DENSE_SHARE / (1 - SHARE) * len(screened))} measures it"
+            )
+        for rank, variant in enumerate(variants[:KEPT]):
+            if rank and variant.cost_s > case_s:
+                too_slow.append(variant.variant.name)
+            else:
+                names[variant.variant.name] = None
+                case_s -= variant.cost_s
+        if too_slow:
+            notes.append(f"{case.label}: no time for {first_names(too_slow)}: give a longer --budget")
+    return [*names], notes
+
+
+def _can_run(entry: Entry, plan: "Plan") -> bool:
+    """Return whether a variant can be set up on a case: a kernel may need a GPU."""
+    for case in plan.cases:
+        with contextlib.suppress(Exception):  # a variant's error of any kind; another variant is recommended
+            build(entry.scheme, small_case(case), plan.device, plan.seed)
+            return True
+    return False
+
+
+def _size(case: Case) -> int:
+    """Return the number of entries of a weight."""
+    return case.out_channels * case.in_channels * math.prod(case.kernel_size) // case.groups
+
+
+def _round_up(seconds: float) -> int:
+    """Return seconds as whole minutes."""
+    return 60 * math.ceil(seconds / 60)
