@@ -125,10 +125,10 @@ def recommend(
 ) -> None:
     """Recommend a scheme for a layer or a model: the one with the highest n_eff per millisecond here.
 
-    Screens the candidates at a small population, measures the best eight, dense noise and base at exactly that
-    shape, stores the run like any other, and prints the ranking, the reasons and the code that applies the
-    winner. Compiled variants are measured only with --compiled. Layers of a model are ranked by the effective population of
-    the whole model. Exit code 1 if nothing can be recommended.
+    Screens the candidates at a small population, measures the best eight, dense noise and base at exactly
+    that shape, stores the run like any other, and prints the ranking, the reasons and the code that applies
+    the winner. Layers of a model are ranked by the effective population of the whole model. Exit code 1 if
+    nothing can be recommended.
 
     Example: esbench recommend --linear 1024x1024 --members 4096 --memory-limit 2GB
 

@@ -25,10 +25,9 @@ def test_the_best_variants_and_dense_noise_are_measured_if_there_is_time() -> No
     assert choose({SQUARE: screened(12)}, 60.0) == (["Perturbed", *best], [])
     names, notes = choose({SQUARE: screened(12, dense_s=2.4)}, 60.0)
     assert names == best
-    assert notes == [
-        f"{SQUARE.label}: Perturbed (dense noise) is left out, a step takes about 2.4 s: "
-        "--budget 360 measures it"
-    ]
+    (note,) = notes
+    assert note.startswith(f"{SQUARE.label}: Perturbed (dense noise) is left out, a step takes about 2.4 s")
+    assert note.endswith("--budget 360 measures it")
     names, notes = choose({SQUARE: screened(12, step_s=0.5, dense_s=9.0)}, 30.0)  # 10 s each
     assert names == ["A0", "A1", "A2"]
     assert notes[1] == f"{SQUARE.label}: no time for A3, A4, A5 and 2 more: give a longer --budget"
