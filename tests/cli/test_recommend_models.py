@@ -84,8 +84,8 @@ def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured
     """One line has the reason, the exit code is 2, and no run is stored."""
     before = sorted(folder.rglob("*.jsonl"))
     for factory, words in (
-        ("tied", "0 and 1 share a weight but not their bias, which no scheme supports"),
-        ("half_frozen", "cannot perturb 0 (Linear with only a part of weight and bias trainable)"),
+        ("tied", "0 and 1 share a weight but not their bias: share the bias too"),
+        ("half_frozen", "cannot perturb 0 (Linear, where only the weight or only the bias is trainable)"),
         ("complex", "the model is complex64: only real floating point can be perturbed"),
         ("recurrent", "LSTM has no trainable Linear or Conv2d layer"),
         ("normed", "Sequential has no trainable Linear or Conv2d layer"),
