@@ -44,7 +44,6 @@ METRICS = {
     "net_energy_j": "Net energy of one call, idle power subtracted",
     "kappa": "Kappa of the quality law",
     "effective_members": "Effective members",
-    "kept_percent": "Effective members as a share of all",
     "cosine": "Cosine to backpropagation's gradient",
     "singular_values": "Singular values of one perturbation, over their root mean square",
     "stable_rank": "Stable rank of one perturbation",

@@ -10,9 +10,11 @@ from esbench.report.formats import Style
 from esbench.report.formats.latex import cited_keys, references
 from esbench.report.formats.markdown import NOT_MET, table
 from esbench.report.site import render_reports
+from esbench.report.tables.paper import paper_sections
 from tests import synthetic
+from tests.report import ranking_cases
 from tests.report.report_cases import a_run, store
-from tests.synthetic import DENSE, linear, time_row, variant
+from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 WORK = re.compile(r"\d{4}\.\d{4,5}|10\.\d{4,9}/\S+[^\s,;.]|[A-Z]\w+(?:[\w, ]|et al\.)* (?:19|20)\d\d")
 """An arXiv number, a DOI, or authors and a year."""
@@ -52,6 +54,15 @@ def test_pages_cite_the_works_of_their_variants(tmp_path: Path) -> None:
     (cite,) = re.findall(r"\\cite\{(.*?)\}", (tmp_path / "out/test-cpu/quick/tables.tex").read_text())
     keys = re.findall(r"^@\w+\{(.*),$", (tmp_path / "out/references.bib").read_text(), re.MULTILINE)
     assert set(cite.split(",")) <= set(keys)
+
+
+def test_a_table_for_a_paper_has_the_best_schemes_and_dense_noise() -> None:
+    """A row is the best variant of a scheme; dense noise is there wherever it ranks."""
+    (ranking, *_) = paper_sections(ranking_cases.run(), best=2)
+    assert ranking.blocks[0].table.labels == ("Hadamard", "LowRank(rank=1)", "Perturbed")
+    rows = [time_row(v, linear(), ms) for v, ms in ((DENSE, 9), (variant("Fast"), 1), (variant("Slow"), 3))]
+    (times,) = paper_sections(synthetic.run([*rows, time_row(BASE, linear(), 1)]), best=1)
+    assert times.blocks[0].table.labels == ("Fast", "Base", "Perturbed")
 
 
 def test_a_markdown_table_escapes_all_but_its_verdicts() -> None:

@@ -1,6 +1,7 @@
 """The plot of gain against cost of variants."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
+from esbench.report.analysis.quality import EffectiveSize
 from esbench.report.analysis.ranking import RankedVariant, best_of_each_scheme, rankings
 from esbench.report.plots.pareto import Point, _point, finding, front, pareto
 from esbench.report.plots.style import Figure
@@ -88,6 +90,9 @@ def test_the_title_compares_the_best_scheme_with_dense_noise() -> None:
     points = [point for entry in rankings(stepped(), "Linear")[0].of(SQUARE) if (point := _point(entry))]
     dearer = [replace(point, x=8.0) if point.ranked.variant == LOW_RANK else point for point in points]
     assert finding(dearer).endswith("of dense noise with 1.60x the memory")
+    bound = EffectiveSize(4096.0, 4096.0, math.inf, 5)
+    open_points = [replace(point, ranked=replace(point.ranked, effective=bound)) for point in points]
+    assert " gives at least 41.7x " in finding(open_points)
     alone = [point for point in points if point.ranked.variant != DENSE]
     assert finding(alone) == "LowRank(rank=1) gives the most n_eff per ms"
 

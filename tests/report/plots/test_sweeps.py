@@ -68,6 +68,8 @@ def test_the_line_that_reaches_the_largest_case_is_drawn() -> None:
     early = Line(FLIPPED, ((64.0, 1.0),), "out of memory")
     reaching = Line(PERMUTED, ((64.0, 2.0), (256.0, 2.0)), "")
     assert cheapest_of_each_family([early, reaching]) == [reaching]
+    cheap = Line(SPARSE, ((64.0, 1.0),), "time budget")
+    assert cheapest_of_each_family([cheap, reaching]) == [reaching, cheap]  # the title names the first
 
 
 def test_time_over_the_width() -> None:
