@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, app, stored_run
+from esbench.cli.options import FAILED, app, read_stored_run
 from esbench.text import printable
 
 
@@ -34,7 +34,7 @@ def compare(
     from esbench.text import one_line
 
     (a, a_problems), (b, b_problems) = (
-        stored_run(path, "compare takes two runs' .jsonl files") for path in (run_a, run_b)
+        read_stored_run(path, "compare takes two runs' .jsonl files") for path in (run_a, run_b)
     )
     compared = comparison.compare(a, b, across_devices=across_devices)
     for warning, words in (

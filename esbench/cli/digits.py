@@ -57,7 +57,7 @@ def digits(
     from esbench.studies.digits import newest_study, reasons, render, study_path, verdict
 
     entries = _entries(None if resume else variants, plugin, baselines=resume)
-    place = resolve_device(device)
+    device_type = resolve_device(device)
     recipes = _recipes(
         entries,
         network or [DEFAULT.network],
@@ -65,15 +65,15 @@ def digits(
     )
     for folder in (out, reports):  # fails now rather than after minutes of training
         folder.mkdir(parents=True, exist_ok=True)
-    with lock_device(device_uuid(place) or place, "digits", note), showing() as progress:
-        here = environment(place)
+    with lock_device(device_uuid(device_type) or device_type, "digits", note), showing() as progress:
+        here = environment(device_type)
         if resume:
             study = newest_study(out, here.slug)
             digits_run.check_resumable(study, entries, here)
         else:
             study = digits_run.begin(entries, recipes, range(seeds), here)
         path = study_path(study, out)
-        note(f"training on {place} ({here.device_name}); finished training runs are in {path}")
+        note(f"training on {device_type} ({here.device_name}); finished training runs are in {path}")
         try:
             study = digits_run.conduct(study, entries, progress, out)
         except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def digits(
             note(f"{recipe.network}: {reason}")
     for page in render(out, reports):
         note(f"written to {page}")
-    if any(one.failed for one in study.untrained):
+    if any(outcome.failed for outcome in study.untrained):
         raise typer.Exit(FAILED)
 
 
@@ -101,21 +101,21 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
     """
     from esbench.studies.digits import DENSE
 
-    found = [
+    chosen = [
         entry
         for entry in load_usual(variants, plugin)
         if entry.variant.mode == "batched" and entry.operators is None
     ]
-    if not found:
+    if not chosen:
         message = f"--variants {' '.join(variants or ())}: nothing to train: none of them perturbs weights"
         raise UserError(message)
     if not (variants or baselines):
-        found = [entry for entry in found if not entry.variant.baseline]
+        chosen = [entry for entry in chosen if not entry.variant.baseline]
     dense = REGISTRY.entries.get(DENSE.name)
-    if dense and dense not in found:
+    if dense and dense not in chosen:
         note(f"{DENSE.name} is trained as well: accuracies are shown relative to it")
-        found = [dense, *found]
-    return found
+        chosen = [dense, *chosen]
+    return chosen
 
 
 def _recipes(entries: Sequence[Entry], networks: Sequence[str], numbers: Mapping[str, float]) -> list[Recipe]:

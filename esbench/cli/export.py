@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from esbench.cli.options import FAILED, app, note, prepare_file, stored_run
+from esbench.cli.options import FAILED, app, note, prepare_file, read_stored_run
 from esbench.errors import UserError
 
 
@@ -31,8 +31,8 @@ def export_(
     from esbench.report.captions import invalid, unfinished
     from esbench.report.formats.exporters import export
 
-    found, problems = stored_run(run, "export takes a run's .jsonl file")
-    text, summary = export(found, form)
+    stored, problems = read_stored_run(run, "export takes a run's .jsonl file")
+    text, summary = export(stored, form)
     if out is None:
         typer.echo(text, nl=False)
     elif out.exists() and out.samefile(run):
@@ -41,7 +41,7 @@ def export_(
     else:
         prepare_file("--out", out)
         out.write_text(text, encoding="utf-8", newline="\n")
-    for warning in filter(None, (invalid(found), unfinished(found))):
+    for warning in filter(None, (invalid(stored), unfinished(stored))):
         note(warning.strip())
     note(f"{summary}" + (f"; written to {out}" if out else ""))
     if any(problem.lost for problem in problems):

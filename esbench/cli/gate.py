@@ -120,14 +120,14 @@ def orders_for(  # options of two commands
     from esbench.measure.timers import check_methods
     from esbench.registry import split_names
 
-    place = resolve_device(device)
-    check_methods(place, split_names(methods))
+    device_type = resolve_device(device)
+    check_methods(device_type, split_names(methods))
     return Orders(
-        device=place,
+        device=device_type,
         threads=threads,
-        core=_core() if place == "cpu" and threads == 1 else None,
+        core=_core() if device_type == "cpu" and threads == 1 else None,
         seed=seed,
-        suite=suite or ("gate_cuda" if place == "cuda" else "gate"),
+        suite=suite or ("gate_cuda" if device_type == "cuda" else "gate"),
         variants=tuple(variants or ()),
         plugins=tuple(plugins or ()),
         methods=split_names(methods),

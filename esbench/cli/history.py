@@ -12,9 +12,9 @@ from esbench.cli.options import (
     Variants,
     app,
     note,
-    of_device,
     prepare_file,
-    stored_runs,
+    read_stored_runs,
+    runs_of_device,
 )
 from esbench.errors import UserError
 from esbench.schema import Phase
@@ -55,8 +55,8 @@ def history(
         message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
         raise UserError(message)
     prepare_file("--out", out)
-    runs, problems = stored_runs(results)
-    chosen = of_device(device, devices(runs), results)
+    runs, problems = read_stored_runs(results)
+    chosen = runs_of_device(device, devices(runs), results)
     device_history = history_of(
         chosen, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2
     )

@@ -25,7 +25,7 @@ def list_(
     entries = load_entries(variants, plugin)
     suites = REGISTRY.suites.values()
     if as_json:
-        found = {
+        listing = {
             "variants": [
                 {
                     "name": entry.variant.name,
@@ -41,7 +41,7 @@ def list_(
                 for s in suites
             ],
         }
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(listing, indent=2))
         return
     if variants:
         _print_table("Variants", {entry.variant.name: _summary(entry) for entry in entries})
@@ -52,8 +52,8 @@ def list_(
         schemes.setdefault(entry.variant.scheme, []).append(entry)
     for family, schemes in families.items():
         lines = {
-            scheme + (f" ({len(found)})" if len(found) > 1 else ""): _summary(found[0])
-            for scheme, found in schemes.items()
+            scheme + (f" ({len(variants_of)})" if len(variants_of) > 1 else ""): _summary(variants_of[0])
+            for scheme, variants_of in schemes.items()
         }
         _print_table(family, lines)
     _print_table("suites of cases", {s.name: f"{s.description} ({len(s.cases)} cases)" for s in suites})

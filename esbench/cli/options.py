@@ -63,7 +63,7 @@ def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Ent
     return [entry for entry in load_entries(variants, plugin) if variants or not entry.on_request]
 
 
-def say(problems: "Iterable[Problem]") -> None:
+def print_problems(problems: "Iterable[Problem]") -> None:
     """Print problems with stored runs on stderr, one line each; the bad lines of a file share one line."""
     for line in summarize_problems(problems):
         note(f"esbench: {line}")
@@ -74,12 +74,12 @@ def note(text: str) -> None:
     typer.echo(printable(text), err=True)
 
 
-def no_such_device(device: str, known: Iterable[str], results: Path) -> str:
+def unknown_device_message(device: str, known: Iterable[str], results: Path) -> str:
     """Return the error for a device without stored runs."""
     return f"no device {device!r} has runs in {results}; available: {', '.join(known) or 'none'}"
 
 
-def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
+def runs_of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
     """Return the runs of a device; without a name, those of the only device.
 
     Raises:
@@ -95,11 +95,11 @@ def of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) 
     elif device is None:
         message = f"several devices have runs in {results}, name one with --device: {', '.join(known)}"
     else:
-        message = no_such_device(device, known, results)
+        message = unknown_device_message(device, known, results)
     raise UserError(message)
 
 
-def stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
+def read_stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
     """Read the run in a file; print and return the problems.
 
     Raises:
@@ -112,11 +112,11 @@ def stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
     if run is None:
         message = f"{'; '.join(map(str, problems))}: {option}, such as results/<device>/<run>.jsonl"
         raise UserError(message)
-    say(problems)
+    print_problems(problems)
     return run, problems
 
 
-def stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
+def read_stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
     """Read the runs in a folder; print and return the problems.
 
     Raises:
@@ -127,7 +127,7 @@ def stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
 
     check_results(results)
     runs, problems = read_results(results)
-    say(problems)
+    print_problems(problems)
     return runs, problems
 
 

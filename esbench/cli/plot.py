@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import Device, Results, Variants, app, note, of_device, stored_run, stored_runs
+from esbench.cli.options import (
+    Device,
+    Results,
+    Variants,
+    app,
+    note,
+    read_stored_run,
+    read_stored_runs,
+    runs_of_device,
+)
 from esbench.errors import UserError
 from esbench.schema import Phase
 
@@ -72,7 +81,7 @@ def plot(
         method=method,
         width=WIDTHS[width],
     )
-    runs = [stored_run(run, "--run takes a file")[0]] if run else _stored(results, device, suite)
+    runs = [read_stored_run(run, "--run takes a file")[0]] if run else _stored(results, device, suite)
     figure = draw(name, runs, request)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.write(out)
@@ -88,8 +97,8 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
     """
     from esbench.report.analysis.history import devices
 
-    runs, _ = stored_runs(results)
-    of_one_device = of_device(device, devices(run for run in runs if run.rows), results)
+    runs, _ = read_stored_runs(results)
+    of_one_device = runs_of_device(device, devices(run for run in runs if run.rows), results)
     suites = dict.fromkeys(run.header.suite for run in of_one_device)
     if suite is not None and suite not in suites:
         message = f"no run of suite {suite!r}; available: {', '.join(suites)}"

@@ -78,22 +78,24 @@ def profile(
         message = f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}"
         raise UserError(message)
     check_writable("--out", out)
-    place = resolve_device(device)
+    device_type = resolve_device(device)
     entries = load_entries(variants, plugin)
-    cases = cases_of(REGISTRY.find_suite(suite or ("readme" if place == "cuda" else "quick")), case, dtype)
-    cells = cells_of(entries, cases, phases, place)
-    checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-    oracle = ExactChecks(checks, place, seed)
+    cases = cases_of(
+        REGISTRY.find_suite(suite or ("readme" if device_type == "cuda" else "quick")), case, dtype
+    )
+    cells = cells_of(entries, cases, phases, device_type)
+    check_cases = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
+    checks = ExactChecks(check_cases, device_type, seed)
     texts, failed = [], 0
-    with lock_device(environment(place).uuid or place, "profile", note), showing() as progress:
+    with lock_device(environment(device_type).uuid or device_type, "profile", note), showing() as progress:
         for number, cell in enumerate(cells):
             progress(number, len(cells), cell.title)
-            found = _examine(cell, oracle, seed, out)
-            if isinstance(found, Failure):
-                failed += found.status == "failed"
-                texts.append(f"{cell.title}: {found.status}: {found.reason}")
+            profiled = _examine(cell, checks, seed, out)
+            if isinstance(profiled, Failure):
+                failed += profiled.status == "failed"
+                texts.append(f"{cell.title}: {profiled.status}: {profiled.reason}")
             else:
-                texts.append(_report(cell, found, out))
+                texts.append(_report(cell, profiled, out))
     typer.echo("\n\n".join(texts))
     if failed:
         note(f"{failed} of {len(cells)} failed")
@@ -124,7 +126,7 @@ def cells_of(
     return cells
 
 
-def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profile | Failure":
+def _examine(cell: Cell, checks: "ExactChecks", seed: int, out: Path) -> "Profile | Failure":
     """Profile a call if its variant passes its check; return the profile, or the failure."""
     from contextlib import nullcontext
 
@@ -135,7 +137,7 @@ def _examine(cell: Cell, oracle: "ExactChecks", seed: int, out: Path) -> "Profil
 
     try:
         with memory.limit_memory() if cell.device == "cpu" else nullcontext(), precision(cell.case.dtype):
-            return oracle.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
+            return checks.failure(cell.entry, cell.case.operator) or _profile(cell, seed, out)
     except OSError:  # of writing the trace
         raise
     except BaseException as error:  # noqa: BLE001  # any error of a variant is reported
@@ -157,13 +159,13 @@ def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
     return profiler.profile(call, cell.device, cell.path(out))
 
 
-def _report(cell: Cell, found: "Profile", out: Path) -> str:
+def _report(cell: Cell, profiled: "Profile", out: Path) -> str:
     """Return the printed text of a profile."""
     launched = "kernels, copies and fills" if cell.device == "cuda" else "operators"
-    lines = [cell.title, found.table, f"launches per call: {found.trace.launches} {launched}"]
-    if found.trace.waits:
-        lines.append(f"the host synchronizes with the device in: {', '.join(found.trace.waits)}")
-    if found.trace.other_streams:
-        lines.append(f"work on other streams: {', '.join(map(str, found.trace.other_streams))}")
+    lines = [cell.title, profiled.table, f"launches per call: {profiled.trace.launches} {launched}"]
+    if profiled.trace.waits:
+        lines.append(f"the host synchronizes with the device in: {', '.join(profiled.trace.waits)}")
+    if profiled.trace.other_streams:
+        lines.append(f"work on other streams: {', '.join(map(str, profiled.trace.other_streams))}")
     lines.append(f"trace, for ui.perfetto.dev: {cell.path(out)}")
     return "\n".join(lines)

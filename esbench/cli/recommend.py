@@ -25,9 +25,9 @@ from esbench.cli.options import (
     load_entries,
     load_usual,
     note,
-    say,
+    print_problems,
 )
-from esbench.cli.run import check_unchanged, conclude, note_load, opened, plan_of
+from esbench.cli.run import check_unchanged, conclude, note_load, open_run, plan_of
 from esbench.cli.screening import KEPT, SHARE, Screened, choose, screen, small_case
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
@@ -136,7 +136,7 @@ def recommend(
 
     Example: esbench recommend --model my_models:policy --members 512
 
-    Example: esbench recommend --linear 1024x1024 --offline
+    Example: esbench recommend --linear 64x64 --members 16384 --offline
     """
     from esbench.measure.environment import resolve_device
     from esbench.measure.validation import TorchState
@@ -156,10 +156,10 @@ def recommend(
         )
         raise UserError(message)
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
-    place = resolve_device(device)
+    device_type = resolve_device(device)
     if offline:
         chosen = {entry.variant for entry in entries} if variants else None
-        recommendations = _stored(target, place, results, chosen, limit_bytes)
+        recommendations = _answer_offline(target, device_type, results, chosen, limit_bytes)
         if not _print(target, recommendations, tables=tables):
             raise typer.Exit(FAILED)
         return
@@ -167,7 +167,7 @@ def recommend(
     check_unchanged(torch_state)
     if len(entries) > KEPT:  # these are screened
         request = msgspec.structs.replace(request, variants=tuple(entry.variant.name for entry in entries))
-    path, outcome, run = _measure(request, target.name, place, seed, results, budget, limit_bytes)
+    path, outcome, run = _measure(request, target.name, device_type, seed, results, budget, limit_bytes)
     has_winner = _print(target, _recommend(target, [run], None, limit_bytes), run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
@@ -209,11 +209,11 @@ def _measure(  # the options of a measurement
         cases = "; ".join(case.label for case in plan.cases)
         note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
         plan = replace(plan, end_s=end_s)
-        with opened(plan, name, request, here, None, results, hint) as (writer, progress, tools):
+        with open_run(plan, name, request, here, None, results, hint) as (writer, progress, tools):
             outcome = runner.run(plan, writer, progress, tools)
     path = writer.path  # a large file was compressed and renamed
     run, problems = store.read_run(path)
-    say(problems)
+    print_problems(problems)
     if run is None:
         message = f"{path} was written but cannot be read: see the lines above, then run again"
         raise UserError(message)
@@ -234,9 +234,9 @@ def _screen(
         return screen(plan, here, progress, tools, limit_bytes)
 
 
-def _stored(
+def _answer_offline(
     target: Target,
-    place: str,
+    device_type: str,
     results: Path,
     variants: Collection[Variant] | None,
     limit_bytes: float | None,
@@ -251,14 +251,14 @@ def _stored(
     from esbench.measure.environment import environment
     from esbench.report.analysis.ranking import nearest
 
-    here = environment(place)
+    here = environment(device_type)
     stored, problems = store.read_results(results) if results.is_dir() else ([], [])
-    say(problem for problem in problems if problem.path.parent.name == here.slug)
+    print_problems(problem for problem in problems if problem.path.parent.name == here.slug)
     runs = [run for run in stored if run.header.environment.slug == here.slug]
     measure = f"leave --offline out to measure {'; '.join(case.label for case in target.cases)}"
     if not runs:
         own = f"no stored run of this device ({here.device_name}) in {results}"
-        alike = [run for run in stored if run.header.environment.device == place]
+        alike = [run for run in stored if run.header.environment.device == device_type]
         if not alike:
             message = f"{own}: {measure}"
             raise UserError(message)
@@ -334,7 +334,9 @@ def _print(
         modules = {entry.variant: docs[entry.variant.scheme].module for entry in known}
         trainers = {entry.variant: (entry.scheme, trainer(entry.scheme)) for entry in known}
         from_rows = [
-            variant for variant, (scheme, how) in trainers.items() if how and how.learns_from_rows(scheme)
+            variant
+            for variant, (scheme, known) in trainers.items()
+            if known and known.learns_from_rows(scheme)
         ]
         typer.echo(training_code(winners, modules, exclude=target.excluded, from_rows=from_rows))
     return bool(winners)
@@ -410,14 +412,16 @@ def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[E
             )
             raise UserError(message)
     fitting = [entry for entry in entries if any(entry.supports(layer.case) for layer in model_layers.chosen)]
-    trainers = [(entry.scheme, one) for entry in fitting if (one := trainer(entry.scheme))]
+    trainers = [(entry.scheme, known) for entry in fitting if (known := trainer(entry.scheme))]
     refused = [
-        why for scheme, one in trainers if (why := one.refusal(scheme, model, _excluded(model_layers)))
+        reason
+        for scheme, known in trainers
+        if (reason := known.refusal(scheme, model, _excluded(model_layers)))
     ]
     if refused and len(refused) == len(fitting):
         # The most common reason: some schemes have another one, such as a kernel that needs a GPU.
-        why, _ = Counter(refused).most_common(1)[0]
-        message = f"--model {name}: {why}; to leave a layer out, call requires_grad_(False) in the factory"
+        reason, _ = Counter(refused).most_common(1)[0]
+        message = f"--model {name}: {reason}; to leave a layer out, call requires_grad_(False) in the factory"
         raise UserError(message)
 
 

@@ -15,9 +15,9 @@ from esbench.cli.options import (
     app,
     check_results,
     check_writable,
-    no_such_device,
     note,
-    say,
+    print_problems,
+    unknown_device_message,
 )
 from esbench.errors import UserError
 from esbench.git import git
@@ -69,21 +69,21 @@ def report(
     out = PUBLISHED if publish else out or REPORTS
     selected = selection(results, out, device)
     if device is not None and device not in selected.devices:
-        raise UserError(no_such_device(device, selected.devices, results))
+        raise UserError(unknown_device_message(device, selected.devices, results))
     written, problems = render(selected, results, out, style)
-    say(problems)
+    print_problems(problems)
     for line in selected.left_out:
         note(line)
     if not {path.name for path in written} - {"index.html"}:  # the page that says so
         nothing = "no run with rows" if selected.devices else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
         raise UserError(message)
-    typer.echo(_wrote(written, out))
+    typer.echo(_summarize_files(written, out))
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)
 
 
-def _wrote(written: Sequence[Path], out: Path) -> str:
+def _summarize_files(written: Sequence[Path], out: Path) -> str:
     """Return what was written, on one line, with the file to open."""
     counts = Counter("plot" if path.suffix == ".svg" else "page" for path in written)
     page = next((path for path in written if path.name == "index.html"), written[0])

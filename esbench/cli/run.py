@@ -21,7 +21,7 @@ from esbench.cli.options import (
     check_writable,
     load_entries,
     note,
-    say,
+    print_problems,
 )
 from esbench.errors import UserError
 from esbench.registry import (
@@ -119,8 +119,8 @@ def run(
 
     check_writable("--out", out)
     torch_state = TorchState()  # before a plug-in is loaded
-    place = resolve_device(device)
-    name = suite or ("readme" if place == "cuda" else "quick")
+    device_type = resolve_device(device)
+    name = suite or ("readme" if device_type == "cuda" else "quick")
     request = Request(
         variants=tuple(variants or ()),
         cases=cases,
@@ -130,32 +130,34 @@ def run(
         plugins=tuple(plugin or ()),
     )
     # An invalid request is reported before waiting for the device.
-    plan = plan_of(request, name, place, seed)
-    check_methods(place, split_names(methods))
+    plan = plan_of(request, name, device_type, seed)
+    check_methods(device_type, split_names(methods))
     check_unchanged(torch_state)
     waiting_since_s = time.monotonic()
-    with lock_device(device_uuid(place) or place, f"suite {name}", note, wait_s=None if wait else 0):
+    with lock_device(
+        device_uuid(device_type) or device_type, f"suite {name}", note, wait_s=None if wait else 0
+    ):
         start_s += time.monotonic() - waiting_since_s  # waiting does not count
-        here = environment(place)
-        unfinished = _cut_off(context, out, here) if resume else None
+        here = environment(device_type)
+        unfinished = _find_unfinished(context, out, here) if resume else None
         if unfinished:
             name, request = unfinished.run.header.suite, unfinished.run.header.request or Request()
-            plan = plan_of(request, name, place, unfinished.run.header.seed)
-        reason = "" if place == "cuda" or device == "cpu" else "no CUDA GPU here: "
+            plan = plan_of(request, name, device_type, unfinished.run.header.seed)
+        reason = "" if device_type == "cuda" or device == "cpu" else "no CUDA GPU here: "
         counts = f"{pluralize(len(plan.entries), 'variant')}, {pluralize(len(plan.cases), 'case')}"
-        note(f"{reason}measuring suite {name} on {place} ({here.device_name}): {counts}")
+        note(f"{reason}measuring suite {name} on {device_type} ({here.device_name}): {counts}")
         note_load(here)
         if budget is not None:
             # The tables take about as long as the start, because both import packages.
             closing_s = min(CLOSING * budget + time.monotonic() - start_s, CLOSING_MOST * budget)
             plan = replace(plan, end_s=start_s + budget - closing_s)
-        with opened(plan, name, request, here, unfinished, out) as (writer, progress, tools):
+        with open_run(plan, name, request, here, unfinished, out) as (writer, progress, tools):
             outcome = runner.run(plan, writer, progress, tools, past=unfinished.run if unfinished else None)
     _conclude(writer.path, outcome, as_json=as_json, tables=tables)  # a large file was compressed and renamed
 
 
 @contextlib.contextmanager
-def opened(
+def open_run(
     plan: "Plan",
     suite: str,
     request: Request,
@@ -241,16 +243,16 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
     )
 
 
-def _cut_off(context: typer.Context, out: Path, here: Environment) -> Unfinished:
+def _find_unfinished(context: typer.Context, out: Path, here: Environment) -> Unfinished:
     """Return the newest unfinished run on this device.
 
     Raises:
         UserError: the run is not found, or --resume is combined with other options.
 
     """
-    given = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
-    if given:
-        options = ", ".join(f"--{name}" for name in given)
+    combined = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    if combined:
+        options = ", ".join(f"--{name}" for name in combined)
         message = f"--resume uses the options of the run that was cut off: leave out {options}"
         raise UserError(message)
     return store.read_unfinished(store.find_unfinished(out, here.slug))
@@ -279,11 +281,13 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
     """
     from esbench.measure.environment import differences
 
-    found = differences(past.header.environment, here)
-    found += [f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)]
-    if found:
+    changes = differences(past.header.environment, here)
+    changes += [
+        f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)
+    ]
+    if changes:
         message = (
-            f"run {past.header.run_id} cannot be resumed, because these have changed: {'; '.join(found)}; "
+            f"run {past.header.run_id} cannot be resumed, because these have changed: {'; '.join(changes)}; "
             "run without --resume"
         )
         raise UserError(message)
@@ -294,10 +298,10 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
     from esbench import store
 
     read, problems = store.read_run(path)
-    say(problems)
+    print_problems(problems)
     reasons = read.end.invalid if read and read.end else ()
     if as_json:
-        found = {
+        summary = {
             "run": read.header.run_id if read else None,
             "path": str(path),
             "measured": outcome.measured,
@@ -305,7 +309,7 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
             "failed": outcome.failed,
             "invalid": reasons,
         }
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(summary))
     elif read:
         try:
             from esbench.report.site import console_tables

@@ -75,7 +75,7 @@ SUITES = (
             conv2d(16, 16, (3, 3), (16, 16), members=256),
         ),
         phases=(*PHASES, QUALITY),
-        cell_s=0.15,
+        cell_s=0.1,
     ),
     Suite(
         name="population",

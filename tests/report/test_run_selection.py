@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
-from esbench.cli.options import say
+from esbench.cli.options import print_problems
 from esbench.report.site import selection
 from esbench.schema import Request, Run, RunEnd
 from esbench.store import Problem
@@ -104,7 +104,7 @@ def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -
     """A file with several bad lines gets one line: their number, and the error of the first."""
     bad = [Problem(Path("a"), f"no {line}", line) for line in (2, 3, 7)]
     half, other = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
-    say([*bad, half, other, Problem(Path("c"), "is empty")])
+    print_problems([*bad, half, other, Problem(Path("c"), "is empty")])
     assert capsys.readouterr().err.splitlines() == [
         "esbench: a: 3 lines could not be read, the first: line 2: no 2",
         "esbench: a:9: half a line",
