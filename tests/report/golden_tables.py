@@ -70,7 +70,7 @@ def ranked() -> Run:
     case = linear(64, members=4096)
     run = ranking_cases.run([*ranking_cases.rows(case), *ranking_cases.orthogonal(case)])
     sources = {"Perturbed": "NESgpu; Salimans et al. 2017, arXiv:1703.03864", "Flipped": "arXiv:1803.04386"}
-    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, sources=sources))
+    return synthetic.changed(run, sources=sources)
 
 
 def page() -> Page:

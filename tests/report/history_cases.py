@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from esbench.schema import Case, Measurement, Row, Run, Variant
 from tests import synthetic
 from tests.report import report_cases
@@ -26,10 +24,8 @@ def rows(
 def a_run(day: int, found: Sequence[Row], **environment: object) -> Run:
     """Return the run of a day, at a commit made that day."""
     run = synthetic.run(found, run_id=f"202601{day:02d}T000000Z-quick-{day:04d}")
-    fields = {"commit": f"{day:02d}abcdef01", **environment}
-    here = msgspec.structs.replace(run.header.environment, **fields)
-    header = msgspec.structs.replace(run.header, started=f"2026-01-{day:02d}T00:00:00Z", environment=here)
-    return msgspec.structs.replace(run, header=header)
+    started = f"2026-01-{day:02d}T00:00:00Z"
+    return synthetic.changed(run, **{"commit": f"{day:02d}abcdef01", "started": started, **environment})
 
 
 def over_days(*factors: float) -> list[Run]:

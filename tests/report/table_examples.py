@@ -17,11 +17,23 @@ from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section, ranking_sections
 from esbench.report.tables.recommendation import training_code
 from esbench.report.tables.table import Section
-from esbench.schema import Case, Phase, Request, Row, Run, RunEnd, Variant
+from esbench.schema import Case, Phase, Request, Row, RunEnd, Variant
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, ORTHOGONAL, SQUARE, STEPS, figure
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant, working
+from tests.synthetic import (
+    BASE,
+    DENSE,
+    NAIVE,
+    bytes_row,
+    changed,
+    linear,
+    skipped,
+    three,
+    time_row,
+    variant,
+    working,
+)
 
 SMALL, LARGE = linear(256), linear(512)
 SPARSE = variant("SparsePerturbed", k=2)
@@ -223,23 +235,21 @@ def notes() -> Iterator[Example]:
 def origins() -> Iterator[Example]:
     """Yield examples of captions of runs."""
     run = synthetic.run(three(SMALL))
-
-    def header(**fields: object) -> Run:
-        return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, **fields))
-
-    def environment(**fields: object) -> Run:
-        return header(environment=msgspec.structs.replace(run.header.environment, **fields))
-
     runs = [
         run,
         synthetic.run(three(SMALL), invalid=("throttled", "other processes")),
-        environment(load=0.5),
-        environment(load=3.4),
-        environment(dirty=True, commit=None),
-        header(request=Request(variants=("*",), dtype="bfloat16", plugins=("mine.py",))),
-        header(request=Request(variants=("Base",), phases="forward")),
-        msgspec.structs.replace(run, end=None),
-        msgspec.structs.replace(run, end=RunEnd(status="interrupted", wall_s=1.0)),
+        *(
+            changed(run, **fields)
+            for fields in (
+                {"load": 0.5},
+                {"load": 3.4},
+                {"dirty": True, "commit": None},
+                {"request": Request(variants=("*",), dtype="bfloat16", plugins=("mine.py",))},
+                {"request": Request(variants=("Base",), phases="forward")},
+                {"end": None},
+                {"end": RunEnd(status="interrupted", wall_s=1.0)},
+            )
+        ),
     ]
     text = "\n".join(f"- {captions.origin(one)}" for one in runs)
     yield "A caption says where figures come from, and what to know of the run", f"{text}\n"
@@ -507,9 +517,7 @@ def pairs() -> Iterator[Example]:
         failed(FLIPPED, SMALL, "wrong"),
         time_row(DENSE, LARGE, 1),
     ]
-    other = synthetic.run(b, run_id="20260102T000000Z-quick-0002")
-    here = msgspec.structs.replace(other.header.environment, torch="2.14.0")
-    other = msgspec.structs.replace(other, header=msgspec.structs.replace(other.header, environment=here))
+    other = changed(synthetic.run(b, run_id="20260102T000000Z-quick-0002"), torch="2.14.0")
     text = comparison.text(compare(synthetic.run(a), other))
     yield (
         "Two runs: what grew most first, counts that differ, and rows of one run only",

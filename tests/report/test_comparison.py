@@ -42,12 +42,6 @@ def changed(rows: list[Row], **fields: object) -> list[Row]:
     return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
-def elsewhere(run: Run, **fields: object) -> Run:
-    """Return the run with some fields of its environment replaced."""
-    here = msgspec.structs.replace(run.header.environment, **fields)
-    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, environment=here))
-
-
 def test_other_rows_do_not_match() -> None:
     """Rows of a different method, metric, phase, shape, dtype or variant are not paired."""
     other: tuple[dict[str, object], ...] = (
@@ -99,7 +93,9 @@ def test_different_devices_are_refused() -> None:
         ("uuid", "GPU-1", "GPU-2", ""),
         ("uuid", "GPU-1", "MIG-2", "kind GPU, B on kind MIG"),
     ):
-        found = different_devices(elsewhere(a, **{field: here}), elsewhere(a, **{field: there}))
+        found = different_devices(
+            synthetic.changed(a, **{field: here}), synthetic.changed(a, **{field: there})
+        )
         assert shown in found
         assert bool(found) == bool(shown), field
 
@@ -107,14 +103,9 @@ def test_different_devices_are_refused() -> None:
 def test_other_differences_are_listed() -> None:
     """Versions, seed, code, load and other processes are listed; the idle power of a device is not."""
     a = synthetic.run(times())
-    b = elsewhere(a, torch="2.14.0", dirty=True, load=3.0, foreign=("python",), idle_w=9.0)
-    a, b = (
-        msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, seed=seed, code=code))
-        for run, seed, code in (
-            (a, 0, {"Perturbed": "aa", "Flipped": "bb"}),
-            (b, 7, {"Perturbed": "ab", "Permuted": "cc"}),
-        )
-    )
+    other = {"torch": "2.14.0", "dirty": True, "load": 3.0, "foreign": ("python",), "idle_w": 9.0}
+    b = synthetic.changed(a, **other, seed=7, code={"Perturbed": "ab", "Permuted": "cc"})
+    a = synthetic.changed(a, seed=0, code={"Perturbed": "aa", "Flipped": "bb"})
     assert differences(a, b) == {
         "seed": (0, 7),
         "torch": ("2.13.0", "2.14.0"),
@@ -183,24 +174,19 @@ def test_command_warns_first(tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["invalid"] == {"a": [], "b": ["throttled"]}
 
 
-def test_names_break_no_line() -> None:
+def test_names_break_no_line(tmp_path: Path) -> None:
     """Line breaks and control characters in the names of a run cannot fake lines of output."""
     odd = msgspec.structs.replace(DENSE, scheme="x\nFORGED\x1b[1m")
     rows = [time_row(odd, SMALL, *EVEN), bytes_row(odd, SMALL, "launches", 3)]
-    a = elsewhere(synthetic.run(rows, suite="s\nFORGED"), commit="c\nFORGED")
+    a = synthetic.changed(synthetic.run(rows, suite="s\nFORGED"), commit="c\nFORGED")
     b = synthetic.run([*rows[:1], bytes_row(odd, SMALL, "launches", 4), time_row(odd, LARGE, *EVEN)])
-    for shown in (text(compare(a, b)), summary(compare(a, b))):
+    red = synthetic.changed(b, device_name="\x1b[31mred\x07\nFORGED")
+    files = [stored(tmp_path, synthetic.run(times())), stored(tmp_path, red)]
+    command = CliRunner().invoke(app, ["compare", *files, "--across-devices"]).output
+    assert "red" in command
+    for shown in (text(compare(a, b)), summary(compare(a, b)), command):
         assert not [line for line in shown.splitlines() if line.strip().startswith("FORGED")]
-        assert "\x1b" not in shown
-
-
-def test_the_terminal_gets_no_control_characters_of_a_run(tmp_path: Path) -> None:
-    """A device's name with an escape sequence is printed without it."""
-    named = elsewhere(synthetic.run(list(times())[:1]), device_name="\x1b[31mred\x07")
-    files = [stored(tmp_path, synthetic.run(list(times())[:1])), stored(tmp_path, named)]
-    shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
-    assert "red" in shown.output
-    assert not {"\x1b", "\x07"} & set(shown.output)
+        assert not {"\x1b", "\x07"} & set(shown)
 
 
 def test_command_fails_without_two_runs_to_compare(tmp_path: Path) -> None:

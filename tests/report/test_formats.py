@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import msgspec
-
 from esbench.registry import REGISTRY, load
 from esbench.report.formats import Style
 from esbench.report.formats.latex import cited_keys, references
@@ -14,7 +12,7 @@ from esbench.report.tables.paper import paper_sections
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.report_cases import a_run, store
-from tests.synthetic import BASE, DENSE, linear, time_row, variant
+from tests.synthetic import BASE, DENSE, changed, linear, time_row, variant
 
 WORK = re.compile(r"\d{4}\.\d{4,5}|10\.\d{4,9}/\S+[^\s,;.]|[A-Z]\w+(?:[\w, ]|et al\.)* (?:19|20)\d\d")
 """An arXiv number, a DOI, or authors and a year."""
@@ -41,13 +39,9 @@ def test_pages_cite_the_works_of_their_variants(tmp_path: Path) -> None:
     run = synthetic.run([time_row(DENSE, linear(), 1.0), time_row(other, linear(), 1.0)])
     assert cited_keys([run]) == []
     sources = {"Perturbed": "NESgpu; Wan et al. 2013", "Other(k=2)": "arXiv:2511.16652"}
-    run = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, sources=sources))
+    run = changed(run, sources=sources)
     assert cited_keys([run]) == ["nesgpu", "sarkar2025eggroll", "wan2013dropconnect"]
-    stored = a_run()
-    store(
-        tmp_path,
-        msgspec.structs.replace(stored, header=msgspec.structs.replace(stored.header, sources=sources)),
-    )
+    store(tmp_path, changed(a_run(), sources=sources))
     written, problems = render_reports(tmp_path / "results", tmp_path / "out", Style("latex"))
     assert problems == []
     assert {path.name for path in written} == {"tables.tex", "references.bib"}

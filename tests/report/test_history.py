@@ -13,9 +13,9 @@ from esbench.report.analysis.history import (
     percentage,
 )
 from esbench.report.tables.history import sections
-from esbench.schema import Request, Run, RunEnd
+from esbench.schema import Request, RunEnd
 from tests.report.history_cases import EIGHT, SMALL, a_run, over_days, rows
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, changed, linear, skipped, time_row, variant
 
 SPARSE = variant("SparsePerturbed", k=1)
 LEVELS = (3.0,) * 4 + (3.3,) * 4
@@ -29,11 +29,6 @@ def values(found: History, place: int = 0) -> list[float]:
 def text(found: History) -> str:
     """Return the text for a terminal."""
     return "\n".join(section.text() for section in sections(found))
-
-
-def header(run: Run, **fields: object) -> Run:
-    """Return the run with some fields of its header replaced."""
-    return msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, **fields))
 
 
 def test_figures_and_their_intervals() -> None:
@@ -67,7 +62,7 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
         (RunEnd(status="complete", wall_s=1.0, invalid=("throttled",)), "is invalid (throttled)"),
     )
     for place, (end, _) in enumerate(ends, start=1):
-        runs[place] = msgspec.structs.replace(runs[place], end=end)
+        runs[place] = changed(runs[place], end=end)
     shown = history(runs)
     assert values(shown) == pytest.approx([3, 4])
     assert shown.left_out == tuple(
@@ -75,7 +70,7 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
         for place, (_, words) in enumerate(ends, start=1)
     )
     runs = over_days(3.0, 4.0)
-    runs[1] = header(runs[1], request=Request(variants=("Perturbed",)))
+    runs[1] = changed(runs[1], request=Request(variants=("Perturbed",)))
     runs[0] = msgspec.structs.replace(runs[0], end=RunEnd(status="failed", wall_s=1.0))
     assert values(history(runs)) == pytest.approx([3, 4])  # part of a suite, a failed variant
     runs = [
@@ -148,11 +143,9 @@ def test_the_table_has_changes_and_their_commits() -> None:
 def test_words_for_runs_and_changes() -> None:
     """Runs are named by date and commit, changes are percentages with a sign."""
     (run,) = over_days(1.0)
-    here = run.header.environment
     assert moment(run) == "2026-01-01 01abcde"
     for fields, words in (({"dirty": True}, "01abcde+"), ({"commit": None}, "no commit")):
-        changed = header(run, environment=msgspec.structs.replace(here, **fields))
-        assert moment(changed, "\n") == f"2026-01-01\n{words}"
+        assert moment(changed(run, **fields), "\n") == f"2026-01-01\n{words}"
     for before, after, words in (
         (1.0, 1.021, "+2.10 %"),
         (2.0, 1.0, "-50.0 %"),

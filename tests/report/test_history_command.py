@@ -3,14 +3,13 @@
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from esbench.report.site import render_reports
 from esbench.schema import Request
 from tests.cli import cli_runner
 from tests.report.history_cases import a_run, over_days, rows, stored
-from tests.synthetic import linear, variant
+from tests.synthetic import changed, linear, variant
 
 LEVELS = (3.0,) * 4 + (3.3,) * 4
 Captured = pytest.CaptureFixture[str]
@@ -38,7 +37,7 @@ def test_a_history_is_a_table_and_a_plot(tmp_path: Path, capsys: Captured) -> No
 def test_left_out_runs_and_read_errors_are_on_stderr(tmp_path: Path, capsys: Captured) -> None:
     """Each run left out has a line; a damaged file is exit code 1, but the rest is shown."""
     runs = over_days(3.0, 3.0, 3.0)
-    runs[1] = msgspec.structs.replace(runs[1], end=None)
+    runs[1] = changed(runs[1], end=None)
     results = stored(tmp_path, runs)
     assert run(results) == 0
     first, path = capsys.readouterr().err.splitlines()
@@ -61,7 +60,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     results = stored(tmp_path, over_days(3.0, 3.0))
     (tmp_path / "file").write_text("")
     one = stored(tmp_path / "one", over_days(3.0))
-    dead = stored(tmp_path / "dead", [msgspec.structs.replace(over_days(3.0)[0], end=None)])
+    dead = stored(tmp_path / "dead", [changed(over_days(3.0)[0], end=None)])
     lone = stored(tmp_path / "lone", [a_run(day, rows(3.0)[1:]) for day in (1, 2)])
     for name in ("GPU B", "GPU A"):
         several = stored(tmp_path / "several", [a_run(day, rows(3.0), device_name=name) for day in (1, 2)])
@@ -116,10 +115,8 @@ def test_reports_have_the_history_of_a_device(tmp_path: Path, monkeypatch: pytes
     written, problems = render_reports(results, out)
     assert problems == []
     assert "history.md" not in {path.name for path in written}
-    part = a_run(3, rows(3.0))
-    header = msgspec.structs.replace(part.header, request=Request(cases="Linear*"))
-    cut_off = msgspec.structs.replace(a_run(4, rows(3.0)), end=None)
-    stored(tmp_path, [msgspec.structs.replace(part, header=header), cut_off])
+    part = changed(a_run(3, rows(3.0)), request=Request(cases="Linear*"))
+    stored(tmp_path, [part, changed(a_run(4, rows(3.0)), end=None)])
     (out / "test-cpu/history.svg").write_text("of an earlier run")
     render_reports(results, out)
     assert {path.name for path in (out / "test-cpu").glob("*.*")} == {"history.md"}

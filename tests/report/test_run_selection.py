@@ -3,29 +3,18 @@
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.cli.options import print_problems
 from esbench.report.site import selection
-from esbench.schema import Request, Run, RunEnd
+from esbench.schema import Request, RunEnd
 from esbench.store import Problem
 from tests.report.report_cases import a_run, store
+from tests.synthetic import changed
 
 WHOLE = "20260105T000000Z-quick-0005"
-COMPLETE = RunEnd(status="complete", wall_s=1.0)
-
-
-def changed(run_id: str, **fields: object) -> Run:
-    """Return a run with some fields of its header or environment, its end or its rows replaced."""
-    run = a_run(run_id)
-    environment = {name: fields.pop(name) for name in ("dirty", "device_name") if name in fields}
-    here = msgspec.structs.replace(run.header.environment, **environment)
-    asked = {name: fields.pop(name) for name in ("request", "suite") if name in fields}
-    header = msgspec.structs.replace(run.header, environment=here, **asked)
-    return msgspec.structs.replace(run, header=header, **fields)
 
 
 def pages(folder: Path) -> dict[str, str]:
@@ -42,14 +31,14 @@ def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> 
         WHOLE: {},
         "20260106": {"dirty": True},
         "20260107": {"request": Request(cases="Linear*")},
-        "20260108": {"end": msgspec.structs.replace(COMPLETE, invalid=("hot",))},
+        "20260108": {"end": RunEnd(status="complete", wall_s=1.0, invalid=("hot",))},
         "20260109": {"end": None},
         "20260109b": {"end": RunEnd(status="interrupted", wall_s=1.0)},
         "20260110": {"rows": ()},
         "20260111": {"device_name": "Test GPU", "dirty": True},
     }
     for name, fields in runs.items():
-        store(tmp_path, changed(name, **fields))
+        store(tmp_path, changed(a_run(name), **fields))
     assert pages(tmp_path) == {"test-cpu/quick": WHOLE, "test-gpu/quick": "20260111"}
     found = selection(tmp_path / "results", tmp_path / "reports")
     assert found.left_out == [
@@ -65,8 +54,8 @@ def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> 
 
 def test_a_run_of_uncommitted_code_is_the_second_choice(tmp_path: Path) -> None:
     """It is preferred to an invalid run, but not to an older run of committed code."""
-    store(tmp_path, changed("20260107", end=None))
-    store(tmp_path, changed("20260106", dirty=True))
+    store(tmp_path, changed(a_run("20260107"), end=None))
+    store(tmp_path, changed(a_run("20260106"), dirty=True))
     assert pages(tmp_path) == {"test-cpu/quick": "20260106"}
     store(tmp_path, a_run("20250101"))
     assert pages(tmp_path) == {"test-cpu/quick": "20250101"}
@@ -75,7 +64,7 @@ def test_a_run_of_uncommitted_code_is_the_second_choice(tmp_path: Path) -> None:
 def test_the_report_of_one_device(tmp_path: Path) -> None:
     """Runs of other devices are left out; the name of a device is that in its runs, not of their folder."""
     store(tmp_path, a_run("20260101"))
-    store(tmp_path, changed("20260201", device_name="Test GPU"))
+    store(tmp_path, changed(a_run("20260201"), device_name="Test GPU"))
     results = tmp_path / "results"
     (results / "test-cpu").rename(results / "copied")
     (results / "copied" / "bad.jsonl").write_text("{}\n")

@@ -44,9 +44,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]
     readme(folder)
     store(folder, a_run("20250101T000000Z-quick-0000", factor=7.0))
     store(folder, a_run("1", suite="[a](b)", device_name="GPU 1"))
-    run = a_run(PART, factor=9.0)
-    header = msgspec.structs.replace(run.header, request=Request(dtype="bfloat16"))
-    store(folder, msgspec.structs.replace(run, header=header))
+    store(folder, synthetic.changed(a_run(PART, factor=9.0), request=Request(dtype="bfloat16")))
     page = folder / "reports/test-cpu/quick"
     page.mkdir(parents=True)
     for name in ("old.svg", "notes.txt"):

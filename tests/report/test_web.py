@@ -241,11 +241,6 @@ def test_runs_of_any_device_and_type_are_shown_together() -> None:
     assert {one["dtype"] for one in data["cases"]} == {"float32", "bfloat16"}
 
 
-def with_docs(docs: dict[str, SchemeDoc]) -> Run:
-    """Return the usual run with other docstrings."""
-    return msgspec.structs.replace(usual(), header=msgspec.structs.replace(usual().header, docs=docs))
-
-
 def test_docstrings_of_schemes() -> None:
     """A docstring is split into formula, paragraphs and closed forms, without its markup."""
     data = embedded(page([usual()]))
@@ -260,13 +255,16 @@ def test_docstrings_of_schemes() -> None:
     }
     assert {one["source"] for one in data["variants"] if one["scheme"] == "LowRank"} == {"arXiv:2511.16652"}
     fused = SchemeDoc(module="impls", text=":class:`LowRank` in one kernel.")
-    assert embedded(page([with_docs({"Fused": fused})]))["schemes"]["Fused"]["of"] == "LowRank"
+    assert (
+        embedded(page([synthetic.changed(usual(), docs={"Fused": fused})]))["schemes"]["Fused"]["of"]
+        == "LowRank"
+    )
 
 
 def test_every_scheme_states_memory_work_and_quality() -> None:
     """The page has the closed forms of each registered scheme that perturbs."""
     entries = [e for e in load_entries(None, None) if e.package == "impls"]
-    schemes = embedded(page([with_docs(scheme_docs(entries))]))["schemes"]
+    schemes = embedded(page([synthetic.changed(usual(), docs=scheme_docs(entries))]))["schemes"]
     workloads = {e.variant.scheme for e in entries if set(e.operators or [""]) <= REGISTRY.reserved}
     perturbing = schemes.keys() - workloads - {"Base", "Naive"}
     assert len(perturbing) > 20

@@ -61,9 +61,7 @@ def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU")
     ]
     run = synthetic.run(found, peaks(), run_id=run_id, device_name=device_name)
     sources = {"LowRank(rank=1)": "arXiv:2511.16652"}
-    return msgspec.structs.replace(
-        run, header=msgspec.structs.replace(run.header, docs=DOCS, sources=sources)
-    )
+    return synthetic.changed(run, docs=DOCS, sources=sources)
 
 
 def timed(case: Case, milliseconds: float) -> list[Row]:
@@ -93,8 +91,7 @@ def evil() -> Run:
     run = synthetic.run(found, suite=f"suite{EVIL}", run_id="20250101T000000Z-evil", device_name=f"GPU{EVIL}")
     end = RunEnd(status="failed", wall_s=1.0, invalid=(EVIL,))
     docs = {"Empty": SchemeDoc(module=EVIL, text=EVIL), LONG: SchemeDoc(module="", text="Work  none.")}
-    header = msgspec.structs.replace(run.header, request=Request(cases=EVIL), docs=docs)
-    return msgspec.structs.replace(run, end=end, header=header)
+    return synthetic.changed(run, request=Request(cases=EVIL), docs=docs, end=end)
 
 
 class _Scripts(HTMLParser):
