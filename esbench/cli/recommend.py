@@ -268,10 +268,11 @@ def _answer_offline(
     recommendations = _recommend(target, runs, variants, limit_bytes)
     for case in target.cases:
         if case not in recommendations:
-            near = "; ".join(nearest(runs, case)) or "none"
+            near = "; ".join(nearest(runs, case))
             names = first_names([variant.name for variant in variants or ()])
             message = (
-                f"no stored run ranks {case.label}{names and f' for {names}'}; nearest: {near}; {measure}"
+                f"no stored run ranks {case.label}{names and f' for {names}'}"
+                f"{near and f'; nearest: {near}'}; {measure}"
             )
             raise UserError(message)
     return recommendations

@@ -175,10 +175,12 @@ def test_offline_without_a_matching_run_is_an_error(
             "no stored run ranks Linear(32, 32); nearest: Linear(64, 64); leave --offline out to measure",
         ),
         ("a", None, "64x64 --variants Orthogonal*", "ranks Linear(64, 64) for Orthogonal"),
+        ("b", None, "64x64", "no stored run ranks Linear(64, 64); leave --offline out to measure"),
         ("c", "", "64x64", "no stored run of this device ("),
     ):
         if device_name != "" and not (tmp_path / folder).exists():
-            stored(tmp_path / folder, device_name=device_name)
+            unranked = synthetic.three(SQUARE) if folder == "b" else None
+            stored(tmp_path / folder, unranked, device_name=device_name)
         results = str(tmp_path / folder / "results")
         arguments = ["--offline", "--device", "cpu", "--results", results, "--linear", *shape.split()]
         assert run(*arguments) == 2, words

@@ -14,10 +14,12 @@ from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_
 def test_a_ranked_shape_shows_the_best_dense_noise_and_base() -> None:
     """The table is sorted by n_eff per ms, at most 100 columns wide, and includes dense noise and base."""
     title, header, *table = run_summary(ranking_cases.run()).rstrip().splitlines()
-    assert title == "Best 5 variants of each shape, dense noise and base:"
+    assert title.startswith(
+        "Best 5 variants of each shape, dense noise and base (rate: n_eff per ms of a step;"
+    )
     layer, *columns = re.split(r"  +", header, maxsplit=1)
     assert layer == "Linear 64 -> 64, 1024 members"
-    assert columns[0].split() == ["n_eff/ms", "x", "dense", "step", "(ms)", "x", "plain", "n_eff/n", "MB"]
+    assert columns[0].split() == ["rate", "x", "dense", "step", "ms", "x", "base", "kept", "%", "MB"]
     assert len(table) <= 7
     assert max(map(len, (title, header, *table))) <= 100
     names = [line.split("  ")[0] for line in table]

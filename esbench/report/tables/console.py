@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
-from esbench.report.analysis.quality import EXACT, percent_of_members
-from esbench.report.analysis.ranking import RankedVariant, dense, rankings
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
+from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIVE_RATE, STEP, ranking_texts
+from esbench.report.tables.table import NOTHING
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
 from esbench.text import first_names, one_line, pluralize
@@ -19,21 +20,32 @@ FAILURES = 5
 """Failed variants that are named."""
 _NAME = 42
 """Characters of the first column."""
+_RANKED = {
+    RATE: "rate",
+    RELATIVE_RATE: "x dense",
+    STEP: "step ms",
+    COST: "x base",
+    KEPT: "kept %",
+    PEAK_MEMORY: "MB",
+}
+"""Columns of the ranking -> their headings here; with a name of 33 characters a line has 80."""
+LEGEND = "rate: n_eff per ms of a step; kept: n_eff / n"
 _SMALL = 0.1
 """A warning names variants whose n_eff is a smaller share of the members."""
 
 
 def run_summary(run: Run) -> str:
-    """Return a table for each of up to three shapes, at most 100 columns wide.
+    """Return a table for each of up to three shapes, 80 columns wide unless a name is long.
 
     Variants are ranked by n_eff per ms of a step; in a run without steps or quality metrics, by time.
     """
-    tables = dict([*_ranking_tables(run), *_time_tables(run)])
+    ranked = dict(_ranking_tables(run))
+    tables = ranked | dict(_time_tables(run))
     if not tables:
         return ""
     first = {case.operator: case for case in reversed(tables)}.values()  # one of each operator
     cases = [*reversed(first), *(case for case in tables if case not in first)]
-    parts = [f"Best {BEST} variants of each shape, dense noise and base:"]
+    parts = [f"Best {BEST} variants of each shape, dense noise and base{f' ({LEGEND})' if ranked else ''}:"]
     parts += [tables[case] for case in cases[:TABLES]]
     if len(cases) > TABLES:
         parts.append(f"and {pluralize(len(cases) - TABLES, 'more shape')}: --tables prints all")
@@ -72,32 +84,21 @@ def _ranking_tables(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in operators(run):
         for ranking in rankings(run, operator)[:1]:
             for case in dict.fromkeys([*filter(None, [ranking.main]), *ranking.largest]):
-                yield case, ranking_table(case, ranking.of(case))
+                yield case, ranking_table(ranking, case, ranking.of(case))
 
 
-def ranking_table(case: Case, every: Sequence[RankedVariant]) -> str:
-    """Return the five best variants of a ranking, dense noise and base."""
+def ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
+    """Return the five best variants of a ranking, dense noise and base, with the cells of all tables."""
     reference = dense(every)
     best = [ranked for ranked in every if ranked.rate is not None and not ranked.variant.baseline]
     rows = best[:BEST] + [ranked for ranked in best[BEST:] if ranked.variant.name == DENSE]
     rows += [ranked for ranked in every if ranked.variant.mode == "base"]
-    header = (_title(case), "n_eff/ms", "x dense", "step (ms)", "x plain", "n_eff/n", "MB")
-    return _table(header, [_row(ranked, reference) for ranked in rows])
-
-
-def _row(ranked: RankedVariant, reference: RankedVariant | None) -> tuple[str, ...]:
-    times = ranked.times(reference)
-    rate = "" if ranked.rate is None else EXACT if ranked.is_exact else format_number(ranked.rate)
-    percent = percent_of_members(ranked.effective, ranked.case.members) if ranked.effective else ""
-    return (
-        _name(ranked.variant),
-        rate,
-        format_multiplier(times) if times else "",
-        format_cell(LATENCY, ranked.step_ns) if ranked.step_ns else "",
-        format_multiplier(ranked.multiplier.value) if ranked.multiplier else "",
-        percent,
-        format_cell(PEAK, ranked.peak_bytes) if ranked.peak_bytes else "",
-    )
+    texts = [ranking_texts(ranking.grid, ranked, reference) for ranked in rows]
+    cells = [
+        (_name(ranked.variant), *(_shorten(row[heading]) for heading in _RANKED))
+        for ranked, row in zip(rows, texts, strict=True)
+    ]
+    return _table((_title(case), *_RANKED.values()), cells)
 
 
 def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
@@ -106,7 +107,7 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
         grid = next((grid for grid in timed if grid.method != UNMEASURED), None)
         for case in reversed(grid.cases if grid else []):
             if grid and (rows := _times(grid, case)):
-                header = (_title(case), f"{grid.phase} (ms)", "faster than dense", "x plain", "MB")
+                header = (_title(case), f"{grid.phase} (ms)", "faster than dense", "x base", "MB")
                 yield case, _table(header, rows)
 
 
@@ -149,8 +150,12 @@ def _name(variant: Variant) -> str:
     return {DENSE: f"{DENSE} (dense noise)", "Base": "Base (plain layer)"}.get(variant.name, variant.name)
 
 
+def _shorten(text: str) -> str:
+    return text.replace("at least ", ">= ").replace("about ", "~")
+
+
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an aligned table; columns that are empty in all rows are left out."""
+    """Return an aligned table with a dash in empty cells; columns that are empty in all rows are left out."""
     names, *columns = zip(header, *rows, strict=True)
     lines = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in map(one_line, names)]
     width = max(map(len, lines))
@@ -158,5 +163,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for column in columns:
         if any(column[1:]):
             width = max(map(len, column))
-            lines = [f"{line}  {cell:>{width}}" for line, cell in zip(lines, column, strict=True)]
+            lines = [f"{line}  {cell or NOTHING:>{width}}" for line, cell in zip(lines, column, strict=True)]
     return "\n".join(lines)

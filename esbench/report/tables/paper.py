@@ -6,7 +6,7 @@ from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense, rankings
 from esbench.report.tables.measured import SPEED, TIME, median_number, multiple
-from esbench.report.tables.ranking import RATE, RELATIVE_RATE, ranking_columns
+from esbench.report.tables.ranking import KEPT, PEAK_MEMORY, RATE, RELATIVE_RATE, STEP, ranking_columns
 from esbench.report.tables.table import Block, Cell, Footnotes, Section, Table, number_cell
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
@@ -14,9 +14,9 @@ from esbench.stats import median
 _RANKED = {
     RATE: "n_eff / ms",
     RELATIVE_RATE: "x dense",
-    "n_eff / n (%)": "kept (%)",
-    "step (ms)": "step (ms)",
-    "peak (MB)": "peak (MB)",
+    KEPT: "kept (%)",
+    STEP: STEP,
+    PEAK_MEMORY: PEAK_MEMORY,
 }
 """Columns of the ranking -> their headings in a paper."""
 

@@ -1,5 +1,6 @@
 """Tables of rankings: the variants of a case by n_eff per ms, and the best variant of each shape."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -33,6 +34,7 @@ from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.text import one_line, pluralize
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
+KEPT, STEP, PEAK_MEMORY = "n_eff / n (%)", "step (ms)", "peak (MB)"
 BEST_TITLE = "Which scheme at which shape"
 _RATE_NOTE = (
     ": n_eff independent members give as good a gradient; a step is everything that an update takes. Sorted; "
@@ -49,6 +51,8 @@ _N_EFF = (
     "over the mean of the replicates' reciprocals"
 )
 _KAPPA = "its closed form where the fit does not contradict it, otherwise the mean of the replicates"
+_MARK = re.compile(r" \[\d+\]$")
+"""The number of a footnote at the end of a cell."""
 _RELATIVE = f"n_eff over the median of the step, by that of {DENSE}"
 
 
@@ -156,13 +160,23 @@ def ranking_columns(
         RELATIVE_RATE: relative_rate,
         "n_eff": lambda: n_eff_cell("effective_members", ranked.effective, trace(_N_EFF, *ranked.law)),
         INTERVAL: lambda: n_eff_interval_cell(ranked.effective),
-        "n_eff / n (%)": lambda: _percent(ranked, trace(f"n_eff over the members, {_N_EFF}", *ranked.law)),
+        KEPT: lambda: _percent(ranked, trace(f"n_eff over the members, {_N_EFF}", *ranked.law)),
         "kappa": lambda: estimate_cell("kappa", ranked.kappa, trace(_KAPPA, *ranked.law)),
-        "step (ms)": lambda: _step(grid, ranked, notes),
+        STEP: lambda: _step(grid, ranked, notes),
         COST: lambda: _cost(grid, ranked, notes),
         "noise (MB)": lambda: max_bytes(ranked.noise),
-        "peak (MB)": lambda: max_bytes(ranked.peak),
+        PEAK_MEMORY: lambda: max_bytes(ranked.peak),
     }
+
+
+def ranking_texts(
+    grid: Grid, ranked: RankedVariant, reference: RankedVariant | None, notes: Footnotes | None = None
+) -> dict[str, str]:
+    """Return the cells of a variant by heading, without the numbers of footnotes; empty without a number."""
+    columns = ranking_columns(grid, ranked, reference, notes or Footnotes())
+    cells = {heading: cell() for heading, cell in columns.items()}
+    texts = {heading: _MARK.sub("", cell.text()) if cell else "" for heading, cell in cells.items()}
+    return {heading: "" if text == NOTHING else text for heading, text in texts.items()}
 
 
 def _percent(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
@@ -253,7 +267,7 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
     for best in recommended(candidates):
         if best != reference:
             columns = ranking_columns(ranking.grid, best, reference, notes)
-            figures = (columns[name]() for name in (RELATIVE_RATE, COST, "step (ms)", "peak (MB)"))
+            figures = (columns[name]() for name in (RELATIVE_RATE, COST, STEP, PEAK_MEMORY))
             filled = (cell or notes.missing() for cell in figures)
             rows.append((Cell(f"{case.members:,}"), Cell(best.variant.name), *filled))
     return rows

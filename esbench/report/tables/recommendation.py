@@ -2,29 +2,37 @@
 
 import glob
 import json
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from esbench.report.analysis.pivot import LATENCY
-from esbench.report.analysis.quality import KAPPA, percent_of_members
+from esbench.report.analysis.quality import EXACT
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense
-from esbench.report.tables.console import BEST, ranking_table
-from esbench.report.tables.ranking import ranking_section, rate_cell
+from esbench.report.tables.console import BEST, LEGEND, ranking_table
+from esbench.report.tables.ranking import (
+    COST,
+    KEPT,
+    RATE,
+    RELATIVE_RATE,
+    STEP,
+    ranking_section,
+    ranking_texts,
+)
 from esbench.schema import Case, Run, Scalar, Variant
 from esbench.text import one_line, pluralize
-from esbench.units import format_multiplier, format_value
 
-_TERMINAL_WIDTH = 100
+_TERMINAL_WIDTH = 80
 
 
 def text(recommendation: Recommendation, *, tables: bool = False) -> str:
     """Return the best variants and the recommendation for a terminal; with ``tables`` all variants."""
     count = sum(not ranked.variant.baseline for ranked in recommendation.ranked)
-    table = f"Best {min(BEST, count)} of {pluralize(count, 'variant')} by n_eff per ms of a step:\n"
-    table += ranking_table(recommendation.case, recommendation.variants)
+    ranking, case = recommendation.ranking, recommendation.case
+    table = f"Best {min(BEST, count)} of {pluralize(count, 'variant')} ({LEGEND}):\n"
+    table += ranking_table(ranking, case, recommendation.variants)
     if tables:
-        table = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants).text()
+        table = ranking_section(ranking, case, recommendation.variants).text()
     elif without := len(recommendation.variants) - len(recommendation.ranked):
         table += f"\n{pluralize(without, 'candidate')} without a rate: see --tables for the reasons"
     lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _lines(recommendation))
@@ -42,21 +50,25 @@ def _lines(recommendation: Recommendation) -> Iterator[str]:
             f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
         )
     reference = dense(recommendation.ranked)
+    grid = recommendation.ranking.grid
+    texts = {ranked: ranking_texts(grid, ranked, reference) for ranked in recommendation.ranked}
     for title, ranked in zip(
         ("Best", "Best of those that are not exact"), recommendation.recommended, strict=False
     ):
-        times = ranked.times(reference) if ranked != reference else None
-        against = f", {format_multiplier(times)} the rate of {reference.label}" if reference and times else ""
-        yield f"{title}: {ranked.label} with {_rate(ranked)}{against}."
+        rate, times = texts[ranked][RATE], texts[ranked][RELATIVE_RATE]
+        gain = "the exact gradient of a linear fitness" if rate == EXACT else f"an n_eff per ms of {rate}"
+        if reference and ranked != reference and times not in {"", EXACT}:
+            gain += f", {times} the rate of {reference.label}"
+        yield f"{title}: {ranked.label} with {gain}."
         if tied := ranked.tied_with(
             other for other in recommendation.ranked if other.is_exact == ranked.is_exact
         ):
             yield f"It is {tied}: their intervals overlap."
-        members = _members(ranked)
-        yield f"{members[0].upper()}{members[1:]} ({_kappa(ranked)}); a step takes {_step(ranked)}."
+        members = _members(texts[ranked])
+        yield f"{members[0].upper()}{members[1:]}; a step takes {_step(texts[ranked])}."
     fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0)
     if fastest not in recommendation.recommended:
-        yield f"{fastest.label} is faster, {_step(fastest)}, but {_members(fastest)} ({_kappa(fastest)})."
+        yield f"{fastest.label} is faster, {_step(texts[fastest])}, but {_members(texts[fastest])}."
 
 
 def without_numbers(run: Run, case: Case) -> str:
@@ -70,30 +82,19 @@ def without_numbers(run: Run, case: Case) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rate(ranked: RankedVariant) -> str:
-    rate = rate_cell(ranked)
-    if ranked.is_exact or rate is None:
-        return "the exact gradient of a linear fitness in each step"
-    return f"an n_eff per ms of {rate.text()}"
+def _members(texts: Mapping[str, str]) -> str:
+    """Return a clause on n_eff and kappa: ``its n_eff is 80 % of the members (kappa 0.25)``."""
+    kept = texts[KEPT]
+    clause = f"its n_eff is {kept} % of the members"
+    if kept == EXACT:
+        clause = "it is exact for a linear fitness"
+    elif re.fullmatch(r"100(\.0+)?", kept):
+        clause = "all members count"
+    return f"{clause} (kappa {texts['kappa'] or 'unknown'})"
 
 
-def _members(ranked: RankedVariant) -> str:
-    """Return a clause on n_eff: ``its n_eff is 80 % of the population``."""
-    if ranked.effective is None:
-        return "its n_eff is unknown"
-    if ranked.is_exact:
-        return "it is exact for a linear fitness"
-    percent = percent_of_members(ranked.effective, ranked.case.members)
-    return "all members count" if percent == "100 %" else f"its n_eff is {percent} of the population"
-
-
-def _kappa(ranked: RankedVariant) -> str:
-    return f"kappa {format_value(KAPPA, ranked.kappa.mean)}" if ranked.kappa else "kappa unknown"
-
-
-def _step(ranked: RankedVariant) -> str:
-    base = f", {format_multiplier(ranked.multiplier.value)} base" if ranked.multiplier else ""
-    return f"{format_value(LATENCY, ranked.step_ns)}{base}"
+def _step(texts: Mapping[str, str]) -> str:
+    return f"{texts[STEP]} ms" + (f", {texts[COST]} base" if texts[COST] else "")
 
 
 def training_code(

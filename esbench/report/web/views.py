@@ -4,7 +4,6 @@ The texts come from the functions that fill the tables, so that page and tables 
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -15,11 +14,19 @@ from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
 from esbench.report.analysis.roofline import bound_ns
 from esbench.report.tables.measured import BYTES, SPEED, TIME, Multiplier, median_number, multiple
-from esbench.report.tables.ranking import COST, RATE, RELATIVE_RATE, ranking_columns, rate_cell
+from esbench.report.tables.ranking import (
+    COST,
+    KEPT,
+    PEAK_MEMORY,
+    RATE,
+    RELATIVE_RATE,
+    STEP,
+    ranking_texts,
+    rate_cell,
+)
 from esbench.report.tables.table import (
     EMPTY_NOTE,
     INTERVAL,
-    NOTHING,
     CellNumber,
     Footnotes,
     n_eff_cell,
@@ -36,8 +43,6 @@ EXACT, AT_LEAST = "exact", "at least"
 _UNSHOWN = {"process_bytes", "singular_values", "stable_rank", "dot_mean", "dot_variance", "correlation"}
 """Metrics that only the tables show."""
 _LAW = {("kappa", "closed form"), ("kappa", "unseen")}
-_MARK = re.compile(r" \[\d+\]$")
-"""The number of a footnote at the end of a cell."""
 _NS_PER_MS = 1e6
 
 
@@ -90,11 +95,12 @@ class View(NamedTuple):
     rows: tuple[Row, ...]
 
 
+EVALUATED = "evaluated / ms"
 RATE_COLUMNS = (
-    *("n_eff / ms", "evaluated / ms", "x dense noise", "x plain layer", "kept (%)", "step (ms)"),
+    *("n_eff / ms", EVALUATED, "x dense noise", "x plain layer", "kept (%)", "step (ms)"),
     *("memory (MB)", "interval", "n_eff", "interval of n_eff", "kappa", "noise (MB)"),
 )
-_OF_RANKING = (RATE, "", RELATIVE_RATE, COST, "n_eff / n (%)", "step (ms)", "peak (MB)")
+_OF_RANKING = (RATE, EVALUATED, RELATIVE_RATE, COST, KEPT, STEP, PEAK_MEMORY)
 _OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
 """The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`."""
 
@@ -126,17 +132,10 @@ def _ranked(ranking: Rankings, case: Case) -> View:
 
 def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | None) -> Row:
     notes = Footnotes()
-    columns = ranking_columns(grid, ranked, reference, notes)
+    texts = ranking_texts(grid, ranked, reference, notes)
     evaluated = ranked.case.members / (ranked.step_ns / _NS_PER_MS) if ranked.step_ns else None
 
-    def text(heading: str) -> str:
-        if not heading:
-            return format_number(evaluated) if evaluated else ""
-        cell = columns[heading]()
-        shown = _MARK.sub("", cell.text()) if cell else ""
-        return "" if shown == NOTHING else shown
-
-    shown = [text(heading) for heading in _OF_RANKING]
+    texts[EVALUATED] = format_number(evaluated) if evaluated else ""
     rate = rate_cell(ranked)
     half = _half(rate.numbers[0]) if rate and rate.numbers else ""
     low, high = ranked.rate_interval or (None, None)
@@ -144,7 +143,7 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
     return Row(
         ranked.variant,
         (None if ranked.is_exact else ranked.rate, low, high, evaluated),
-        (*shown, half, *(text(heading) for heading in _OF_DETAIL)),
+        (*(texts[name] for name in _OF_RANKING), half, *(texts[name] for name in _OF_DETAIL)),
         kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
         reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
         remark="; ".join(notes.notes),
