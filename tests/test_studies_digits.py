@@ -1,4 +1,4 @@
-"""The digits study: its file, its order of trainings, how it resumes, and its page."""
+"""The digits study: its file, its order of training runs, how it resumes, and its page."""
 
 import os
 from collections.abc import Sequence
@@ -18,66 +18,58 @@ from esbench.studies.digits import (
     DENSE,
     SCHEMA,
     Study,
-    Training,
+    TrainingRun,
     Untrained,
-    lines,
     newest_studies,
     newest_study,
+    page,
     render,
+    results_of,
     study_path,
     verdict,
 )
-from esbench.studies.digits import page as digits_page
 from esbench.studies.digits_run import begin, check_resumable, conduct, train
 from esbench.workload import UnavailableError, trainer
 from tests.cli.cli_runner import run
 from tests.study_cases import HERE
 
 RECIPE = Recipe(network="DigitsMLP")
-OTHER = Variant(scheme="Other")
-DROPPED = Variant(scheme="Dropped")
-LAME = Variant(scheme="Lame")
+OTHER, DROPPED, BROKEN = (Variant(scheme=name) for name in ("Other", "Dropped", "Broken"))
 
 
 class Learner:
-    """A scheme whose trainings end with the next of ``outcomes``, without perturbing anything."""
+    """A scheme whose training runs end with the next of ``outcomes``, without perturbing anything."""
 
     def __init__(self, *outcomes: float | Exception) -> None:
-        """Store the outcomes of its trainings."""
+        """Store the outcomes of its training runs."""
         self.outcomes = list(outcomes)
-        self.calls: list[tuple[str, int, str]] = []
-
-
-class LearnerTrainer:
-    """A trainer of learners; other methods are not used."""
-
-    def train(self, scheme: Learner, recipe: Recipe, seed: int, device: str) -> Outcome:
-        """Return or raise the next outcome."""
-        scheme.calls.append((recipe.network, seed, device))
-        found = scheme.outcomes.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return Outcome(accuracy=found, unbiased=True)
 
 
 @trainer.register
 def _(_: Learner) -> Any:
+    class LearnerTrainer:
+        def train(self, scheme: Learner, *_: object) -> Outcome:
+            accuracy = scheme.outcomes.pop(0)
+            if isinstance(accuracy, Exception):
+                raise accuracy
+            return Outcome(accuracy=accuracy, unbiased=True)
+
     return LearnerTrainer()
 
 
 def entry(variant: Variant, *outcomes: float | Exception) -> Entry:
-    """Return an unregistered variant whose trainings have these outcomes."""
+    """Return an unregistered variant whose training runs have these outcomes."""
     return Entry(variant=variant, scheme=Learner(*outcomes), source="", package="tests")
 
 
-def training(variant: Variant, accuracy: float, seed: int = 0, **outcome: Any) -> Training:
-    """Return an invented training."""
-    found = Outcome(**{"accuracy": accuracy, "unbiased": True, **outcome})
-    return Training(variant=variant, network="DigitsMLP", seed=seed, outcome=found, wall_s=2.0)
+def training(variant: Variant, accuracy: float, seed: int = 0, **fields: Any) -> TrainingRun:
+    """Return an invented training run."""
+    outcome = Outcome(**{"accuracy": accuracy, "unbiased": True, **fields})
+    return TrainingRun(variant=variant, network="DigitsMLP", seed=seed, outcome=outcome, wall_s=2.0)
 
 
-def study_of(*trainings: Training, number: int = 0, seeds: Sequence[int] = (0,), **fields: Any) -> Study:
-    """Return a study with these trainings."""
+def study_of(*runs: TrainingRun, number: int = 0, seeds: Sequence[int] = (0,), **fields: Any) -> Study:
+    """Return a study with these training runs."""
     return Study(
         **{
             "schema": SCHEMA,
@@ -85,9 +77,9 @@ def study_of(*trainings: Training, number: int = 0, seeds: Sequence[int] = (0,),
             "started": "2026-11-21T00:00:00+00:00",
             "recipes": (RECIPE,),
             "seeds": tuple(seeds),
-            "variants": tuple(dict.fromkeys(one.variant for one in trainings)),
+            "variants": tuple(dict.fromkeys(run.variant for run in runs)),
             "environment": HERE,
-            "trainings": trainings,
+            "training_runs": runs,
             **fields,
         }
     )
@@ -98,11 +90,11 @@ def write_study(study: Study, results: Path) -> Path:
     return store.write_document(study, study_path(study, results))
 
 
-WHOLE = study_of(training(DENSE, 0.96), training(OTHER, 0.95))
+COMPLETE = study_of(training(DENSE, 0.96), training(OTHER, 0.95))
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -110,19 +102,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_study_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest study of each device is used; any other file is an error line with file and field."""
-    path = write_study(WHOLE, tmp_path / "whole")
-    assert newest_studies(tmp_path / "whole") == [WHOLE]
+    path = write_study(COMPLETE, tmp_path / "whole")
+    assert newest_studies(tmp_path / "whole") == [COMPLETE]
     assert path.relative_to(tmp_path / "whole") == Path("some-cpu/digits/study-0.json")
     with monkeypatch.context() as patched:  # an interrupt keeps the existing file
         patched.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             write_study(study_of(training(DENSE, 0.5)), tmp_path / "whole")
-    assert newest_studies(tmp_path / "whole") == [WHOLE]
+    assert newest_studies(tmp_path / "whole") == [COMPLETE]
     assert list(path.parent.iterdir()) == [path]
     for number in (2, 1):
         write_study(study_of(number=number), tmp_path)
     write_study(study_of(environment=msgspec.structs.replace(HERE, device_name="Another")), tmp_path)
-    assert [found.study_id for found in newest_studies(tmp_path)] == ["study-0", "study-2"]
+    assert [study.study_id for study in newest_studies(tmp_path)] == ["study-0", "study-2"]
     with pytest.raises(UserError, match="train with `esbench digits`"):
         newest_study(tmp_path, "nobody")
     text = path.read_bytes()
@@ -140,7 +132,7 @@ def test_a_study_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_variants_are_trained_with_the_first_seed_before_the_second() -> None:
-    """Trainings are ordered by seed, then network, without those finished or impossible."""
+    """Training runs are ordered by seed, then network, without those finished or impossible."""
     cnn = msgspec.structs.replace(RECIPE, network="DigitsCNN")
     study = study_of(
         training(OTHER, 0.5),
@@ -163,16 +155,16 @@ def test_a_variant_that_cannot_be_trained_has_a_reason_and_the_study_goes_on(tmp
     entries = [
         entry(DENSE, 0.9, 0.8),
         entry(OTHER, UnavailableError("too narrow")),
-        entry(LAME, RuntimeError("broken")),
+        entry(BROKEN, RuntimeError("broken")),
     ]
     study = conduct(begin(entries, [RECIPE], [5, 6], HERE), entries, Mock(), tmp_path)
-    assert [(one.variant, one.seed, one.outcome.accuracy) for one in study.trainings] == [
+    assert [(run.variant, run.seed, run.outcome.accuracy) for run in study.training_runs] == [
         (DENSE, 5, 0.9),
         (DENSE, 6, 0.8),
     ]
-    assert [(one.variant, one.reason, one.failed) for one in study.untrained] == [
+    assert [(failure.variant, failure.reason, failure.failed) for failure in study.untrained] == [
         (OTHER, "too narrow", False),
-        (LAME, "RuntimeError: broken", True),
+        (BROKEN, "RuntimeError: broken", True),
     ]
     assert not study.remaining_runs()
     assert newest_study(tmp_path, HERE.slug) == study
@@ -182,8 +174,8 @@ def test_a_variant_that_cannot_be_trained_has_a_reason_and_the_study_goes_on(tmp
         conduct(begin(entries, [RECIPE], [0], HERE), entries, Mock(), tmp_path)
 
 
-def test_an_interrupted_study_continues_after_its_last_training(tmp_path: Path) -> None:
-    """Finished trainings are kept, and only the rest is run, on the same machine with the same code."""
+def test_an_interrupted_study_continues_after_its_last_training_run(tmp_path: Path) -> None:
+    """Finished training runs are kept, and only the rest is run, on the same machine with the same code."""
     entries = [entry(DENSE, 0.9), entry(OTHER, 0.7)]
     interrupt = Mock(side_effect=[None, KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +183,10 @@ def test_an_interrupted_study_continues_after_its_last_training(tmp_path: Path) 
     half = newest_study(tmp_path, HERE.slug)
     check_resumable(half, entries, HERE)
     study = conduct(half, entries, Mock(), tmp_path)
-    assert [(one.variant, one.outcome.accuracy) for one in study.trainings] == [(DENSE, 0.9), (OTHER, 0.7)]
+    assert [(run.variant, run.outcome.accuracy) for run in study.training_runs] == [
+        (DENSE, 0.9),
+        (OTHER, 0.7),
+    ]
     with pytest.raises(UserError, match="nothing to resume"):
         check_resumable(study, entries, HERE)
     with pytest.raises(UserError, match="device name Some CPU vs Another"):
@@ -206,34 +201,37 @@ def test_each_variant_is_compared_with_dense_noise() -> None:
     study = study_of(
         *(training(DENSE, accuracy, seed) for seed, accuracy in enumerate((0.9, 1.0))),
         *(training(OTHER, accuracy, seed) for seed, accuracy in enumerate((0.895, 0.91))),
-        *(training(LAME, accuracy, seed) for seed, accuracy in enumerate((0.895, 0.90))),
+        *(training(BROKEN, accuracy, seed) for seed, accuracy in enumerate((0.895, 0.90))),
         *(training(DROPPED, 0.1, seed, unbiased=False) for seed in (0, 1)),
         seeds=(0, 1),
     )
-    found = {line.variant: line for line in lines(study, "DigitsMLP")}
-    assert found[OTHER].share == pytest.approx(0.95)
-    assert {variant.name: line.verdict for variant, line in found.items()} == {
+    results = {result.variant: result for result in results_of(study, "DigitsMLP")}
+    assert results[OTHER].share == pytest.approx(0.95)
+    assert {variant.name: result.verdict for variant, result in results.items()} == {
         "Perturbed": "",
         "Other": "met",
-        "Lame": "**not met**",
+        "Broken": "**not met**",
         "Dropped": "",
     }
     count = "1 of 2 unbiased variants"
-    assert verdict(study, "DigitsMLP") == f"DigitsMLP: {count} reach 95% of dense noise's accuracy; not Lame"
+    assert (
+        verdict(study, "DigitsMLP") == f"DigitsMLP: {count} reach 95% of dense noise's accuracy; not Broken"
+    )
     without_dense = study_of(training(OTHER, 0.9))
-    assert [(line.share, line.verdict) for line in lines(without_dense, "DigitsMLP")] == [(None, "not shown")]
+    (result,) = results_of(without_dense, "DigitsMLP")
+    assert (result.share, result.verdict) == (None, "not shown")
     assert "0 of 0 unbiased variants" in verdict(without_dense, "DigitsMLP")
-    assert "n/a" in digits_page([without_dense])
+    assert "n/a" in page([without_dense])
 
 
 def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> None:
-    """The page has accuracy, interval, share and n_eff by the law, with missing trainings below."""
+    """The page has accuracy, interval, share and n_eff by the law, with missing training runs below."""
     study = study_of(
         training(DENSE, 0.9, effective_members=100.0),
         training(DENSE, 1.0, 1, effective_members=100.0),
         training(OTHER, 0.8),
         seeds=(0, 1),
-        untrained=(Untrained(variant=LAME, network="DigitsMLP", reason="broke *here*", failed=True),),
+        untrained=(Untrained(variant=BROKEN, network="DigitsMLP", reason="broke *here*", failed=True),),
     )
     write_study(study, tmp_path / "results")
     paths = [render(tmp_path / "results", tmp_path / name) for name in ("a", "b")]
@@ -244,19 +242,19 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
         ["Perturbed", "yes", "100", "95.0", "63.5", "100", ""],
         ["Other", "yes", "n/a", "80.0", "n/a", "84.2", "**not met**"],
     ]
-    assert r"- Lame failed: broke \*here\*" in text
-    assert "Incomplete: 1 trainings are missing." in text
+    assert r"- Broken failed: broke \*here\*" in text
+    assert "Incomplete: 1 training run missing." in text
 
 
 def test_the_reports_have_the_page_of_digits(tmp_path: Path) -> None:
-    """Without a study, or without a finished training in it, there is no page.
+    """Without a study, or without a finished training run in it, there is no page.
 
     A study that cannot be read is reported in a line, and the other reports are complete.
     """
     assert render(tmp_path, tmp_path / "reports") == []
     write_study(study_of(), tmp_path)
     assert render(tmp_path, tmp_path / "reports") == []
-    path = write_study(WHOLE, tmp_path / "results")
+    path = write_study(COMPLETE, tmp_path / "results")
     pages = [tmp_path / "out" / name for name in ("index.html", "digits.md")]
     assert render_reports(tmp_path / "results", tmp_path / "out") == (pages, [])
     path.write_text("{}")
@@ -275,8 +273,8 @@ def test_the_command_trains_stores_and_renders(capsys: pytest.CaptureFixture[str
     assert [line.partition(":")[0] for line in out.splitlines()] == ["DigitsMLP", "DigitsCNN"]
     assert "written to build/reports/digits.md" in error
     study = newest_studies(Path("results"))[0]
-    assert len(study.trainings) == 6
-    assert [one.network for one in study.untrained] == ["DigitsCNN"]
+    assert len(study.training_runs) == 6
+    assert [failure.network for failure in study.untrained] == ["DigitsCNN"]
     assert "k = 2 is above the width" in Path("build/reports/digits.md").read_text()
     assert run("digits", "--device", "cpu", "--resume") == 2
     assert "nothing to resume" in capsys.readouterr().err
@@ -311,11 +309,11 @@ def test_dense_noise_always_takes_part_and_baselines_if_they_are_named(
     """Shares are relative to its accuracy; a network named twice is trained once."""
     twice = ("--network", "DigitsCNN", "--network", "DigitsCNN")
     assert run("digits", *SMALL, "--variants", "Hadamard", *twice) == 0
-    out, said = capsys.readouterr()
-    assert said.startswith("Perturbed is trained as well: accuracies are shown relative to it\n")
+    out, err = capsys.readouterr()
+    assert err.startswith("Perturbed is trained as well: accuracies are shown relative to it\n")
     assert "of 1 unbiased variants" in out
     (study,) = newest_studies(Path("results"))
-    assert [(one.variant.name, one.network) for one in study.trainings] == [
+    assert [(run.variant.name, run.network) for run in study.training_runs] == [
         ("Perturbed", "DigitsCNN"),
         ("Hadamard", "DigitsCNN"),
     ]
@@ -324,7 +322,7 @@ def test_dense_noise_always_takes_part_and_baselines_if_they_are_named(
     monkeypatch.setattr("esbench.studies.digits_run.begin", begun)
     for which in ((), ("--variants", "Loop")):
         assert run("digits", "--device", "cpu", *which) == 0
-    names = [{one.variant.name for one in call.args[0]} for call in begun.call_args_list]
+    names = [{entry.variant.name for entry in call.args[0]} for call in begun.call_args_list]
     assert {"Perturbed", "Loop"} & names[0] == {"Perturbed"}
     assert names[1] == {"Loop", "Perturbed"}
 
@@ -343,8 +341,8 @@ def test_an_untrained_variant_has_its_reason_on_the_console(
     monkeypatch.setattr("esbench.studies.digits_run.train", train_others)
     which = ("--variants", "Hadamard", "--variants", "Orthogonal", "--variants", "Perturbed")
     assert run("digits", *SMALL, *which) == 1
-    said = capsys.readouterr().err
-    assert "DigitsMLP: Hadamard failed: RuntimeError: broken *here*\n" in said
-    assert "DigitsMLP: Orthogonal failed: out of memory" in said
+    err = capsys.readouterr().err
+    assert "DigitsMLP: Hadamard failed: RuntimeError: broken *here*\n" in err
+    assert "DigitsMLP: Orthogonal failed: out of memory" in err
     (study,) = newest_studies(Path("results"))
-    assert [one.variant.name for one in study.trainings] == ["Perturbed"]
+    assert [run.variant.name for run in study.training_runs] == ["Perturbed"]

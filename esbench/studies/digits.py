@@ -4,6 +4,8 @@ A study is one JSON file, ``<results>/<device>/digits/<study id>.json``, which i
 training run. Nothing here imports torch.
 """
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -17,7 +19,7 @@ from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.schema import Environment, Outcome, Recipe, Variant
 from esbench.studies import newest_files, origin
-from esbench.text import escape, one_line
+from esbench.text import escape, one_line, pluralize
 from esbench.units import ABSENT, format_number
 
 SCHEMA = 1
@@ -47,7 +49,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record whose decoding rejects unknown fields."""
 
 
-class Training(_Strict, frozen=True, kw_only=True):
+class TrainingRun(_Strict, frozen=True, kw_only=True):
     """One training run of a network with a variant and a seed."""
 
     variant: Variant
@@ -80,19 +82,17 @@ class Study(_Strict, frozen=True, kw_only=True):
     variants: tuple[Variant, ...]
     environment: Environment
     code: dict[str, str] = {}
-    trainings: tuple[Training, ...] = ()
+    training_runs: tuple[TrainingRun, ...] = msgspec.field(default=(), name="trainings")
     untrained: tuple[Untrained, ...] = ()
 
     def remaining_runs(self) -> list[tuple[int, Recipe, Variant]]:
         """Return the remaining training runs: all variants with the first seed, then with the next."""
-        done = {(training.seed, training.network, training.variant) for training in self.trainings}
-        without = {(failure.network, failure.variant) for failure in self.untrained}
+        done = {(run.seed, run.network, run.variant) for run in self.training_runs}
+        failed = {(failure.network, failure.variant) for failure in self.untrained}
         return [
             (seed, recipe, variant)
-            for seed in self.seeds
-            for recipe in self.recipes
-            for variant in self.variants
-            if (seed, recipe.network, variant) not in done and (recipe.network, variant) not in without
+            for seed, recipe, variant in itertools.product(self.seeds, self.recipes, self.variants)
+            if (seed, recipe.network, variant) not in done and (recipe.network, variant) not in failed
         ]
 
 
@@ -128,53 +128,46 @@ def newest_studies(results: Path) -> list[Study]:
 # The page
 
 
-class Line(NamedTuple):
+class Result(NamedTuple):
     """The result of one variant on one network; ``share`` is relative to the accuracy of dense noise."""
 
     variant: Variant
     accuracy: Estimate
     share: float | None
-    unbiased: bool
-    effective_members: float | None
+    outcome: Outcome
 
     @property
     def verdict(self) -> str:
         """Whether the goal is met; empty if there is no goal."""
-        if not self.unbiased or self.variant == DENSE:
+        if not self.outcome.unbiased or self.variant == DENSE:
             return ""
         if self.share is None:
             return "not shown"
         return "met" if self.share >= GOAL else NOT_MET
 
 
-def lines(study: Study, network: str) -> list[Line]:
+def results_of(study: Study, network: str) -> list[Result]:
     """Return the result of each variant that was trained on a network."""
-    results = {}
-    for variant in study.variants:
-        trainings = [
-            training
-            for training in study.trainings
-            if (training.variant, training.network) == (variant, network)
-        ]
-        if accuracy := estimate([training.outcome.accuracy for training in trainings]):
-            results[variant] = (accuracy, trainings[0].outcome)
-    dense = results[DENSE][0].mean if DENSE in results else None
+    outcomes = defaultdict[Variant, list[Outcome]](list)
+    for run in study.training_runs:
+        if run.network == network:
+            outcomes[run.variant].append(run.outcome)
+    accuracies = {
+        variant: accuracy
+        for variant, of_variant in outcomes.items()
+        if (accuracy := estimate([outcome.accuracy for outcome in of_variant]))
+    }
+    dense = accuracies[DENSE].mean if DENSE in accuracies else None
     return [
-        Line(
-            variant,
-            accuracy,
-            accuracy.mean / dense if dense else None,
-            outcome.unbiased,
-            outcome.effective_members,
-        )
-        for variant, (accuracy, outcome) in results.items()
+        Result(variant, accuracy, accuracy.mean / dense if dense else None, outcomes[variant][0])
+        for variant, accuracy in accuracies.items()
     ]
 
 
 def verdict(study: Study, network: str) -> str:
     """Return how many unbiased variants reach the goal on a network, and which do not."""
-    judged = [line for line in lines(study, network) if line.verdict in {"met", NOT_MET}]
-    missed = [line.variant.name for line in judged if line.verdict == NOT_MET]
+    judged = [result for result in results_of(study, network) if result.verdict in {"met", NOT_MET}]
+    missed = [result.variant.name for result in judged if result.verdict == NOT_MET]
     count = f"{len(judged) - len(missed)} of {len(judged)} unbiased variants"
     text = f"{network}: {count} reach {GOAL:.0%} of dense noise's accuracy"
     return f"{text}; not {', '.join(missed)}" if missed else text
@@ -196,7 +189,7 @@ def render(results: Path, out: Path) -> list[Path]:
         UserError: a study cannot be read.
 
     """
-    studies = [study for study in newest_studies(results) if study.trainings]
+    studies = [study for study in newest_studies(results) if study.training_runs]
     return [write(out / PAGE, page(studies))] if studies else []
 
 
@@ -204,18 +197,17 @@ def page(studies: Sequence[Study]) -> str:
     """Return the page as Markdown."""
     parts = ["# Learning digits with every variant", _INTRODUCTION]
     for study in studies:
-        here, wall_s = study.environment, sum(training.wall_s for training in study.trainings)
-        facts = [f"{len(study.seeds)} seeds", f"the trainings took {format_number(wall_s)} s"]
+        here, wall_s = study.environment, sum(run.wall_s for run in study.training_runs)
+        facts = [f"{len(study.seeds)} seeds", f"training took {format_number(wall_s)} s"]
         parts += [f"## {escape(here.device_name)}", origin(study.study_id, study.started, here, facts)]
         for recipe in study.recipes:
             parts += [f"### {recipe.network}"]
             parts += [f"{_describe(recipe)} {escape(verdict(study, recipe.network))}.", _table(study, recipe)]
             if listed := [f"- {escape(reason)}" for reason in reasons(study, recipe.network)]:
                 parts.append("\n".join(["Not trained:", "", *listed]))
-            if missing := sum(
-                unfinished.network == recipe.network for _, unfinished, _ in study.remaining_runs()
-            ):
-                parts.append(f"Incomplete: {missing} trainings are missing.")
+            missing = [variant for _, other, variant in study.remaining_runs() if other == recipe]
+            if missing:
+                parts.append(f"Incomplete: {pluralize(len(missing), 'training run')} missing.")
     return join(parts)
 
 
@@ -231,14 +223,14 @@ def _table(study: Study, recipe: Recipe) -> str:
     header = ("variant", "unbiased", n_eff, "accuracy (%)", "± (%)", "share of dense (%)", "verdict")
     rows = [
         (
-            line.variant.name,
-            "yes" if line.unbiased else "no",
-            format_number(line.effective_members),
-            format_number(100 * line.accuracy.mean),
-            format_number(None if line.accuracy.half is None else 100 * line.accuracy.half),
-            ABSENT if line.share is None else format_number(100 * line.share),
-            line.verdict,
+            result.variant.name,
+            "yes" if result.outcome.unbiased else "no",
+            format_number(result.outcome.effective_members),
+            format_number(100 * result.accuracy.mean),
+            format_number(None if result.accuracy.half is None else 100 * result.accuracy.half),
+            ABSENT if result.share is None else format_number(100 * result.share),
+            result.verdict,
         )
-        for line in lines(study, recipe.network)
+        for result in results_of(study, recipe.network)
     ]
     return table(header, rows)

@@ -15,7 +15,7 @@ from esbench.progress import Show
 from esbench.registry import Entry
 from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
-from esbench.studies.digits import SCHEMA, Study, Training, Untrained, study_path
+from esbench.studies.digits import SCHEMA, Study, TrainingRun, Untrained, study_path
 from esbench.workload import UnavailableError, trainer
 
 
@@ -28,7 +28,7 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
     """
     network_trainer = trainer(scheme)
     if network_trainer is None:
-        message = f"no training of {recipe.network} is known for {type(scheme).__name__}"
+        message = f"the package of {type(scheme).__name__} cannot train {recipe.network}"
         raise UnavailableError(message)
     return network_trainer.train(scheme, recipe, seed, device)
 
@@ -64,9 +64,8 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
     changes = differences(study.environment, environment)
     changes += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
     if changes:
-        listed = "; ".join(changes)
         message = (
-            f"study {study.study_id} cannot be resumed, because these have changed: {listed}: train again"
+            f"{study.study_id} cannot be resumed, because this changed: {'; '.join(changes)}: train again"
         )
         raise UserError(message)
 
@@ -77,7 +76,7 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
     A variant that cannot be trained is recorded with its reason.
     """
     schemes = {entry.variant: entry.scheme for entry in entries}
-    total = len(study.trainings) + len(study.remaining_runs())
+    total = len(study.training_runs) + len(study.remaining_runs())
     while unfinished := study.remaining_runs():
         seed, recipe, variant = unfinished[0]
         network = recipe.network
@@ -94,14 +93,9 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
             untrained = Untrained(variant=variant, network=network, reason=fault.reason, failed=failed)
             study = msgspec.structs.replace(study, untrained=(*study.untrained, untrained))
         else:
-            training = Training(
-                variant=variant,
-                network=network,
-                seed=seed,
-                outcome=outcome,
-                wall_s=time.monotonic() - start_s,
-            )
-            study = msgspec.structs.replace(study, trainings=(*study.trainings, training))
+            wall_s = time.monotonic() - start_s
+            run = TrainingRun(variant=variant, network=network, seed=seed, outcome=outcome, wall_s=wall_s)
+            study = msgspec.structs.replace(study, training_runs=(*study.training_runs, run))
         store.write_document(study, study_path(study, results))
     return study
 
