@@ -142,11 +142,11 @@ UPDATE = 1.25
 
 
 def _goals() -> Iterator[KernelGoal]:
-    for most, variants in FORWARD.items():
-        yield from (KernelGoal(variant, SQUARE, "forward", most) for variant in variants)
-    for most, variants in INFERENCE.items():
-        yield from (KernelGoal(variant, WIDE, "forward", 1 / most) for variant in variants)
-    for variant in itertools.chain.from_iterable(FORWARD.values()):
+    for limit, variants in FORWARD.items():
+        yield from (KernelGoal(variant, SQUARE, "forward", limit) for variant in variants)
+    for share, variants in INFERENCE.items():
+        yield from (KernelGoal(variant, WIDE, "forward", 1 / share) for variant in variants)
+    for variant in itertools.chain(*FORWARD.values()):
         if not variant.startswith("FusedDropout"):
             yield KernelGoal(variant, SQUARE, "update", UPDATE)
     yield KernelGoal("FusedRegenerated", LARGEST, "forward", 2.5e9, in_ns=True)
@@ -190,23 +190,23 @@ def render(results: Path, out: Path, measured: Iterable[Run] = ()) -> list[Path]
 
 def newest_runs(runs: Iterable[Run]) -> list[Run]:
     """Return the run of each GPU and suite to show, sorted by the devices' folders."""
-    rivals: dict[tuple[str, int], list[Run]] = {}
+    candidates: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
         environment = run.header.environment
         if run.header.suite in SUITES and run.rows and environment.device == "cuda":
-            rivals.setdefault((environment.slug, SUITES.index(run.header.suite)), []).append(run)
-    return [select_newest(same) for _, same in sorted(rivals.items())]
+            candidates.setdefault((environment.slug, SUITES.index(run.header.suite)), []).append(run)
+    return [select_newest(same) for _, same in sorted(candidates.items())]
 
 
 def page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
     """Return the page as Markdown; the runs are those of :func:`newest_runs`."""
     parts = ["# Fused kernels", _INTRODUCTION]
     for _, group in itertools.groupby(runs, lambda run: run.header.environment.slug):
-        of_device = list(group)
-        cells = _cells(of_device)
+        device_runs = list(group)
+        cells = _cells(device_runs)
         parts += [
-            f"## Goals on {escape(of_device[0].header.environment.device_name)}",
-            *(escape(captions.origin(run)) for run in of_device),
+            f"## Goals on {escape(device_runs[0].header.environment.device_name)}",
+            *(escape(captions.origin(run)) for run in device_runs),
             _goals_table({goal: _result(goal, cells.get(goal[:3])) for goal in GOALS}),
         ]
     if not runs:
@@ -226,8 +226,8 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
     """Return the cell of each variant, case and phase: its graph timing if measured, else a reason."""
     cells: dict[tuple[str, str, Phase], _Cell] = {}
     for run in runs:
-        every = (grid for operator in operators(run) for grid in grids(run, operator, TIMES))
-        for grid in sorted((grid for grid in every if grid.metric == LATENCY), key=_place):
+        all_grids = (grid for operator in operators(run) for grid in grids(run, operator, TIMES))
+        for grid in sorted((grid for grid in all_grids if grid.metric == LATENCY), key=_preference):
             for variant, case in itertools.product(grid.variants, grid.cases):
                 if row := grid.at(variant, case):
                     key = (variant.name, case.label, grid.phase)
@@ -235,7 +235,8 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
     return cells
 
 
-def _place(grid: Grid) -> tuple[bool, int]:
+def _preference(grid: Grid) -> tuple[bool, int]:
+    """Return a sort key: grids with cells first, then in the order of METHODS."""
     return not grid.cells, METHODS.index(grid.method) if grid.method in METHODS else len(METHODS)
 
 
