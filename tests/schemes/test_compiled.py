@@ -21,6 +21,7 @@ from esbench.workload import UnavailableError, build
 from impls import Compiled, Population, perturb
 from impls.schemes import compiled
 from impls.verify.reference import check_forward, check_update
+from tests.scheme_cases import fill, normal
 
 load("impls")
 
@@ -38,16 +39,16 @@ SMALL = [
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """Trace with dynamo but run the trace eagerly; yield the options of each compilation."""
-    asked: list[dict[str, Any]] = []
-    compile_ = torch.compile
+    compilations: list[dict[str, Any]] = []
+    original = torch.compile
 
-    def traced(function: Any, **options: Any) -> Any:
-        asked.append(options)
-        return compile_(function, backend="eager", **options)
+    def trace(function: Any, **options: Any) -> Any:
+        compilations.append(options)
+        return original(function, backend="eager", **options)
 
     compiled.program.cache_clear()
-    monkeypatch.setattr(torch, "compile", traced)
-    yield asked
+    monkeypatch.setattr(torch, "compile", trace)
+    yield compilations
     compiled.program.cache_clear()
     torch.compiler.reset()
 
@@ -56,17 +57,7 @@ def population(
     of: str, *, members: int = 6, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Population:
     """Make a population of a small Linear layer, 7 inputs and 5 outputs."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Linear(7, 5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return perturb(model.to(dtype), Compiled(of=of), members=members, sigma=0.1, **options)
-
-
-def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Make ``count`` rows of the layer."""
-    return torch.randn(count, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return perturb(fill(nn.Linear(7, 5), dtype), Compiled(of=of), members=members, sigma=0.1, **options)
 
 
 def test_compiled_schemes_agree_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +69,10 @@ def test_compiled_schemes_agree_with_the_reference(monkeypatch: pytest.MonkeyPat
     for of in ("LowRankSign", "SparsePerturbed(k=1)"):
         compiled.program.cache_clear()
         for dtype, antithetic in ((torch.float64, False), (torch.float32, True)):
-            one = population(of, dtype=dtype, antithetic=antithetic)
-            check_forward(one, rows(12, dtype), range(6))
-            check_update(one, rows(12, dtype), range(6))
+            compiled_population = population(of, dtype=dtype, antithetic=antithetic)
+            x = normal(12, 7).to(dtype)
+            check_forward(compiled_population, x, range(6))
+            check_update(compiled_population, x, range(6))
         assert compiled.program.cache_info().currsize == 4
     compiled.program.cache_clear()
     torch.compiler.reset()
@@ -96,42 +88,42 @@ def test_every_registered_variant_is_traced_as_a_whole(
     assert compilations == [{"fullgraph": True, "dynamic": False}] * 2 * len(SMALL)
 
     assert isinstance(entry.scheme, Compiled)
-    own, plain = entry.scheme, entry.scheme.plain
+    scheme, plain = entry.scheme, entry.scheme.plain
     weight = torch.randn(1, 24, 16)
-    assert entry.variant.label("Linear") == f"CompiledLinear(of={own.of})"
-    assert own.flops(weight.shape, 40) == plain.flops(weight.shape, 40)
-    assert own.kappa(weight, 40) == plain.kappa(weight, 40)
-    assert (own.shard_multiple, own.supports_antithetic, own.stream) == (
-        plain.shard_multiple,
-        plain.supports_antithetic,
-        plain.stream,
-    )
-    mine, its = (perturb(nn.Linear(16, 24), one, members=4, sigma=0.1).sample(3) for one in (own, plain))
-    assert mine.nbytes == its.nbytes
+    assert entry.variant.label("Linear") == f"CompiledLinear(of={scheme.of})"
+    assert scheme.flops(weight.shape, 40) == plain.flops(weight.shape, 40)
+    assert scheme.kappa(weight, 40) == plain.kappa(weight, 40)
+    for name in ("shard_multiple", "supports_antithetic", "stream"):
+        assert getattr(scheme, name) == getattr(plain, name)
+    noise_bytes = {
+        perturb(nn.Linear(16, 24), each, members=4, sigma=0.1).noise_bytes for each in (scheme, plain)
+    }
+    assert len(noise_bytes) == 1
 
 
-def test_a_program_serves_every_call_of_its_kind(compilations: list[dict[str, Any]]) -> None:
+def test_only_new_shapes_scales_and_members_compile(compilations: list[dict[str, Any]]) -> None:
     """New steps and values compile nothing; new shapes, scales and members compile once each."""
-    one, x = population("Hadamard"), rows(6)
+    first = population("Hadamard")
     for step in range(3):
-        noise = one.sample(step)
-        one(x + step, noise)
-        one.update(noise, torch.randn(6))
+        noise = first.sample(step)
+        first(normal(6, 7).float() + step, noise)
+        first.update(noise, normal(6))
     assert len(compilations) == 2
-    for other, count in (
-        (one, 12),
+    for changed, rows in (
+        (first, 12),
         (population("Hadamard", antithetic=True), 12),
         (population("Hadamard", members=3), 3),
         (population("Hadamard", dtype=torch.float64), 6),
     ):
         before = len(compilations)
         for step in range(2):
-            other(rows(count, next(other.model.parameters()).dtype), other.sample(step))
+            x = normal(rows, 7).to(next(changed.model.parameters()))
+            changed(x, changed.sample(step))
         assert len(compilations) == before + 1
     # More shapes than the compiler caches for one function stay in the cache.
     before, many = len(compilations), range(3, _dynamo.config.recompile_limit + 6)
     for repeats in (*many, *many):
-        one(rows(6 * repeats), one.sample(0))
+        first(normal(6 * repeats, 7).float(), first.sample(0))
     assert len(compilations) == before + len(many)
 
 
@@ -173,12 +165,14 @@ def test_a_missing_compiler_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> No
     assert compiled.missing_compiler_reason(cpu) == "torch.compile does not support this version of Python"
 
 
-def test_compiled_variants_take_part_on_request() -> None:
+def test_compiled_variants_are_measured_only_on_request() -> None:
     """Compiled variants are measured only if they are selected by name."""
     names = {entry.variant.name for entry in load_usual(None, None)}
     assert "Hadamard" in names
     assert not any(name.startswith("Compiled") for name in names)
-    assert [entry.variant for entry in load_usual(["Compiled*"], None)] == [one.variant for one in ENTRIES]
+    assert [entry.variant for entry in load_usual(["Compiled*"], None)] == [
+        entry.variant for entry in ENTRIES
+    ]
     for name in ("quick", "gate", "gate_cuda", "readme", "kernels"):
-        chosen = entries_of_suite(REGISTRY.select(), REGISTRY.find_suite(name), ())
-        assert not any(entry in ENTRIES for entry in chosen)
+        entries = entries_of_suite(REGISTRY.select(), REGISTRY.find_suite(name), ())
+        assert not any(entry in ENTRIES for entry in entries)

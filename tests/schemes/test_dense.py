@@ -4,16 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from impls.perturbation.noise import STREAMS, NoiseStream
+from impls.perturbation.noise import STREAMS
 from impls.perturbation.population import perturb
 from impls.schemes import Loop, NoiseTable, Perturbed, Regenerated, RegeneratedSign
 from impls.schemes.noise_table import TableNoise
-from tests.schemes.cases import closed
-
-
-def stream_of(name: str, members: range, *, step: int = 0) -> NoiseStream:
-    """Make a stream on the CPU."""
-    return STREAMS[name](0, step, "layer", members, torch.device("cpu"), torch.float32)
+from tests.scheme_cases import closed_form, make_stream
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -24,45 +19,48 @@ def test_regenerated_noise_has_the_bits_of_stored_noise(stream: str) -> None:
         perturb(model, scheme, members=9, sigma=0.1, antithetic=scheme != Loop(), seed=3, stream=stream)
         for scheme in (Perturbed(), Regenerated(), Loop())
     )
-    noise, again = stored.sample(7), regenerated.sample(7)
+    noise, redrawn = stored.sample(7), regenerated.sample(7)
     for name, values in stored.dense_noise(noise).items():
-        assert torch.equal(regenerated.dense_noise(again)[name], values)
-        assert torch.equal(regenerated.perturbation(again, 4)[name], values[4])
+        assert torch.equal(regenerated.dense_noise(redrawn)[name], values)
+        assert torch.equal(regenerated.perturbation(redrawn, 4)[name], values[4])
         assert stream == "block" or torch.equal(loop.dense_noise(loop.sample(7))[name], values)
 
 
 def test_a_weight_beyond_the_counters_is_refused_before_drawing() -> None:
-    """Regenerated noise of a weight with too many elements for the counters raises when it is sampled."""
+    """Regenerated noise of a weight with too many elements for the counters raises when it is draw_table."""
     for scheme, shape in ((Regenerated(), (1, 2**18, 2**17)), (RegeneratedSign(), (1, 2**20, 2**20))):
         with pytest.raises(ValueError, match="is outside the counter range"):
-            scheme.sample(torch.empty(shape, device="meta"), stream_of("philox", range(2)))
+            scheme.sample(
+                torch.empty(shape, device="meta"), make_stream(range(2), name="philox", dtype=torch.float32)
+            )
 
 
-def sampled(shape: tuple[int, ...], members: range, *, step: int = 0, ratio: int = 16) -> TableNoise:
+def draw_table(shape: tuple[int, ...], members: range, *, step: int = 0, ratio: int = 16) -> TableNoise:
     """Draw a table and the members' offsets."""
-    return NoiseTable(ratio).sample(torch.zeros(shape), stream_of("block", members, step=step))
+    stream = make_stream(members, step=step, dtype=torch.float32)
+    return NoiseTable(ratio).sample(torch.zeros(shape), stream)
 
 
 def test_a_perturbation_is_a_slice_of_the_table() -> None:
     """E_m is the table from the member's offset on, in the weight's shape; slices begin everywhere."""
     for shape in ((1, 6, 5), (2, 3, 2, 3, 3)):
-        noise, size = sampled(shape, range(20)), torch.Size(shape).numel()
+        noise, size = draw_table(shape, range(20)), torch.Size(shape).numel()
         assert noise.table.shape == (16 * size,)
         for offset, dense in zip(noise.offsets.tolist(), NoiseTable().dense_noise(noise), strict=True):
             assert torch.equal(dense, noise.table[offset : offset + size].view(shape))
-    noise = sampled((1, 2, 2), range(2048), ratio=3)
+    noise = draw_table((1, 2, 2), range(2048), ratio=3)
     assert NoiseTable(3).offsets(noise.shape) == 9
     assert sorted(set(noise.offsets.tolist())) == list(range(9))
 
 
-def test_tables_of_steps_and_parts() -> None:
+def test_parts_of_a_step_share_a_table_and_steps_do_not() -> None:
     """Steps share no number and parts of a step the table; kappa is d over the number of offsets."""
-    first, later = sampled((1, 8, 8), range(4)), sampled((1, 8, 8), range(4), step=1)
+    first, later = draw_table((1, 8, 8), range(4)), draw_table((1, 8, 8), range(4), step=1)
     assert not bool(torch.isin(first.table, later.table).any())
-    assert torch.equal(first.table, sampled((1, 8, 8), range(256, 260)).table)
-    assert closed(NoiseTable(3), (8, 12), 96) == 96 / (2 * 96 + 1)
+    assert torch.equal(first.table, draw_table((1, 8, 8), range(256, 260)).table)
+    assert closed_form(NoiseTable(3), (8, 12), 96) == 96 / (2 * 96 + 1)
     # A forward reads the slices, or the whole table if they are more than that.
     weight = torch.zeros(1, 8, 8)
-    few, many = sampled((1, 8, 8), range(3)), sampled((1, 8, 8), range(300))
+    few, many = draw_table((1, 8, 8), range(3)), draw_table((1, 8, 8), range(300))
     assert NoiseTable().read_bytes(weight, few) == weight.nbytes * (1 + 3) + 24
     assert NoiseTable().read_bytes(weight, many) == weight.nbytes * (1 + 16) + 2400

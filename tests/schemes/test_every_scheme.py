@@ -20,7 +20,7 @@ from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractScheme, AnyScheme
 from impls.verify.checks import Setting, check_purity, check_split
 from impls.verify.reference import check_forward, check_update
-from tests.schemes.cases import filled, seeded
+from tests.scheme_cases import fill, normal
 from tests.workload_cases import BITS, CHECKS, NUMBERS, every_variant, suits
 
 ENTRIES = [entry for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)]
@@ -79,11 +79,11 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
 
     def check(model: nn.Module, features: tuple[int, ...], members: int) -> None:
         try:
-            population = perturb(filled(model), scheme_of(entry), members=members, sigma=0.1)
+            population = perturb(fill(model), scheme_of(entry), members=members, sigma=0.1)
         except ValueError as error:
             assert re.search(r"\d", str(error))  # noqa: PT017  the error is one of two valid outcomes
             return
-        x = seeded(members, *features)
+        x = normal(members, *features)
         check_forward(population, x, range(members))
         check_update(population, x, range(members))
 
@@ -136,9 +136,9 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     def check(
         op: AbstractOperator, module: nn.Module, features: tuple[int, ...], scale: float | Tensor
     ) -> None:
-        population = perturb(filled(module, torch.float32), scheme_of(entry), members=4, sigma=0.1)
+        population = perturb(fill(module, torch.float32), scheme_of(entry), members=4, sigma=0.1)
         noise, layer = population.sample(0).layers[""].weight, population.layers[0]
-        weight, x = layer.split_groups(layer.weight.detach().clone()), seeded(2, 4, *features).float()
+        weight, x = layer.split_groups(layer.weight.detach().clone()), normal(2, 4, *features).float()
 
         def forward(x: Tensor) -> Tensor:
             return scheme_of(entry).forward(op, weight, noise, x, scale)
@@ -165,7 +165,7 @@ def test_utilities_of_any_size_are_scaled_before_they_meet_a_narrow_type() -> No
         return grad.double()
 
     def check(entry: Entry) -> None:
-        model = filled(nn.Linear(6, 4), torch.float16)
+        model = fill(nn.Linear(6, 4), torch.float16)
         population = perturb(model, scheme_of(entry), members=5, sigma=0.1)
         plain = gradient(population, 1.0)
         for scale in (1e3, 1e30, 1e-30):

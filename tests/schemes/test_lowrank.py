@@ -16,7 +16,7 @@ from impls.schemes.lowrank import MAX_SINGLE_TERMS, AbstractLowRank, Factors
 from impls.schemes.orthogonal import MEMBERS_PER_DRAW
 from impls.schemes.sparse import MAX_SINGLE_DRAWS, SparseNoise
 from impls.verify.reference import check_close, check_forward, check_update, compute_update
-from tests.schemes.cases import closed, filled, members_of, seeded
+from tests.scheme_cases import check_sums, closed_form, dense_rows, fill, make_stream, normal
 
 STORED: list[LowRank | LowRankSign | Orthogonal] = [LowRank(2), LowRankSign(), Orthogonal(2)]
 
@@ -24,38 +24,35 @@ STORED: list[LowRank | LowRankSign | Orthogonal] = [LowRank(2), LowRankSign(), O
 @pytest.mark.parametrize("stored", STORED, ids=str)
 def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign | Orthogonal) -> None:
     """Noise, outputs and updates of both forms agree, over several blocks, in parts and with any stream."""
-    members, model = 2 * BLOCK + 3, filled(nn.Linear(5, 4))
-    x, utilities = seeded(members, 5), seeded(members)
+    members, model = 2 * BLOCK + 3, fill(nn.Linear(5, 4))
+    x, utilities = normal(members, 5), normal(members)
     for stream in ("block", "philox"):
-        whole, again = (
+        whole, regenerated = (
             perturb(model, scheme, members=members, sigma=0.1, stream=stream)
             for scheme in (stored, replace(stored, regenerated=True))
         )
-        noise, redrawn = whole.sample(3), again.sample(3)
+        noise, redrawn = whole.sample(3), regenerated.sample(3)
         bits = whole.dense_noise(noise)
-        for name, values in again.dense_noise(redrawn).items():
+        for name, values in regenerated.dense_noise(redrawn).items():
             assert torch.equal(values, bits[name])
-        assert torch.equal(whole(x, noise), again(x, redrawn))
-        expected, got = compute_update(whole, noise, utilities), compute_update(again, redrawn, utilities)
-        check_close("update", got["weight"], expected["weight"], expected["weight"])
-        assert torch.equal(again.dense_noise(redrawn, 100, 120)["weight"], bits["weight"][100:120])
+        assert torch.equal(whole(x, noise), regenerated(x, redrawn))
+        expected = compute_update(whole, noise, utilities)["weight"]
+        check_close("update", compute_update(regenerated, redrawn, utilities)["weight"], expected, expected)
+        assert torch.equal(regenerated.dense_noise(redrawn, 100, 120)["weight"], bits["weight"][100:120])
     # With philox a part may start and end inside blocks.
-    part = again.dense_noise(again.sample(3, range(30, BLOCK + 7)))["weight"]
+    part = regenerated.dense_noise(regenerated.sample(3, range(30, BLOCK + 7)))["weight"]
     assert torch.equal(part, bits["weight"][30 : BLOCK + 7])
 
 
 @pytest.mark.parametrize("rank", [MAX_SINGLE_TERMS, MAX_SINGLE_TERMS + 1])
 def test_any_rank_and_memory_layout_is_right(rank: int) -> None:
-    """Forward and update agree with the reference for tokens and for images with channels last."""
-    modules = ((nn.Linear(3, 2), (4, 3)), (nn.Conv2d(4, 6, (2, 3), 2, groups=2), (4, 5, 6)))
-    for module, features in modules:
-        population = perturb(filled(module), LowRank(rank), members=3, sigma=0.1, antithetic=True)
-        x, noise = seeded(12, *features), population.sample(0)
-        check_forward(population, x, range(3))
-        check_update(population, x, range(3))
-        if x.dim() == 4:
-            last = population(x.to(memory_format=torch.channels_last), noise)
-            torch.testing.assert_close(last, population(x, noise))
+    """Few and many terms agree with the reference, and images with channels last have the same outputs."""
+    check_sums(LowRank(rank))
+    module = fill(nn.Conv2d(4, 6, (2, 3), 2, groups=2))
+    population = perturb(module, LowRank(rank), members=3, sigma=0.1, antithetic=True)
+    x, noise = normal(12, 4, 5, 6), population.sample(0)
+    channels_last = population(x.to(memory_format=torch.channels_last), noise)
+    torch.testing.assert_close(channels_last, population(x, noise))
 
 
 # Orthogonal.
@@ -74,9 +71,7 @@ SHAPES = [
 
 def factors(scheme: AbstractLowRank, shape: tuple[int, ...], members: int) -> Factors:
     """Draw the factors of members for a weight of that shape, in float64."""
-    weight = torch.zeros(shape, dtype=torch.float64)
-    stream = BlockStream(0, 0, "layer", range(members), weight.device, weight.dtype)
-    return scheme.factors(weight.shape, stream)
+    return scheme.factors(torch.Size(shape), make_stream(range(members)))
 
 
 def products_per_group(shape: tuple[int, ...], rows: Tensor) -> Tensor:
@@ -100,68 +95,71 @@ def test_members_of_a_round_are_orthogonal_in_every_group(rank: int) -> None:
             with pytest.raises(ValueError, match=f"rank = {rank} is above the {pairs} weights"):
                 factors(Orthogonal(rank), shape, 1)
             continue
-        room = pairs // rank
-        rows = members_of(Orthogonal(rank), shape, range(3 * room))
-        for start in range(0, 3 * room, room):
-            assert_identity(products_per_group(shape, rows[start : start + room]))
-        assert room == 1 or float(products_per_group(shape, rows)[:, :room, room:].abs().max()) > 0.1
+        round_size = pairs // rank
+        rows = dense_rows(Orthogonal(rank), shape, range(3 * round_size))
+        for start in range(0, 3 * round_size, round_size):
+            assert_identity(products_per_group(shape, rows[start : start + round_size]))
+        assert (
+            round_size == 1
+            or float(products_per_group(shape, rows)[:, :round_size, round_size:].abs().max()) > 0.1
+        )
         if rank <= min(shape[1], math.prod(shape[2:])):
-            drawn = factors(Orthogonal(rank), shape, 2 * room)
-            for side in (drawn.up, drawn.down.flatten(3)):
+            noise = factors(Orthogonal(rank), shape, 2 * round_size)
+            for side in (noise.up, noise.down.flatten(3)):
                 assert_identity(side @ side.mT / side.shape[3])
 
 
 def test_a_whole_round_gives_the_gradient_of_a_linear_fitness() -> None:
     """Kappa is -1 for a whole round, whose members sum to the gradient; it is 0 for one member."""
-    assert closed(Orthogonal(), (6, 10), 1) == closed(Orthogonal(), (1, 1), 100) == 0
-    assert closed(Orthogonal(), (6, 10), 60) == -1
-    assert effective_members(30, 60, closed(Orthogonal(), (6, 10), 30)) == pytest.approx(60)
-    gradient, rows = seeded(60), members_of(Orthogonal(), (1, 6, 10), range(60))
+    assert closed_form(Orthogonal(), (6, 10), 1) == closed_form(Orthogonal(), (1, 1), 100) == 0
+    assert closed_form(Orthogonal(), (6, 10), 60) == -1
+    assert effective_members(30, 60, closed_form(Orthogonal(), (6, 10), 30)) == pytest.approx(60)
+    gradient, rows = normal(60), dense_rows(Orthogonal(), (1, 6, 10), range(60))
     torch.testing.assert_close(rows.mT @ (rows @ gradient) / 60, gradient)
 
 
-def worst_moment(rank: int, steps: int = 300) -> float:
+def largest_deviation(rank: int, steps: int = 300) -> float:
     """Return the largest deviation of the second moment of any entry of E_m from 1, in standard errors."""
     squares = torch.stack(
-        [members_of(Orthogonal(rank), (1, 3, 4), range(1), step).square()[0] for step in range(steps)]
+        [dense_rows(Orthogonal(rank), (1, 3, 4), range(1), step).square()[0] for step in range(steps)]
     )
     error = squares.std(0) / math.sqrt(steps)
     return float(((squares.mean(0) - 1) / error.clamp_min(1e-12)).abs().max())
 
 
-def unevenness(steps: int = 200) -> float:
+def kurtosis_of_products(steps: int = 200) -> float:
     """Return the kurtosis of the members' inner products with a gradient of equal entries."""
-    seen = torch.stack(
-        [members_of(Orthogonal(), (1, 16, 16), range(8), step).sum(1) for step in range(steps)]
+    products = torch.stack(
+        [dense_rows(Orthogonal(), (1, 16, 16), range(8), step).sum(1) for step in range(steps)]
     )
-    return float(seen.pow(4).mean() / seen.square().mean().square())
+    return float(products.pow(4).mean() / products.square().mean().square())
 
 
 def test_no_direction_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries have unit variance and a constant gradient is spread over members; planted bugs break both."""
-    assert worst_moment(2) < 5
-    assert unevenness() < 20  # a product of two normal numbers has 9
+    assert largest_deviation(2) < 5
+    assert kurtosis_of_products() < 20  # a product of two normal numbers has 9
     signs, integers = BlockStream.signs, BlockStream.integers
 
     def fix_signs(side: str) -> None:
-        def drawn(self: BlockStream, draw: str, *shape: int) -> Tensor:
+        def draw_fixed(self: BlockStream, draw: str, *shape: int) -> Tensor:
             values = signs(self, draw, *shape)
             return values.fill_(1) if side in draw else values
 
-        monkeypatch.setattr(BlockStream, "signs", drawn)
+        monkeypatch.setattr(BlockStream, "signs", draw_fixed)
 
     fix_signs("columns")
-    assert worst_moment(2) > 10
+    assert largest_deviation(2) > 10
     # The constant column of the transform is that gradient, and orthogonal to all others.
     fix_signs("rows")
-    assert unevenness() > 100
+    assert kurtosis_of_products() > 100
     monkeypatch.setattr(BlockStream, "signs", signs)
 
-    def first(self: BlockStream, draw: str, high: int, *shape: int) -> Tensor:
+    def draw_one(self: BlockStream, draw: str, high: int, *shape: int) -> Tensor:
         return integers(self, draw, high, *shape).zero_() + 1
 
-    monkeypatch.setattr(BlockStream, "integers", first)
-    assert worst_moment(1) > 10
+    monkeypatch.setattr(BlockStream, "integers", draw_one)
+    assert largest_deviation(1) > 10
 
 
 @pytest.mark.parametrize("width", [1, 20])
@@ -181,19 +179,18 @@ def test_any_split_of_orthogonal_members_has_the_bits_of_the_whole(width: int) -
 
 def sparse(scheme: SparsePerturbed, shape: tuple[int, ...], members: int) -> SparseNoise:
     """Draw members' noise for a weight of that shape, in float64."""
-    weight = torch.zeros(shape, dtype=torch.float64)
-    return scheme.sample(weight, BlockStream(0, 0, "layer", range(members), weight.device, weight.dtype))
+    return scheme.sample(torch.zeros(shape, dtype=torch.float64), make_stream(range(members)))
 
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_every_choice_of_columns_in_every_order_is_equally_likely(k: int) -> None:
     """Columns are drawn without replacement and uniformly, by a chi-squared test."""
     width, members = 4, 6000
-    chosen = Counter(map(tuple, sparse(SparsePerturbed(k), (1, 1, width), members).columns[:, 0].tolist()))
+    counts = Counter(map(tuple, sparse(SparsePerturbed(k), (1, 1, width), members).columns[:, 0].tolist()))
     orders = list(itertools.permutations(range(width), k))
-    assert set(chosen) == set(orders)
+    assert set(counts) == set(orders)
     expected, freedom = members / len(orders), len(orders) - 1
-    squares = sum((chosen[order] - expected) ** 2 / expected for order in orders)
+    squares = sum((counts[order] - expected) ** 2 / expected for order in orders)
     assert squares < freedom + 4 * (2 * freedom) ** 0.5
 
 
@@ -211,8 +208,8 @@ def test_sparse_columns_and_values() -> None:
 
 def test_many_columns_agree_with_the_reference() -> None:
     """More columns than are drawn one by one agree with the reference, with normal values and signs."""
-    module = filled(nn.Linear(MAX_SINGLE_DRAWS + 3, 4))
+    module = fill(nn.Linear(MAX_SINGLE_DRAWS + 3, 4))
     for scheme in (SparsePerturbed(MAX_SINGLE_DRAWS + 1), SparsePerturbed(MAX_SINGLE_DRAWS + 1, "sign")):
         population = perturb(module, scheme, members=3, sigma=0.1, antithetic=True)
-        check_forward(population, seeded(6, MAX_SINGLE_DRAWS + 3), range(3))
-        check_update(population, seeded(6, MAX_SINGLE_DRAWS + 3), range(3))
+        check_forward(population, normal(6, MAX_SINGLE_DRAWS + 3), range(3))
+        check_update(population, normal(6, MAX_SINGLE_DRAWS + 3), range(3))

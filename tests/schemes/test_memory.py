@@ -34,7 +34,7 @@ from impls.schemes import (
 from impls.schemes.lowrank import MAX_SINGLE_TERMS, Factors, RedrawnFactors
 from impls.schemes.regenerated import StreamNoise
 from impls.verify.reference import compute_update
-from tests.schemes.cases import filled, seeded
+from tests.scheme_cases import fill, normal
 
 
 def test_noise_has_the_documented_bytes() -> None:
@@ -91,11 +91,11 @@ def test_no_tensor_has_a_number_for_each_member_and_weight() -> None:
 
     def largest(scheme: AnyScheme) -> int:
         population = perturb(nn.Linear(width, width), scheme, members=members, sigma=0.1)
-        with LargestTensor() as seen:
+        with LargestTensor() as tensors:
             noise = population.sample(0)
             population(torch.ones(members, width), noise)
             population.update(noise, torch.ones(members))
-        return seen.numel
+        return tensors.numel
 
     ranks: dict[AnyScheme, int] = {
         **{LowRank(rank): rank for rank in (1, 4, MAX_SINGLE_TERMS + 1)},
@@ -125,8 +125,8 @@ def test_no_tensor_has_a_number_for_each_member_and_weight() -> None:
 )
 def test_pieces_do_not_change_results(scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and updates are the same for any number of members that are computed at a time."""
-    model = filled(nn.Conv2d(6, 4, 3, padding=1, groups=2, bias=False))
-    x, utilities, results = seeded(4 * 7, 6, 5, 5), seeded(14), []
+    model = fill(nn.Conv2d(6, 4, 3, padding=1, groups=2, bias=False))
+    x, utilities, results = normal(4 * 7, 6, 5, 5), normal(14), []
     for piece_bytes in (2**30, 3 * 8 * 108, 1):
         monkeypatch.setitem(streams.PIECE_BYTES, "cpu", piece_bytes)
         for module in (dropout, hadamard):

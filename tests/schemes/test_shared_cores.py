@@ -21,7 +21,7 @@ from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard, Permuted, hadamard
 from impls.verify.checks import Setting, check_split
-from tests.schemes.cases import check_sums, closed, filled, seeded
+from tests.scheme_cases import check_sums, closed_form, fill, normal
 
 OPERATORS = [
     (Linear(), (1, 3, 4), (4,)),
@@ -46,8 +46,8 @@ def test_member_j_has_core_j_modulo_their_number(
 ) -> None:
     """Products, dense noise and sums agree on each member's core, in any part of a population."""
     op, shape, features = case
-    cores = seeded(count, *shape, seed=start)
-    x = seeded(repeats, total, shape[0], *features, seed=start + 1)
+    cores = normal(count, *shape, seed=start)
+    x = normal(repeats, total, shape[0], *features, seed=start + 1)
     members = range(start, start + total)
     separate = [op.apply_shared(x[:, j : j + 1], cores[m % count]) for j, m in enumerate(members)]
     torch.testing.assert_close(apply_cores(op, x, cores, members), torch.cat(separate, dim=1))
@@ -68,7 +68,7 @@ def test_the_fraction_of_pairs_with_the_same_core(members: int, cores: int) -> N
 def test_channels_are_selected_by_each_members_index() -> None:
     """Selecting channels equals indexing row by row, with and without space."""
     for space in ((), (1, 1), (2, 3)):
-        x, index = seeded(2, 3, 2, 4, *space), torch.randint(4, (3, 2, 5))
+        x, index = normal(2, 3, 2, 4, *space), torch.randint(4, (3, 2, 5))
         selected = take_channels(x, index)
         for r, m, g in itertools.product(range(2), range(3), range(2)):
             assert torch.equal(selected[r, m, g], x[r, m, g, index[m, g]])
@@ -89,22 +89,22 @@ def test_several_cores_agree_with_the_reference(scheme: AnyScheme) -> None:
     """Three cores divide neither seven members nor a block; two members use a part of them."""
     for members in (7, 2):
         check_sums(scheme, members)
-    check_split(Setting(scheme, filled(nn.Linear(5, 4)), (5,)))
+    check_split(Setting(scheme, fill(nn.Linear(5, 4)), (5,)))
 
 
 def test_closed_forms_of_kappa() -> None:
     """The closed forms have the documented values, also for populations and widths too large to sample."""
     for shape, taps in (((16, 24), 1), ((12, 10, 3, 3), 9)):
         for side, length in (("in", shape[0]), ("out", shape[1]), ("both", 1)):
-            assert closed(Flipped(side), shape, 64) == length * taps + 1  # type: ignore[arg-type]  # a side
-            assert closed(FlippedSign(side), shape, 64) == length * taps - 1  # type: ignore[arg-type]  # a side
-    assert closed(Flipped("in", cores=32), (64, 64), 2**20) == pytest.approx(65 / 32, rel=1e-3)
-    assert closed(Flipped("in", cores=64), (64, 64), 64) == 0
-    assert closed(Permuted(), (1000, 500), 64) == pytest.approx(1000 / 500, rel=0.01)
+            assert closed_form(Flipped(side), shape, 64) == length * taps + 1  # type: ignore[arg-type]  # a side
+            assert closed_form(FlippedSign(side), shape, 64) == length * taps - 1  # type: ignore[arg-type]  # a side
+    assert closed_form(Flipped("in", cores=32), (64, 64), 2**20) == pytest.approx(65 / 32, rel=1e-3)
+    assert closed_form(Flipped("in", cores=64), (64, 64), 64) == 0
+    assert closed_form(Permuted(), (1000, 500), 64) == pytest.approx(1000 / 500, rel=0.01)
     # Centring does not remove the differences between cores: two cores help little at k = i.
     for sparsity, share in ((1.0, 0.75), (0.05, 0.5 + 0.25 * 0.05)):
         alone, pair = (
-            closed(Permuted(in_sparsity=sparsity, cores=cores), (2000, 1000), 10**6) for cores in (1, 2)
+            closed_form(Permuted(in_sparsity=sparsity, cores=cores), (2000, 1000), 10**6) for cores in (1, 2)
         )
         assert pair / alone == pytest.approx(share, rel=0.01)
 
@@ -164,7 +164,7 @@ def check_transform(outputs: int, inputs: int, space: int) -> None:
     common = torch.arange(outputs).unsqueeze(1) & torch.arange(inputs)
     for shift in (8, 4, 2, 1):
         common = common ^ (common >> shift)
-    matrix, x = (1 - 2 * (common & 1)).double(), seeded(2, inputs, space)
+    matrix, x = (1 - 2 * (common & 1)).double(), normal(2, inputs, space)
     largest = max(hadamard.hadamard_factors(hadamard.hadamard_width(outputs, inputs)))
     seed = hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
     torch.testing.assert_close(hadamard.walsh_hadamard_transform(x, outputs, seed), matrix @ x)
