@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Protocol
 
 import pytest
@@ -18,8 +17,9 @@ from impls.perturbation.noise import BLOCK, STREAMS, NoiseStream
 from impls.perturbation.philox import Distribution, DrawKey
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.schemes import DropConnect, DropoutMask, Flipped, Permuted, Perturbed, SparsePerturbed
+from impls.schemes import DropConnect, DropoutMask, Flipped, Permuted, Perturbed
 from impls.verify.checks import Setting, check_independence
+from tests.scheme_cases import make_stream
 
 DRAWS = ("normal", "uniform", "words", "signs", "integers")
 
@@ -28,18 +28,13 @@ class Maker(Protocol):
     """Makes a stream of one kind."""
 
     def __call__(self, members: range, **changes: Any) -> NoiseStream:
-        """Make a stream on the CPU."""
+        """Make a stream on the CPU with changed fields."""
         ...
 
 
 def maker(name: str) -> Maker:
     """Return a function that makes streams of that name."""
-
-    def stream(members: range, **changes: Any) -> NoiseStream:
-        base = STREAMS[name](0, 0, "layer", members, torch.device("cpu"), torch.float32)
-        return replace(base, **changes)
-
-    return stream
+    return lambda members, **changes: replace(make_stream(members, name=name, dtype=torch.float32), **changes)
 
 
 @pytest.fixture(params=STREAMS, scope="module")
@@ -50,8 +45,8 @@ def stream(request: pytest.FixtureRequest) -> Maker:
 
 def draw(name: str, stream: NoiseStream, width: int) -> Tensor:
     """Draw [m, width] values with the stream's method of this name."""
-    drawn: Tensor = getattr(stream, name)("draw", *([1000] if name == "integers" else []), width)
-    return drawn
+    values: Tensor = getattr(stream, name)("draw", *([1000] if name == "integers" else []), width)
+    return values
 
 
 @settings(max_examples=10)
@@ -79,36 +74,25 @@ def test_members_have_the_same_noise_however_the_population_is_split(
             assert torch.equal(draw(name, part.narrow(1, 2), width), bits[start + 1 : start + 2])
 
 
-def test_philox_has_the_same_noise_wherever_the_population_is_split() -> None:
-    """Drawing any parts separately, not only blocks, gives the same bits as drawing all at once."""
-    stream = maker("philox")
-    whole, ends = stream(range(40)), (0, 0, 1, 7, 33, 40)
-    parts = [stream(range(*pair)) for pair in pairwise(ends)]
-    for name in DRAWS:
-        assert torch.equal(draw(name, whole, 5), torch.cat([draw(name, part, 5) for part in parts]))
-    permutations = [part.permutations("draw", 2, 5) for part in parts]
-    assert torch.equal(whole.permutations("draw", 2, 5), torch.cat(permutations))
-
-
 def test_every_part_of_the_key_matters(stream: Maker) -> None:
     """Each part of the key changes the noise, the same key repeats it; shared noise has a separate key."""
-    here = stream(range(BLOCK))
-    reference = here.normal("draw", 3)
+    base = stream(range(BLOCK))
+    reference = base.normal("draw", 3)
     changed = [
-        replace(here, seed=1).normal("draw", 3),
-        replace(here, step=1).normal("draw", 3),
-        replace(here, layer="other").normal("draw", 3),
-        replace(here, members=range(BLOCK, 2 * BLOCK)).normal("draw", 3),
-        here.normal("other", 3),
+        replace(base, seed=1).normal("draw", 3),
+        replace(base, step=1).normal("draw", 3),
+        replace(base, layer="other").normal("draw", 3),
+        replace(base, members=range(BLOCK, 2 * BLOCK)).normal("draw", 3),
+        base.normal("other", 3),
     ]
     assert not any(bool((reference == values).any()) for values in changed)
-    assert torch.equal(reference, here.normal("draw", 3))
+    assert torch.equal(reference, base.normal("draw", 3))
     # Layer "a" with draw "b/c" is not layer "a/b" with draw "c".
     first, second = (
-        replace(here, layer=layer).normal(name, 4) for layer, name in (("a", "b/c"), ("a/b", "c"))
+        replace(base, layer=layer).normal(name, 4) for layer, name in (("a", "b/c"), ("a/b", "c"))
     )
     assert not torch.equal(first, second)
-    parts = [here, stream(range(BLOCK, 2 * BLOCK)), stream(range(2 * BLOCK)).narrow(3, 9)]
+    parts = [base, stream(range(BLOCK, 2 * BLOCK)), stream(range(2 * BLOCK)).narrow(3, 9)]
     shared = [part.shared().normal("draw", 3) for part in parts]
     assert shared[0].shape == (1, 3)
     assert all(torch.equal(shared[0], values) for values in shared)
@@ -125,7 +109,7 @@ def test_pieces_cover_the_members() -> None:
     assert list(stream.pieces(8, 1)) == list(stream.pieces(0, 1)) == [(at, at + 1) for at in range(7)]
 
 
-def test_permutations_and_subsets(stream: Maker) -> None:
+def test_permutations_and_subsets_have_distinct_channels(stream: Maker) -> None:
     """Permutations have each channel once per member and group; subsets have distinct channels in range."""
     for groups, width in ((1, 1), (3, 70), (1, 40_000)):  # above the range of int16
         permutations = stream(range(3)).permutations("p", groups, width)
@@ -138,23 +122,16 @@ def test_permutations_and_subsets(stream: Maker) -> None:
             assert bool((subsets.sort(-1).values.diff(dim=-1) > 0).all())
 
 
-def test_choices_are_fair_and_sides_independent(stream: Maker) -> None:
-    """Sparse columns cover inputs evenly; flips and permutations of a layer's two sides are independent."""
-    columns = SparsePerturbed(2).sample(torch.zeros(1, 1, 10), stream(range(4 * BLOCK))).columns
-    counts = torch.bincount(columns.flatten(), minlength=10) / (4 * BLOCK * 2 / 10)
-    assert 0.7 < float(counts.min()) <= float(counts.max()) < 1.3
-    square = torch.zeros(1, 64, 64)
-    flipped = Flipped("both").sample(square, stream(range(BLOCK)))
-    permuted = Permuted("both").sample(square, stream(range(BLOCK)))
-    assert flipped.inputs is not None
-    assert flipped.outputs is not None
-    assert permuted.inputs is not None
-    assert permuted.outputs is not None
+def test_the_two_sides_of_a_layer_are_independent(stream: Maker) -> None:
+    """Flips and permutations of a layer's inputs are independent of those of its outputs."""
+    weight = torch.zeros(1, 64, 64)
+    flipped: Any = Flipped("both").sample(weight, stream(range(BLOCK)))
+    permuted: Any = Permuted("both").sample(weight, stream(range(BLOCK)))
     assert abs((flipped.inputs * flipped.outputs).float().mean().item()) < 0.05
     assert (permuted.inputs == permuted.outputs).float().mean().item() < 0.05
 
 
-def test_signs(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signs_are_the_bits_of_words_and_fair(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sign e is +1 where bit e % 64 of word e // 64 is set, in any dtype and tile size; signs are fair."""
     words = stream(range(9)).words("s", 3)
     assert words.dtype == torch.int64
@@ -176,10 +153,10 @@ def test_signs(stream: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
     """On the meta device noise has its shape and size in bytes, but takes no memory."""
-    nowhere = stream(range(2**20), device=torch.device("meta"))
-    assert nowhere.normal("dense", 1024, 1024).nbytes == 2**42
-    assert nowhere.signs("dense", 1024, 1024).nbytes == 2**42
-    assert nowhere.words("dense", 16, 1024).nbytes == 2**37
+    meta = stream(range(2**20), device=torch.device("meta"))
+    assert meta.normal("dense", 1024, 1024).nbytes == 2**42
+    assert meta.signs("dense", 1024, 1024).nbytes == 2**42
+    assert meta.words("dense", 16, 1024).nbytes == 2**37
 
 
 def test_a_dtype_rounds_philox_normals() -> None:
@@ -218,21 +195,21 @@ WIDTH, MEMBERS = 64, 20000
 def test_choices_in_narrow_models_have_no_ties(name: str) -> None:
     """In a bfloat16 model permutations swap half of all channel pairs, and dropout of 10 % drops a tenth."""
 
-    def sampled(scheme: AnyScheme, field: str, members: int) -> Tensor:
+    def sample(scheme: AnyScheme, field: str, members: int) -> Tensor:
         model = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
         population = perturb(model, scheme, members=members, sigma=0.1, stream=name)
         (noise,) = population.sample(0).layers.values()
         values: Tensor = getattr(noise.weight, field)
         return values
 
-    places = sampled(Permuted(), "inputs", MEMBERS).flatten(0, -2)
+    channels = sample(Permuted(), "inputs", MEMBERS).flatten(0, -2)
     first, second = torch.triu_indices(WIDTH, WIDTH, 1)
-    swapped = sum((part[:, first] > part[:, second]).sum().item() for part in places.split(1000))
+    swapped = sum((piece[:, first] > piece[:, second]).sum().item() for piece in channels.split(1000))
     # Inversions of a random permutation have the variance w (w - 1) (2 w + 5) / 72.
-    error = (WIDTH * (WIDTH - 1) * (2 * WIDTH + 5) / 72 / len(places)) ** 0.5 / len(first)
-    assert abs(swapped / len(places) / len(first) - 0.5) < 4 * error
+    error = (WIDTH * (WIDTH - 1) * (2 * WIDTH + 5) / 72 / len(channels)) ** 0.5 / len(first)
+    assert abs(swapped / len(channels) / len(first) - 0.5) < 4 * error
     for scheme, members in ((DropoutMask(p=0.1), MEMBERS), (DropConnect(p=0.1), 500)):
-        kept = sampled(scheme, "kept", members)
+        kept = sample(scheme, "kept", members)
         dropped = 1 - kept.double().mean().item()
         assert abs(dropped - 0.1) < 4 * (0.1 * 0.9 / kept.numel()) ** 0.5
 
@@ -242,7 +219,7 @@ def test_choices_in_narrow_models_have_no_ties(name: str) -> None:
 )
 def test_a_missing_counter_is_found(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of independence finds noise that repeats because a counter of philox is left out."""
-    place_of, fill = DrawKey.of, philox.fill
+    make_key, fill = DrawKey.of, philox.fill
 
     def of(seed: int, step: int, layer: str, draw: str) -> DrawKey:
         if words == "between layers":
@@ -250,13 +227,13 @@ def test_a_missing_counter_is_found(words: str, monkeypatch: pytest.MonkeyPatch)
         elif words == "between weight and bias":
             layer = layer.rpartition(".")[0]
         step, seed = 0 if words == "between steps" else step, 0 if words == "between seeds" else seed
-        return place_of(seed, step, layer, draw)
+        return make_key(seed, step, layer, draw)
 
     def without_member(
-        values: Tensor, kind: Distribution, place: DrawKey, members: range, elements: range
+        values: Tensor, distribution: Distribution, key: DrawKey, members: range, elements: range
     ) -> Tensor:
         first = values.new_empty(1, values.shape[1])
-        return values.copy_(fill(first, kind, place, range(members.start, members.start + 1), elements))
+        return values.copy_(fill(first, distribution, key, range(members.start, members.start + 1), elements))
 
     dense = Setting(Perturbed(), nn.Linear(6, 5).double(), (6,), stream="philox")
     check_independence(dense)
@@ -287,13 +264,13 @@ NORMALS = {
 }
 """Entries of dense noise, which differ between machines by a few roundings of float32."""
 
-PLACES = [0, 1, 2, 3, 349, 350, 699]
+STORED_ENTRIES = [0, 1, 2, 3, 349, 350, 699]
 
 
-def written(scheme: AnyScheme, stream: str) -> Tensor:
+def draw_stored(scheme: AnyScheme, stream: str) -> Tensor:
     """Return the dense noise of two members of a small layer at seed 7 and step 11."""
-    kind = impls.BinarizedLinear if isinstance(scheme, impls.Binary) else nn.Linear
-    model = kind(70, 5, bias=False, dtype=torch.float64)
+    layer = impls.BinarizedLinear if isinstance(scheme, impls.Binary) else nn.Linear
+    model = layer(70, 5, bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(torch.linspace(-2, 2, 350).view(5, 70))
     population = perturb(model, scheme, members=2, sigma=0.1, seed=7, stream=stream)
@@ -302,8 +279,8 @@ def written(scheme: AnyScheme, stream: str) -> Tensor:
 
 @pytest.mark.parametrize(("name", "stream"), DIGESTS)
 def test_integers_have_the_stored_bits(name: str, stream: str) -> None:
-    """Signs, gates and bits, written out as weights, have the stored digest."""
-    entries = (written(getattr(impls, name)(), stream) * 2**20).round().to(torch.int64)
+    """Signs, gates and bits, draw_stored out as weights, have the stored digest."""
+    entries = (draw_stored(getattr(impls, name)(), stream) * 2**20).round().to(torch.int64)
     digest = hashlib.blake2b(entries.numpy().tobytes(), digest_size=8).hexdigest()
     assert digest == DIGESTS[name, stream]
 
@@ -311,5 +288,5 @@ def test_integers_have_the_stored_bits(name: str, stream: str) -> None:
 @pytest.mark.parametrize("stream", NORMALS)
 def test_normals_have_the_stored_values(stream: str) -> None:
     """Dense noise has the stored entries, up to a few roundings of float32."""
-    entries = written(impls.Perturbed(), stream).flatten()[PLACES].tolist()
+    entries = draw_stored(impls.Perturbed(), stream).flatten()[STORED_ENTRIES].tolist()
     assert entries == pytest.approx(NORMALS[stream], abs=2e-6)

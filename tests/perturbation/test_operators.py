@@ -40,19 +40,19 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
     for between in ((), (3,), (3, 2)):
         rows, matrix = torch.randn(6, *between, 4).double(), torch.randn(5, 4).double()
         linear = Linear()
-        parts = linear.split(rows, 3)
-        shared = linear.apply_shared(parts, matrix.unsqueeze(0))
-        batched = linear.apply_per_member(parts, matrix.unsqueeze(0).expand(3, 1, 5, 4))
+        x = linear.split(rows, 3)
+        shared = linear.apply_shared(x, matrix.unsqueeze(0))
+        batched = linear.apply_per_member(x, matrix.unsqueeze(0).expand(3, 1, 5, 4))
         torch.testing.assert_close(linear.join(shared, rows), nn.functional.linear(rows, matrix))
         torch.testing.assert_close(batched, shared)
-    x = torch.randn(6, 4, 2, 3).double()
+    rows = torch.randn(6, 4, 2, 3).double()
     for op, shape in ((ChannelAffine(0, 2), (4,)), (ChannelAffine(1, 0), (2, 3))):
         weight = torch.randn(shape).double()
-        parts = op.split(x, 3)
-        shared = op.apply_shared(parts, weight)
-        torch.testing.assert_close(op.apply_per_member(parts, weight.expand(3, *shape)), shared)
+        x = op.split(rows, 3)
+        shared = op.apply_shared(x, weight)
+        torch.testing.assert_close(op.apply_per_member(x, weight.expand(3, *shape)), shared)
         view = weight.view(4, 1, 1) if shape == (4,) else weight
-        torch.testing.assert_close(op.join(shared, x), x * view)
+        torch.testing.assert_close(op.join(shared, rows), rows * view)
 
 
 SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())

@@ -21,16 +21,16 @@ from impls.perturbation.philox import (
 )
 
 KEY = (0x1234, 0x5678)
-PLACE = DrawKey(KEY, 3, 7)
-KINDS = {"normal": NORMAL, "uniform": UNIFORM, "bits": BITS, "integers_below": integers_below(1000)}
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+DRAW = DrawKey(KEY, 3, 7)
+DISTRIBUTIONS = {"normal": NORMAL, "uniform": UNIFORM, "bits": BITS, "integers_below": integers_below(1000)}
+every_distribution = pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 
 
-def fill(kind: Distribution, members: range, elements: range, place: DrawKey = PLACE) -> Tensor:
-    """Draw a rectangle of members and elements: words as int64, other kinds in float64, which is exact."""
-    dtype = torch.int64 if kind is BITS else torch.float64
+def fill(distribution: Distribution, members: range, elements: range, key: DrawKey = DRAW) -> Tensor:
+    """Draw a rectangle of members and elements: words as int64, others in float64, which is exact."""
+    dtype = torch.int64 if distribution is BITS else torch.float64
     values = torch.empty(len(members), len(elements), dtype=dtype)
-    return philox.fill(values, kind, place, members, elements)
+    return philox.fill(values, distribution, key, members, elements)
 
 
 def words_of(key: tuple[int, int], counters: tuple[int, int, int, int]) -> list[int]:
@@ -86,34 +86,38 @@ def test_words_equal_those_of_unbounded_integers(
 
 
 def test_values_are_computed_from_the_words_of_their_element() -> None:
-    """Each value is computed from the words that belong to its element, for every kind of value."""
-    words = [reference_words(KEY, (call, 5, PLACE.layer, PLACE.draw)) for call in range(3)]
+    """Each value is computed from the words that belong to its element, for every distribution."""
+    words = [reference_words(KEY, (call, 5, DRAW.layer, DRAW.draw)) for call in range(3)]
     flat = [word for call in words for word in call]
     uniforms = fill(UNIFORM, range(5, 6), range(12))[0]
     assert uniforms.tolist() == [(word >> 8) / 2**24 for word in flat]
     bits = fill(BITS, range(5, 6), range(6))
     assert [word % 2**64 for word in bits[0].tolist()] == [
-        flat[at] + (flat[at + 1] << 32) for at in range(0, 12, 2)
+        flat[index] + (flat[index + 1] << 32) for index in range(0, 12, 2)
     ]
     signs = philox.signs_from_words(bits, 300, torch.float64)[0]
     assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(300)]
-    pairs = [(flat[at] << 32) + flat[at + 1] for at in range(0, 12, 2)]
+    pairs = [(high << 32) + low for high, low in zip(flat[::2], flat[1::2], strict=True)]
     for high in (1, 10, 2**31 + 11, 2**32):
         drawn = fill(integers_below(high), range(5, 6), range(6))[0]
         assert drawn.tolist() == [high * pair >> 64 for pair in pairs]
     normals = fill(NORMAL, range(5, 6), range(12))[0]
-    for at in range(0, 12, 2):
-        radius = math.sqrt(-2 * math.log((flat[at] + 0.5) / 2**32))
-        angle = 2 * math.pi * flat[at + 1] / 2**32
+    for index in range(0, 12, 2):
+        radius = math.sqrt(-2 * math.log((flat[index] + 0.5) / 2**32))
+        angle = 2 * math.pi * flat[index + 1] / 2**32
         expected = torch.tensor([radius * math.cos(angle), radius * math.sin(angle)], dtype=torch.float64)
         # Angles and logarithms are rounded to float32 on the way.
-        assert float((normals[at : at + 2] - expected).abs().max()) < 16 * torch.finfo(torch.float32).eps
+        assert (
+            float((normals[index : index + 2] - expected).abs().max()) < 16 * torch.finfo(torch.float32).eps
+        )
 
 
-@EVERY_KIND
-def test_any_part_has_the_bits_of_the_whole(kind: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_distribution
+def test_any_part_has_the_bits_of_the_whole(
+    distribution: Distribution, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranges of members and elements, computed in tiles of any size, have the same bits."""
-    whole = fill(kind, range(9), range(300))
+    whole = fill(distribution, range(9), range(300))
     for tile in (philox.TILE["cpu"], 1, 7, 300):
         monkeypatch.setitem(philox.TILE, "cpu", tile)
         for members, elements in (
@@ -121,36 +125,38 @@ def test_any_part_has_the_bits_of_the_whole(kind: Distribution, monkeypatch: pyt
             (range(2, 5), range(1, 299)),
             (range(8, 9), range(7, 8)),
         ):
-            part = fill(kind, members, elements)
+            part = fill(distribution, members, elements)
             assert torch.equal(part, whole[members.start : members.stop, elements.start : elements.stop])
 
 
-@EVERY_KIND
-def test_noise_does_not_repeat_at_two_to_the_32(kind: Distribution) -> None:
+@every_distribution
+def test_noise_does_not_repeat_at_two_to_the_32(distribution: Distribution) -> None:
     """Values 2^31 or 2^32 places apart have different bits, across a population and within a member."""
     weight, count = 2**22, 256
-    far = fill(kind, range(1536, 1537), range(weight - count, weight))
+    far = fill(distribution, range(1536, 1537), range(weight - count, weight))
     for wrap in (2**31, 2**32):
         members, element = divmod((1536 * weight + weight - count) % wrap, weight)
         assert members != 1536
-        assert not torch.equal(fill(kind, range(members, members + 1), range(element, element + count)), far)
-    near = [fill(kind, range(1), range(start, start + count)) for start in (0, 2**31)]
-    for start in (2**32, 2**32 * kind.values_per_call - count):
-        far = fill(kind, range(1), range(start, start + count))
+        assert not torch.equal(
+            fill(distribution, range(members, members + 1), range(element, element + count)), far
+        )
+    near = [fill(distribution, range(1), range(start, start + count)) for start in (0, 2**31)]
+    for start in (2**32, 2**32 * distribution.values_per_call - count):
+        far = fill(distribution, range(1), range(start, start + count))
         assert not any(torch.equal(values, far) for values in near)
 
 
-@EVERY_KIND
-def test_a_counter_that_does_not_fit_is_refused(kind: Distribution) -> None:
+@every_distribution
+def test_a_counter_that_does_not_fit_is_refused(distribution: Distribution) -> None:
     """The first element and the first member beyond 2^32 counters are refused and do not wrap around to 0."""
-    end = 2**32 * kind.values_per_call
+    end = 2**32 * distribution.values_per_call
     with pytest.raises(ValueError, match=r"element / \d = \d+ is outside the counter range"):
-        fill(kind, range(1), range(end - 1, end + 1))
+        fill(distribution, range(1), range(end - 1, end + 1))
     with pytest.raises(ValueError, match="member = 4294967296 is outside the counter range"):
-        fill(kind, range(MASK, MASK + 2), range(1))
-    assert fill(kind, range(SHARED, SHARED + 1), range(end - 1, end)).isfinite().all()
+        fill(distribution, range(MASK, MASK + 2), range(1))
+    assert fill(distribution, range(SHARED, SHARED + 1), range(end - 1, end)).isfinite().all()
     with pytest.raises(ValueError, match="is outside the counter range"):  # before anything is drawn
-        philox.fill(torch.empty(1, end + 1, device="meta"), kind, PLACE, range(1), range(end + 1))
+        philox.fill(torch.empty(1, end + 1, device="meta"), distribution, DRAW, range(1), range(end + 1))
     for high in (0, 2**32 + 1):
         with pytest.raises(ValueError, match="high must be 1 to"):
             integers_below(high)

@@ -1,6 +1,7 @@
 """A population of a whole model: its forward and update; the model is left unchanged."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from impls.perturbation import noise as streams
 from impls.perturbation.scheme import AnyScheme
 from impls.verify.checks import Setting, check
 from impls.verify.reference import compute_update
+from tests.scheme_cases import fill, normal
 
 
 class Block(nn.Module):
@@ -35,15 +37,6 @@ class Block(nn.Module):
         return y.add(self.batch(functional.conv2d(y, self.mix.weight, groups=3)))
 
 
-def filled(module: nn.Module) -> nn.Module:
-    """Fill a module's parameters with the same numbers every time."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 3)
-    return module
-
-
 def network() -> nn.Module:
     """Make a small network of every supported kind of layer, in float64 and with fixed weights."""
     model = nn.Sequential(
@@ -55,29 +48,17 @@ def network() -> nn.Module:
         nn.RMSNorm(7),
         nn.Linear(7, 3),
     )
-    return filled(model.double().eval())
+    return fill(model.eval())
 
 
-def rows(count: int, *shape: int) -> Tensor:
-    """Make input rows, the same ones every time."""
-    return torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def square_layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
+    """Make a layer of 16 inputs and outputs with fixed weights."""
+    return fill(nn.Linear(16, 16, bias=False), dtype)
 
 
-def images(count: int) -> Tensor:
-    """Make rows of :func:`network`."""
-    return rows(count, 4, 4, 4)
-
-
-def layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
-    """Make a square layer of 16 channels with fixed weights."""
-    module = filled(nn.Linear(16, 16, bias=False)).to(dtype)
-    assert isinstance(module, nn.Linear)
-    return module
-
-
-def relative(got: Tensor, truth: Tensor) -> float:
+def relative_error(values: Tensor, truth: Tensor) -> float:
     """Return the error relative to the truth's norm."""
-    return float((got.double() - truth.double()).norm() / truth.double().norm())
+    return float((values.double() - truth.double()).norm() / truth.double().norm())
 
 
 SCHEMES: list[Any] = [
@@ -92,30 +73,30 @@ ROW_SCHEMES: list[AnyScheme] = [impls.DropoutMask(side="out"), impls.DropoutBloc
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_each_row_of_a_network_sees_its_members_weights(scheme: Any) -> None:
-    """A row's output is that of the plain network with its member's weights."""
-    model = network()
-    for antithetic in (False, True):
+def test_each_row_of_a_model_sees_its_members_weights(scheme: Any) -> None:
+    """A row, of images or of tokens, has the output of the plain model with its member's weights."""
+    tokens = fill(nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)))
+    cases: list[tuple[nn.Module, Tensor]] = [(network(), normal(6, 4, 4, 4)), (tokens, normal(6, 2, 7, 4))]
+    for (model, x), antithetic in itertools.product(cases, (False, True)):
         population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
-        noise, x = population.sample(5), images(6)
+        noise = population.sample(5)
         y = population(x, noise)
         for row in range(6):
-            own = copy.deepcopy(model)
             weights = population.member(noise, row % 3, negated=antithetic and row >= 3)
-            assert not own.load_state_dict(weights, strict=False).unexpected_keys
-            torch.testing.assert_close(own(x[row : row + 1])[0], y[row], rtol=1e-10, atol=1e-12)
+            expected = torch.func.functional_call(model, weights, (x[row : row + 1],), strict=False)
+            torch.testing.assert_close(y[row], expected[0], rtol=1e-10, atol=1e-12)
 
 
 def test_noise_of_normalizations_passes_every_check() -> None:
     """Scale and shift of a normalization have independent noise of variance 1 with any scheme."""
-    check(Setting(impls.Flipped(), filled(nn.LayerNorm(6).double()), (6,)))
-    check(Setting(impls.Flipped(), filled(nn.GroupNorm(2, 6).double()), (6, 3, 2)))
+    check(Setting(impls.Flipped(), fill(nn.LayerNorm(6)), (6,)))
+    check(Setting(impls.Flipped(), fill(nn.GroupNorm(2, 6)), (6, 3, 2)))
 
 
 def test_the_model_stays_plain() -> None:
     """A population's calls and its errors leave parameters, state_dict keys and model(x) alone."""
     model = network()
-    before, x = copy.deepcopy(model.state_dict()), images(4)
+    before, x = copy.deepcopy(model.state_dict()), normal(4, 4, 4, 4)
     plain = model(x)
     population = impls.perturb(model, impls.Permuted(), members=2, sigma=0.1)
     noise = population.sample(0)
@@ -148,17 +129,14 @@ def test_update_accumulates_like_backward() -> None:
     model = nn.Linear(3, 2).double()
     members = impls.BLOCK + 5
     population = impls.perturb(model, impls.Perturbed(), members=members, sigma=0.1)
-    utilities = rows(members)
+    utilities = normal(members)
     population.update(population.sample(0), torch.zeros(members))
     assert model.weight.grad is not None
     assert not bool(model.weight.grad.any())
     steps: list[Any] = [np.int64(0), torch.tensor(0)]  # a step of any type of integer
+    expected = population.perturbation(population.sample(0), 5)["weight"]
     for step in steps:
-        again = population.sample(step)
-        assert torch.equal(
-            population.perturbation(again, 5)["weight"],
-            population.perturbation(population.sample(0), 5)["weight"],
-        )
+        assert torch.equal(population.perturbation(population.sample(step), 5)["weight"], expected)
     population.update(population.sample(0), utilities)
     whole = model.weight.grad.clone()
     population.update(population.sample(0), utilities)
@@ -171,10 +149,10 @@ def test_update_accumulates_like_backward() -> None:
 
 def test_huge_utilities_stay_finite() -> None:
     """Utilities whose squares are beyond float64 give a finite and right update."""
-    population = impls.perturb(layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
+    population = impls.perturb(square_layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
     noise, utilities = population.sample(0), torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
     plain, huge = (compute_update(population, noise, utilities * size)["weight"] for size in (1.0, 1e200))
-    assert relative(huge / 1e200, plain) < 1e-12
+    assert relative_error(huge / 1e200, plain) < 1e-12
 
 
 def test_shared_parameters() -> None:
@@ -199,17 +177,6 @@ def test_shared_parameters() -> None:
     impls.perturb(model, impls.Perturbed(), exclude=["0", "1"], **options)  # type: ignore[arg-type]  # by name
 
 
-def test_rows_may_have_axes_before_the_features() -> None:
-    """All tokens of a row are computed with the weights of that row's member."""
-    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
-    population = impls.perturb(model, impls.Permuted("both"), members=3, sigma=0.1, antithetic=True)
-    noise, x = population.sample(0), rows(6, 2, 7, 4)
-    y = population(x, noise)
-    for row in range(6):
-        seen = population.member(noise, row % 3, negated=row >= 3)
-        torch.testing.assert_close(y[row], torch.func.functional_call(model, seen, (x[row],)))
-
-
 def test_autocast_reaches_the_members() -> None:
     """Under autocast outputs have the narrow dtype and are close to the outputs in float32."""
     for scheme in SCHEMES:
@@ -225,13 +192,13 @@ def test_autocast_reaches_the_members() -> None:
 @pytest.mark.parametrize("scheme", [*ROW_SCHEMES, impls.LowRank(1), impls.DropoutMask()], ids=str)
 def test_a_constant_in_antithetic_utilities_changes_nothing(scheme: AnyScheme) -> None:
     """Adding a million to every utility does not change an antithetic update in bfloat16."""
-    population = impls.perturb(layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
-    noise, utilities = population.sample(0), rows(128)
-    _, record = population.call_with_activations(rows(128, 16).bfloat16(), noise)
-    here, there = (
+    population = impls.perturb(square_layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
+    noise, utilities = population.sample(0), normal(128)
+    _, record = population.call_with_activations(normal(128, 16).bfloat16(), noise)
+    plain, shifted = (
         compute_update(population, noise, utilities + shift, record)["weight"] for shift in (0.0, 1e6)
     )
-    assert relative(there, here) < 1e-6
+    assert relative_error(shifted, plain) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -249,25 +216,26 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
 ) -> None:
     """An update in bfloat16 that is summed in many pieces is accurate to about one rounding."""
     monkeypatch.setitem(streams.PIECE_BYTES, "cpu", 2048)
-    population = impls.perturb(layer(torch.bfloat16), scheme, members=members, sigma=0.1)
-    noise, utilities = population.sample(0), rows(members)
+    population = impls.perturb(square_layer(torch.bfloat16), scheme, members=members, sigma=0.1)
+    noise, utilities = population.sample(0), normal(members)
     scale = (utilities / utilities.norm()).bfloat16().double()
     written = population.dense_noise(noise)["weight"].double()
     truth = -torch.tensordot(scale, written, dims=1) * utilities.norm() / (members * 0.1)
     update = compute_update(population, noise, utilities)["weight"]
-    assert relative(update, truth) < 2 * torch.finfo(torch.bfloat16).eps
+    assert relative_error(update, truth) < 2 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("scheme", [impls.DropoutMask(), impls.DropConnect(), impls.DropoutBlocks()], ids=str)
 def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None:
     """Noise that scales with the weight follows in-place changes of it; a replaced weight is refused."""
-    population = impls.perturb(module := layer(), scheme, members=8, sigma=1.0)
-    noise, x = population.sample(0), rows(8, 16).float()
+    layer = square_layer()
+    population = impls.perturb(layer, scheme, members=8, sigma=1.0)
+    noise, x = population.sample(0), normal(8, 16).float()
     with torch.no_grad():
-        module.weight.mul_(2)
+        layer.weight.mul_(2)
     written = population.member(noise, 3)["weight"]
     torch.testing.assert_close(population(x, noise)[3], written @ x[3])
-    nn.utils.vector_to_parameters(torch.randn(256), module.parameters())
+    nn.utils.vector_to_parameters(torch.randn(256), layer.parameters())
     with pytest.raises(ValueError, match="was replaced after sample"):
         population(x, noise)
 
@@ -288,11 +256,11 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
 def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
     """An update refuses a record of another step's noise, a missing record, and rows changed in place."""
-    functions: list[Callable[[Tensor, Tensor], Tensor]] = [torch.add, Tensor.add_]
+    functions: tuple[Any, ...] = (torch.add, Tensor.add_)
     for add in functions:
-        population = impls.perturb(Residual(layer(), add), scheme, members=8, sigma=0.1)
+        population = impls.perturb(Residual(square_layer(), add), scheme, members=8, sigma=0.1)
         noise, later, utilities = population.sample(0), population.sample(1), torch.arange(8.0)
-        _, record = population.call_with_activations(rows(8, 16).float(), noise)
+        _, record = population.call_with_activations(normal(8, 16).float(), noise)
         with pytest.raises(ValueError, match="other noise"):
             population.update(later, utilities, record)
         with pytest.raises(ValueError, match=r"call_with_activations\(x, noise\)"):

@@ -12,32 +12,32 @@ import impls
 from impls.perturbation.population import Population
 
 
-def simple(**changes: Any) -> Population:
+def perturb_layer(**changes: Any) -> Population:
     """Make a population of one layer."""
     settings: dict[str, Any] = {"members": 4, "sigma": 0.1, **changes}
     return impls.perturb(nn.Linear(6, 5), settings.pop("scheme", impls.Perturbed()), **settings)
 
 
-def flipped(model: nn.Module, **options: Any) -> Population:
+def perturb_model(model: nn.Module, **options: Any) -> Population:
     """Make a population of two members of a model."""
     return impls.perturb(model, impls.Flipped(), members=2, sigma=0.1, **options)
 
 
 def test_rows_and_utilities_of_another_length_are_refused() -> None:
     """Wrong numbers of rows or utilities, and utilities that are not finite, raise and leave .grad alone."""
-    population, antithetic = simple(), simple(antithetic=True)
+    population, antithetic = perturb_layer(), perturb_layer(antithetic=True)
     noise = population.sample(0)
     for count in (6, 0):
         with pytest.raises(ValueError, match=rf"{count} rows is not a multiple of 4 members"):
             population(torch.zeros(count, 6), noise)
     with pytest.raises(ValueError, match=r"even number of repeats, got 3 \(12 rows, 4 members\)"):
         antithetic(torch.zeros(12, 6), antithetic.sample(0))
-    for one in (population, antithetic):
+    for each in (population, antithetic):
         with pytest.raises(ValueError, match="5 utilities for 4 members"):
-            one.update(one.sample(0), torch.zeros(5))
-    for bad in (float("nan"), float("inf")):
+            each.update(each.sample(0), torch.zeros(5))
+    for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="1 of 4 utilities"):
-            population.update(noise, torch.tensor([0.0, 1.0, bad, 2.0]))
+            population.update(noise, torch.tensor([0.0, 1.0, value, 2.0]))
     assert all(parameter.grad is None for parameter in population.model.parameters())
 
 
@@ -45,19 +45,19 @@ def test_numbers_out_of_range_are_refused() -> None:
     """An error for a number out of range names the argument and shows the value."""
     for sigma in (0, -0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"sigma must be a number above 0, got {sigma}"):
-            simple(sigma=sigma)
+            perturb_layer(sigma=sigma)
     for members in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match=f"members must be an int of at least 1, got {members}"):
-            simple(members=members)
+            perturb_layer(members=members)
     steps: list[Any] = [-1, 1.5, "a", None, True]
     for step in steps:
         with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
-            simple().sample(step)
+            perturb_layer().sample(step)
         with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
-            simple(seed=step)
+            perturb_layer(seed=step)
     for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
         with pytest.raises(ValueError, match="is not a valid part of a population of 4"):
-            simple().sample(0, part)
+            perturb_layer().sample(0, part)
 
 
 OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
@@ -77,14 +77,14 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
       for bad in (0, 1, float("nan"))),
     (impls.DropoutMask, {"side": "both"}, "side must be 'in' or 'out', got 'both'"),
     (impls.DropoutBlocks, {"groups": 1}, "groups must be an int of at least 2, got 1"),
-    *((simple, {"scheme": scheme}, words) for scheme, words in (
+    *((perturb_layer, {"scheme": scheme}, words) for scheme, words in (
         (impls.SparsePerturbed(7), "k = 7 is above the weight's 6 input columns"),
         (impls.DropoutBlocks(0.1, blocks=1), "p = 0.1 keeps none or all of 1 blocks, for 6 channels"),
         (impls.Perturbed, "must be an instance"),
         ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),
         ({"up": impls.Perturbed()}, "no scheme for"),
     )),
-    (simple, {"exclude": ["up"]}, "'up' matches no module"),
+    (perturb_layer, {"exclude": ["up"]}, "'up' matches no module"),
 ]  # fmt: skip
 """What is created, its options, and a pattern of the error message."""
 
@@ -109,7 +109,7 @@ class Model(nn.Module):
         return self.run(self.layer, x)
 
 
-def clipped(layer: nn.Linear, x: Tensor) -> Tensor:
+def clip(layer: nn.Linear, x: Tensor) -> Tensor:
     """Clip the weight in place, as Wasserstein critics do."""
     layer.weight.clamp_(-0.01, 0.01)
     y: Tensor = layer(x)
@@ -121,7 +121,7 @@ def clipped(layer: nn.Linear, x: Tensor) -> Tensor:
     [
         (lambda layer, x: layer(x) @ layer.weight.T, "layer 'layer' is used by"),
         (lambda layer, x: layer(x) @ torch.cat([layer.weight]), r"is used by torch\.cat"),
-        (clipped, "is used by"),
+        (clip, "is used by"),
         (lambda layer, x: functional.linear(x, layer.weight), "is used without its own bias"),
         (lambda layer, x: layer(x.repeat(2, 1)), "layer 'layer' got 4 rows, but the model 2"),
         (lambda layer, x: x, "used none of its 1 perturbed layers"),  # noqa: ARG005  left unused
@@ -132,7 +132,7 @@ def test_an_unsupported_use_of_a_weight_is_refused(run: Any, words: str) -> None
     """A model that uses a perturbed weight in an unsupported way is refused, and its weight is unchanged."""
     model = Model(run)
     before = model.layer.weight.detach().clone()
-    population = flipped(model)
+    population = perturb_model(model)
     with pytest.raises(ValueError, match=words):
         population(torch.zeros(2, 3), population.sample(0))
     assert torch.equal(model.layer.weight, before)
@@ -156,36 +156,38 @@ def test_unsupported_layers_are_named_unless_excluded() -> None:
     layers = {"words": nn.Embedding(3, 2), "memory": nn.GRU(2, 2), "raw": Raw(), "head": nn.Linear(2, 2)}
     model = nn.ModuleDict(layers)
     with pytest.raises(ValueError, match=r"words \(Embedding\), memory \(GRU\), raw \(Raw\)"):
-        flipped(model)
-    population = flipped(model, exclude=["words", "memory", "raw"])
+        perturb_model(model)
+    population = perturb_model(model, exclude=["words", "memory", "raw"])
     assert set(population.perturbation(population.sample(0), 0)) == {"head.weight", "head.bias"}
     # TorchScript calls layer functions that torch's function mode does not see.
     with pytest.raises(ValueError, match="scripted code cannot be perturbed"):
-        flipped(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
+        perturb_model(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
     with pytest.raises(ValueError, match="0 and 1 share a weight but not their bias"):
-        flipped(tied)
+        perturb_model(tied)
 
 
 def test_noise_is_of_its_population_and_its_parameters() -> None:
     """Noise of another population, or from before a parameter was replaced, is refused."""
-    here, there = simple(), simple()
-    with pytest.raises(ValueError, match="drawn by another population"):
-        here(torch.zeros(4, 6), there.sample(0))
-    with pytest.raises(ValueError, match="drawn by another population"):
-        here.update(there.sample(0), torch.zeros(4))
+    population, noise = perturb_layer(), perturb_layer().sample(0)
+    for call in (
+        lambda: population(torch.zeros(4, 6), noise),
+        lambda: population.update(noise, torch.zeros(4)),
+    ):
+        with pytest.raises(ValueError, match="drawn by another population"):
+            call()
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    population = flipped(model)
-    noise = population.sample(0)
+    replaced = perturb_model(model)
+    earlier = replaced.sample(0)
     model[1].weight = nn.Parameter(torch.ones(3, 3))
     with pytest.raises(ValueError, match="of layer '1' was replaced"):
-        population(torch.zeros(2, 3), noise)
+        replaced(torch.zeros(2, 3), earlier)
 
 
 def test_batch_statistics_across_the_population_are_refused() -> None:
     """BatchNorm in training mode is refused, because its statistics would mix members."""
     for affine in (True, False):
-        population = flipped(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=affine)))
+        population = perturb_model(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=affine)))
         with pytest.raises(ValueError, match="across the population"):
             population(torch.zeros(2, 3), population.sample(0))

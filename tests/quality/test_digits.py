@@ -35,11 +35,11 @@ def fitness_of(scheme: AnyScheme, members: int, seed: int = 0) -> DigitsFitness:
 
 def test_the_gradient_is_backpropagations() -> None:
     """The gradient is backpropagation's of the cross-entropy, in parameter order, and .grad stays unset."""
-    here = fitness_of(Perturbed(), 4)
-    model = here.subject.model
-    truth = here.gradient()
+    fitness = fitness_of(Perturbed(), 4)
+    model = fitness.subject.model
+    truth = fitness.gradient()
     assert all(parameter.grad is None for parameter in model.parameters())
-    nn.functional.cross_entropy(model(here.x), here.y).backward()
+    nn.functional.cross_entropy(model(fitness.x), fitness.y).backward()
     gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
     torch.testing.assert_close(truth.float(), torch.cat(gradients), rtol=1e-3, atol=1e-6)
     assert truth.norm() > 0.1
@@ -52,36 +52,36 @@ def test_a_small_step_obeys_the_law(scheme: AnyScheme, kappa: float | None) -> N
     The cosine of members that share a core is lower, but at least half of the law's prediction.
     """
     members, steps = 256, 6
-    here = fitness_of(scheme, members)
-    size = here.subject.size
-    cosines = torch.tensor([here.cosine(0.003, step) for step in range(steps)])
+    fitness = fitness_of(scheme, members)
+    size = fitness.subject.size
+    cosines = torch.tensor([fitness.cosine(0.003, step) for step in range(steps)])
     error = cosines.std().item() / math.sqrt(steps)
     if kappa is not None:
         assert abs(cosines.mean().item() - (1 + kappa + size / members) ** -0.5) < 4 * error
     else:
         assert cosines.mean() + 4 * error < (1 + size / members) ** -0.5
-        declared = law.declared_kappa(here.subject)
+        declared = law.declared_kappa(fitness.subject)
         assert declared is not None
         assert cosines.mean() + 4 * error > 0.5 * (1 + declared + size / members) ** -0.5
     assert error < 0.1 * cosines.mean()
     if kappa is not None:  # at a large sigma the fitness is curved, and the same cosine is lower
-        far = sum(here.cosine(0.3, step) for step in range(3)) / 3
-        assert far < 0.6 * cosines.mean()
+        curved = sum(fitness.cosine(0.3, step) for step in range(3)) / 3
+        assert curved < 0.6 * cosines.mean()
 
 
 def test_an_estimate_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate is repeatable, does not depend on the size of pieces, and leaves existing .grad alone."""
-    here = fitness_of(Flipped(side="both"), 8)
-    model = here.subject.model
+    fitness = fitness_of(Flipped(side="both"), 8)
+    model = fitness.subject.model
     before = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.grad = before[name]
-    whole = here.estimate(0.02, 1)
+    whole = fitness.estimate(0.02, 1)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 3 * 2 * 8)
-    torch.testing.assert_close(here.estimate(0.02, 1), whole, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(fitness.estimate(0.02, 1), whole, rtol=1e-4, atol=1e-8)
     assert all(parameter.grad is before[name] for name, parameter in model.named_parameters())
     assert all(bool((gradient == 7).all()) for gradient in before.values())
-    assert not torch.allclose(here.estimate(0.02, 2), whole)
+    assert not torch.allclose(fitness.estimate(0.02, 2), whole)
 
 
 @pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
@@ -89,21 +89,21 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schemes that learn from rows have the same estimate in pieces as in one go, and it is not zero."""
-    here = fitness_of(scheme, 8)
-    whole = here.estimate(0.02, 0)
+    fitness = fitness_of(scheme, 8)
+    whole = fitness.estimate(0.02, 0)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 5 * 2 * 8)
-    assert float((here.estimate(0.02, 0) - whole).norm()) < 1e-4 * float(whole.norm())
-    assert here.cosine(0.02, 0) != 0
+    assert float((fitness.estimate(0.02, 0) - whole).norm()) < 1e-4 * float(whole.norm())
+    assert fitness.cosine(0.02, 0) != 0
 
 
-def test_figures_of_a_network() -> None:
+def test_metrics_of_a_network() -> None:
     """A network has a cosine for each sigma and n_eff; a single pair has a reason in place of n_eff."""
     subject = Subject(inputs.layer(CNN, "cpu", 0), Perturbed(), 6)
     quality_metrics = list(digits_metrics(subject))
     sigmas = [f"sigma={sigma:g}" for sigma in gradient_cosine.SIGMAS]
-    assert [figure.method for figure in quality_metrics] == [*sigmas, "at sigma"]
-    assert [figure.metric for figure in quality_metrics] == ["cosine"] * len(sigmas) + ["effective_members"]
-    assert all(figure.samples and not figure.reason for figure in quality_metrics)
+    assert [metric.method for metric in quality_metrics] == [*sigmas, "at sigma"]
+    assert [metric.metric for metric in quality_metrics] == ["cosine"] * len(sigmas) + ["effective_members"]
+    assert all(metric.samples and not metric.reason for metric in quality_metrics)
     *_, alone = digits_metrics(replace(subject, members=1))
     assert "does not point along the gradient" in alone.reason
     for cosine in (0.1, 0.5):

@@ -58,19 +58,19 @@ def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
 
 
 @every_variant
-def test_errs_at_most_twice_the_reference_in_narrow_types(entry: Entry) -> None:
-    """Errors are at most twice those of dense weights in the same type; TF32 may err more."""
+def test_errs_at_most_twice_the_reference_in_narrow_dtypes(entry: Entry) -> None:
+    """Errors are at most twice those of dense weights in the same dtype; TF32 may err more."""
     is_binary = not suits(entry, NARROW)
     base = msgspec.structs.replace(BITS, repeats=2, bias=True) if is_binary else NARROW
     sides = (False,) if is_binary else (False, True)
-    types = ("float32", "bfloat16", "float16", *(() if is_binary else ("tfloat32",)))
+    dtypes = ("float32", "bfloat16", "float16", *(() if is_binary else ("tfloat32",)))
 
     def check(dtype: str, antithetic: bool) -> None:
         case = msgspec.structs.replace(base, dtype=dtype, antithetic=antithetic)
         with precision(dtype):
             build(entry.scheme, case, "cpu", 0).verify()
 
-    each(product(types, sides), check)
+    each(product(dtypes, sides), check)
 
 
 @every_scheme
@@ -111,10 +111,9 @@ def test_agrees_with_the_reference_with_philox(entry: Entry) -> None:
     population, members = plain.population(7), range(7)
     whole = population.dense_noise(population.sample(3))
     for ends in ((0, 1, 7), (0, 3, 4, 7), (0, 6, 7)):
-        parts = [population.sample(3, members[a:b]) for a, b in pairwise(ends)]
-        written = [population.dense_noise(part) for part in parts]
+        parts = [population.dense_noise(population.sample(3, members[a:b])) for a, b in pairwise(ends)]
         for name, values in whole.items():
-            assert torch.equal(values, torch.cat([part[name] for part in written])), ends
+            assert torch.equal(values, torch.cat([part[name] for part in parts])), ends
 
 
 ONE_OF_A_CLASS = {type(entry.scheme): entry for entry in ENTRIES}.values()
@@ -151,7 +150,7 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     each(cases, check)
 
 
-def test_utilities_of_any_size_are_scaled_before_they_meet_a_narrow_type() -> None:
+def test_utilities_of_any_size_are_scaled_before_they_are_rounded_to_a_narrow_dtype() -> None:
     """Utilities of any size give the scaled gradient, or an error if float16 cannot represent it."""
     utilities = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
 

@@ -55,7 +55,7 @@ def test_member_j_has_core_j_modulo_their_number(
     grouped = group_by_core(torch.arange(1, total + 1), count, members)
     for core in range(count):
         expected = [j + 1 for j in range(total) if (start + j) % count == core]
-        assert [int(value) for value in grouped[core] if value] == expected
+        assert grouped[core][grouped[core] > 0].tolist() == expected
 
 
 @given(members=st.integers(2, 40), cores=st.integers(1, 50))
@@ -101,7 +101,7 @@ def test_closed_forms_of_kappa() -> None:
     assert closed_form(Flipped("in", cores=32), (64, 64), 2**20) == pytest.approx(65 / 32, rel=1e-3)
     assert closed_form(Flipped("in", cores=64), (64, 64), 64) == 0
     assert closed_form(Permuted(), (1000, 500), 64) == pytest.approx(1000 / 500, rel=0.01)
-    # Centring does not remove the differences between cores: two cores help little at k = i.
+    # Centering does not remove the differences between cores: two cores help little at k = i.
     for sparsity, share in ((1.0, 0.75), (0.05, 0.5 + 0.25 * 0.05)):
         alone, pair = (
             closed_form(Permuted(in_sparsity=sparsity, cores=cores), (2000, 1000), 10**6) for cores in (1, 2)
@@ -117,7 +117,7 @@ PERMUTED: list[dict[str, Any]] = [
 ]
 
 
-def dense(scheme: AnyScheme, module: nn.Module, members: int = 6) -> Tensor:
+def draw_dense(scheme: AnyScheme, module: nn.Module, members: int = 6) -> Tensor:
     """Return the dense noise of a layer's weight."""
     population = perturb(module, scheme, members=members, sigma=1.0)
     return population.dense_noise(population.sample(0))["weight"]
@@ -125,9 +125,9 @@ def dense(scheme: AnyScheme, module: nn.Module, members: int = 6) -> Tensor:
 
 @pytest.mark.parametrize("options", PERMUTED, ids=str)
 def test_a_member_is_the_core_with_permuted_channels(options: dict[str, Any]) -> None:
-    """Members have the same entries in other places; the sparsities' shares of rows and columns are not 0."""
+    """Members have the the same entries elsewhere; the sparsities' shares of rows and columns are not 0."""
     scheme = Permuted(**options)
-    noise = dense(scheme, nn.Linear(8, 10, bias=False))
+    noise = draw_dense(scheme, nn.Linear(8, 10, bias=False))
     assert torch.equal(noise.flatten(1).sort().values, noise[:1].flatten(1).sort().values.expand(6, 80))
     assert noise.abs().sum(2).ne(0).sum(1).eq(round(10 * scheme.out_sparsity)).all()
     assert noise.abs().sum(1).ne(0).sum(1).eq(round(8 * scheme.in_sparsity)).all()
@@ -140,7 +140,7 @@ def test_a_member_is_the_core_with_permuted_channels(options: dict[str, Any]) ->
 def test_permuting_both_sides_has_an_even_variance() -> None:
     """Over many members each entry has the same second moment."""
     scheme = Permuted("both", in_sparsity=0.5, out_sparsity=0.5)
-    squares = dense(scheme, nn.Linear(4, 2, bias=False), members=4000).square()
+    squares = draw_dense(scheme, nn.Linear(4, 2, bias=False), members=4000).square()
     error = squares.std(0) / 4000**0.5
     assert (squares.mean(0) - squares.mean()).abs().le(5 * error).all()
 
@@ -148,7 +148,7 @@ def test_permuting_both_sides_has_an_even_variance() -> None:
 @pytest.mark.parametrize(("side", "shape"), [("in", (4, 1)), ("out", (1, 4)), ("both", (1, 1))])
 def test_a_single_channel_cannot_be_permuted(side: Any, shape: tuple[int, int]) -> None:
     """If a single channel is permuted, members are equal and there is no kappa."""
-    noise = dense(Permuted(side), nn.Linear(shape[1], shape[0], bias=False))
+    noise = draw_dense(Permuted(side), nn.Linear(shape[1], shape[0], bias=False))
     assert torch.equal(noise, noise[:1].expand_as(noise))
     assert Permuted(side).kappa(torch.empty(1, *shape), 6) is None
 
@@ -156,19 +156,19 @@ def test_a_single_channel_cannot_be_permuted(side: Any, shape: tuple[int, int]) 
 def test_entries_of_signs_are_signs() -> None:
     """Cores of signs and Hadamard noise have entries +1 and -1 only."""
     for scheme in (FlippedSign("in", cores=2), FlippedSign("out"), FlippedSign(), Hadamard()):
-        assert dense(scheme, nn.Conv2d(4, 6, 3)).abs().eq(1).all()
+        assert draw_dense(scheme, nn.Conv2d(4, 6, 3)).abs().eq(1).all()
 
 
 def check_transform(outputs: int, inputs: int, space: int) -> None:
     """Compare the transform with a product; entry (i, j) is +1 where i & j has an even number of bits."""
-    common = torch.arange(outputs).unsqueeze(1) & torch.arange(inputs)
+    parity = torch.arange(outputs).unsqueeze(1) & torch.arange(inputs)
     for shift in (8, 4, 2, 1):
-        common = common ^ (common >> shift)
-    matrix, x = (1 - 2 * (common & 1)).double(), normal(2, inputs, space)
+        parity = parity ^ (parity >> shift)
+    matrix, x = (1 - 2 * (parity & 1)).double(), normal(2, inputs, space)
     largest = max(hadamard.hadamard_factors(hadamard.hadamard_width(outputs, inputs)))
-    seed = hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
-    torch.testing.assert_close(hadamard.walsh_hadamard_transform(x, outputs, seed), matrix @ x)
-    assert torch.equal(hadamard.hadamard_matrix(outputs, inputs, seed), matrix)
+    factor = hadamard.sylvester(largest, device=torch.device("cpu"), dtype=torch.float64)
+    torch.testing.assert_close(hadamard.walsh_hadamard_transform(x, outputs, factor), matrix @ x)
+    assert torch.equal(hadamard.hadamard_matrix(outputs, inputs, factor), matrix)
 
 
 @settings(max_examples=60, deadline=None)
@@ -184,8 +184,8 @@ def test_wide_transforms_have_several_factors() -> None:
         for space in (1, 2):
             check_transform(outputs, inputs, space)
     for bits in range(21):
-        for most in (hadamard.FACTOR, hadamard.IMAGE_FACTOR):
-            factors = hadamard.hadamard_factors(2**bits, most)
+        for largest in (hadamard.FACTOR, hadamard.IMAGE_FACTOR):
+            factors = hadamard.hadamard_factors(2**bits, largest)
             assert torch.tensor(factors).prod() == 2**bits
             assert factors == sorted(factors, reverse=True)
-            assert factors[0] <= min(most, 2 * factors[-1], hadamard.hadamard_factors(2**bits)[0])
+            assert factors[0] <= min(largest, 2 * factors[-1], hadamard.hadamard_factors(2**bits)[0])

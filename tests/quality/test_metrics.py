@@ -1,4 +1,4 @@
-"""Quality quality_metrics of noise, such as spectra and correlations: each one has numbers or a reason."""
+"""Quality metrics of noise, such as spectra and correlations: each one has numbers or a reason."""
 
 import dataclasses
 import itertools
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import Entry
@@ -28,10 +28,11 @@ from impls.schemes import (
     SparsePerturbed,
 )
 from impls.schemes.dense import DenseNoise
+from tests.scheme_cases import fill, normal
 from tests.workload_cases import BITS, NUMBERS, every_variant, suits, workload
 
 CASE = Case(operator="Linear", out_channels=12, in_channels=10, members=40, bias=True)
-FIGURES = {
+METRICS = {
     ("kappa", "linear fitness"),
     ("kappa", "unseen"),
     ("effective_members", "linear fitness"),
@@ -43,34 +44,28 @@ FIGURES = {
     ("correlation", "layers"),
     ("correlation", "steps"),
 }
-"""Figures of every variant that perturbs; only some variants also have the closed form of kappa."""
+"""Metrics of every variant that perturbs; only some variants also have the closed form of kappa."""
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Return seeded standard normal values in float64."""
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+def linear(outputs: int = 24, inputs: int = 20) -> nn.Linear:
+    """Make a layer with fixed weights and no bias."""
+    return fill(nn.Linear(inputs, outputs, bias=False), torch.float32)
 
 
-def linear(out: int = 24, inp: int = 20) -> nn.Module:
-    """Make a layer with seeded weights and no bias."""
-    module = nn.utils.skip_init(nn.Linear, inp, out, bias=False)
-    with torch.no_grad():
-        module.weight.copy_(normal(out, inp))
-    return module
-
-
-def test_inner_products() -> None:
-    """Independent members have mean 0 and variance 1 at any scale; a common part and a core raise them."""
-    size, count, part = 400, 120, 0.5
+def test_inner_products_of_two_members() -> None:
+    """Independent members have mean 0 and variance 1 at any scale; sharing raises both."""
+    size, count, correlation = 400, 120, 0.5
     mean, variance = metrics.inner_product_moments(moments(3.0 * normal(count, size)), size)
     pairs = count * (count - 1) / 2
     assert abs(mean) < 4 / math.sqrt(pairs)
     assert abs(variance - 1) < 4 * math.sqrt(2 / pairs)
-    correlated = moments(math.sqrt(1 - part) * normal(count, size) + math.sqrt(part) * normal(size, seed=1))
-    assert metrics.inner_product_moments(correlated, size)[0] / math.sqrt(size) == pytest.approx(
-        part, abs=0.06
+    correlated = moments(
+        math.sqrt(1 - correlation) * normal(count, size) + math.sqrt(correlation) * normal(size, seed=1)
     )
-    assert metrics.member_correlation(correlated) == pytest.approx(part, abs=0.06)
+    assert metrics.inner_product_moments(correlated, size)[0] / math.sqrt(size) == pytest.approx(
+        correlation, abs=0.06
+    )
+    assert metrics.member_correlation(correlated) == pytest.approx(correlation, abs=0.06)
     flipped = normal(20, 20) * normal(count, 1, 20, seed=1).sign()
     assert metrics.inner_product_moments(moments(flipped.flatten(1)), size)[1] == pytest.approx(22, rel=0.2)
 
@@ -101,7 +96,7 @@ def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
     assert layers == pytest.approx(1.0)
 
 
-def test_spectra() -> None:
+def test_a_spectrum_is_sorted_and_scaled() -> None:
     """A single column has one singular value; 64 of 100 are kept, in descending order, with mean square 1."""
     values, rank = metrics.spectrum(Subject(linear(), SparsePerturbed(k=1), 8))
     assert rank == pytest.approx(1.0)
@@ -119,9 +114,9 @@ def test_sampled_members_are_those_of_the_population(monkeypatch: pytest.MonkeyP
     subject = Subject(linear(), Flipped(cores=7), 500)
     rows, population = subject.sample(0, 20), subject.population()
     dense = population.dense_noise(population.sample(0))["weight"].flatten(1)
-    places = [int((dense == row).all(1).nonzero()[0]) for row in rows]
-    assert places == sorted(set(places))
-    assert places[-1] > 256
+    members = [int((dense == row).all(1).nonzero()[0]) for row in rows]
+    assert members == sorted(set(members))
+    assert members[-1] > 256
     assert not torch.equal(subject.sample(1, 20), rows)
     for scheme in (Perturbed(), Regenerated()):  # dense noise is drawn for the sample only
         few = Subject(linear(), scheme, 20).population()
@@ -132,8 +127,8 @@ def test_sampled_members_are_those_of_the_population(monkeypatch: pytest.MonkeyP
 
 
 @every_variant
-def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
-    """Each figure has finite numbers or a reason, and is the same at a second call after a timed step."""
+def test_every_variant_has_all_metrics_or_reasons(entry: Entry) -> None:
+    """Each metric has finite numbers or a reason, and is the same at a second call after a timed step."""
     for case in (case for case in (CASE, BITS) if suits(entry, case)):
         work = workload(entry, case)
         if entry.variant.mode != "batched":
@@ -142,26 +137,26 @@ def test_every_variant_has_all_figures_or_reasons(entry: Entry) -> None:
             continue
         work.enter(QUALITY)
         numbers = list(work.quality())
-        by_name = {(figure.metric, figure.method): figure for figure in numbers}
+        by_name = {(metric.metric, metric.method): metric for metric in numbers}
         no_law = (
             {("effective_members", "linear fitness"), ("kappa", "unseen")}
             if by_name["kappa", "linear fitness"].reason
             else set()
         )
-        assert by_name.keys() - {("kappa", "closed form")} == FIGURES - no_law
-        assert all(math.isfinite(number) for figure in numbers for number in figure.samples)
-        assert all(bool(figure.samples) != bool(figure.reason) for figure in numbers)
+        assert by_name.keys() - {("kappa", "closed form")} == METRICS - no_law
+        assert all(math.isfinite(number) for metric in numbers for number in metric.samples)
+        assert all(bool(metric.samples) != bool(metric.reason) for metric in numbers)
         work.enter("step")
         work.phases["step"]()
         assert list(work.quality()) == list(build(entry.scheme, case, "cpu", 0).quality()) == numbers
 
 
-def test_figures_that_cannot_be_computed_have_reasons() -> None:
+def test_metrics_that_cannot_be_computed_have_reasons() -> None:
     """Too few members, members with equal noise, and noise that is zero have reasons in place of values."""
 
     def reasons(layer: nn.Module, scheme: AnyScheme, members: int) -> dict[str, str]:
         every = quality_metrics(Subject(layer, scheme, members))
-        return {figure.metric: figure.reason for figure in every if figure.reason}
+        return {metric.metric: metric.reason for metric in every if metric.reason}
 
     for members in (1, 2, 3):
         few = reasons(linear(), Flipped(), members)
@@ -170,36 +165,30 @@ def test_figures_that_cannot_be_computed_have_reasons() -> None:
         assert "stable_rank" not in few
     assert "all members have the same noise" in reasons(linear(1, 1), Permuted(), 8)["kappa"]
     zero = linear(3, 4)
-    nn.init.zeros_(zero.get_parameter("weight"))
-    for metric, words in (("kappa", "is 0 on"), ("dot_mean", "is 0 on"), ("stable_rank", "no directions")):
-        assert words in reasons(zero, DropConnect(), 8)[metric]
+    nn.init.zeros_(zero.weight)
+    for name, words in (("kappa", "is 0 on"), ("dot_mean", "is 0 on"), ("stable_rank", "no directions")):
+        assert words in reasons(zero, DropConnect(), 8)[name]
 
 
 SCHEMES = list(dict.fromkeys(entry.scheme for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)))
 
 
 @pytest.mark.parametrize(
-    ("shape", "members", "fill"),
-    [
-        ((1, 1), 4, 1.0),
-        ((1, 3), 2, 1.0),
-        ((1, 3), 1, 0.0),
-        ((3, 1), 4, 0.0),
-    ],
+    ("shape", "members", "weight"), [((1, 1), 4, 1.0), ((1, 3), 2, 1.0), ((1, 3), 1, 0.0), ((3, 1), 4, 0.0)]
 )
-def test_every_figure_is_numbers_or_a_reason(shape: tuple[int, int], members: int, fill: float) -> None:
+def test_every_metric_has_numbers_or_a_reason(shape: tuple[int, int], members: int, weight: float) -> None:
     """Layers with one weight, row or column, or with zero weights, have numbers or reasons for any scheme."""
-    layer = nn.Linear(shape[1], shape[0], bias=False)
-    nn.init.constant_(layer.weight, fill)
+    layer = linear(*shape)
+    nn.init.constant_(layer.weight, weight)
     for scheme in SCHEMES:
         subject = Subject(layer, scheme, members)
         try:
             subject.population()
         except ValueError:  # the scheme refuses such a layer
             continue
-        for figure in quality_metrics(subject):
-            assert bool(figure.samples) != bool(figure.reason), (scheme, figure)
-            assert all(map(math.isfinite, figure.samples)), (scheme, figure)
+        for metric in quality_metrics(subject):
+            assert bool(metric.samples) != bool(metric.reason), (scheme, metric)
+            assert all(map(math.isfinite, metric.samples)), (scheme, metric)
 
 
 def test_the_closed_form_of_a_network_weighs_its_layers() -> None:
