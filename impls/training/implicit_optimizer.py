@@ -19,7 +19,7 @@ from impls.training.optimizer_in_backward import (
     OptimizerInBackward,
     Rule,
     State,
-    aligned_state,
+    copy_state,
 )
 
 
@@ -119,14 +119,11 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a copy of a state of this model, by name or else by position.
-
-        Raises:
-            ValueError: the state has other parameters than the model; nothing is changed then.
-
-        """
-        aligned = aligned_state(state_dict, self._group_names())
-        groups = iter(aligned["param_groups"])
+        """Load a copy of a state of this model; raise ValueError if it has other parameters."""
+        loaded = copy_state(state_dict, self._group_names())
+        groups = iter(loaded["param_groups"])
         for optimizer in self._optimizers:
             own_groups = [next(groups) for _ in optimizer.param_groups]
-            optimizer.load_state_dict({"state": aligned["state"], "param_groups": own_groups})
+            keys = {key for group in own_groups for key in group["params"]}
+            own_state = {key: slots for key, slots in loaded["state"].items() if key in keys}
+            optimizer.load_state_dict({"state": own_state, "param_groups": own_groups})

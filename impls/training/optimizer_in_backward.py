@@ -21,7 +21,6 @@ from functools import partial
 from threading import Lock
 from typing import Any, Literal, NoReturn, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.utils import parametrize
@@ -187,9 +186,6 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             message = f"no granularity {granularity!r}; available: {', '.join(get_args(Granularity))}"
             raise ValueError(message)
         names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._frozen = {
-            name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad
-        }
         _check_model(model, names)
         self._trainable = list(names)
         self._ordinary = _build_ordinary(rule, names)
@@ -216,9 +212,9 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._arrived: set[int] = set()  # indices of the parameters that had a gradient in this step
         self._is_in_pass = False
         self._lock = Lock()  # autograd calls hooks from one thread per device
-        self._handles: list[Any] = []
         # Parameters hold their hooks where the garbage collector cannot see them: use a weak reference.
         hook = partial(_on_gradient, weakref.ref(self))
+        self._handles: list[Any] = []
         claim({name: parameter for parameter, name in names.items()}, self)
         for index, parameter in enumerate(names):
             self._handles.append(parameter.register_post_accumulate_grad_hook(partial(hook, index)))
@@ -228,16 +224,11 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         if self.is_closed:
             message = "this optimizer was closed: it no longer updates the model"
             raise BackwardError(message)
-        if thawed := [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
-            message = f"{', '.join(thawed)}: frozen when this optimizer was created; close it, create another"
-            raise BackwardError(message)
         if self._is_in_pass:
             self._fail(
                 "the last backward pass ended in an error: only some parameters were updated, and the other "
                 "gradients are dropped. Load earlier weights, or continue with a new step"
             )
-        if unused := [name for parameter, name in self.names.items() if parameter.grad is not None]:
-            self._fail(f"{', '.join(unused)}: unused gradient, which is dropped. Continue with a new step")
         had_gradient = bool(self._arrived)
         self._arrived.clear()
         return had_gradient
@@ -264,13 +255,14 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a copy of a state of this class or of an ordinary optimizer: by name, otherwise by position.
+        """Load a copy of a state of this class or of an ordinary optimizer.
 
         Raises:
-            ValueError: the state has other parameters than the model; nothing is changed then.
+            ValueError: the state has other parameters than the model, or in another order; nothing is changed
+                then.
 
         """
-        self._ordinary.load_state_dict(aligned_state(state_dict, self._group_names()))
+        self._ordinary.load_state_dict(copy_state(state_dict, self._group_names()))
         # An ImplicitOptimizer holds the group objects: update them in place.
         for group, loaded in zip(self.param_groups, self._ordinary.param_groups, strict=True):
             group.update(loaded)
@@ -420,16 +412,11 @@ class _Pending:
 
 
 def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
-    message = ""
-    if not names:
-        message = "the model has no trainable parameter"
-    elif any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         message = "DistributedDataParallel averages gradients only after they would have been used"
-    elif lazy := [name for parameter, name in names.items() if nn.parameter.is_lazy(parameter)]:
-        message = f"{', '.join(lazy)}: no shape yet: run a batch through the model first"
-    elif used := [name for parameter, name in names.items() if parameter.grad is not None]:
+        raise ValueError(message)
+    if used := [name for parameter, name in names.items() if parameter.grad is not None]:
         message = f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
-    if message:
         raise ValueError(message)
 
 
@@ -441,9 +428,6 @@ def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
         named = ", ".join(names.get(parameter, "a parameter of another model") for parameter in differing)
         message = f"the rule's optimizer must have exactly the parameters it is given; it differs in {named}"
         raise ValueError(message)
-    if isinstance(ordinary, torch.optim.LBFGS):
-        message = "LBFGS evaluates the model itself and needs all gradients at once"
-        raise ValueError(message)  # noqa: TRY004  as for every other unsuitable rule
     return ordinary
 
 
@@ -471,51 +455,28 @@ def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
     return bool(nn.utils.get_total_norm([_values(gradient) for gradient in gradients]).isfinite())
 
 
-def aligned_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
-    """Return a copy of an optimizer's state in the order of the given parameter groups, numbered from 0.
+def copy_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
+    """Return a copy of an optimizer's state without the names of the parameters.
 
     Args:
-        state: in torch's form; without ``param_names`` in its groups it is matched by position.
-        names: names of the parameters of each group.
+        state: in torch's form, with or without ``param_names`` in its groups.
+        names: names of the parameters that each group must have, in this order.
 
     Raises:
-        ValueError: the state has other parameters than ``names``, or different options for parameters of
-            one group.
+        ValueError: the state has other parameters.
 
     """
-    groups = state["param_groups"]
-    if not all("param_names" in group for group in groups):
-        if [len(group["params"]) for group in groups] != [len(group) for group in names]:
-            message = (
-                "the saved state has no parameter names, and its groups have other sizes than the "
-                "model's: load a state that was saved with this model"
-            )
-            raise ValueError(message)
-        groups = [
-            {**group, "param_names": group_names} for group, group_names in zip(groups, names, strict=True)
-        ]
-    keys, options = dict[str, int](), dict[str, State]()
-    for group in groups:
-        for name, key in zip(group["param_names"], group["params"], strict=True):
-            keys[name] = key
-            options[name] = {
-                option: value for option, value in group.items() if option not in {"params", "param_names"}
-            }
-    if differing := set(itertools.chain(*names)) ^ keys.keys():
-        message = (
-            f"the saved state or the model lacks {', '.join(sorted(differing))}: "
-            "load a state that was saved with this model"
-        )
+    copied = copy.deepcopy({"state": state["state"], "param_groups": state["param_groups"]})
+    sizes = [len(group["params"]) for group in copied["param_groups"]]
+    expected_sizes = [len(group_names) for group_names in names]
+    message = ""
+    if sizes != expected_sizes:
+        message = f"the saved state has groups of {sizes} parameters, the model of {expected_sizes}"
+    else:
+        for group, group_names in zip(copied["param_groups"], names, strict=True):
+            if (saved := group.pop("param_names", group_names)) != group_names:
+                message = f"the saved state has {', '.join(saved)} instead of {', '.join(group_names)}"
+    if message:
+        message += ": load a state that was saved with this model"
         raise ValueError(message)
-    aligned: State = {"state": {}, "param_groups": []}
-    numbers = itertools.count()
-    for group_names in names:
-        if any(options[name] != options[group_names[0]] for name in group_names):
-            message = f"{', '.join(group_names)}: one group here, several in the state"
-            raise ValueError(message)
-        params = [next(numbers) for _ in group_names]
-        aligned["param_groups"].append({**options[group_names[0]], "params": params})
-        for number, name in zip(params, group_names, strict=True):
-            if slots := state["state"].get(keys[name]):
-                aligned["state"][number] = slots
-    return copy.deepcopy(aligned)
+    return copied

@@ -190,37 +190,30 @@ def test_learning_rate_schedules_and_states_are_those_of_the_ordinary_optimizer(
     assert equal(before_step, weights(model))
 
 
-def test_states_are_matched_by_name() -> None:
-    """Layers with their own optimizers take them over in another order; other names change nothing."""
-    model, layered = mlp(), implicit()
-    optimizer, joint = OptimizerInBackward(model, ADAM), ImplicitOptimizer(layered)
-    train(model, optimizer, 2)
-    layered.load_state_dict(
-        {name.replace(".", ".layer."): value for name, value in model.state_dict().items()}
-    )
-    state = optimizer.state_dict()
-    (group,) = state["param_groups"]
-    names = [name.replace(".", ".layer.") for name in group["param_names"]]
-    group |= {"param_names": names[::-1], "params": group["params"][::-1], "lr": 0.02}
-    joint.load_state_dict(state)
-    assert [name for each in joint.state_dict()["param_groups"] for name in each["param_names"]] == names
-    joint.load_state_dict(joint.state_dict())
-    assert {each["lr"] for each in joint.param_groups} == {0.02}
-    optimizer.param_groups[0]["lr"] = 0.02
-    train(model, optimizer, 2, 2)
-    train(layered, joint, 2, 2)
-    assert alike(model, layered)
-    without_names = {"state": {}, "param_groups": [{"params": [0]}]}
-    for owner in (optimizer, joint):
-        before = str(owner.state_dict())
-        state = copy.deepcopy(owner.state_dict())
-        state["param_groups"][0]["param_names"][0] = "4.weight"
-        for wrong, message in ((state, r"lacks .*4\.weight"), (without_names, "no parameter names")):
+def test_states_of_layers_continue_and_those_of_other_models_are_refused() -> None:
+    """Layers with their own optimizers continue from a saved state; other parameters change nothing."""
+    model, straight = implicit(), implicit()
+    train(straight, ImplicitOptimizer(straight), 4)
+    saved = ImplicitOptimizer(model)
+    train(model, saved, 2)
+    resumed = implicit()
+    resumed.load_state_dict(model.state_dict())
+    joint = ImplicitOptimizer(resumed)
+    joint.load_state_dict(saved.state_dict())
+    train(resumed, joint, 2, 2)
+    assert alike(straight, resumed)
+    for optimizer in (OptimizerInBackward(mlp(), ADAM), joint):
+        before = str(optimizer.state_dict())
+        renamed = copy.deepcopy(optimizer.state_dict())
+        renamed["param_groups"][0]["param_names"][0] = "4.weight"
+        without_names = {"state": {}, "param_groups": [{"params": [0]}]}
+        for wrong, message in (
+            (renamed, r"has 4\.weight, .* instead of 0\."),
+            (without_names, r"groups of \[1\] parameters, the model of \[[24]"),
+        ):
             with pytest.raises(ValueError, match=message):
-                owner.load_state_dict(wrong)
-            assert str(owner.state_dict()) == before
-    with pytest.raises(ValueError, match="one group here, several in the state"):
-        optimizer.load_state_dict(OptimizerInBackward(mlp(), grouped).state_dict())
+                optimizer.load_state_dict(wrong)
+            assert str(optimizer.state_dict()) == before
 
 
 @every_granularity
@@ -322,7 +315,7 @@ def test_gradients_of_a_failed_pass_are_dropped(granularity: Granularity) -> Non
 
 @every_granularity
 def test_a_pass_after_which_no_step_is_possible_is_refused(granularity: Granularity) -> None:
-    """A second pass in a step, an error of the rule and a gradient of others raise errors."""
+    """A second pass in a step and an error of the rule raise errors."""
     model = mlp()
     optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80)
     backward(model, 0)
@@ -336,9 +329,6 @@ def test_a_pass_after_which_no_step_is_possible_is_refused(granularity: Granular
         train(model, optimizer)
     optimizer.param_groups[0]["lr"] = 0.1
     with pytest.raises(BackwardError, match=AFTER_ERROR):
-        optimizer.step()
-    layer(model, 2).bias.grad = torch.ones(2)
-    with pytest.raises(BackwardError, match=r"2\.bias: unused gradient"):
         optimizer.step()
     train(model, optimizer)
 
@@ -437,10 +427,9 @@ def test_rules_and_models_that_cannot_work_are_refused() -> None:
     wrapped.modules.return_value = [wrapped]
     refused: list[tuple[Any, Any, str]] = [
         (mlp(), lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"it differs in 0\.weight"),
-        (mlp(), partial(torch.optim.LBFGS, lr=0.1), "LBFGS evaluates the model itself"),
-        (frozen, SGD, "no trainable parameter"),
+        (frozen, SGD, "empty parameter list"),
         (used, SGD, r"0\.weight, .*already has a gradient"),
-        (nn.LazyLinear(3), SGD, "weight, bias: no shape yet"),
+        (nn.LazyLinear(3), SGD, "uninitialized parameter"),
         (wrapped, SGD, "DistributedDataParallel"),
     ]
     for model, rule, message in refused:
@@ -451,13 +440,6 @@ def test_rules_and_models_that_cannot_work_are_refused() -> None:
     with pytest.raises(BackwardError, match="Counting changes options of its groups"):
         backward(model)
     optimizer.close()
-    layer(model, 0).requires_grad_(requires_grad=False)
-    optimizer = OptimizerInBackward(model, SGD)
-    train(model, optimizer)
-    layer(model, 0).weight.requires_grad_()
-    backward(model)
-    with pytest.raises(BackwardError, match=r"0\.weight: frozen when"):
-        optimizer.step()
 
 
 def test_layers_with_their_own_optimizers_train_like_the_whole_model() -> None:

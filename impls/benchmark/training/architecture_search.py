@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import SGD
@@ -18,7 +19,7 @@ from esbench.registry import REGISTRY
 from esbench.schema import Case
 from esbench.workload import WrongResultError
 from impls.benchmark import inputs
-from impls.benchmark.training.workload import check, gradients
+from impls.benchmark.training.workload import case_of, check, gradients
 from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, isolated
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
 
@@ -41,14 +42,7 @@ def population(
     candidates: int, channels: int, rows: int, dtype: str = "float32", operator: str = ARCHITECTURES
 ) -> Case:
     """Return a case with three labels, as in NaiveGAflux's tutorial."""
-    return Case(
-        operator=operator,
-        out_channels=3,
-        in_channels=channels,
-        members=candidates,
-        repeats=rows,
-        dtype=dtype,
-    )
+    return msgspec.structs.replace(case_of(operator, 3, channels, rows, dtype), members=candidates)
 
 
 def architectures(case: Case, seed: int) -> tuple[Widths, ...]:
@@ -96,39 +90,21 @@ def loss_of(y: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Search:
-    """How a population is trained.
-
-    Args:
-        case: the population.
-        device: device of the candidates.
-        seed: for weights and batches.
-        mode: how memory is reclaimed.
-        leaky: update in hooks that leak their parameters.
-        linked: every layer references its model, as vertices of a graph do, so that only the garbage
-            collector frees it.
-
-    """
+    """How a population is trained; the seed is that of weights and batches."""
 
     case: Case
     device: str
     seed: int
     mode: Mode = "nothing"
-    leaky: bool = False
-    linked: bool = False
+    leaky: bool = False  # update in hooks that leak their parameters
+    linked: bool = False  # every layer references its model, so that only the garbage collector frees it
 
 
 @dataclass
 class Outcome:
-    """Results of a search, and references to the parameters of its candidates.
+    """Results of a search, weak references to the parameters of its candidates, and hooks that leak."""
 
-    Attributes:
-        losses: [candidates, steps].
-        parameters: weak references to all parameters.
-        handles: handles of hooks that leak.
-
-    """
-
-    losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))  # [candidates, steps]
     parameters: list["weakref.ref[Tensor]"] = field(default_factory=list)
     handles: list[RemovableHandle] = field(default_factory=list)
 
@@ -216,12 +192,7 @@ def reference_losses(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def check_losses(search: Search, widths: Iterable[Widths], losses: Iterable[Tensor], x: Tensor) -> None:
-    """Compare the losses of candidates with the reference: a wrong update shows in the next loss.
-
-    Raises:
-        WrongResultError: they differ.
-
-    """
+    """Raise WrongResultError if losses are not the reference's: a wrong update shows in the next loss."""
     for number, (architecture, candidate_losses) in enumerate(zip(widths, losses, strict=True)):
         model = untrained(architecture, search.case, search.device, search.seed + number)
         try:

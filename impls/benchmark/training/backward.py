@@ -20,14 +20,16 @@ from typing_extensions import override
 
 from esbench.registry import REGISTRY, Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, build
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import (
     AbstractStepWorkload,
     Trainer,
     check,
+    ensure,
     mean_square,
     quality_metric,
+    require,
     square,
     step_and_zero,
 )
@@ -142,9 +144,8 @@ class TiedPair(nn.Module):
 
 def stack(case: Case, device: str, seed: int) -> nn.Sequential:
     """Return a case's model with seeded weights that preserve the scale of activations."""
-    if case.members != 1 or (case.operator != TIED and case.out_channels != case.in_channels):
-        message = f"{case.operator} has square layers and one member"
-        raise UnavailableError(message)
+    is_square = case.operator == TIED or case.out_channels == case.in_channels
+    require(case.members == 1 and is_square, f"{case.operator} has square layers and one member")
     dtype = inputs.dtype_of(case)
     layers: list[nn.Module] = []
     for _ in range(DEPTHS[case.operator]):
@@ -194,9 +195,8 @@ class StepWorkload(AbstractStepWorkload):
             self.call()
         for handle in handles:
             handle.remove()
-        if leftover := [name for name, parameter in parameters.items() if parameter.grad is not None]:
-            message = f"gradients are left after the step: {', '.join(leftover)}"
-            raise WrongResultError(message)
+        leftover = [name for name, parameter in parameters.items() if parameter.grad is not None]
+        ensure(not leftover, f"gradients are left after the step: {', '.join(leftover)}")
         results |= {f"weight {name}": parameter.detach() for name, parameter in parameters.items()}
         results |= {f"moment of {name}": slots["exp_avg"] for name, slots in self._slots().items()}
         check(results, reference_steps, *reference, bool(self._trainer.optimizers))
@@ -209,11 +209,9 @@ class StepWorkload(AbstractStepWorkload):
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
-        yield quality_metric(
-            "live_gradient_bytes", "hooks", [self._trainer.peak_gradient_bytes(self.inputs[0])]
-        )
-        slots = [slot for optimizer in self._trainer.optimizers for slot in optimizer.state.values()]
-        tensors = [value for slot in slots for value in slot.values() if isinstance(value, Tensor)]
+        live_bytes = self._trainer.peak_gradient_bytes(self.inputs[0])
+        yield quality_metric("live_gradient_bytes", "hooks", [live_bytes])
+        tensors = [value for slots in self._slots().values() for value in slots.values()]
         yield quality_metric("state_bytes", "optimizer", [sum(value.nbytes for value in tensors)])
         before, after = count_leaked(self._scheme)
         yield quality_metric("alive_count", "gc off", [before])

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, build
 from impls.benchmark.training import architecture_search
 from impls.benchmark.training.architecture_search import (
     ARCHITECTURES,
@@ -28,7 +28,7 @@ from impls.benchmark.training.architecture_search import (
     largest,
     population,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload, quality_metric
+from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
 from impls.training.memory_reclaim import Mode, environment, isolated, refusal
 
 OPERATORS = (ARCHITECTURES,)
@@ -79,8 +79,8 @@ class SearchWorkload(AbstractTrainingWorkload):
         super().__init__(case, device, seed, batches(case, device, seed))
         leaky = isinstance(scheme, LeakySearch)
         self._search = Search(case, device, seed, scheme.reclaim, leaky=leaky, linked=scheme.linked)
-        if reason := refusal(scheme.reclaim, device):
-            raise UnavailableError(reason)
+        reason = refusal(scheme.reclaim, device)
+        require(not reason, reason)
         self._widths = architectures(case, seed)
         if isinstance(scheme, OneArchitecture):
             self._widths = (largest(self._widths),) * len(self._widths)
@@ -105,9 +105,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         search = self._search
         variables = environment(search.mode)
         trials = [isolated(run_trial, search, self._widths, environment=variables) for _ in range(REPLICATES)]
-        if len({trial.losses for trial in trials}) > 1:
-            message = "fresh processes have different losses"
-            raise WrongResultError(message)
+        ensure(len({trial.losses for trial in trials}) == 1, "fresh processes have different losses")
         alone = largest_alone(Search(search.case, search.device, search.seed))
         reasons = {}
         if search.mode == "subprocess":
@@ -125,30 +123,17 @@ class SearchWorkload(AbstractTrainingWorkload):
 
 @dataclass(frozen=True)
 class Trial:
-    """The time and memory of a search in a fresh process.
-
-    Attributes:
-        wall_ns: time of the search.
-        pause_ns: time spent on garbage collections and on releasing torch's cache.
-        alive: number of parameters that are left, without a garbage collection.
-        alive_collected: the same number after a garbage collection.
-        losses: losses of all candidates and steps.
-        resident_bytes: peak memory of the process above that before the search; None if not reported.
-        reserved_bytes: peak of the bytes reserved by torch's CUDA allocator.
-        allocated_bytes: peak of the allocated bytes, above the level before the search.
-        retries: allocations that first had to release the cache.
-
-    """
+    """The time and memory of a search in a fresh process; peaks of bytes are of torch's CUDA allocator."""
 
     wall_ns: float
-    pause_ns: float
-    alive: int
-    alive_collected: int
-    losses: tuple[float, ...]
-    resident_bytes: int | None = None
+    pause_ns: float  # of garbage collections and of releasing torch's cache
+    alive: int  # parameters that are left, without a garbage collection
+    alive_collected: int  # the same after a garbage collection
+    losses: tuple[float, ...]  # of all candidates and steps
+    resident_bytes: int | None = None  # peak of the process above that before; None if not reported
     reserved_bytes: int = 0
-    allocated_bytes: int = 0
-    retries: int = 0
+    allocated_bytes: int = 0  # above those before
+    retries: int = 0  # allocations that first had to release the cache
 
     def numbers(self, alone: "Trial") -> dict[tuple[str, str], float]:
         """Return values by metric and method, relative to a trial of the largest candidate alone."""

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import UnavailableError
 from impls.benchmark.training import sparse_digits, topology_update
 from impls.benchmark.training.sparse_training import (
     ALPHA,
@@ -23,7 +22,7 @@ from impls.benchmark.training.sparse_training import (
     OPERATORS,
     AbstractTraining,
 )
-from impls.benchmark.training.workload import Masks, Trainer, square, step_and_zero
+from impls.benchmark.training.workload import Masks, Trainer, case_of, require, square, step_and_zero
 from impls.training import sparse_masks, sparse_products
 from impls.training.rigl import RigLInBackward, RigLScheduler, entry_state
 from impls.training.sparse_products import AbstractSparseLinear
@@ -219,28 +218,21 @@ class AbstractProducts(AbstractTraining):
 
     @abstractmethod
     def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
-        """Return a sparse layer for a dense one.
-
-        Raises:
-            UnavailableError: the layer's shape, dtype or device is not supported.
-
-        """
+        """Return a sparse layer for a dense one, or raise UnavailableError."""
 
     @override
     def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> Trainer:
         generator = Generator().manual_seed(seed)
-        if any(isinstance(module, nn.Conv2d) for module in model):
-            message = "torch has sparse products of matrices, but not of convolutions"
-            raise UnavailableError(message)
+        is_linear = not any(isinstance(module, nn.Conv2d) for module in model)
+        require(is_linear, "torch has sparse products of matrices, but not of convolutions")
         layers = [self.layer(x, generator) if isinstance(x, nn.Linear) else x for x in model]
         return _plain_trainer(nn.Sequential(*layers), rate)
 
 
 def _check_dtype(weight: Tensor, *supported: torch.dtype) -> None:
-    if weight.dtype not in supported:
-        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in supported)
-        message = f"torch's sparse products support {names}, not {weight.dtype}: see --dtype"
-        raise UnavailableError(message)
+    names = " and ".join(str(dtype).removeprefix("torch.") for dtype in supported)
+    reason = f"torch's sparse products support {names}, not {weight.dtype}: see --dtype"
+    require(weight.dtype in supported, reason)
 
 
 @variant(operators=OPERATORS, source="torch.sparse.sampled_addmm", density=(0.1, 0.01))
@@ -282,9 +274,9 @@ class Blocks(AbstractProducts):
     @override
     def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
         outputs, inputs = linear.weight.shape
-        if outputs % self.side or inputs % self.side:
-            message = f"{outputs} x {inputs} channels are not divisible into {self.side} x {self.side} blocks"
-            raise UnavailableError(message)
+        sizes, block = f"{outputs} x {inputs}", f"{self.side} x {self.side}"
+        is_divisible = outputs % self.side == inputs % self.side == 0
+        require(is_divisible, f"{sizes} channels are not divisible into {block} blocks")
         mask = sparse_products.block_mask(linear.weight, self.density, self.side, generator)
         return sparse_products.BlockLinear(linear, mask, self.side)
 
@@ -297,13 +289,11 @@ class SemiStructured(AbstractProducts):
     @override
     def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
         weight = linear.weight
-        if not weight.is_cuda:
-            message = "2:4 products need a CUDA GPU with sparse tensor cores"
-            raise UnavailableError(message)
-        if (capability := torch.cuda.get_device_capability(weight.device)) < SPARSE_TENSOR_CORES:
-            present, required = (".".join(map(str, version)) for version in (capability, SPARSE_TENSOR_CORES))
-            message = f"this GPU has no sparse tensor cores: capability {present} < {required}"
-            raise UnavailableError(message)
+        require(weight.is_cuda, "2:4 products need a CUDA GPU with sparse tensor cores")
+        capability = torch.cuda.get_device_capability(weight.device)
+        present, required = (".".join(map(str, version)) for version in (capability, SPARSE_TENSOR_CORES))
+        reason = f"this GPU has no sparse tensor cores: capability {present} < {required}"
+        require(capability >= SPARSE_TENSOR_CORES, reason)
         _check_dtype(weight, torch.float16, torch.bfloat16)
         mask = sparse_products.two_of_four_mask(weight, generator)
         return sparse_products.SemiStructuredLinear(linear, mask)
@@ -311,14 +301,7 @@ class SemiStructured(AbstractProducts):
 
 def update(out: int, inp: int, kernel_size: tuple[int, ...] = (), dtype: str = "float32") -> Case:
     """Return a case of a topology update."""
-    return Case(
-        operator=topology_update.OPERATORS[0],
-        out_channels=out,
-        in_channels=inp,
-        kernel_size=kernel_size,
-        members=1,
-        dtype=dtype,
-    )
+    return case_of(topology_update.OPERATORS[0], out, inp, dtype=dtype, kernel_size=kernel_size)
 
 
 mlp = partial(square, MLP)
@@ -326,19 +309,10 @@ mlp = partial(square, MLP)
 
 def cnn(width: int, side: int, rows: int, dtype: str = "float32") -> Case:
     """Return a case of a CNN on images of three colors."""
-    return Case(
-        operator=CNN,
-        out_channels=width,
-        in_channels=3,
-        kernel_size=(3, 3),
-        input_size=(side, side),
-        members=1,
-        repeats=rows,
-        dtype=dtype,
-    )
+    return case_of(CNN, width, 3, rows, dtype, kernel_size=(3, 3), input_size=(side, side))
 
 
-DIGITS = Case(operator=sparse_digits.OPERATORS[0], out_channels=10, in_channels=64, members=1)
+DIGITS = case_of(sparse_digits.OPERATORS[0], 10, 64)
 
 CHECKS = (
     update(9, 8, dtype="float64"),

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from esbench.registry import Suite, suite, variant
 from esbench.schema import QUALITY, Case
-from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, WrongResultError, build
 from impls.benchmark.training.architecture_search import (
     COMPILED,
     LEARNING_RATE,
@@ -30,7 +30,7 @@ from impls.benchmark.training.architecture_search import (
     population,
     untrained,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload, quality_metric
+from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
 from impls.training.memory_reclaim import isolated
 from impls.training.shared_compile import SharedLayers, SilentlyEagerError, applied, limits, refusal
 
@@ -88,26 +88,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """The measurements of a fresh process, one number per candidate.
-
-    Attributes:
-        graphs: number of compiled graphs.
-        candidate_ns: time to build and train a candidate.
-        compile_ns: time of its training beyond that of warm steps.
-        step_ns: a warm step.
-        eager_step_ns: the same step of an eager model.
-        eager: the reason why nothing is reported, if a model did not run compiled.
-        wrong: how trained weights differ from the reference.
-
-    """
+    """The measurements of a fresh process: the number of graphs, and times of each candidate."""
 
     graphs: int
-    candidate_ns: tuple[float, ...] = ()
-    compile_ns: tuple[float, ...] = ()
-    step_ns: tuple[float, ...] = ()
-    eager_step_ns: tuple[float, ...] = ()
-    eager: str = ""
-    wrong: str = ""
+    candidate_ns: tuple[float, ...] = ()  # to build and train it
+    compile_ns: tuple[float, ...] = ()  # of its training beyond that of warm steps
+    step_ns: tuple[float, ...] = ()  # of a warm step
+    eager_step_ns: tuple[float, ...] = ()  # of the same step of an eager model
+    eager: str = ""  # why nothing is reported, if a model did not run compiled
+    wrong: str = ""  # how trained weights differ from the reference
 
 
 class CompileWorkload(AbstractTrainingWorkload):
@@ -120,8 +109,8 @@ class CompileWorkload(AbstractTrainingWorkload):
         super().__init__(case, device, seed)
         way: Way = "whole" if isinstance(scheme, WholeModel) else "eager"
         way = scheme.shapes if isinstance(scheme, SharedLayer) else way
-        if way != "eager" and (reason := refusal(device)):
-            raise UnavailableError(reason)
+        reason = "" if way == "eager" else refusal(device)
+        require(not reason, reason)
         limit = None if scheme == WholeModel(limited=True) else LIMIT
         search, widths = Search(case, device, seed), architectures(case, seed)
         self._plan = Plan(search, way, widths, limit)
@@ -142,8 +131,7 @@ def run_isolated(plan: Plan) -> Trial:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
         trial = isolated(run_trial, plan, environment=environment)
-    if trial.wrong:
-        raise WrongResultError(trial.wrong)
+    ensure(not trial.wrong, trial.wrong)
     return trial
 
 

@@ -15,8 +15,8 @@ from typing_extensions import override
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, variant
 from esbench.schema import Case
-from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
-from impls.benchmark.training.workload import AbstractTrainingWorkload, quality_metric
+from esbench.workload import QualityMetric, UnavailableError, build
+from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric
 from impls.training import networks
 from impls.training.rigl import RigLScheduler
 
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
     accuracy: float
     nonzero: int
-    total: int
+    density_percent: float
 
 
 def train(
@@ -99,11 +99,9 @@ def outcome(scheme: Trained | DenseDigits, seed: int, device: str = "cpu") -> Ou
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     with torch.no_grad():
         predicted = model(data.test_x.to(device)).argmax(-1).cpu()
-    return Outcome(
-        accuracy=float((predicted == data.test_y).double().mean()),
-        nonzero=sum(int(weight.count_nonzero()) for weight in weights),
-        total=sum(weight.numel() for weight in weights),
-    )
+    nonzero = sum(int(weight.count_nonzero()) for weight in weights)
+    density_percent = 100 * nonzero / sum(weight.numel() for weight in weights)
+    return Outcome(float((predicted == data.test_y).double().mean()), nonzero, density_percent)
 
 
 class DigitsWorkload(AbstractTrainingWorkload):
@@ -124,21 +122,16 @@ class DigitsWorkload(AbstractTrainingWorkload):
     def verify(self) -> None:
         model, scheduler = train(self._scheme, 0, CHECKED_STEPS, self._device)
         for layer in scheduler.layers if scheduler else ():
-            if int(layer.mask.sum()) != layer.nonzero or bool(layer.weight[~layer.mask].any()):
-                message = f"{layer.name} does not have {layer.nonzero} active entries"
-                raise WrongResultError(message)
-        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            message = "weights are not finite"
-            raise WrongResultError(message)
+            is_exact = int(layer.mask.sum()) == layer.nonzero and not bool(layer.weight[~layer.mask].any())
+            ensure(is_exact, f"{layer.name} does not have {layer.nonzero} active entries")
+        ensure(all(bool(weight.isfinite().all()) for weight in model.parameters()), "weights are not finite")
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
-        outcomes = [outcome(self._scheme, seed, self._device) for seed in SEEDS]
-        yield quality_metric("accuracy", "test digits", (result.accuracy for result in outcomes))
-        yield quality_metric("nonzero_count", "weights", (result.nonzero for result in outcomes))
-        yield quality_metric(
-            "density_percent", "weights", (100 * result.nonzero / result.total for result in outcomes)
-        )
+        outcomes = zip(*(outcome(self._scheme, seed, self._device) for seed in SEEDS), strict=True)
+        metrics = ("accuracy", "test digits"), ("nonzero_count", "weights"), ("density_percent", "weights")
+        for (metric, method), samples in zip(metrics, outcomes, strict=True):
+            yield quality_metric(metric, method, samples)
 
 
 build.register(DenseDigits, DigitsWorkload)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from esbench.registry import REGISTRY
 from esbench.schema import Case
-from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, build
 from impls.benchmark import inputs
 from impls.benchmark.training.topology_update import check_update
 from impls.benchmark.training.workload import (
@@ -21,8 +21,10 @@ from impls.benchmark.training.workload import (
     Masks,
     Trainer,
     check,
+    ensure,
     gradients,
     quality_metric,
+    require,
 )
 from impls.training.sparse_products import AbstractSparseLinear
 
@@ -48,9 +50,8 @@ def network(case: Case, device: str, seed: int) -> nn.Sequential:
     width, dtype = case.out_channels, inputs.dtype_of(case)
     layers: list[nn.Module] = []
     if case.operator == MLP:
-        if case.in_channels != width:
-            message = f"all layers of {MLP} have one width, not {case.in_channels} and {width}"
-            raise UnavailableError(message)
+        sizes = f"{case.in_channels} and {width}"
+        require(case.in_channels == width, f"all layers of {MLP} have one width, not {sizes}")
         for _ in range(MLP_DEPTH):
             layers += [nn.utils.skip_init(nn.Linear, width, width, dtype=dtype), nn.ReLU()]
         layers.pop()
@@ -86,12 +87,7 @@ class AbstractTraining(ABC):
 
     @abstractmethod
     def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> Trainer:
-        """Return a trainer that updates the masks in every ``delta``-th step.
-
-        Raises:
-            UnavailableError: the variant does not support this device, dtype or network.
-
-        """
+        """Return a trainer that updates the masks in every ``delta``-th step, or raise UnavailableError."""
 
 
 class TrainingWorkload(AbstractStepWorkload):
@@ -121,10 +117,9 @@ class TrainingWorkload(AbstractStepWorkload):
         yield quality_metric("nonzero_count", "masks", [nonzero])
         yield quality_metric("density_percent", "masks", [100 * nonzero / sum(sizes.values())])
         yield quality_metric("live_gradient_bytes", "step", [self._peak_gradient_bytes(NEVER)])
-        moved = [self._peak_gradient_bytes(2)] if self._scheme.moves else []
-        yield quality_metric(
-            "live_gradient_bytes", "topology step", moved, "" if moved else "masks never move"
-        )
+        reason = "" if self._scheme.moves else "masks never move"
+        moved = [] if reason else [self._peak_gradient_bytes(2)]
+        yield quality_metric("live_gradient_bytes", "topology step", moved, reason)
 
     def _new_trainer(self, rate: float, delta: int) -> Trainer:
         model = network(self._case, self._device, self._seed)
@@ -138,12 +133,7 @@ class TrainingWorkload(AbstractStepWorkload):
 
 
 def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], eps: float) -> None:
-    """Compare the changes of weights with the reference, and check that inactive entries are zero.
-
-    Raises:
-        WrongResultError: they differ.
-
-    """
+    """Raise WrongResultError unless weights change as in the reference and inactive entries are zero."""
     before, masks = dense_weights(trainer.model), trainer.masks()
     for x in rows:
         trainer.step(x)
@@ -154,13 +144,9 @@ def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], 
 
 
 def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> None:
-    """Check the masks of five steps, every second of which moves entries.
+    """Raise WrongResultError unless masks are right in five steps, every second of which moves entries.
 
-    The rule itself is checked in float64, where rounding makes no scores equal.
-
-    Raises:
-        WrongResultError: the wrong entries have moved, their number changed, or an inactive one is not zero.
-
+    RigL's rule is checked in float64, where rounding makes no scores equal.
     """
     for number, x in enumerate(itertools.islice(itertools.cycle(rows), 5)):
         weights = dense_weights(trainer.model)
@@ -168,9 +154,8 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
         trainer.step(x)
         masks = trainer.masks()
         check_zeros(before, masks, dense_weights(trainer.model))
-        if number % 2 and all(torch.equal(mask, before[name]) for name, mask in masks.items()):
-            message = "no entry has moved"
-            raise WrongResultError(message)
+        has_moved = not all(torch.equal(mask, before[name]) for name, mask in masks.items())
+        ensure(has_moved or not number % 2, "no entry has moved")
         if number % 2 and x.dtype is torch.float64:
             _, slopes = gradients(plain, weights, x)
             for name, mask in masks.items():
@@ -178,17 +163,11 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
 
 
 def check_zeros(before: Masks, masks: Masks, weights: Mapping[str, Tensor]) -> None:
-    """Check that masks have as many active entries as before, and that other entries are zero.
-
-    Raises:
-        WrongResultError: they have not.
-
-    """
+    """Raise WrongResultError unless masks have as many entries as before and other weights are zero."""
     for name, mask in masks.items():
         count = int(before[name].sum())
-        if int(mask.sum()) != count or bool(weights[name][~mask].any()):
-            message = f"{name} does not have exactly {count} nonzero entries"
-            raise WrongResultError(message)
+        is_exact = int(mask.sum()) == count and not bool(weights[name][~mask].any())
+        ensure(is_exact, f"{name} does not have exactly {count} nonzero entries")
 
 
 def reference_changes(

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from esbench.registry import REGISTRY, variant
 from esbench.schema import Case, Phase, Work
-from esbench.workload import QualityMetric, UnavailableError, WrongResultError, build
+from esbench.workload import QualityMetric, UnavailableError, build
 from impls.benchmark import inputs
-from impls.benchmark.training.workload import AbstractTrainingWorkload
+from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure
 from impls.training import sparse_masks
 
 OPERATORS = REGISTRY.reserve("TopologyUpdate")
@@ -117,9 +117,8 @@ class TopologyWorkload(AbstractTrainingWorkload):
         result = self.call()
         if not isinstance(self._scheme, MaskMultiply):
             check_update(self._weight, gradient, self._mask, result, self._count)
-        elif not torch.equal(result, gradient * self._mask):
-            message = "the product with the mask is wrong"
-            raise WrongResultError(message)
+        else:
+            ensure(torch.equal(result, gradient * self._mask), "the product with the mask is wrong")
 
     @override
     def quality(self) -> Iterable[QualityMetric]:
@@ -132,15 +131,7 @@ build.register(AbstractTopology, TopologyWorkload)
 
 @torch.no_grad()
 def drop_and_grow_by_sorting(weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Return the next mask as rigl-torch computes it: two full sorts whose ranks are scattered back.
-
-    Args:
-        weight: any shape.
-        gradient: the dense gradient, same shape.
-        mask: bool, same shape.
-        count: number of entries to drop and to grow.
-
-    """
+    """Return the next mask as rigl-torch computes it: two full sorts whose ranks are scattered back."""
     stays = _rank_mask(torch.where(mask, weight.abs(), -1.0), int(mask.sum()) - count)  # waits for the device
     scores = torch.where(stays.bool(), gradient.abs().min() - 1, gradient.abs())
     return (stays + _rank_mask(scores, count)).bool()
@@ -155,30 +146,22 @@ def _rank_mask(scores: Tensor, count: int) -> Tensor:
 
 
 def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor, count: int) -> None:
-    """Check a mask against RigL's rule; among equal scores any choice is right.
-
-    Raises:
-        WrongResultError: another number of entries is active, or other ones.
-
-    """
+    """Raise WrongResultError unless a mask follows RigL's rule; among equal scores any choice is right."""
     magnitude, steepness = weight.abs().flatten(), gradient.abs().flatten()
     active_before, active_after = before.flatten(), after.flatten()
-    if (
-        after.dtype is not torch.bool
-        or after.shape != before.shape
-        or int(active_after.sum()) != int(active_before.sum())
-    ):
-        message = f"{int(after.sum())} entries are active, before {int(before.sum())}"
-        raise WrongResultError(message)
-    stay = int(active_before.sum()) - count
+    active_count, active_count_after = int(before.sum()), int(after.sum())
+    is_same_kind = after.dtype is torch.bool and after.shape == before.shape
+    ensure(
+        is_same_kind and active_count_after == active_count,
+        f"{active_count_after} entries are active, before {active_count}",
+    )
+    stay = active_count - count
     least = magnitude[active_before].topk(stay).values.min() if stay else torch.inf
     largest_stay = bool(active_after[active_before & (magnitude > least)].all())
-    if not largest_stay or int((active_after & active_before & (magnitude >= least)).sum()) < stay:
-        message = "an entry of large magnitude was dropped"
-        raise WrongResultError(message)
+    stayed = int((active_after & active_before & (magnitude >= least)).sum())
+    ensure(largest_stay and stayed >= stay, "an entry of large magnitude was dropped")
     growable = ~active_before | (magnitude < least)
     if count and bool((growable & active_after).any()) and bool((growable & ~active_after).any()):
         worst, best = steepness[growable & active_after].min(), steepness[growable & ~active_after].max()
-        if not worst >= best:
-            message = f"an entry with gradient {worst:.3g} was grown instead of one with {best:.3g}"
-            raise WrongResultError(message)
+        message = f"an entry with gradient {worst:.3g} was grown instead of one with {best:.3g}"
+        ensure(bool(worst >= best), message)

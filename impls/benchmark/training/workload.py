@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from esbench.schema import PHASES, Case, Phase, Work
-from esbench.workload import QualityMetric, Workload
+from esbench.workload import QualityMetric, UnavailableError, Workload, WrongResultError
 from impls.benchmark import inputs
 from impls.verify import reference
 
@@ -20,23 +21,25 @@ Masks = Mapping[str, Tensor]
 """Masks of sparse weights by name."""
 
 
+def ensure(is_right: bool, message: str) -> None:  # noqa: FBT001  a condition, as in assert
+    """Raise WrongResultError with a message unless a result is right."""
+    if not is_right:
+        raise WrongResultError(message)
+
+
+def require(is_supported: bool, reason: str) -> None:  # noqa: FBT001  a condition, as in assert
+    """Raise UnavailableError with a reason unless a variant supports its case and device."""
+    if not is_supported:
+        raise UnavailableError(reason)
+
+
 class AbstractTrainingWorkload(Workload):
-    """A workload with at most one timed call, without noise and without declared minimum work.
-
-    Args:
-        case: what is trained.
-        device: device of all tensors.
-        seed: seed of all random numbers.
-        buffers: tensors that calls read in turn.
-
-    Attributes:
-        phase: the phase of the timed call, None if nothing is timed.
-        reason: why there are no other phases.
-
-    """
+    """A workload with at most one timed call, which reads ``buffers`` in turn; it has no noise."""
 
     phase: Phase | None = None
+    """Phase of the timed call, None if nothing is timed."""
     reason: str
+    """Why there are no other phases."""
     noise_bytes = 0
 
     def __init__(self, case: Case, device: str, seed: int, buffers: Sequence[Tensor] = ()) -> None:
@@ -79,24 +82,14 @@ class AbstractTrainingWorkload(Workload):
 
 @dataclass
 class Trainer:
-    """Takes training steps on the mean square of a model's outputs.
-
-    Args:
-        model: its parameters are trained.
-        finish: called after each backward pass; updates weights and frees gradients.
-        optimizers: the optimizers that update the parameters.
-        close: releases the model.
-        masks: returns the masks of sparse weights by name.
-        copies: returns dense gradients that are stored outside ``.grad``.
-
-    """
+    """Takes training steps on the mean square of a model's outputs."""
 
     model: nn.Module
-    finish: Callable[[], object]
+    finish: Callable[[], object]  # after each backward pass: updates weights and frees gradients
     optimizers: Sequence[Optimizer] = ()
-    close: Callable[[], object] = lambda: None
+    close: Callable[[], object] = lambda: None  # releases the model
     masks: Callable[[], Masks] = dict
-    copies: Callable[[], list[Tensor]] = list
+    copies: Callable[[], list[Tensor]] = list  # dense gradients that are stored outside ``.grad``
 
     def step(self, x: Tensor) -> Tensor:
         """Take a step on rows; return the outputs."""
@@ -133,11 +126,17 @@ def step_and_zero(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
 
 
+def case_of(
+    operator: str, out: int, inp: int, rows: int = 1, dtype: str = "float32", **sizes: tuple[int, ...]
+) -> Case:
+    """Return a case of one model that is trained on ``rows`` rows."""
+    channels: dict[str, Any] = {"out_channels": out, "in_channels": inp, **sizes}
+    return Case(operator=operator, members=1, repeats=rows, dtype=dtype, **channels)
+
+
 def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case:
     """Return a case of layers with ``width`` inputs and outputs, trained on ``rows`` rows."""
-    return Case(
-        operator=operator, out_channels=width, in_channels=width, members=1, repeats=rows, dtype=dtype
-    )
+    return case_of(operator, width, width, rows, dtype)
 
 
 def quality_metric(metric: str, method: str, samples: Iterable[float], reason: str = "") -> QualityMetric:
@@ -166,28 +165,20 @@ def check(
     *arguments: object,
     eps: float | None = None,
 ) -> None:
-    """Compare named tensors with the results of ``compute_reference(*arguments)`` in float64.
+    """Raise WrongResultError unless named tensors are those of ``compute_reference(*arguments)`` in float64.
 
     The tolerance depends on the error of the same function in the dtype of the arguments.
-
-    Raises:
-        WrongResultError: they differ, or one is missing, see :func:`impls.verify.reference.check_close`.
-
     """
-    exact = compute_reference(*_to_float64(arguments))
+    exact = compute_reference(*pytree.tree_map(_to_float64, arguments))
     for name, narrow in compute_reference(*arguments).items():
         reference.check_close(name, results.get(name), exact[name], narrow, eps)
 
 
-def _to_float64(value: Any) -> Any:  # noqa: ANN401  arguments of any kind
-    """Return tensors, models, and tensors in containers in float64, and other values unchanged."""
+def _to_float64(value: object) -> object:
+    """Return a tensor or a model in float64, and other values unchanged."""
     if isinstance(value, Tensor):
         return reference.rows_to_float64(value)
-    if isinstance(value, nn.Module):
-        return reference.to_float64(value)
-    if isinstance(value, Mapping):
-        return {name: _to_float64(item) for name, item in value.items()}
-    return tuple(map(_to_float64, value)) if isinstance(value, tuple) else value
+    return reference.to_float64(value) if isinstance(value, nn.Module) else value
 
 
 def peak_gradient_bytes(
@@ -197,13 +188,8 @@ def peak_gradient_bytes(
 ) -> int:
     """Return the largest number of gradient bytes alive at once in a step, exactly and on any device.
 
-    A gradient is alive from the call of its tensor hook until ``.grad`` is None.
-
-    Args:
-        parameters: those that are trained.
-        step: a training step.
-        copies: returns gradients that are stored outside ``.grad``.
-
+    A gradient is alive from the call of its tensor hook until ``.grad`` is None; ``copies`` returns gradients
+    that are stored elsewhere.
     """
     peak, trained = 0, list(parameters)
 
