@@ -1,8 +1,8 @@
 """Search for an architecture: random MLPs, each trained from scratch to classify digits, in constant memory.
 
-Every layer has its own optimizer, which updates it inside the backward pass. A candidate is freed as soon as
-it is tested, and garbage is collected between batches. The last column counts the parameters of all
-candidates that are still in memory.
+Every layer has an optimizer that updates it inside the backward pass. A candidate is freed as soon as it is
+tested, and garbage is collected between batches. The last column of the table is the number of parameters, of
+all candidates so far, that are still in memory.
 
 Example: python examples/architecture_search.py --candidates 50 --steps 100
 """
@@ -15,7 +15,7 @@ import weakref
 from functools import partial
 
 import torch
-from comparison import count, ended, parser
+from comparison import count, parser, run_example
 from tabulate import tabulate
 from torch import nn
 
@@ -37,13 +37,13 @@ def train(widths: tuple[int, ...], options: argparse.Namespace) -> tuple[float, 
         loss.backward()  # updates the weights
         optimizer.step()  # ends the step; there is no gradient to zero
     with torch.no_grad():
-        right = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
-    return float(right), [weakref.ref(parameter) for parameter in model.parameters()]
+        accuracy = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
+    return float(accuracy), [weakref.ref(parameter) for parameter in model.parameters()]
 
 
 def search(options: argparse.Namespace) -> None:
-    """Train random architectures and print each that is better than all before."""
-    networks.digits()  # not part of a candidate
+    """Train random architectures; print the last one, and each that was better than all before it."""
+    networks.digits()  # loaded before the first candidate
     torch.manual_seed(options.seed)
     rng, rows, best = random.Random(options.seed), [], 0.0  # noqa: S311  not a secret
     parameters: list[weakref.ref[object]] = []
@@ -63,4 +63,4 @@ if __name__ == "__main__":
     command_line = parser(__doc__, steps=100, learning_rate=0.01)
     command_line.add_argument("--candidates", type=count, default=20, help="models trained in total (20)")
     options = command_line.parse_args()
-    ended(lambda: search(options))
+    run_example(lambda: search(options))

@@ -8,7 +8,7 @@ Example: python examples/binary_cnn.py --members 256 --steps 1000
 """
 
 from binary_mlp import PixelBits, arguments, compare
-from comparison import ended
+from comparison import run_example
 from torch import nn
 
 from impls import BinarizedConv2d, BinarizedMaxPool2d
@@ -25,4 +25,4 @@ def network() -> nn.Module:
 
 if __name__ == "__main__":
     options = arguments(__doc__, members=128, batch=32)
-    ended(lambda: compare(network, "DigitsCNN", options))
+    run_example(lambda: compare(network, "DigitsCNN", options))

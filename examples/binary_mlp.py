@@ -3,7 +3,7 @@
 Weights and activations are +1 or -1; a pixel is read as the eight bits of a byte. The parameters are logits.
 Each of 256 members draws its own bits with the probabilities of the logits and classifies the same digits;
 then every logit moves towards the bit of the better members. Nothing is backpropagated. The trained network
-has the most likely bits; it is compared with one of floats that is trained by backpropagation.
+has the most likely bits; it is compared with a network of floats that is trained by backpropagation.
 
 Example: python examples/binary_mlp.py --members 128 --steps 300
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from comparison import count, ended, parser, show
+from comparison import count, parser, run_example, show
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ from impls.training import centered_ranks, networks
 
 
 class PixelBits(nn.Module):
-    """Packs the eight bits of each pixel in 0..1: [rows, 64] -> words of [rows, *shape] times 8 bits."""
+    """Packs the eight bits of pixels in 0..1: [rows, 64] -> words, 8 bits for each of [rows, *shape]."""
 
     def __init__(self, *shape: int) -> None:
         """Take the shape of a row of pixels."""
@@ -56,8 +56,8 @@ def evolve(model: nn.Module, options: argparse.Namespace) -> None:
     population = perturb(model, Binary(), members=members, sigma=0.1, seed=options.seed)
     logits = [values for name, values in model.named_parameters() if name.endswith("weight")]
     thresholds = [values for name, values in model.named_parameters() if name.endswith("bias")]
-    slower = {"params": thresholds, "lr": options.learning_rate / 5}
-    optimizer = torch.optim.Adam([{"params": logits}, slower], lr=options.learning_rate)
+    groups = [{"params": logits}, {"params": thresholds, "lr": options.learning_rate / 5}]
+    optimizer = torch.optim.Adam(groups, lr=options.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     generator = torch.Generator().manual_seed(options.seed)
 
@@ -77,31 +77,32 @@ def evolve(model: nn.Module, options: argparse.Namespace) -> None:
             for values in logits:
                 values.clamp_(-5, 5)  # so that every bit can still change
         if step % 50 == 0:
-            left_s = (time.monotonic() - start_s) / (step + 1) * (options.steps - step - 1)
-            print(f"step {step}, accuracy {accuracy(model):.1%}, {left_s:.0f} s to go", file=sys.stderr)
+            remaining_s = (time.monotonic() - start_s) / (step + 1) * (options.steps - step - 1)
+            print(f"step {step}, accuracy {accuracy(model):.1%}, {remaining_s:.0f} s to go", file=sys.stderr)
 
 
-def compare(make: Callable[[], nn.Module], floats: str, options: argparse.Namespace) -> None:
-    """Train a binarized network, and one of floats by backpropagation, and print their accuracies."""
+def compare(make_network: Callable[[], nn.Module], float_network: str, options: argparse.Namespace) -> None:
+    """Train a binarized network, and a network of floats by backpropagation, and print their accuracies."""
     networks.digits()  # not timed: loading takes a second
     torch.set_num_threads(1)  # small steps: several threads would mostly wait
     torch.manual_seed(options.seed)
     print("training the binarized network ...", file=sys.stderr)
-    model, start_s = make(), time.monotonic()
+    model, start_s = make_network(), time.monotonic()
     evolve(model, options)
     rows = [("evolution, bits", accuracy(model), time.monotonic() - start_s)]
     start_s = time.monotonic()
-    model = networks.trained(floats, options.seed)
+    model = networks.trained(float_network, options.seed)
     show([*rows, ("backpropagation, floats", networks.accuracy(model), time.monotonic() - start_s)])
 
 
 def arguments(description: str, *, members: int, batch: int) -> argparse.Namespace:
     """Read the command line of an example of binarized networks."""
-    expected = parser(description, members=members, steps=500, learning_rate=0.3, each="members")
-    expected.add_argument("--batch", type=count, default=batch, help=f"digits per member and step ({batch})")
-    return expected.parse_args()
+    command_line = parser(description, members=members, steps=500, learning_rate=0.3, each="members")
+    batch_help = f"digits per member and step ({batch})"
+    command_line.add_argument("--batch", type=count, default=batch, help=batch_help)
+    return command_line.parse_args()
 
 
 if __name__ == "__main__":
     options = arguments(__doc__, members=256, batch=64)
-    ended(lambda: compare(network, "DigitsMLP", options))
+    run_example(lambda: compare(network, "DigitsMLP", options))

@@ -56,33 +56,36 @@ def positive(text: str) -> float:
 def parser(
     description: str, *, members: int = 0, steps: int, learning_rate: float, each: str = "pairs"
 ) -> argparse.ArgumentParser:
-    """Return a parser of the options of every example; with 0 members, without ``--members``."""
-    found = argparse.ArgumentParser(
+    """Return a parser of the options of every example, except ``--members`` if ``members`` is 0."""
+    command_line = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if members:
-        words = f"{each} of the population ({members})"
-        found.add_argument("--members", type=count, default=members, help=words)
-    found.add_argument("--steps", type=count, default=steps, help=f"number of updates ({steps})")
-    rate = f"Adam's initial learning rate ({learning_rate:g})"
-    found.add_argument("--learning-rate", type=positive, default=learning_rate, help=rate)
-    found.add_argument("--seed", type=seed, default=0, help="seed of weights, batches and noise (0)")
-    return found
+        members_help = f"{each} of the population ({members})"
+        command_line.add_argument("--members", type=count, default=members, help=members_help)
+    command_line.add_argument("--steps", type=count, default=steps, help=f"number of updates ({steps})")
+    rate_help = f"initial learning rate of Adam ({learning_rate:g})"
+    command_line.add_argument("--learning-rate", type=positive, default=learning_rate, help=rate_help)
+    command_line.add_argument("--seed", type=seed, default=0, help="seed of weights, batches and noise (0)")
+    return command_line
 
 
 def arguments(
     description: str, *, steps: int, batch: int, sigma: float, learning_rate: float
 ) -> argparse.Namespace:
     """Read the command line of an example that compares the schemes."""
-    found = parser(description, members=128, steps=steps, learning_rate=learning_rate)
-    found.add_argument("--scheme", action="append", choices=SCHEMES, help="may be repeated (all three)")
-    found.add_argument("--batch", type=count, default=batch, help=f"digits per member and step ({batch})")
-    found.add_argument("--sigma", type=positive, default=sigma, help=f"scale of the noise ({sigma:g})")
-    return found.parse_args()
+    command_line = parser(description, members=128, steps=steps, learning_rate=learning_rate)
+    command_line.add_argument(
+        "--scheme", action="append", choices=SCHEMES, help="may be repeated (all three)"
+    )
+    batch_help = f"digits per member and step ({batch})"
+    command_line.add_argument("--batch", type=count, default=batch, help=batch_help)
+    command_line.add_argument("--sigma", type=positive, default=sigma, help=f"scale of the noise ({sigma:g})")
+    return command_line.parse_args()
 
 
-def ended(main: Callable[[], None]) -> None:
-    """Run an example; a UserError ends it with one line and exit code 2."""
+def run_example(main: Callable[[], None]) -> None:
+    """Run an example; on a UserError, print its message and exit with code 2."""
     try:
         main()
     except UserError as error:
@@ -107,5 +110,5 @@ def compare(network: str, evolve: Evolve, options: argparse.Namespace) -> None:
 
 
 def show(rows: Iterable[tuple[str, float, float]]) -> None:
-    """Print a table of how networks were trained, their accuracy, and the seconds it took."""
+    """Print a table of (how a network was trained, its accuracy, seconds of training)."""
     print(tabulate(rows, ("trained with", "accuracy", "seconds"), floatfmt=(".0f", ".1%", ".1f")))

@@ -8,7 +8,7 @@ Example: python examples/digits_cnn.py --scheme LowRank --members 256
 
 import argparse
 
-from comparison import arguments, compare, ended
+from comparison import arguments, compare, run_example
 from torch import nn
 
 from esbench.schema import Recipe
@@ -37,4 +37,4 @@ def evolve_images(model: nn.Module, scheme: AnyScheme, options: argparse.Namespa
 
 if __name__ == "__main__":
     options = arguments(__doc__, steps=160, batch=16, sigma=0.1, learning_rate=0.05)
-    ended(lambda: compare("DigitsCNN", evolve_images, options))
+    run_example(lambda: compare("DigitsCNN", evolve_images, options))

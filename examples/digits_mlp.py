@@ -11,7 +11,7 @@ import argparse
 import sys
 
 import torch
-from comparison import arguments, compare, ended
+from comparison import arguments, compare, run_example
 from torch import nn
 
 from impls import perturb
@@ -49,4 +49,4 @@ def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> 
 
 if __name__ == "__main__":
     options = arguments(__doc__, steps=120, batch=32, sigma=0.05, learning_rate=0.02)
-    ended(lambda: compare("DigitsMLP", evolve, options))
+    run_example(lambda: compare("DigitsMLP", evolve, options))

@@ -1,9 +1,9 @@
 """Train a network to classify handwritten digits with dropout as the only noise, without backpropagation.
 
-Every member drops its own units while it classifies its own digit, once with the noise and once with its
-negative. With dropped outputs the gradient estimate is node perturbation: the difference of the losses, times
-the change of each output, times the inputs, which ``population.call_with_activations`` records. With dropped
-inputs only a common factor of each column of weights is learned, and the accuracy is lower.
+Each member drops random units while it classifies a digit, once with the noise and once with the negative
+noise. With dropped outputs the gradient estimate is node perturbation: (difference of the two losses) x
+(change of each output) x (inputs), with the inputs recorded by ``population.call_with_activations``. With
+dropped inputs only a common factor of each column of weights is learned, and the accuracy is lower.
 
 Example: python examples/dropout_only.py --p 0.1 --members 4096
 """
@@ -13,7 +13,7 @@ import sys
 import time
 
 import torch
-from comparison import ended, parser, show
+from comparison import parser, run_example, show
 from torch import Tensor, nn
 
 from impls import DropoutMask, perturb
@@ -29,10 +29,10 @@ def network(seed: int) -> nn.Sequential:
     return model
 
 
-def by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespace) -> None:
+def train_by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespace) -> None:
     """Train the model with the noise of dropped outputs or inputs."""
     digits, members = networks.digits(), options.members
-    # The noise is W times a factor of the mask, whatever sigma is.
+    # sigma has no effect: the noise of a weight is the weight times a factor from the mask.
     population = perturb(model, scheme, members=members, sigma=1.0, antithetic=True, seed=options.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
@@ -49,7 +49,7 @@ def by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Namespac
         schedule.step()
 
 
-def by_backpropagation(model: nn.Module, options: argparse.Namespace) -> None:
+def train_by_backpropagation(model: nn.Module, options: argparse.Namespace) -> None:
     """Train the model by backpropagation with the same number of digits per step."""
     digits = networks.digits()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
@@ -70,22 +70,23 @@ def share(text: str) -> float:
 
 def main() -> None:
     """Train with dropped outputs, with dropped inputs and by backpropagation, and compare."""
-    expected = parser(__doc__, members=2048, steps=200, learning_rate=0.003)
-    expected.add_argument("--p", type=share, default=0.2, help="probability that a unit is dropped (0.2)")
-    options = expected.parse_args()
+    command_line = parser(__doc__, members=2048, steps=200, learning_rate=0.003)
+    command_line.add_argument("--p", type=share, default=0.2, help="probability that a unit is dropped (0.2)")
+    options = command_line.parse_args()
 
     digits, rows = networks.digits(), []
     for name in ("dropped outputs", "dropped inputs", "backpropagation"):
         print(f"training with {name} ...", file=sys.stderr)
         model, start_s = network(options.seed), time.monotonic()
         if name == "backpropagation":
-            by_backpropagation(model, options)
+            train_by_backpropagation(model, options)
         else:
-            by_dropout(model, DropoutMask(options.p, "out" if name == "dropped outputs" else "in"), options)
-        right = model(digits.test_x).argmax(1) == digits.test_y
-        rows.append((name, float(right.float().mean()), time.monotonic() - start_s))
+            scheme = DropoutMask(options.p, "out" if name == "dropped outputs" else "in")
+            train_by_dropout(model, scheme, options)
+        is_right = model(digits.test_x).argmax(1) == digits.test_y
+        rows.append((name, float(is_right.float().mean()), time.monotonic() - start_s))
     show(rows)
 
 
 if __name__ == "__main__":
-    ended(main)
+    run_example(main)

@@ -1,9 +1,8 @@
 """Train an MLP with a tenth and a twentieth of its weights to classify handwritten digits, by RigL.
 
-Two lines make a training loop sparse: a scheduler is created with the model and the optimizer, and the
-optimizer takes its step if the scheduler returns True. Every 25 steps, active weights of small magnitude are
-dropped and others grown where the gradient is large. RigL is compared with static masks and with the dense
-network. The table counts weights that are not zero.
+Two lines make a training loop sparse: one creates a scheduler, and one asks it whether the optimizer takes
+a step. Every 25 steps, active weights of small magnitude are dropped, and others are grown where the gradient
+is large. RigL is compared with static masks and with the dense network.
 
 Example: python examples/rigl_digits.py --density 0.02 --steps 400
 """
@@ -13,7 +12,7 @@ import sys
 import time
 
 import torch
-from comparison import ended, parser
+from comparison import parser, run_example
 from tabulate import tabulate
 from torch import nn
 
@@ -36,7 +35,7 @@ def share(text: str) -> float:
 
 
 def train(density: float, options: argparse.Namespace, *, static: bool = False) -> nn.Module:
-    """Train a network: a usual PyTorch loop, and two lines."""
+    """Train a network: a usual PyTorch loop, and two lines for RigL."""
     torch.manual_seed(options.seed)
     digits, model = networks.digits(), network()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
@@ -66,19 +65,20 @@ def compare(options: argparse.Namespace) -> None:
     """Train networks of each density, and the dense one, and print their accuracies."""
     digits = networks.digits()  # not timed: loading takes a second
     torch.set_num_threads(1)  # small steps: several threads would mostly wait
-    ways = [(density, static) for density in options.density or (0.1, 0.05) for static in (False, True)]
+    sparse = [(density, static) for density in options.density or (0.1, 0.05) for static in (False, True)]
     rows = []
-    for density, static in (*ways, (1.0, False)):
+    for density, static in (*sparse, (1.0, False)):
         name = f"{'static' if static else 'RigL'} at {1 - density:.0%}" if density < 1 else "backpropagation"
         print(f"training with {name} ...", file=sys.stderr)
         start_s = time.monotonic()
         model = train(density, options, static=static)
         taken_s = time.monotonic() - start_s
-        weights = [one for one in model.parameters() if one.dim() > 1]
-        nonzero, total = sum(int(one.count_nonzero()) for one in weights), sum(one.numel() for one in weights)
+        weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        nonzero = sum(int(weight.count_nonzero()) for weight in weights)
+        total = sum(weight.numel() for weight in weights)
         with torch.no_grad():
-            right = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
-        rows.append((name, f"{nonzero}/{total}", float(right), taken_s))
+            accuracy = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
+        rows.append((name, f"{nonzero}/{total}", float(accuracy), taken_s))
     print(
         tabulate(
             rows,
@@ -98,4 +98,4 @@ if __name__ == "__main__":
         help="share of active weights; may be repeated (0.1 and 0.05)",
     )
     options = command_line.parse_args()
-    ended(lambda: compare(options))
+    run_example(lambda: compare(options))

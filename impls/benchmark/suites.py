@@ -216,5 +216,5 @@ SUITES = (
     ),
 )
 
-for each in SUITES:
-    suite(each)
+for layer_suite in SUITES:
+    suite(layer_suite)

@@ -15,18 +15,15 @@ from impls.training import networks
 
 
 def centered_ranks(fitness: Tensor) -> Tensor:
-    """Return utilities by rank, from -1/2 for the lowest fitness to 1/2 (Wierstra et al. 2014, JMLR 15).
+    """Return utilities (float64, in the shape of the fitness) from -1/2 for the lowest fitness to 1/2.
 
-    They have mean zero and do not depend on the scale of the fitness; equal fitness gives equal utilities.
-
-    Args:
-        fitness: any shape, at least two numbers.
-
+    utility = rank / (n - 1) - 1/2 with ranks 0 to n - 1; equal fitness gets its mean rank. The mean is zero,
+    and the scale of the fitness does not matter (Wierstra et al. 2014, JMLR 15). At least two numbers.
     """
     ordered, values = fitness.flatten().sort().values, fitness.contiguous()
-    worse = torch.searchsorted(ordered, values)
-    no_better = torch.searchsorted(ordered, values, right=True)
-    return (worse + no_better - 1).double() / (2 * (fitness.numel() - 1)) - 0.5
+    first_rank = torch.searchsorted(ordered, values)
+    end_rank = torch.searchsorted(ordered, values, right=True)
+    return (first_rank + end_rank - 1).double() / (2 * (fitness.numel() - 1)) - 0.5
 
 
 def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: int) -> None:
@@ -35,9 +32,9 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
     Args:
         population: antithetic, with the recipe's number of members.
         recipe: steps, batch size and learning rate.
-        x: training rows in the shape that the model reads, on its device.
-        y: [len(x)], their classes.
-        seed: for the batches; the noise has the population's seed.
+        x: training rows in the shape that the model reads, on the model's device.
+        y: classes of the rows, int64 [len(x)].
+        seed: seed of the batches; the seed of the noise is the population's.
 
     """
     optimizer = torch.optim.Adam(population.model.parameters(), recipe.learning_rate)
@@ -45,11 +42,11 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
     generator = Generator().manual_seed(seed)
     for step in range(recipe.steps):
         batch = torch.randint(len(y), (recipe.batch,), generator=generator).to(y.device)
-        # Row = repeat * members + member: every member sees each image twice, once with the negated noise.
-        repeats = batch.repeat(2).repeat_interleave(population.members)
+        # Row = repeat * members + member: each member reads each image twice, with its noise and minus it.
+        rows = batch.repeat(2).repeat_interleave(population.members)
         noise = population.sample(step)
-        logits, record = population.call_with_activations(x[repeats], noise)
-        loss = nn.functional.cross_entropy(logits.float(), y[repeats], reduction="none")
+        logits, record = population.call_with_activations(x[rows], noise)
+        loss = nn.functional.cross_entropy(logits.float(), y[rows], reduction="none")
         fitness = -loss.view(2, recipe.batch, population.members).mean(1)
         optimizer.zero_grad()
         population.update(noise, centered_ranks(fitness), record)
@@ -61,11 +58,11 @@ class PopulationTrainer:
     """The trainer of schemes that perturb a population, for recommendations and studies."""
 
     def learns_from_rows(self, scheme: AnyScheme) -> bool:
-        """Return whether the scheme's update needs the rows that its layers saw."""
+        """Return whether the scheme's update needs the inputs of its layers."""
         return scheme.learns_from_rows
 
     def refusal(self, scheme: AnyScheme, model: nn.Module, exclude: Sequence[str]) -> str:
-        """Return why :func:`perturb` refuses a model, or an empty string; no noise is drawn."""
+        """Return the reason why :func:`perturb` refuses a model, or an empty string."""
         try:
             perturb(model, scheme, members=1, sigma=1.0, exclude=map(glob.escape, exclude))
         except ValueError as error:
@@ -78,7 +75,7 @@ class PopulationTrainer:
         networks.digits()
 
     def train(self, scheme: AnyScheme, recipe: Recipe, seed: int, device: str) -> Outcome:
-        """Train one of the networks of :mod:`impls.training.networks` and test it.
+        """Train a network of :mod:`impls.training.networks` and test it.
 
         Raises:
             UnavailableError: an option of the scheme does not fit a layer.
@@ -106,7 +103,7 @@ def _trainer(_: AnyScheme) -> PopulationTrainer:
 
 
 def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
-    """Return whether E_m has uncorrelated entries of variance 1, which the law of n_eff assumes."""
+    """Return whether a scheme's noise has variance 1 in every layer, as the formula of n_eff assumes."""
     if scheme.learns_from_rows:
         return False
     layers = perturbed_layers(trainable_modules(model, ()), {"*": scheme})
@@ -117,10 +114,11 @@ def is_unbiased(model: nn.Module, scheme: AnyScheme, sigma: float) -> bool:
 def effective_members(
     model: nn.Module, scheme: AnyScheme, members: int, x: Tensor, y: Tensor
 ) -> float | None:
-    """Return n_eff = n / (1 + kappa n / d) of a network, or None if a kappa has no closed form.
+    """Return n_eff = n / (1 + kappa n / d) of a network, or None if a layer's kappa has no closed form.
 
-    The network's kappa is the mean of its layers', weighted by their squared gradient on these rows at the
-    current weights. Biases have dense noise, with a kappa of zero. The noise must have variance 1.
+    kappa = sum_l kappa_l |g_l|^2 / sum_l |g_l|^2, where g_l is the gradient of parameter l of the
+    cross-entropy on rows ``x`` with classes ``y``. The noise of biases is dense, with a kappa of zero. The
+    noise must have variance 1.
     """
     parameters = list(model.parameters())
     with torch.enable_grad():

@@ -60,17 +60,17 @@ class Graphs:
         dynamo: Any = import_module("torch._dynamo")  # takes seconds, and most programs never compile
         run = dynamo.lookup_backend(self._backend)(graph, example_inputs)
 
-        def counted(*values: object) -> object:
+        def count_and_run(*values: object) -> object:
             self.ran += 1
             return run(*values)
 
-        return counted
+        return count_and_run
 
     def check(self, model: nn.Module, inputs: Sequence[Tensor], expected: int) -> None:
-        """Run a model twice; the second run must go through at least ``expected`` graphs and compile none.
+        """Run a model twice; the second run must use at least ``expected`` graphs and compile none.
 
         Raises:
-            SilentlyEagerError: it runs eagerly, at least in part, or compiles in every run.
+            SilentlyEagerError: the model runs eagerly, at least in part, or compiles in every run.
 
         """
         model(*inputs)
@@ -91,19 +91,19 @@ class Graphs:
 class SharedLayers:
     """One compiled linear layer for all models.
 
-    With ``dynamic`` shapes there are two graphs, for rows with and without gradients, whatever the sizes from
-    2 up; otherwise two per shape. Anything else that torch specializes on multiplies them: with or without
-    bias, the number of axes, ``torch.no_grad()``, weights that are frozen or computed (``weight_norm``,
-    pruning), dtype, device, autocast, and sizes of 1. Each object has its own recompile limit, 8 by default;
-    a call that exceeds it raises instead of running eagerly.
+    With ``dynamic`` shapes, two graphs serve all sizes from 2 up: one for rows with gradients and one for
+    rows without. Otherwise each shape needs two. Each further property that torch specializes on multiplies
+    the number of graphs: bias, number of axes, ``torch.no_grad()``, weights that are frozen or computed
+    (``weight_norm``, pruning), dtype, device, autocast, and sizes of 1. Each ``SharedLayers`` has its own
+    recompile limit, 8 by default; a call that exceeds it raises an error instead of running eagerly.
 
-    The necessary settings of torch are process-wide; they are set during a layer's call and then restored.
-    Use one thread: another one that compiles or runs a layer at that moment would see them.
+    A call of a layer changes settings of torch for the whole process, and restores them afterwards. Use one
+    thread: another thread that compiles or runs a layer during the call would see these settings.
 
     Copies of a model share the layers too. A compiled function cannot be pickled: save ``state_dict()``.
 
     Args:
-        backend: that of ``torch.compile``.
+        backend: name of the backend of ``torch.compile``.
         dynamic: whether one graph serves all shapes.
         recompile_limit: maximum number of graphs, or None for torch's own setting.
 
@@ -121,10 +121,10 @@ class SharedLayers:
         self._compiled: Linear = torch.compile(linear, dynamic=dynamic, backend=self.graphs)
 
     def replace(self, model: nn.Module) -> nn.Module:
-        """Make every ``nn.Linear`` of a model, but no subclass, call the shared function.
+        """Make every ``nn.Linear`` of a model call the shared function, except instances of subclasses.
 
-        The layers stay the same objects under the same names, with their parameters and hooks. The model is
-        changed in place and returned. Parametrize layers afterwards.
+        Return the model, which is changed in place: layers keep their identity, names, parameters and hooks.
+        Parametrize layers afterwards.
         """
         for layer in model.modules():
             if type(layer) is nn.Linear:
@@ -141,7 +141,7 @@ class SharedLayers:
 
         """
         ran = self.graphs.ran
-        with applied(self._settings):
+        with change_settings(self._settings):
             y = self._compiled(x, weight, bias)
         if self.graphs.ran == ran:
             message = (
@@ -156,16 +156,17 @@ class SharedLayers:
         """Run a model twice and check that its layers run compiled, the second time without compiling.
 
         Raises:
-            SilentlyEagerError: they do not, or some are plain.
+            SilentlyEagerError: a linear layer runs eagerly, or compiles in every run.
 
         """
-        plain = [name or "the layer" for name, module in model.named_modules() if _is_plain(module)]
-        if plain:
-            message = (
-                f"{', '.join(plain)}: a plain nn.Linear, which runs eagerly: replace() it before it is "
-                "parametrized, and after it has a shape"
-            )
-            raise SilentlyEagerError(message)
+        kinds = {nn.Linear, nn.LazyLinear}
+        for name, module in model.named_modules():
+            if parametrize.type_before_parametrizations(module) in kinds:
+                message = (
+                    f"{name or 'the layer'}: a plain nn.Linear, which runs eagerly: replace() it before "
+                    "it is parametrized, and after it has a shape"
+                )
+                raise SilentlyEagerError(message)
         layers = sum(isinstance(module, SharedLinear) for module in model.modules())
         self.graphs.check(model, inputs, max(1, layers))
 
@@ -185,7 +186,7 @@ class SharedLinear(nn.Linear):
 
 
 def refusal(device: str) -> str:
-    """Return the reason why a device cannot be compiled for, or an empty string."""
+    """Return the reason why torch cannot compile for a device, or an empty string."""
     if device.startswith("cuda"):
         from torch.utils._triton import has_triton  # noqa: PLC0415  imports torch._dynamo
 
@@ -197,7 +198,7 @@ def refusal(device: str) -> str:
 
 
 def limits(recompile_limit: int | None) -> Settings:
-    """Return the settings that allow this many graphs, or none for None."""
+    """Return the settings of torch that allow this many graphs; no settings for None."""
     if recompile_limit is None:
         return ()
     return (
@@ -207,8 +208,8 @@ def limits(recompile_limit: int | None) -> Settings:
 
 
 @contextlib.contextmanager
-def applied(settings: Settings) -> Iterator[None]:
-    """Change torch's settings inside a block, faster than ``config.patch``."""
+def change_settings(settings: Settings) -> Iterator[None]:
+    """Change settings of torch inside a block; faster than ``config.patch``."""
     before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
     try:
         for module, name, value in settings:
@@ -217,10 +218,6 @@ def applied(settings: Settings) -> Iterator[None]:
     finally:
         for module, name, value in before:
             setattr(import_module(module), name, value)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    return parametrize.type_before_parametrizations(module) in {nn.Linear, nn.LazyLinear}
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ index, never by a threshold, so their number is exact even with ties, zeros and 
 grown again at once; it then keeps its value.
 """
 
+import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
@@ -45,8 +46,11 @@ def sparsifiable(
 
     """
     modules = dict(model.named_modules())
-    if unknown := sorted(set(ignore) - modules.keys()):
-        message = f"ignore: the model has no {', '.join(unknown)}; it has {', '.join(sorted(modules))}"
+    for name in sorted(set(ignore) - modules.keys()):
+        closest = ", ".join(difflib.get_close_matches(name, filter(None, modules), n=3, cutoff=0.0))
+        message = (
+            f"ignore: no module {name!r}; closest are {closest}; list all with dict(model.named_modules())"
+        )
         raise ValueError(message)
     excluded = {
         id(parameter)

@@ -1,7 +1,7 @@
-"""Linear layers whose products skip inactive weights: they save time and memory, which masks alone do not.
+"""Linear layers that store and multiply active weights only: unlike masks, they save time and memory.
 
-Each stores only its active values. The positions of these values are fixed: growing others would need the
-dense gradient, which is never computed. Rows are [rows, in], outputs [rows, out].
+The positions of the active weights are fixed, as growing others would need the dense gradient, which is never
+computed. Inputs are [rows, in], outputs [rows, out].
 """
 
 import warnings
@@ -16,48 +16,44 @@ from impls.training.sparse_masks import random_mask
 
 
 class AbstractSparseLinear(nn.Module, ABC):
-    """A linear layer with a sparse weight [out, in]; takes the bias over from a dense layer."""
+    """A linear layer with a sparse weight [out, in]."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        """Copy the bias."""
+        """Copy the bias of a dense layer."""
         super().__init__()
         self.bias = nn.Parameter(layer.bias.detach().clone())
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return the weight with its zeros, a copy or detached."""
+        """Return the weight [out, in] with its zeros, without a gradient."""
 
     def mask(self) -> Tensor:
-        """Return the mask of entries that are not zero."""
+        """Return the mask of the nonzero entries: bool, [out, in]."""
         return self.dense() != 0
 
 
 class Pattern(NamedTuple):
-    """Positions of the active entries of a matrix, in CSR form for the matrix and for its transpose.
-
-    ``order`` sorts values of the matrix as the transpose stores them.
-    """
+    """Positions of the active entries of a matrix, in CSR form for the matrix and for its transpose."""
 
     shape: tuple[int, int]
     row_ends: Tensor
-    columns: Tensor
+    columns: Tensor  # of each entry, row by row
     column_ends: Tensor
-    rows: Tensor
-    order: Tensor
+    rows: Tensor  # of each entry, column by column
+    order: Tensor  # sorts entries that are stored row by row into column by column
 
     @classmethod
-    def of(cls, mask: Tensor) -> "Pattern":
-        """Read the positions from a mask [out, in]."""
+    def from_mask(cls, mask: Tensor) -> "Pattern":
+        """Return the pattern of a mask [out, in]."""
         rows, columns = mask.nonzero(as_tuple=True)
         order = torch.argsort(columns, stable=True)
         row_ends, column_ends = (
-            torch.cat([counts.new_zeros(1, dtype=torch.long), counts.cumsum(0)])
-            for counts in (mask.sum(1), mask.sum(0))
+            nn.functional.pad(counts.cumsum(0), (1, 0)) for counts in (mask.sum(1), mask.sum(0))
         )
         return cls((mask.shape[0], mask.shape[1]), row_ends, columns, column_ends, rows[order], order)
 
     def matrix(self, values: Tensor) -> Tensor:
-        """Return the matrix in CSR layout."""
+        """Return the matrix with these values, in CSR layout."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
@@ -65,25 +61,25 @@ class Pattern(NamedTuple):
                 self.row_ends, self.columns, values, self.shape, check_invariants=False
             )
 
-    def transposed(self, values: Tensor) -> Tensor:
-        """Return the transpose in CSR layout."""
+    def transpose(self, values: Tensor) -> Tensor:
+        """Return the transpose of the matrix with these values, in CSR layout."""
         return torch.sparse_csr_tensor(
             self.column_ends, self.rows, values[self.order], self.shape[::-1], check_invariants=False
         )
 
-    def sampled(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the values: gradient.T @ x, computed only at the active entries."""
+    def value_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Return gradient.T @ x at the active entries only: the gradient of the values."""
         zeros = self.matrix(gradient.new_zeros(len(self.columns)))
         return torch.sparse.sampled_addmm(zeros, gradient.t(), x, beta=0.0).values()
 
 
 class AbstractPatternLinear(AbstractSparseLinear):
-    """A sparse linear layer that stores the active entries of a dense layer and their positions."""
+    """A sparse linear layer that stores the active entries of its weight and their positions."""
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over the active entries."""
+        """Copy the active entries of a dense layer."""
         super().__init__(layer)
-        self.pattern = Pattern.of(mask)
+        self.pattern = Pattern.from_mask(mask)
         self.values = nn.Parameter(layer.weight.detach()[mask])
 
     @abstractmethod
@@ -92,7 +88,7 @@ class AbstractPatternLinear(AbstractSparseLinear):
 
     @abstractmethod
     def transposed_product(self, values: Tensor, gradient: Tensor) -> Tensor:
-        """Return gradient [rows, out] @ W."""
+        """Return gradient [rows, out] @ W: the gradient of the inputs."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -113,17 +109,17 @@ class CsrLinear(AbstractPatternLinear):
 
     @override
     def transposed_product(self, values: Tensor, gradient: Tensor) -> Tensor:
-        return (self.pattern.transposed(values) @ gradient.t()).t()
+        return (self.pattern.transpose(values) @ gradient.t()).t()
 
 
 class CondensedLinear(AbstractPatternLinear):
-    """Stores the same number of inputs for every output in a dense table, and sums weighted columns.
+    """A weight with the same number k of inputs for every output, as a table [out, k]: sums weighted columns.
 
     The condensed form of Lasby et al. 2023, Dynamic Sparse Training with Structured Sparsity.
     """
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over the active entries; every row of the mask has equally many."""
+        """Copy the active entries of a dense layer; each row of the mask has equally many."""
         super().__init__(layer, mask)
         self.values = nn.Parameter(self.values.detach().view(mask.shape[0], -1))
 
@@ -147,10 +143,10 @@ class CondensedLinear(AbstractPatternLinear):
 
 
 class BlockLinear(AbstractSparseLinear):
-    """Multiplies square active blocks as a batch of small dense matrices."""
+    """A weight of square blocks, some of which are active: multiplied as a batch of small dense matrices."""
 
     def __init__(self, layer: nn.Linear, mask: Tensor, side: int) -> None:
-        """Take over the active blocks of a dense layer."""
+        """Copy the active blocks of a dense layer."""
         super().__init__(layer)
         self.side = side
         blocks = _blocks(layer.weight.detach(), side)
@@ -160,8 +156,8 @@ class BlockLinear(AbstractSparseLinear):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(1, (-1, self.side)).transpose(0, 1)[self._columns]  # [blocks, rows, side]
-        products = torch.bmm(parts, self.values.transpose(1, 2))
+        block_inputs = x.unflatten(1, (-1, self.side)).transpose(0, 1)[self._columns]  # [blocks, rows, side]
+        products = torch.bmm(block_inputs, self.values.transpose(1, 2))
         y = x.new_zeros(self._outer[0], len(x), self.side).index_add(0, self._rows, products)
         return y.transpose(0, 1).flatten(1) + self.bias
 
@@ -173,13 +169,13 @@ class BlockLinear(AbstractSparseLinear):
 
 
 class SemiStructuredLinear(AbstractSparseLinear):
-    """Keeps two of every four inputs, for a GPU's sparse tensor cores; the backward pass is dense.
+    """A weight with two of every four inputs, for sparse tensor cores of a GPU; the backward pass is dense.
 
     The weight is packed in every forward pass, as its values change.
     """
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Take over the active entries of a dense layer: two of every four inputs in a row."""
+        """Copy the active entries of a dense layer: two of every four inputs in each row of the mask."""
         super().__init__(layer)
         self._mask = mask
         self.weight = nn.Parameter(layer.weight.detach() * mask)
@@ -195,7 +191,7 @@ class SemiStructuredLinear(AbstractSparseLinear):
 
 
 def constant_fan_in_mask(weight: Tensor, density: float, generator: Generator) -> Tensor:
-    """Return a random mask of a weight [out, in] with equally many inputs, at least one, for every output."""
+    """Return a random mask of a weight [out, in] with equally many inputs, at least 1, for every output."""
     nonzero = max(1, round(density * weight.shape[1]))
     order = torch.rand(weight.shape, generator=generator).argsort(1)
     mask = torch.zeros(weight.shape, dtype=torch.bool).scatter(1, order[:, :nonzero], value=True)
@@ -203,20 +199,20 @@ def constant_fan_in_mask(weight: Tensor, density: float, generator: Generator) -
 
 
 def block_mask(weight: Tensor, density: float, side: int, generator: Generator) -> Tensor:
-    """Return a random mask of a weight [out, in] of square blocks, at least one."""
-    coarse = weight[::side, ::side]
-    mask = random_mask(coarse, max(1, round(density * coarse.numel())), generator)
+    """Return a random mask of a weight [out, in] that consists of square blocks, at least one."""
+    blocks = weight[::side, ::side]
+    mask = random_mask(blocks, max(1, round(density * blocks.numel())), generator)
     return mask.repeat_interleave(side, 0).repeat_interleave(side, 1)
 
 
 def two_of_four_mask(weight: Tensor, generator: Generator) -> Tensor:
-    """Return a random mask of a weight [out, in] with two of every four inputs."""
+    """Return a random mask of a weight [out, in] with two of every four inputs of an output."""
     order = torch.rand(weight.shape, generator=generator).unflatten(1, (-1, 4)).argsort(-1)
     return order.lt(2).flatten(1).to(weight.device)
 
 
 class _SparseProduct(torch.autograd.Function):
-    """x @ W.T for a sparse W, without ever computing its dense gradient."""
+    """Computes x @ W.T for a sparse W, and only the gradient of its active entries."""
 
     @staticmethod
     @override
@@ -229,12 +225,12 @@ class _SparseProduct(torch.autograd.Function):
     @override
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,), (x, values) = gradients, ctx.saved_tensors
-        of_x = ctx.layer.transposed_product(values, gradient) if ctx.needs_input_grad[0] else None
-        return of_x, ctx.layer.pattern.sampled(gradient, x).view(values.shape), None
+        input_gradient = ctx.layer.transposed_product(values, gradient) if ctx.needs_input_grad[0] else None
+        return input_gradient, ctx.layer.pattern.value_gradient(gradient, x).view(values.shape), None
 
 
 class _SemiStructuredProduct(torch.autograd.Function):
-    """x @ W.T with a packed weight in the forward pass and the dense one in the backward pass."""
+    """Computes x @ W.T with a packed weight in the forward pass and the dense one in the backward pass."""
 
     @staticmethod
     @override
@@ -250,5 +246,5 @@ class _SemiStructuredProduct(torch.autograd.Function):
 
 
 def _blocks(matrix: Tensor, side: int) -> Tensor:
-    """Return a matrix as [outer rows, outer columns, side, side]."""
+    """Return the blocks of a matrix: [rows of blocks, columns of blocks, side, side]."""
     return matrix.unflatten(1, (-1, side)).unflatten(0, (-1, side)).transpose(1, 2)

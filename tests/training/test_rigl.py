@@ -259,7 +259,7 @@ def test_settings_out_of_range_are_refused() -> None:
         ({"grad_accumulation_n": 5}, "grad_accumulation_n 5: expected 1 to 4, less than delta"),
         ({"alpha": 1.5}, "alpha 1.5: expected a share of the active entries"),
         ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
-        ({"ignore": ["head"]}, "the model has no head"),
+        ({"ignore": ["head"]}, "no module 'head'; closest are "),
         ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
     ]
     for settings, message in refused:

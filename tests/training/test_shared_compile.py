@@ -222,14 +222,14 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_takes_what_steps_take_beyond_warm_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose first step takes 90 ns longer than its warm steps has 90 ns of compiling."""
     step = shared_compile._TrainingStep  # noqa: SLF001  its clock is replaced
-    take = step.timed
+    take = step.measure
 
-    def timed(self: Any, rows: torch.Tensor) -> float:
+    def measure(self: Any, rows: torch.Tensor) -> float:
         is_first = not self.losses
         take(self, rows)
         return 100.0 if is_first else 10.0
 
-    monkeypatch.setattr(step, "timed", timed)
+    monkeypatch.setattr(step, "measure", measure)
     measured = run_trial(Plan(Search(CASE, "cpu", 0), "eager", WIDTHS[:1]))
     assert (measured.compile_ns, measured.step_ns) == ((90.0,), (10.0,))
 

@@ -244,9 +244,10 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(rigl, "sgd", lambda own, rate: torch.optim.SGD(own, rate, momentum=0.5))
         wrong(build(rigl.RigL(), case, "cpu", 0))
-    right = sparse_products.Pattern.sampled
+    pattern = sparse_products.Pattern
+    right = pattern.value_gradient
     with monkeypatch.context() as patch:
-        patch.setattr(sparse_products.Pattern, "sampled", lambda self, g, x: right(self, g, x).roll(1, -1))
+        patch.setattr(pattern, "value_gradient", lambda self, g, x: right(self, g, x).roll(1, -1))
         wrong(build(rigl.Condensed(), case, "cpu", 0))
     zero_changed = sparse_masks.zero_changed
     with monkeypatch.context() as patch:

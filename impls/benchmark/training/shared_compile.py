@@ -32,7 +32,7 @@ from impls.benchmark.training.architecture_search import (
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
 from impls.training.memory_reclaim import isolated
-from impls.training.shared_compile import SharedLayers, SilentlyEagerError, applied, limits, refusal
+from impls.training.shared_compile import SharedLayers, SilentlyEagerError, change_settings, limits, refusal
 
 OPERATORS = (COMPILED,)
 
@@ -58,7 +58,7 @@ class EagerModels:
 @variant(operators=OPERATORS, limited=True, source="torch.compile(model), as it is usually called")
 @dataclass(frozen=True)
 class WholeModel:
-    """Each architecture compiled as a whole; ``limited`` by torch's own recompile limit."""
+    """Each architecture compiled as a whole; ``limited`` keeps torch's own recompile limit."""
 
     limited: bool = False
 
@@ -81,7 +81,7 @@ class Plan:
     search: Search
     way: Way
     widths: tuple[Widths, ...]
-    limit: int | None = None
+    limit: int | None = None  # maximum number of graphs; None for torch's own
     backend: str = "inductor"
     timed: bool = True
 
@@ -172,13 +172,13 @@ def run_trial(plan: Plan) -> Trial:
         plain = untrained(widths, case, device, search.seed + number)
         model: nn.Module = plain
         try:
-            with applied(limits(plan.limit)):
+            with change_settings(limits(plan.limit)):
                 if plan.way == "whole":
                     model = cast("nn.Module", torch.compile(plain, backend=graphs))
                 elif plan.way != "eager":
                     shared.replace(model)
                 step = _TrainingStep(plain, model, device)
-                times_ns = [step.timed(rows) for rows in x]
+                times_ns = [step.measure(rows) for rows in x]
                 candidate_ns = float(time.perf_counter_ns() - start_ns)
                 losses.append(torch.stack(step.losses))
                 if plan.way != "eager":
@@ -187,7 +187,7 @@ def run_trial(plan: Plan) -> Trial:
                 if plan.timed:
                     eager = untrained(widths, case, device, search.seed)
                     eager_step = _TrainingStep(eager, eager, device)
-                    pairs = [(step.timed(x[0]), eager_step.timed(x[0])) for _ in range(WARM_UP + TIMED)]
+                    pairs = [(step.measure(x[0]), eager_step.measure(x[0])) for _ in range(WARM_UP + TIMED)]
                     warm_ns, eager_ns = map(statistics.median, zip(*pairs[WARM_UP:], strict=True))
         except SilentlyEagerError as error:
             return Trial(graphs.compiled, eager=f"candidate {number} of {len(plan.widths)}: {error}")
@@ -201,15 +201,15 @@ def run_trial(plan: Plan) -> Trial:
 
 
 class _TrainingStep:
-    """Training steps with SGD, of a model that may be compiled from ``plain``."""
+    """Training steps with SGD of ``model``, which may be the compiled form of ``plain``."""
 
     def __init__(self, plain: nn.Module, model: nn.Module, device: str) -> None:
         self.losses: list[Tensor] = []
         self._model, self._device = model, device
         self._optimizer = SGD(plain.parameters(), lr=LEARNING_RATE)
 
-    def timed(self, rows: Tensor) -> float:
-        """Take a step; return its nanoseconds."""
+    def measure(self, rows: Tensor) -> float:
+        """Take a step; return its time in nanoseconds."""
         start_ns = time.perf_counter_ns()
         self._optimizer.zero_grad()
         loss = loss_of(self._model(rows), rows)
@@ -221,8 +221,8 @@ class _TrainingStep:
         return float(time.perf_counter_ns() - start_ns)
 
 
-for kind in (EagerModels, WholeModel, SharedLayer):
-    build.register(kind, CompileWorkload)
+for scheme_class in (EagerModels, WholeModel, SharedLayer):
+    build.register(scheme_class, CompileWorkload)
 
 CHECKS = (population(2, 5, 4, "float64", COMPILED),)
 """For the suite ``check``."""
