@@ -108,7 +108,7 @@ def square(utilities: Tensor) -> Tensor:
 
 
 def seed_globally(original: Any, *arguments: Any) -> Any:
-    """Seed the global generator in the forward."""
+    """Seed the global generator, then call the original."""
     torch.manual_seed(3)
     return original(*arguments)
 
@@ -143,6 +143,7 @@ BUGS: list[tuple[str, AnyScheme, str, Method, str]] = [
     ("another dtype", Flipped(), "forward", with_result(Tensor.float), "float32, expected torch.float64"),
     ("unperturbed output", Flipped(), "correction", with_result(torch.zeros_like), "forward"),
     ("global generator seeded", Flipped(), "correction", seed_globally, "forward advanced torch's global"),
+    ("global generator seeded in sample", Perturbed(), "sample", seed_globally, r"sample\(\) advanced torch"),
     ("weight left changed", Flipped(), "forward", double_weight, "forward changed weight"),
     ("outputs not flipped", FlippedSign(), "weighted_sum", with_noise(outputs=lambda _: None), UPDATE),
     ("squared utilities", Flipped("both"), "weighted_sum", with_utilities(square), UPDATE),
