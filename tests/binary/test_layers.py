@@ -162,7 +162,7 @@ def test_schemes_and_settings_that_do_not_fit_are_refused() -> None:
         perturb(nn.Linear(4, 4), Binary(), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="does not support antithetic sampling"):
         perturb(BinarizedLinear(4, 4), Binary(), members=2, sigma=1.0, antithetic=True)
-    with pytest.raises(ValueError, match="no convolution of int8"):
+    with pytest.raises(ValueError, match="does not support convolutions"):
         perturb(BinarizedConv2d(4, 4, 3), Binary(stored="int8"), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="stride must be one or two integers"):
         BinarizedConv2d(4, 4, 3, stride=0)
