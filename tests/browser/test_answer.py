@@ -43,17 +43,6 @@ def test_it_begins_with_an_answer(opened: Open) -> None:
     assert page.evaluate("document.querySelector('#dots tbody tr').getBoundingClientRect().top") < 800
 
 
-def test_ties_are_said(opened: Open) -> None:
-    """Two variants whose intervals overlap are both recommended."""
-    times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
-    steps = {DENSE: 200.0, BASE: 1.0, variant("Hadamard"): 5.0, variant("Flipped"): 5.0}
-    found = rows(kappas=dict.fromkeys((DENSE, variant("Hadamard"), variant("Flipped")), 0.0), steps=steps)
-    found = [row for row in found if getattr(row, "phase", "") != "step" or row.variant != variant("Flipped")]
-    page = opened([synthetic.run([*found, time_row(variant("Flipped"), SQUARE, *times, phase="step")])])
-    assert page.inner_text("h1") == "Use Hadamard or Flipped"
-    assert "tied" in page.locator("#answer-picks .pick").nth(1).inner_text()
-
-
 def test_a_choice_changes_answer_and_table(opened: Open) -> None:
     """Device, layer, population, phase and metric change answer and table; an undo goes back."""
     page = opened()
@@ -177,8 +166,16 @@ def test_committed_runs_are_drawn(opened: Open) -> None:
         assert page.locator("#dots svg.dots path").count() > 0, layer
 
 
-def test_an_exact_estimate_is_an_arrow(opened: Open) -> None:
-    """An exact estimate is first, with an arrow, and dense noise is in the table whatever the filter."""
+def test_exact_and_tied_variants(opened: Open) -> None:
+    """An exact estimate is an arrow and tied variants share the heading; the filter keeps dense noise."""
+    times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
+    kappas = dict.fromkeys((DENSE, variant("Hadamard"), variant("Flipped")), 0.0)
+    found = [row for row in rows(kappas=kappas) if row.phase != "step" or row.variant != variant("Flipped")]
+    page = opened(
+        [synthetic.run([*found, time_row(variant("Flipped"), SQUARE, *times, phase="step")])], name="tied"
+    )
+    assert page.inner_text("h1") == "Use Hadamard or Flipped"
+    assert "tied" in page.locator("#answer-picks .pick").nth(1).inner_text()
     page = opened([synthetic.run([*rows(), *orthogonal(SQUARE)])])
     assert page.inner_text("h1") == "Use Orthogonal"
     assert page.locator("#dots tbody tr").first.locator("path.tip").count() == 1

@@ -1,8 +1,5 @@
 """Change points: false alarms in pure noise, and the steps that are found."""
 
-from itertools import pairwise
-from statistics import median
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -93,15 +90,3 @@ def test_one_odd_run_is_not_a_change(count: int, level: float, place: int, facto
     values = [level] * count
     values[place % count] *= factor
     assert change_points(values) == ()
-
-
-@given(st.lists(st.floats(1e-3, 1e3), max_size=15))
-def test_levels_are_long_enough_and_their_medians(values: list[float]) -> None:
-    """Each level has at least three values, and a step has the medians of both its levels."""
-    found = change_points(values)
-    levels = [
-        values[begin:end] for begin, end in pairwise([0, *(step.position for step in found), len(values)])
-    ]
-    assert not found or min(map(len, levels)) >= MIN_LEVEL_RUNS
-    for step, (before, after) in zip(found, pairwise(levels), strict=True):
-        assert (step.before, step.after) == (median(before), median(after))

@@ -169,14 +169,3 @@ def test_globs_choose_variants_and_cases() -> None:
     found = history(runs, fewest=2)
     assert [one.key.case for one in found.series] == [SMALL]
     assert found.left_out == ("left out, measured in fewer than 2 runs: Linear(512, 512)",)
-
-
-def test_foreign_words_stay_words() -> None:
-    """Long names, markup and line breaks of foreign runs stay plain text in their cell."""
-    odd = variant("<script>|[a](b)\n" + "x" * 200)
-    found = history([a_run(day, rows(3.0, variant=odd), device_name="Test\nCPU") for day in range(1, 7)])
-    page = "\n".join(section.markdown() for section in sections(found))
-    for shown in (text(found), page):
-        assert len([line for line in shown.splitlines() if "xxx" in line]) == 1
-        assert "Test CPU" in shown
-    assert "\\<script\\>\\|\\[a\\](b)" in page

@@ -21,7 +21,7 @@ from esbench.report.analysis.quality import (
     percent_of_members,
     size_of,
 )
-from esbench.report.analysis.ranking import dense, rankings
+from esbench.report.analysis.ranking import rankings
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row
@@ -173,11 +173,6 @@ def test_order_is_by_effective_members_per_millisecond() -> None:
     found = one_ranking(ranking_cases.run()).of(SQUARE)
     order = [HADAMARD, LOW_RANK, CORES, FLIPPED, DENSE, SPARSE, BASE, NAIVE]
     assert [one.variant for one in found] == order
-    assert found[0].rate == pytest.approx(1024 / 5, rel=1e-3)
-    assert found[0].times(dense(found)) == pytest.approx(40, rel=1e-3)
-    assert found[3].share == pytest.approx(1 / (1 + 65 / 4), rel=1e-3)
-    failed = msgspec.structs.replace(skipped(HADAMARD, SQUARE, "NaN", "quality"), status="failed")
-    assert one_ranking(ranking_cases.run([*rows(), failed])).of(SQUARE)[0].variant == LOW_RANK
     impossible = one_ranking(with_effective(-3.0, -3.0)).of(SQUARE)
     assert all(one.rate is None or one.rate > 0 for one in impossible)
     assert (

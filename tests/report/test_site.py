@@ -14,12 +14,12 @@ from esbench.cli import app
 from esbench.report.formats import FORMATS
 from esbench.report.formats.exporters import FORMATS as EXPORTS
 from esbench.report.site import console_tables, render_reports
-from esbench.schema import Request, Row
+from esbench.schema import Request
 from tests import synthetic
 from tests.report import ranking_cases
-from tests.report.ranking_cases import SQUARE, digits, rows
+from tests.report.ranking_cases import rows
 from tests.report.report_cases import ROOT, a_run, readme, store
-from tests.synthetic import BASE, DENSE, bytes_row, conv2d, linear, three, time_row
+from tests.synthetic import BASE, DENSE, linear, time_row
 
 WHOLE, PART = "20260101T000000Z-quick-0001", "20270101T000000Z-quick-0002"
 PLOTS = ("conv2d-multipliers", "linear-multipliers", "linear-time-population")
@@ -208,29 +208,8 @@ def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
         assert f" & {shown} & 3.0" in page
 
 
-def test_the_console_shows_each_table_once() -> None:
-    """Ranking or quality, forward, other phases, memory, energy and the origin each appear once."""
-    measured: list[Row] = [*three(linear()), *three(conv2d()), time_row(DENSE, linear(), 1.0, phase="sample")]
-    measured += [
-        bytes_row(DENSE, linear(), metric, 10) for metric in ("peak_bytes", "reserved_bytes", "energy_j")
-    ]
-    text = console_tables(synthetic.run(measured))
-    titles = [
-        line.partition(" (")[0] for line in text.splitlines() if line.startswith(("Linear,", "Conv2d,"))
-    ]
-    assert titles == [
-        "Linear, forward: time",
-        "Linear, sample: time",
-        "Linear, forward: peak memory",
-        "Linear, forward: energy of one call",
-        "Conv2d, forward: time",
-    ]
-    assert text.count("commit 0123456") == 1
-    ranked = console_tables(ranking_cases.run())
-    assert "n_eff per ms" in ranked
-    assert "Quality law: " not in ranked
-    found = [row for row in [*rows(), *digits(SQUARE)] if row.phase == "quality"]
-    without_times = console_tables(ranking_cases.run(found))
-    assert "Quality law: " in without_times
-    assert "PerturbedDigitsMLP" in without_times
-    assert "n_eff per ms" not in without_times
+def test_without_times_the_console_shows_quality() -> None:
+    """A run without times has no ranking: its kappas are shown instead."""
+    text = console_tables(ranking_cases.run(row for row in rows() if row.phase == "quality"))
+    assert "Quality law: " in text
+    assert "n_eff per ms" not in text
