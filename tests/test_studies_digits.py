@@ -12,7 +12,6 @@ import pytest
 from esbench import store
 from esbench.errors import UserError
 from esbench.registry import Entry
-from esbench.report.site import render_reports
 from esbench.schema import Outcome, Recipe, Variant
 from esbench.studies.digits import (
     DENSE,
@@ -31,6 +30,7 @@ from esbench.studies.digits import (
 from esbench.studies.digits_run import begin, check_resumable, conduct, train
 from esbench.workload import UnavailableError, trainer
 from tests.cli.cli_runner import run
+from tests.report.report_cases import render_reports
 from tests.study_cases import HERE
 
 RECIPE = Recipe(network="DigitsMLP")

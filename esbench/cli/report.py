@@ -116,10 +116,6 @@ def readme(
     file: Annotated[
         Path | None, typer.Option(help="Only this file with cog markers; by default README.md and docs/*.md.")
     ] = None,
-    intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the file, by default README.md, here instead.")
-    ] = None,
 ) -> None:
     """Regenerate the marked parts of README.md and docs/*.md from the committed runs that they name.
 
@@ -127,12 +123,11 @@ def readme(
     """
     from esbench.report.readme import DOCS, render
 
-    main = Path("README.md")
-    files = [file or main] if file or out else [main, *sorted(Path(DOCS).glob("*.md"))]
+    files = [file] if file else [Path("README.md"), *sorted(Path(DOCS).glob("*.md"))]
     changed = []
     for page in files:
-        if changes := render(page, check=check, intervals=intervals, out=out):
-            changed.append(str(out or page))
+        if changes := render(page, check=check):
+            changed.append(str(page))
             typer.echo(changes if check else "", nl=False)
     if check and changed:
         names = ", ".join(changed)

@@ -39,16 +39,8 @@ class ReadmeError(UserError):
     """The README cannot be generated; the message has the file, the line and the reason."""
 
 
-@dataclass(frozen=True)
-class Printing:
-    """Options of the blocks, and the tables that they printed, so that numbers can be traced."""
-
-    intervals: bool = False
-    shown: list[Section] = field(default_factory=list)
-
-
-_PRINTING: ContextVar[Printing] = ContextVar("printing")
-"""The options of the current :func:`render`, which the blocks' :meth:`Page.of` reads."""
+_SHOWN: ContextVar[list[Section]] = ContextVar("shown")
+"""The tables that the blocks of a page print, so that their numbers can be traced."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +52,19 @@ class Page:
     Attributes:
         root: folder of the repository, which all file names are relative to.
         to_root: path from the page to that folder, for links.
+        shown: the tables that its blocks have printed.
 
     """
 
     root: Path
     to_root: str = ""
-    printing: Printing = field(default_factory=Printing)
+    shown: list[Section] = field(default_factory=list)
 
     @classmethod
     def of(cls, page: str) -> "Page":
         """Return the page in this file."""
-        folder, printing = Path(page).parent, _PRINTING.get(Printing())
-        return cls(folder.parent, "../", printing) if folder.name == DOCS else cls(folder, "", printing)
+        folder, shown = Path(page).parent, _SHOWN.get([])
+        return cls(folder.parent, "../", shown) if folder.name == DOCS else cls(folder, "", shown)
 
     def picture(self, file: str, run: str) -> str:
         """Return a figure of the reports, with its title and origin as its alternative text.
@@ -132,8 +125,8 @@ class Page:
         if table_section is None:
             message = f"{', '.join(files)}: dense noise has no rate at any shape"
             raise ReadmeError(message)
-        self.printing.shown.append(table_section)
-        table = table_section.blocks[0].table.markdown(intervals=self.printing.intervals)
+        self.shown.append(table_section)
+        table = table_section.blocks[0].table.markdown()
         notes = "<br>\n".join(map(escape, table_section.footnotes))
         return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
 
@@ -224,51 +217,46 @@ class Page:
         return "\n" + "\n".join(map(self._printed, sections)) + "\n"
 
     def _printed(self, section: Section) -> str:
-        self.printing.shown.append(section)
-        return section.markdown(intervals=self.printing.intervals)
+        self.shown.append(section)
+        return section.markdown()
 
 
 def shown(readme: Path) -> list[Section]:
     """Return all tables that the blocks of a README print, with the traces of their figures."""
-    printing = Printing()
-    _generated(readme, printing)
-    return printing.shown
+    sections: list[Section] = []
+    _generate(_read(readme), readme, sections)
+    return sections
 
 
-def render(readme: Path, *, check: bool, intervals: bool = False, out: Path | None = None) -> str:
-    """Run the cog blocks of a README; return the changes as a unified diff.
-
-    With ``check`` nothing is written. With ``intervals`` numbers have their intervals. ``out`` is the file to
-    write, and to compare with, by default the README.
+def render(readme: Path, *, check: bool) -> str:
+    """Run the cog blocks of a README; return the changes as a unified diff. ``check`` writes nothing.
 
     Raises:
         ReadmeError: the file cannot be read, or a block raises.
 
     """
-    after = _generated(readme, Printing(intervals))
-    target = out or readme
-    before = _read(target) if target.exists() else ""
+    before = _read(readme)
+    after = _generate(before, readme, [])
     if after != before and not check:
-        target.write_text(after, encoding="utf-8", newline="\n")
-    names = (str(target), f"{target} as generated")
+        readme.write_text(after, encoding="utf-8", newline="\n")
+    names = (str(readme), f"{readme} as generated")
     return "".join(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
     )
 
 
-def _generated(readme: Path, printing: Printing) -> str:
-    """Return the README with the output of its blocks."""
-    before = _read(readme)
-    token = _PRINTING.set(printing)
+def _generate(text: str, readme: Path, shown: list[Section]) -> str:
+    """Return the text of a README with the output of its blocks; add the tables to ``shown``."""
+    token = _SHOWN.set(shown)
     try:
-        return cogapp.Cog().process_string(before, fname=str(readme))
+        return cogapp.Cog().process_string(text, fname=str(readme))
     except cogapp.cogapp.CogError as error:
         raise ReadmeError(_error_line(str(error))) from error
     except SyntaxError as error:
         message = f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
         raise ReadmeError(message) from error
     finally:
-        _PRINTING.reset(token)
+        _SHOWN.reset(token)
 
 
 def _read(path: Path) -> str:

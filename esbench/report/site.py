@@ -64,16 +64,6 @@ def all_sections(run: Run) -> list[Section]:
     return sections
 
 
-def render_reports(
-    results: Path, out: Path, style: Style | None = None, device: str | None = None
-) -> tuple[list[Path], list[Problem]]:
-    """Render the newest whole run of each suite on each device, and published figures: :func:`render`.
-
-    ``device`` is the only device to render, by its short name, None for all.
-    """
-    return render(selection(results, out, device), results, out, style or Style())
-
-
 def selection(results: Path, out: Path, device: str | None = None) -> RunSelection:
     """Return the runs below ``results``, with the pages below ``out`` that they belong on."""
     return select_runs(results, lambda run: _folder(run, out), device)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from esbench.report.formats import FORMATS, Page, Style
+from esbench.report.formats.exporters import export
 from esbench.report.tables.measured import memory_sections, time_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row, Run, Skipped, Variant
@@ -30,6 +31,8 @@ NAMES = {
     "formula": "=HYPERLINK(A1)",
     "long": "x" * 200,
 }
+FORMULAS = ("=cmd|' /C calc'!A0", '"quoted", and | piped', "line\nbreak\r\nand\ttab", "rocket 🚀", "-1", "")
+"""Names that a scheme of a foreign file may have, some of them formulas of a spreadsheet."""
 
 
 def odd(**options: str) -> Measurement:
@@ -65,6 +68,31 @@ def run() -> Run:
     return synthetic.run(rows, suite="quick <i>", run_id="20260101T000000Z-quick-0001")
 
 
+def exported() -> Run:
+    """Return a GPU run to export: methods, units, a baseline twice, quality, reasons, names like formulas."""
+    case = linear(128, members=256)
+    kappa = time_row(DENSE, case, phase="quality", metric="kappa", method="linear fitness")
+    labeled = msgspec.structs.replace(time_row(DENSE, case, 1, 3, method="eager"), labels=("dispatch-bound",))
+    rows: list[Row] = [
+        labeled,
+        *(
+            time_row(DENSE, case, 1, 3, method="eager", metric=metric)
+            for metric in ("warm_latency_ns", "host_latency_ns")
+        ),
+        time_row(DENSE, case, 1, 2, 3, 4, 5, 6, method="graph"),
+        *(bytes_row(DENSE, case, metric, count) for metric, count in (("peak_bytes", 4096), ("launches", 3))),
+        *(time_row(BASE, case, ms, ms, method="eager", group=group) for group, ms in ((0, 0.5), (1, 5.0))),
+        msgspec.structs.replace(kappa, samples=((-0.5, 0.25, 0.5, 0.75, 1.0, 1.25),)),
+        *[skipped(NAIVE, case, "draws no noise", "sample")] * 2,
+        skipped(DENSE, linear(512), "=1: out of memory, in vain"),
+        time_row(variant("Roundless"), case),
+        time_row(variant("Wrong"), case, 7.0, 7.0),
+        msgspec.structs.replace(skipped(variant("Wrong"), case, "oracle: wrong"), status="failed"),
+        *(time_row(variant(text), case, 1.0) for text in FORMULAS),
+    ]
+    return synthetic.run(rows, run_id="=cmd()", device_name='"GPU", 🚀', invalid=("other processes",))
+
+
 def ranked() -> Run:
     """Return a run whose variants are ranked, one of them exact, one without memory."""
     case = linear(64, members=4096)
@@ -92,6 +120,8 @@ def texts() -> dict[str, str]:
         found[f"tables{suffix}"] = write(page(), Style(form))
     found["intervals.md"] = FORMATS["markdown"][1](page(), Style(intervals=True))
     found["tables.txt"] = "\n".join(section.text() for section in page().sections)
+    found["export.csv"] = export(exported(), "csv").text
+    found["export.json"] = export(exported(), "github-action").text
     found["examples.md"] = "\n".join(f"# {rule}\n\n{text}" for rule, text in examples())
     return found
 

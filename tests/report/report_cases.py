@@ -3,8 +3,10 @@
 import shutil
 from pathlib import Path
 
+from esbench.report.formats import Style
+from esbench.report.site import render, selection
 from esbench.schema import Run
-from esbench.store import Writer
+from esbench.store import Problem, Writer
 from tests import synthetic
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, conv2d, linear, time_row, working
 
@@ -43,6 +45,11 @@ def store(folder: Path, run: Run) -> str:
         for record in (*run.device_peaks, *run.rows, *([run.end] if run.end else [])):
             writer.write(record)
     return str(writer.path.relative_to(folder))
+
+
+def render_reports(results: Path, out: Path, style: Style | None = None) -> tuple[list[Path], list[Problem]]:
+    """Render the reports of a folder of results; return the files written and the problems."""
+    return render(selection(results, out), results, out, style or Style())
 
 
 def readme(folder: Path, *calls: str) -> Path:

@@ -7,11 +7,10 @@ from esbench.registry import REGISTRY, load
 from esbench.report.formats import Style
 from esbench.report.formats.latex import cited_keys, references
 from esbench.report.formats.markdown import NOT_MET, table
-from esbench.report.site import render_reports
 from esbench.report.tables.paper import paper_sections
 from tests import synthetic
 from tests.report import ranking_cases
-from tests.report.report_cases import a_run, store
+from tests.report.report_cases import a_run, render_reports, store
 from tests.synthetic import BASE, DENSE, changed, linear, time_row, variant
 
 WORK = re.compile(r"\d{4}\.\d{4,5}|10\.\d{4,9}/\S+[^\s,;.]|[A-Z]\w+(?:[\w, ]|et al\.)* (?:19|20)\d\d")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from esbench.report.site import render_reports
 from esbench.schema import Request
 from tests.cli import cli_runner
 from tests.report.history_cases import a_run, over_days, rows, stored
+from tests.report.report_cases import render_reports
 from tests.synthetic import changed, linear, variant
 
 LEVELS = (3.0,) * 4 + (3.3,) * 4

@@ -6,10 +6,9 @@ import pytest
 
 from esbench.report.readme import Page, ReadmeError, render
 from esbench.schema import Variant
-from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.report_cases import a_run, readme, store
-from tests.synthetic import BASE, DENSE, linear, time_row
+from tests.synthetic import linear, time_row
 
 
 def test_blocks_become_their_tables(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
     page, file = Page(tmp_path), ranked(tmp_path)
     (row,) = [line for line in page.best_schemes(file).splitlines() if line.startswith("| Linear 64")]
     assert row == "| Linear 64 -\\> 64 | 1,024 | Hadamard | 40.0x | 5.00x | 5.00 | 1.00 |"
-    assert [one.title for one in page.printing.shown] == ["Which scheme at which shape"]
+    assert [one.title for one in page.shown] == ["Which scheme at which shape"]
     with pytest.raises(ReadmeError, match="dense noise has no rate at any shape"):
         page.best_schemes(store(tmp_path, a_run()))
 
@@ -98,21 +97,6 @@ def test_a_picture_has_the_caption_of_its_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(ReadmeError, match=words):
             page.picture(file, f"results/cpu/{run}.jsonl")
-
-
-def test_intervals_are_shown_on_demand(tmp_path: Path) -> None:
-    """Intervals are written to a separate file or into the README; without them it is unchanged."""
-    rows = [time_row(BASE, BIG, 1), time_row(DENSE, BIG, *(2.0, 2.1, 2.2, 2.1, 2.0, 2.3, 2.1))]
-    path = readme(tmp_path, "page.phases(RUN, 'Linear', 'forward')")
-    run = store(tmp_path, synthetic.run(rows, run_id="x"))
-    path.write_text(path.read_text().replace("RUN", repr(run)))
-    assert "| PerturbedLinear | 2.1 |" in render(path, check=False)
-    other = tmp_path / "intervals.md"
-    assert "| PerturbedLinear | 2.1 ± 0.2 |" in render(path, check=False, intervals=True, out=other)
-    assert "±" not in path.read_text(encoding="utf-8")
-    assert render(path, check=True) == ""
-    assert render(path, check=True, intervals=True, out=other) == ""
-    assert "+| PerturbedLinear | 2.1 ± 0.2 |" in render(path, check=True, intervals=True)
 
 
 def test_an_excerpt_is_the_first_table_below_a_heading(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from esbench.cli import app
 from esbench.report.formats import FORMATS
 from esbench.report.formats.exporters import FORMATS as EXPORTS
-from esbench.report.site import console_tables, render_reports
+from esbench.report.site import console_tables
 from esbench.schema import Request
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import rows
-from tests.report.report_cases import ROOT, a_run, readme, store
+from tests.report.report_cases import ROOT, a_run, readme, render_reports, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
 WHOLE, PART = "20260101T000000Z-quick-0001", "20270101T000000Z-quick-0002"
