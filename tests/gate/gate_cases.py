@@ -44,7 +44,7 @@ ABLE, BAKER, DOG = CELLS = tuple(cell(name) for name in ("Able", "Baker", "Dog")
 
 def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
     """Return log ratios spaced evenly around that of a slowdown, which is exactly their mean."""
-    return [math.log1p(share) + noise * (2 * place / (count - 1) - 1) for place in range(count)]
+    return [math.log1p(share) + noise * (2 * index / (count - 1) - 1) for index in range(count)]
 
 
 def timed(name: str, log_ratio: float) -> Timed:
@@ -62,19 +62,19 @@ def surveyed(of: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Survey
 
 def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
     """Return surveys in which both arms have all cells and the same counts."""
-    return [surveyed(one, arm) for one in cells for arm in ARMS]
+    return [surveyed(cell, arm) for cell in cells for arm in ARMS]
 
 
-def replicates(stage: Stage, found: Mapping[str, Sequence[float]]) -> list[Replicate]:
-    """Return as many replicates as the longest list has numbers; each name is in one per number."""
+def replicates(stage: Stage, log_ratios: Mapping[str, Sequence[float]]) -> list[Replicate]:
+    """Return replicates of these log ratios; a name with a shorter list is missing in the last ones."""
     return [
         Replicate(
             stage=stage,
             number=number + 1,
-            cells=tuple(timed(name, logs[number]) for name, logs in found.items() if number < len(logs)),
+            cells=tuple(timed(name, logs[number]) for name, logs in log_ratios.items() if number < len(logs)),
             wall_s=1.0,
         )
-        for number in range(max(map(len, found.values()), default=0))
+        for number in range(max(map(len, log_ratios.values()), default=0))
     ]
 
 
@@ -91,10 +91,9 @@ def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
 
     Cells in ``confirm`` and the controls have replicates of the confirmation.
     """
-    shares = {one.name: 0.0 for one in CELLS} | dict(screen or {})
+    shares = {cell.name: 0.0 for cell in CELLS} | dict(screen or {})
     first = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in shares.items()}
-    again = dict(confirm or {})
-    second = {name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in again.items()}
+    second = {name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in (confirm or {}).items()}
     for name, share in controls.items():
         first[name] = spread(share, SETTINGS.screen)
         second[name] = spread(share, SETTINGS.confirm)
@@ -122,9 +121,9 @@ def opening() -> Opening:
     )
 
 
-def decided(found: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
+def decided(measured: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
     """Return the decision on the evidence."""
-    return decide(opening(), found, settings, wall_s=12.0, invalid=invalid)
+    return decide(opening(), measured, settings, wall_s=12.0, invalid=invalid)
 
 
 def decision(

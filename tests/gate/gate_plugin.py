@@ -63,7 +63,7 @@ class TinyWorkload:
 
 @dataclass(frozen=True)
 class Tiny:
-    """What the variants have in common."""
+    """The base class of the variants."""
 
 
 @build.register
@@ -75,37 +75,30 @@ WORKLOADS = {}
 
 
 def tiny(workload):
-    """Register a variant whose workload this is."""
+    """Register a variant with this workload."""
     name = workload.__name__
     scheme = dataclass(frozen=True)(type(name, (Tiny,), {"__module__": __name__}))
     WORKLOADS[name] = workload
     variant(operators=("Tiny",))(scheme)
 '''
 
-PLAIN = """
+VARIANT = """
 
 @tiny
 class {name}(TinyWorkload):
-    pass
-"""
-
-OF = """
-
-@tiny
-class {name}(TinyWorkload):
-    def {what}:
+    def {method}:
 {body}
 """
 
 
 def plain(name: str) -> str:
     """Return the source of a correct variant."""
-    return PLAIN.format(name=name)
+    return of(name, "ready(self)", "pass")
 
 
-def of(name: str, what: str, *body: str) -> str:
+def of(name: str, method: str, *body: str) -> str:
     """Return the source of a variant with one method replaced."""
-    return OF.format(name=name, what=what, body="\n".join(f"        {line}" for line in body))
+    return VARIANT.format(name=name, method=method, body="\n".join(f"        {line}" for line in body))
 
 
 def plugin(*variants: str) -> str:

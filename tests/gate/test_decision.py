@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.gate import records
 from esbench.gate.decision import MEAN, Evidence, exit_code
 from esbench.gate.records import ARMS, MORE, SAME, Decision, Metric, Settings, Surveyed, Verdict
 from tests.gate.gate_cases import (
@@ -45,21 +44,8 @@ def exact(*rows: Surveyed) -> list[tuple[str, str, str]]:
     return [(verdict.metric, verdict.status, verdict.code) for verdict in verdicts]
 
 
-def test_a_revision_against_itself_passes() -> None:
-    """No cell nor the mean shows a sign, the controls are valid, and the decision can be read back."""
-    decision = decided(evidence())
-    assert [verdict.code for verdict in decision.verdicts] == ["no-sign"] * 3
-    assert decision.mean is not None
-    assert (decision.mean.code, decision.exit_code, decision.invalid) == ("no-sign", 0, ())
-    controls = [(f"{MORE} | host", "FAIL"), (f"{SAME} | host", "PASS")]
-    assert [(verdict.cell, verdict.status) for verdict in decision.controls] == controls
-    assert msgspec.json.decode(msgspec.json.encode(decision), type=records.Decision) == decision
-    faster = decided(evidence({BAKER.name: -0.1}))
-    assert (time_of(faster), faster.exit_code) == (("PASS", "no-sign"), 0)
-
-
 def test_a_cell_that_new_replicates_show_to_be_slower_fails() -> None:
-    """The effect is that of the confirmation, not of the selecting screen; no other cell fails."""
+    """The effect is that of the confirmation, not of the screen; cells that are not slower pass."""
     gate = evidence({BAKER.name: 0.05, DOG.name: -0.06}, SLOWER)
     decision = decided(gate)
     assert (time_of(decision), decision.exit_code) == (("FAIL", "slower"), 1)
@@ -78,8 +64,8 @@ def test_a_cell_that_new_replicates_show_to_be_slower_fails() -> None:
     rng = random.Random(0)  # noqa: S311  # an order
     rng.shuffle(gate.surveys)
     gate.replicates = [
-        msgspec.structs.replace(one, cells=tuple(rng.sample(one.cells, len(one.cells))))
-        for one in reversed(gate.replicates)
+        msgspec.structs.replace(replicate, cells=tuple(rng.sample(replicate.cells, len(replicate.cells))))
+        for replicate in reversed(gate.replicates)
     ]
     assert decided(gate).exit_code == 1
     assert {(verdict.cell, verdict.code) for verdict in decided(gate).verdicts} == {
@@ -113,8 +99,8 @@ def test_all_cells_are_confirmed_if_their_mean_looks_slower() -> None:
     """The mean needs new replicates of all cells, even if no single cell looks slower."""
     # Single cells are noisy, but the noise cancels in the mean.
     screen = {
-        one.name: [0.012 + shift * place for place in (-1, 0, 1)]
-        for one, shift in zip(CELLS, (0.012, -0.006, -0.0059), strict=True)
+        cell.name: [0.012 + shift * index for index in (-1, 0, 1)]
+        for cell, shift in zip(CELLS, (0.012, -0.006, -0.0059), strict=True)
     }
     gate = evidence(confirm=dict.fromkeys(ALL, 0.012))
     controls = {name: spread(share, SETTINGS.screen) for name, share in CONTROLS.items()}
@@ -130,11 +116,11 @@ def test_all_cells_are_confirmed_if_their_mean_looks_slower() -> None:
 def test_a_larger_family_is_tested_at_a_stricter_level() -> None:
     """A cell that would fail alone passes if a dozen others are confirmed with it."""
     noise = 0.0095
-    many = [cell(f"C{place}") for place in range(12)]
+    many = [cell(f"C{index}") for index in range(12)]
     assert time_of(decided(evidence(SLOWER, {BAKER.name: 0.011}, confirm_noise=noise)))[1] == "slower"
     together = evidence(
-        {**SLOWER, **{one.name: 0.02 for one in many}},
-        {**{one.name: 0.0 for one in (*CELLS, *many)}, BAKER.name: 0.011},
+        {**SLOWER, **{cell.name: 0.02 for cell in many}},
+        {**{cell.name: 0.0 for cell in (*CELLS, *many)}, BAKER.name: 0.011},
         rows=surveys((*CELLS, *many)),
         confirm_noise=noise,
     )
@@ -184,7 +170,7 @@ def test_counts_are_compared_exactly() -> None:
                 Surveyed(cell=ABLE, arm=arm, status="ok", figures={} if value is None else {metric: value})
                 for arm, value in zip(ARMS, (before, after), strict=True)
             ]
-            assert exact(*rows) == [(metric, *one) for one in expected], (metric, before, after)
+            assert exact(*rows) == [(metric, *verdict) for verdict in expected], (metric, before, after)
 
 
 def test_controls_that_misbehave_make_a_gate_invalid() -> None:
@@ -199,20 +185,20 @@ def test_controls_that_misbehave_make_a_gate_invalid() -> None:
         shares = {f"{SAME} | host": same, f"{MORE} | host": more}
         decision = decided(evidence(SLOWER, SLOWER, controls=shares))
         assert decision.exit_code == 3
-        assert [one for one in decision.invalid if reason in one], reason
-    for lacking in (SAME, MORE):
-        rest = {name: share for name, share in CONTROLS.items() if not name.startswith(lacking)}
-        decision = decided(evidence(controls=rest))
+        assert any(reason in error for error in decision.invalid), reason
+    for absent in (SAME, MORE):
+        others = {name: share for name, share in CONTROLS.items() if not name.startswith(absent)}
+        decision = decided(evidence(controls=others))
         assert decision.exit_code == 3
-        assert decision.invalid[-1] == f"{lacking} | host: 0 of 10 replicates of the confirm"
+        assert decision.invalid[-1] == f"{absent} | host: 0 of 10 replicates of the confirm"
     # Controls timed by the host do not validate cells timed by a graph.
     graph = cell("Able", method="graph")
     shares, rows = {graph.name: 0.0}, surveys((*CELLS, graph))
-    deaf = {**CONTROLS, f"{SAME} | graph": 0.0, f"{MORE} | graph": 0.0}
-    assert decided(evidence(shares, rows=rows, controls=deaf)).exit_code == 3
-    lacking_graph = decided(evidence(shares, rows=rows))
-    assert lacking_graph.exit_code == 3
-    assert f"{SAME} | graph: 0 of 10 replicates of the confirm" in lacking_graph.invalid
+    misbehaving = {**CONTROLS, f"{SAME} | graph": 0.0, f"{MORE} | graph": 0.0}
+    assert decided(evidence(shares, rows=rows, controls=misbehaving)).exit_code == 3
+    decision = decided(evidence(shares, rows=rows))
+    assert decision.exit_code == 3
+    assert f"{SAME} | graph: 0 of 10 replicates of the confirm" in decision.invalid
 
 
 def test_a_replicate_too_few_or_too_many_makes_a_gate_invalid() -> None:
@@ -230,15 +216,6 @@ def test_a_replicate_too_few_or_too_many_makes_a_gate_invalid() -> None:
             assert decision.exit_code == 3
             assert f"{BAKER.name}: {count + more} of {count} replicates of the {stage}" in decision.invalid
             assert not any(verdict.status == "FAIL" for verdict in decision.verdicts)
-
-
-def test_a_gate_that_measured_nothing_or_was_disturbed_is_invalid() -> None:
-    """Without a common cell, or after a killed worker, even a slower cell makes the gate invalid."""
-    lone = decided(Evidence(surveys=[surveyed(ABLE, "head"), surveyed(ABLE, "base", "absent")]))
-    assert (lone.exit_code, lone.invalid) == (3, ("no cell was measured in both arms",))
-    killed = decided(evidence(LOOKS_SLOWER, SLOWER), "the worker of head ended")
-    assert (killed.exit_code, killed.invalid) == (3, ("the worker of head ended",))
-    assert time_of(killed) == ("FAIL", "slower")
 
 
 EXACT = st.sampled_from(["row", "output", "peak_bytes", "noise_bytes", "launches"])

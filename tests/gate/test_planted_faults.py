@@ -34,12 +34,15 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
     )
     try:
         accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
-        found = waivers.apply(gate.run(folder), accepted)
+        decision = waivers.apply(gate.run(folder), accepted)
     except UserError as error:
         return USAGE, str(error)
-    rows = [one for one in (*found.verdicts, found.mean) if one and one.code != "no-sign"]
-    words = [f"{one.status} {one.code} {one.cell} {one.metric} {one.reason} {one.accepted}" for one in rows]
-    return found.exit_code, "; ".join([*words, *found.invalid, *found.unused]) or "PASS"
+    words = [
+        f"{row.status} {row.code} {row.cell} {row.metric} {row.reason} {row.accepted}"
+        for row in (*decision.verdicts, decision.mean)
+        if row and row.code != "no-sign"
+    ]
+    return decision.exit_code, "; ".join([*words, *decision.invalid, *decision.unused]) or "PASS"
 
 
 @pytest.mark.parametrize(
@@ -67,18 +70,18 @@ def test_a_fault_ends_with_its_exit_code_and_is_named(
     fault: str, code: int, words: str, tmp_path: Path
 ) -> None:
     """An unchanged revision passes; a fault needs both its exit code and its name in the output."""
-    found, said = outcome(fault, tmp_path / "gate")
-    assert (found, "\n" in said) == (code, False), said
-    assert words in said
+    exit_code, messages = outcome(fault, tmp_path / "gate")
+    assert (exit_code, "\n" in messages) == (code, False), messages
+    assert words in messages
     if fault == "slower":  # only the victim fails, and it passes if waived
-        assert said.count("FAIL") == 1
-        found, said = outcome(fault, tmp_path / "waived", WAIVER)
-        assert found == PASS
-        assert "meant to be" in said
+        assert messages.count("FAIL") == 1
+        exit_code, messages = outcome(fault, tmp_path / "waived", WAIVER)
+        assert exit_code == PASS
+        assert "meant to be" in messages
     if fault == "none":
-        found, said = outcome(fault, tmp_path / "unused", WAIVER)
-        assert found == USAGE
-        assert "applies to nothing" in said
+        exit_code, messages = outcome(fault, tmp_path / "unused", WAIVER)
+        assert exit_code == USAGE
+        assert "applies to nothing" in messages
 
 
 def test_every_sample_is_on_disk(tmp_path: Path) -> None:
@@ -86,20 +89,20 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
     workers = FakeWorkers("none")
     outcome(workers, tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
-    found = [msgspec.json.decode(line, type=Line) for line in lines]
-    replicates = [one for one in found if isinstance(one, Replicate)]
-    assert [one.stage for one in replicates] == ["screen"] * 3 + ["confirm"] * 10
-    assert {len(one.cells) for one in replicates[:3]} == {6}
+    records = [msgspec.json.decode(line, type=Line) for line in lines]
+    replicates = [record for record in records if isinstance(record, Replicate)]
+    assert [replicate.stage for replicate in replicates] == ["screen"] * 3 + ["confirm"] * 10
+    assert {len(replicate.cells) for replicate in replicates[:3]} == {6}
     assert {timed.cell.split()[0] for timed in replicates[3].cells} == {"control:"}
     for replicate, rounds in ((replicates[0], 20), (replicates[3], 60)):
         for timed in replicate.cells:
             assert len(timed.first) == rounds
             assert len(timed.base) == len(timed.head) == 2 * rounds
             assert {*timed.first} == {*ARMS}
-    rounds_of_visits = zip(*(workers.visited[place::4] for place in range(4)), strict=True)
+    rounds_of_visits = zip(*(workers.visited[index::4] for index in range(4)), strict=True)
     assert set(rounds_of_visits) == {
         ("base", "head", "head", "base"),
         ("head", "base", "base", "head"),
     }
-    orders = [[timed.cell for timed in one.cells] for one in replicates[:3]]
+    orders = [[timed.cell for timed in replicate.cells] for replicate in replicates[:3]]
     assert orders[0] != orders[1] or orders[1] != orders[2]  # at least one order was shuffled

@@ -1,6 +1,7 @@
 """Waivers: the contents of gate.toml, the verdicts that it accepts, and what it must not hide."""
 
 import datetime as dt
+import os
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ from esbench.errors import UserError
 from esbench.gate.decision import MEAN
 from esbench.gate.records import Decision, Verdict
 from esbench.gate.waivers import FILE, Waiver, apply, read
-from tests.gate.gate_cases import ABLE, BAKER, bounds, decision, fail, no_sign
+from tests.gate.gate_cases import ABLE, BAKER, bounds, fail, no_sign
+from tests.gate.gate_cases import decision as decision_of
 
 TODAY = dt.date(2026, 3, 1)
 SLOWER = fail(BAKER.name)
@@ -36,7 +38,7 @@ def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to 
 
 def failed(*verdicts: Verdict, mean: Verdict | None = None, invalid: tuple[str, ...] = ()) -> Decision:
     """Return a decision with exit code 1."""
-    return decision(*verdicts, mean=mean, invalid=invalid, exit_code=1)
+    return decision_of(*verdicts, mean=mean, invalid=invalid, exit_code=1)
 
 
 def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
@@ -45,7 +47,7 @@ def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
     file = tmp_path / FILE
     old = GOOD.replace("2026-03-01", "2026-02-28").replace("Baker", "Old")
     file.write_text(GOOD + GOOD + 'device = "cuda"\n', encoding="utf-8")
-    assert [one.device for one in read(tmp_path, TODAY)] == [None, "cuda"]
+    assert [waiver.device for waiver in read(tmp_path, TODAY)] == [None, "cuda"]
     for text in (GOOD + old, old + GOOD):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=r"waiver for latency_ns of Old\* expired on 2026-02-28: remove"):
@@ -74,14 +76,18 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
             read(tmp_path, TODAY)
         assert str(error.value).startswith("gate.toml: "), new
         assert words in str(error.value), new
+    (tmp_path / FILE).unlink()
+    os.mkfifo(tmp_path / FILE)  # reading from a pipe would never end
+    with pytest.raises(UserError, match=r"gate\.toml: it is not a regular file"):
+        read(tmp_path, TODAY)
 
 
-def test_a_waiver_accepts_what_it_names_and_nothing_else() -> None:
+def test_a_waiver_accepts_only_its_cells_and_metric() -> None:
     """A waiver never accepts another cell or metric, a wrong output, noise or an invalid gate."""
     for name in (BAKER.name, "Baker*", "*Linear(4, 4)*forward*", "*"):
-        found = apply(failed(SLOWER, FINE), [accept(name)])
-        assert found.exit_code == 0
-        assert [one.accepted for one in found.verdicts] == ["meant to be", ""]
+        decision = apply(failed(SLOWER, FINE), [accept(name)])
+        assert decision.exit_code == 0
+        assert [verdict.accepted for verdict in decision.verdicts] == ["meant to be", ""]
     for verdict, waiver in (
         (SLOWER, accept("Able*")),
         (SLOWER, accept("baker*")),
@@ -90,8 +96,8 @@ def test_a_waiver_accepts_what_it_names_and_nothing_else() -> None:
         (GONE, accept()),
         (WRONG, accept(metric="row")),
     ):
-        found = apply(failed(verdict), [waiver])
-        assert (found.exit_code, found.verdicts) == (1, (verdict,)), waiver
+        decision = apply(failed(verdict), [waiver])
+        assert (decision.exit_code, decision.verdicts) == (1, (verdict,)), waiver
     rules = [accept(metric="row"), accept(metric="peak_bytes")]
     assert apply(failed(GONE, HEAVIER), rules).exit_code == 0
     assert apply(failed(GONE, HEAVIER, SLOWER), rules).exit_code == 1
@@ -99,28 +105,32 @@ def test_a_waiver_accepts_what_it_names_and_nothing_else() -> None:
     assert apply(failed(SLOWER, invalid=("why",)), [accept()]).exit_code == 3
     # A glob over cells does not match their mean, which can be waived only by name.
     assert apply(failed(SLOWER, mean=WHOLE), [accept()]).exit_code == 1
-    found = apply(failed(SLOWER, mean=WHOLE), [accept(), accept(MEAN)])
-    assert found.mean is not None
-    assert (found.exit_code, found.mean.accepted) == (0, "meant to be")
+    decision = apply(failed(SLOWER, mean=WHOLE), [accept(), accept(MEAN)])
+    assert decision.mean is not None
+    assert (decision.exit_code, decision.mean.accepted) == (0, "meant to be")
 
 
 def test_an_unused_waiver_is_an_error() -> None:
     """An unused waiver would hide the next regression; it does not lower a worse exit code."""
     rules = [accept("Baker*"), accept("Able*", "peak_bytes")]
     for verdict, code in ((FINE, 2), (NOISY, 3), (WRONG, 1)):
-        found = apply(decision(verdict, exit_code=code), rules)
-        assert found.exit_code == code
-        assert found.unused == (
+        decision = apply(decision_of(verdict, exit_code=code), rules)
+        assert decision.exit_code == code
+        assert decision.unused == (
             "gate.toml: the waiver for latency_ns of Baker* applies to nothing: remove it",
             "gate.toml: the waiver for peak_bytes of Able* applies to nothing: remove it",
         )
     # If two waivers match, the first is shown and neither is unused.
     rules = [accept("Baker*", reason="the first one"), accept(BAKER.name), accept("Charlie*")]
-    found = apply(failed(SLOWER), rules)
-    assert (found.exit_code, len(found.unused), found.verdicts[0].accepted) == (2, 1, "the first one")
+    decision = apply(failed(SLOWER), rules)
+    assert (decision.exit_code, len(decision.unused), decision.verdicts[0].accepted) == (
+        2,
+        1,
+        "the first one",
+    )
     # A small slowdown is found only by chance, so any time that may be slower uses its waiver.
     may_be_slower = msgspec.structs.replace(FINE, bounds=bounds(0.002, half=0.01))
-    assert apply(decision(may_be_slower), [accept("Able*")]).unused == ()
+    assert apply(decision_of(may_be_slower), [accept("Able*")]).unused == ()
 
 
 def test_a_waiver_for_what_was_not_measured_is_not_unused() -> None:
@@ -128,7 +138,7 @@ def test_a_waiver_for_what_was_not_measured_is_not_unused() -> None:
     for device, code in (("cuda", 1), ("cpu", 0)):
         waiver = msgspec.structs.replace(accept(MEAN), device=device)
         assert apply(failed(FINE, mean=WHOLE), [waiver]).exit_code == code
-        assert len(apply(decision(FINE), [waiver]).unused) == 1 - code
+        assert len(apply(decision_of(FINE), [waiver]).unused) == 1 - code
     for cell, unused in (("Able* | eager", 0), ("Able* | graph", 0), ("Able* | host", 1), ("Able* | *", 1)):
         assert len(apply(failed(FINE), [accept(cell)]).unused) == unused, cell
     assert apply(failed(FINE), [accept("Baker*")], whole=False).unused == ()
