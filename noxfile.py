@@ -52,7 +52,7 @@ def tests_gpu(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def studies(session: nox.Session) -> None:
-    """Run the tests in tests/studies, which take minutes or compare times; they print their figures."""
+    """Run the tests in tests/studies, which take minutes or compare times; they print their results."""
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "pytest", "-s", "tests/studies", *session.posargs)
 
@@ -101,7 +101,7 @@ def pytest_bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def accuracy(session: nox.Session) -> None:
-    """Compare the harness with other timers and with itself; writes build/reports/accuracy.md."""
+    """Compare the harness with torch.utils.benchmark and with itself; writes build/reports/accuracy.md."""
     install(session, *PROJECT)
     session.run("python", "-m", "esbench", "accuracy", *session.posargs)
 
@@ -211,10 +211,10 @@ def minimums(session: nox.Session) -> None:
         for name, version in (dependency.split(">=") for dependency in bounded)
         if name not in pinned
     }
-    # Names may be spelt with dashes or underscores.
-    named = {canonicalize_name(name) for name in lowest}
+    # Names may be spelled with dashes or underscores.
+    replaced = {canonicalize_name(name) for name in lowest}
     lines = CONSTRAINTS.read_text().splitlines()
-    kept = [line for line in lines if canonicalize_name(line.partition("==")[0]) not in named]
+    kept = [line for line in lines if canonicalize_name(line.partition("==")[0]) not in replaced]
     constraints = Path(session.create_tmp()) / "minimums.txt"
     constraints.write_text("\n".join([*kept, *lowest.values()]) + "\n")
     install(session, *PROJECT, *group("test"), constraints=constraints)
@@ -237,8 +237,8 @@ def oldest(session: nox.Session) -> None:
 
     python("-c", "import esbench, impls")
     python("-m", "esbench", "doctor")
-    chosen = ("--variants", "LowRank(rank=1)", "--cases", "Linear*", "--phases", "forward,update")
-    python("-m", "esbench", "run", "--suite=gate", "--device=cpu", *chosen, "--out", f"{folder}/results")
+    selection = ("--variants", "LowRank(rank=1)", "--cases", "Linear*", "--phases", "forward,update")
+    python("-m", "esbench", "run", "--suite=gate", "--device=cpu", *selection, "--out", f"{folder}/results")
     python(
         *("-m", "pytest", "-o", "addopts=", "-W", "default", "-p", "no:cacheprovider"),
         *("tests/kernels/launched/test_products.py", "tests/kernels/launched/test_drawn_noise.py"),
@@ -253,12 +253,12 @@ def group(name: str) -> tuple[str, ...]:
 
 
 def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
-    """Install under the constraints, unless the environment has exactly this already."""
+    """Install requirements with the pinned versions, unless the environment already has exactly these."""
     texts = (Path("pyproject.toml").read_text(), constraints.read_text(), *requirements)
-    wanted = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    checksum = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     stamp = Path(session.virtualenv.location) / "installed.sha256"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if stamp.exists() and stamp.read_text() == checksum:
         session.log("nothing to install: pyproject.toml and constraints.txt have not changed")
         return
     session.install("-c", str(constraints), *requirements)
-    stamp.write_text(wanted)
+    stamp.write_text(checksum)

@@ -1,11 +1,11 @@
-"""Errors that the user can fix, and the messages of all others."""
+"""The error that a user can fix, and one-line messages of any exception."""
 
 LONGEST = 1000
-"""The most characters of a message that are stored."""
+"""The largest number of characters of a message; longer ones are cut."""
 
 
 class UserError(ValueError):
-    """Wrong usage or an environment that lacks something.
+    """Wrong usage, or something is missing on this machine.
 
     The message is one line that says what to do; the command line prints it without a traceback
     and ends with exit code 2.
@@ -13,14 +13,14 @@ class UserError(ValueError):
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception on one line, cut to a length; empty if it cannot be read."""
+    """Return the message of an exception on one line; empty if ``str`` of the exception raises."""
     try:
         text = str(error)
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001  # the class of a variant's error may raise anything
         return ""
-    # A lone surrogate cannot be stored.
+    # A lone surrogate cannot be encoded in UTF-8.
     text = text[: 2 * LONGEST].encode("utf-8", "replace").decode()
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

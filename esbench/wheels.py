@@ -15,11 +15,8 @@ TESTING = ("hypothesis", "pytest", "pytest-xdist")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def missing(root: Path = ROOT) -> list[str]:
-    """Return ``name==version`` of each package that measuring and its tests need and that is not installed.
-
-    Versions are those of constraints.txt.
-    """
+def missing_packages(root: Path = ROOT) -> list[str]:
+    """Return ``name==version``, from constraints.txt, of each package that is needed but not installed."""
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line}
     return [pinned.get(name, name) for name in (*MEASURING, *TESTING) if not _installed(name)]
@@ -35,7 +32,7 @@ def _installed(name: str) -> bool:
 
 def main() -> int:
     """Print the command that downloads missing wheels into wheels/; return 1 if any is missing, else 0."""
-    names = missing()
+    names = missing_packages()
     if not names:
         sys.stdout.write("nothing is missing\n")
         return 0

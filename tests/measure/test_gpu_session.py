@@ -167,5 +167,5 @@ def test_only_packages_for_measuring_are_missing(monkeypatch: pytest.MonkeyPatch
     """The install command has only missing packages that measuring needs, with pinned versions."""
     absent = {"msgspec", "cogapp", "pytest-xdist"}
     monkeypatch.setattr(wheels, "_installed", lambda name: name not in absent)
-    assert [text.partition("==")[0] for text in wheels.missing()] == ["msgspec", "pytest-xdist"]
-    assert all("==" in text for text in wheels.missing())
+    assert [text.partition("==")[0] for text in wheels.missing_packages()] == ["msgspec", "pytest-xdist"]
+    assert all("==" in text for text in wheels.missing_packages())
