@@ -59,7 +59,6 @@ def all_sections(run: Run) -> list[Section]:
     for operator in operators(run):
         sections += quality_sections(run, operator)
         sections += measured.time_sections(run, operator) + roofline.sections(run, operator)
-        sections += measured.other_time_sections(run, operator) + measured.memory_sections(run, operator)
         sections += measured.other_sections(run, operator)
     return sections
 

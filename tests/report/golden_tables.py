@@ -13,7 +13,7 @@ import msgspec
 
 from esbench.report.formats import FORMATS, Page, Style
 from esbench.report.formats.exporters import export
-from esbench.report.tables.measured import memory_sections, time_sections
+from esbench.report.tables.measured import other_sections, time_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row, Run, Skipped, Variant
 from tests import synthetic
@@ -106,7 +106,7 @@ def page() -> Page:
     first, second = run(), ranked()
     sections = [
         *time_sections(first, "Linear"),
-        *memory_sections(first, "Linear"),
+        *other_sections(first, "Linear"),
         *ranking_sections(second, "Linear"),
     ]
     return Page(Path("tables"), "test-cpu-quick", 'Test "CPU" <b>: suite | quick', [first, second], sections)

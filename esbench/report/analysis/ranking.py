@@ -72,11 +72,6 @@ class RankedVariant:
         return interval(medians)
 
     @property
-    def noise_bytes(self) -> float | None:
-        """The noise of a step."""
-        return median(self.noise) if self.noise else None
-
-    @property
     def peak_bytes(self) -> float | None:
         """The largest peak of any phase."""
         return median(self.peak) if self.peak else None
@@ -345,7 +340,7 @@ def recommend(
 
 def _limited(ranked: RankedVariant, limit_bytes: float) -> RankedVariant:
     """Return the variant; without its rate if it exceeds the memory limit or its memory is unknown."""
-    sizes = {"noise": ranked.noise_bytes, "peak": ranked.peak_bytes}
+    sizes = {"noise": median(ranked.noise) if ranked.noise else None, "peak": ranked.peak_bytes}
     refused = [
         f"{name} {'unknown' if size is None else format_value(NOISE, size)}"
         for name, size in sizes.items()

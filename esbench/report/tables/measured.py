@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import (
@@ -69,11 +68,6 @@ class GridTable:
     cases: tuple[Case, ...]
     notes: Footnotes = field(default_factory=Footnotes)
 
-    @classmethod
-    def of(cls, grid: Grid) -> Self:
-        """Return a filler for all variants and cases of a grid."""
-        return cls(grid, grid.variants, grid.cases)
-
     def table(self, cell: Callable[[Variant, Case, Measurement], Cell]) -> Table:
         """Return the table with ``cell`` of each measured row, and reasons in the other cells."""
         return Table(
@@ -126,7 +120,7 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
 
 def section(grid: Grid) -> Section:
     """Return the tables of a grid: the values, and their multipliers."""
-    filler = GridTable.of(grid)
+    filler = GridTable(grid, grid.variants, grid.cases)
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
     figures = filler.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
@@ -159,20 +153,12 @@ def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
     return [section(grid) for grid in timed if not phases or grid.phase in phases]
 
 
-def other_time_sections(run: Run, operator: str) -> list[Section]:
-    """Return the tables of host times and of times with warm caches."""
-    return [section(grid) for grid in grids(run, operator, TIMES) if grid.metric != LATENCY]
-
-
-def memory_sections(run: Run, operator: str) -> list[Section]:
-    """Return the memory tables of an operator."""
-    return [section(grid) for grid in grids(run, operator, MEMORY)]
-
-
 def other_sections(run: Run, operator: str) -> list[Section]:
-    """Return the tables of all other metrics, such as utilization."""
-    every = grids(run, operator, "")
-    return [section(grid) for grid in every if not grid.metric.endswith((TIMES, MEMORY))]
+    """Return the tables of host times, times with warm caches, memory and other metrics, in this order."""
+    times = [grid for grid in grids(run, operator, TIMES) if grid.metric != LATENCY]
+    others = [grid for grid in grids(run, operator, "") if not grid.metric.endswith(TIMES)]
+    others.sort(key=lambda grid: not grid.metric.endswith(MEMORY))
+    return [section(grid) for grid in (*times, *others)]
 
 
 def without_multipliers(section: Section) -> Section:

@@ -7,7 +7,7 @@ from esbench.report.analysis.pivot import LATENCY, TIMES, UNMEASURED, Grid, grid
 from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense, rankings
 from esbench.report.tables.measured import SPEED, TIME, median_number, multiple
 from esbench.report.tables.ranking import KEPT, PEAK_MEMORY, RATE, RELATIVE_RATE, STEP, ranking_columns
-from esbench.report.tables.table import Block, Cell, Footnotes, Section, Table, number_cell
+from esbench.report.tables.table import Block, Cell, Footnotes, Section, Table, case_section, number_cell
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
 
@@ -91,8 +91,6 @@ def _section(  # noqa: PLR0913, PLR0917  # the parts of a table
     rows: Sequence[tuple[Variant, tuple[Cell, ...]]],
     notes: Footnotes,
 ) -> Section:
-    labels = tuple(variant.name for variant, _ in rows)
-    table = Table("scheme", tuple(headings), labels, tuple(cells for _, cells in rows))
-    origin, conditions = captions.origin(grid.run), captions.conditions(grid, [case])
-    block = Block(f"{captions.layer(case)}: {subject}", "", table)
-    return Section(block.title, origin, conditions, (block,), tuple(notes), grid.run.header.run_id)
+    names, cells = zip(*((variant.name, cells) for variant, cells in rows), strict=True)
+    block = Block(f"{captions.layer(case)}: {subject}", "", Table("scheme", tuple(headings), names, cells))
+    return case_section(grid, case, subject, block, notes)

@@ -24,7 +24,7 @@ def sections(run: Run, operator: str) -> list[Section]:
 
 
 def _section(grid: Grid) -> Section:
-    filled = GridTable.of(grid)
+    filled = GridTable(grid, grid.variants, grid.cases)
     blocks = [_block(filled, metric) for metric in _VIEWS]
     return grid_section(grid, "percent of the roofline bound", blocks, [*filled.notes, *_peaks(grid)])
 
