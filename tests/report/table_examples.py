@@ -446,12 +446,14 @@ def advice() -> Iterator[Example]:
     exact = linear(64, members=4096)
     with_exact = [*ranking_cases.rows(exact), *ranking_cases.orthogonal(exact)]
     no_peak = without(rows, CORES, "peak_bytes")
+    alone = [row for row in rows if row.variant in {DENSE, BASE}]
     bound = ranking_cases.with_effective(*[1024 / x for x in (-0.02, 0.02, -0.02, 0.02)]).rows
     for rule, found, case, limit_bytes, part in (
         ("The best, what it gives over dense noise, and what the fastest loses", rows, SQUARE, None, Part()),
         ("A layer of a network is ranked with the network's d", rows, SQUARE, None, Part(4096, 40960)),
         ("An exact estimate is best", with_exact, exact, None, Part()),
         ("A lower bound of n_eff is best", bound, SQUARE, None, Part()),
+        ("Dense noise is not compared with itself", alone, SQUARE, None, Part()),
         ("A tie is said", near(), SQUARE, None, Part()),
         ("The fastest is best", ranking_cases.rows(steps={**STEPS, HADAMARD: 0.5}), SQUARE, None, Part()),
         ("Above a memory limit, or of unknown memory", no_peak, SQUARE, 1.5e6, Part()),
