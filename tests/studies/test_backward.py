@@ -1,4 +1,4 @@
-"""What an optimizer in backward costs compared with an ordinary one, in steps that alternate."""
+"""The time of an optimizer in backward relative to an ordinary one, in alternating steps."""
 
 import statistics
 import time

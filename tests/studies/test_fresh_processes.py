@@ -52,20 +52,20 @@ def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
     """With torch's own compiler, for any number of architectures."""
     case = population(candidates, 8, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0))
-    found = run_isolated(plan)
-    assert (found.graphs, found.eager) == (2, "")
-    assert len(found.candidate_ns) == candidates
+    result = run_isolated(plan)
+    assert (result.graphs, result.eager) == (2, "")
+    assert len(result.candidate_ns) == candidates
     # After the first architecture everything is compiled.
-    assert max(found.compile_ns[1:]) < found.compile_ns[0] / 4
+    assert max(result.compile_ns[1:]) < result.compile_ns[0] / 4
 
 
 def test_whole_models_beyond_the_limit_are_not_reported() -> None:
     """The fresh process reports the candidate at which the limit was reached."""
     case = population(10, 5, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "whole", architectures(case, 0), backend="eager", timed=False)
-    found = run_isolated(plan)
-    assert found.graphs == 8
-    assert found.eager.startswith("candidate 8 of 10: ")
+    result = run_isolated(plan)
+    assert result.graphs == 8
+    assert result.eager.startswith("candidate 8 of 10: ")
 
 
 def test_a_fresh_process_raises_what_fails_in_it() -> None:
@@ -88,9 +88,9 @@ def test_one_process_per_candidate_gives_bitwise_the_same() -> None:
     """With the parent's number of threads."""
     case = population(2, 5, 4)
     widths, x = architectures(case, 0), batches(case, "cpu", 0)[0]
-    right = architecture_search.run(Search(case, "cpu", 0), widths, x)
-    found = architecture_search.run(Search(case, "cpu", 0, mode="subprocess"), widths, x)
-    assert torch.equal(found.losses, right.losses)
+    expected = architecture_search.run(Search(case, "cpu", 0), widths, x)
+    result = architecture_search.run(Search(case, "cpu", 0, mode="subprocess"), widths, x)
+    assert torch.equal(result.losses, expected.losses)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the peak of a part of a process")
@@ -110,12 +110,12 @@ def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> No
     assert leaky.resident_bytes > 2 * clean.resident_bytes
 
 
-def test_a_search_has_all_its_figures_or_reasons() -> None:
+def test_a_search_has_all_its_metrics_or_reasons() -> None:
     """On a CPU, torch's allocator reports nothing."""
     workload = build(REGISTRY.entries["CleanSearch"].scheme, population(3, 16, 4), "cpu", 0)
-    found = {(figure.metric, figure.method): figure for figure in workload.quality()}
-    assert all(bool(figure.samples) != bool(figure.reason) for figure in found.values())
-    assert {name for (name, _), figure in found.items() if "CUDA" in figure.reason} == {
+    metrics = {(metric.metric, metric.method): metric for metric in workload.quality()}
+    assert all(bool(metric.samples) != bool(metric.reason) for metric in metrics.values())
+    assert {name for (name, _), metric in metrics.items() if "CUDA" in metric.reason} == {
         *("reserved_over_largest", "fragmentation_percent", "retries_count")
     }
-    assert found["alive_count", "after del"].samples == (0.0, 0.0, 0.0)
+    assert metrics["alive_count", "after del"].samples == (0.0, 0.0, 0.0)

@@ -15,18 +15,21 @@ from impls.training.sparse_masks import drop_and_grow, random_mask
 
 def test_accuracy_of_sparse_networks_on_digits() -> None:
     """Mean of five seeds: RigL within 0.015 of dense at 90 % sparsity, and above static masks at 95 %."""
-    found = {}
-    ways = [(rule, density) for density in (0.1, 0.05) for rule in ("static", "set", "rigl")]
-    for rule, density in (("dense", 1.0), *ways):
+    accuracies = {}
+    rules = [(rule, density) for density in (0.1, 0.05) for rule in ("static", "set", "rigl")]
+    for rule, density in (("dense", 1.0), *rules):
         scheme = DenseDigits() if rule == "dense" else Trained(rule, density)
         outcomes = [outcome(scheme, seed) for seed in SEEDS]
-        scores = [one.accuracy for one in outcomes]
-        found[rule, density] = statistics.mean(scores)
+        scores = [result.accuracy for result in outcomes]
+        accuracies[rule, density] = statistics.mean(scores)
         mean_percent = sum(outcome.density_percent for outcome in outcomes) / len(outcomes)
         assert mean_percent <= 100 * (density + 1e-3)
-        print(f"{rule} {density:g}: {found[rule, density]:.4f} of", *scores, f"{mean_percent:.2f} % nonzero")  # noqa: T201  the result of the study
-    assert found["rigl", 0.1] >= found["dense", 1.0] - 0.015
-    assert found["rigl", 0.05] >= found["static", 0.05] + 0.01
+        summary = (
+            f"{rule} {density:g}: {accuracies[rule, density]:.4f} of {scores}, {mean_percent:.2f} % nonzero"
+        )
+        print(summary)  # noqa: T201  the result of the study
+    assert accuracies["rigl", 0.1] >= accuracies["dense", 1.0] - 0.015
+    assert accuracies["rigl", 0.05] >= accuracies["static", 0.05] + 0.01
 
 
 @pytest.mark.parametrize("side", [1024, 4096])
@@ -36,7 +39,7 @@ def test_a_selection_is_twice_as_fast_as_full_sorts(side: int, narrowed: bool) -
     generator = Generator().manual_seed(0)
     weight, gradient = torch.randn(2, side, side, generator=generator)
     mask = random_mask(weight, side * side // 10, generator)
-    moved = int(0.3 * int(mask.sum()))
+    count = int(0.3 * int(mask.sum()))
 
     def seconds(call: Callable[[], object]) -> float:
         start_s = time.perf_counter()
@@ -44,8 +47,8 @@ def test_a_selection_is_twice_as_fast_as_full_sorts(side: int, narrowed: bool) -
         return time.perf_counter() - start_s
 
     ratios = [
-        seconds(lambda: drop_and_grow_by_sorting(weight, gradient, mask, moved))
-        / seconds(lambda: drop_and_grow(weight, gradient, mask, moved, narrowed=narrowed))
+        seconds(lambda: drop_and_grow_by_sorting(weight, gradient, mask, count))
+        / seconds(lambda: drop_and_grow(weight, gradient, mask, count, narrowed=narrowed))
         for _ in range(3)
     ]
     print(side, narrowed, *ratios)  # noqa: T201  the result of the study
