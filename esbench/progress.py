@@ -73,15 +73,17 @@ def showing(
     stream: TextIO | None = None,
     now_s: Callable[[], float] = time.monotonic,
     end_s: float = math.inf,
+    start_s: float | None = None,
 ) -> Iterator[Show]:
     """Yield a function that shows progress on a stream, stderr by default.
 
     Without the progress of a run, the remaining time is extrapolated from the share of finished cells.
-    ``end_s`` is the moment at which a time budget ends: no more time than until then is left.
+    ``end_s`` is the moment at which a time budget ends: no more time than until then is left. ``start_s`` is
+    the moment from which the elapsed time counts, by default now.
     """
     stream = stream or sys.stderr
     on_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
-    start_s = now_s()
+    start_s = now_s() if start_s is None else start_s
     with _display(stream) if on_terminal else _lines(stream) as draw:
         drawn_s, last = -math.inf, ""
         stage_s, stage_done, latest = start_s, 0, 0

@@ -98,6 +98,7 @@ class Suite:
         active_variants: globs over names of variants, for the same purpose.
         methods: phase -> the methods by which it is timed on a GPU; by default all.
         traced: the phases whose launches are counted and whose streams are checked on a GPU.
+        limit_s: a variant that makes no progress for this many seconds is ended; a slow call needs more.
 
     """
 
@@ -113,6 +114,7 @@ class Suite:
     active_variants: tuple[str, ...] = ("*",)
     methods: Mapping[Phase, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     traced: tuple[Phase, ...] = PHASES
+    limit_s: float = 60.0
 
 
 class Registry:
@@ -360,6 +362,7 @@ def suite_of_shapes(name: str, cases: tuple[Case, ...]) -> Suite:
         phases=("sample", "forward", "step", QUALITY),
         cell_s=0.3,
         active=(),
+        limit_s=300.0,
     )
 
 

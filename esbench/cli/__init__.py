@@ -28,8 +28,9 @@ from esbench.cli import (
     report,
     run,
 )
-from esbench.cli.options import INTERRUPTED, USAGE, app
+from esbench.cli.options import FAILED, INTERRUPTED, USAGE, app
 from esbench.errors import UserError
+from esbench.supervisor import child
 from esbench.text import one_line
 
 __all__ = [
@@ -75,13 +76,15 @@ def options(
 
 def main() -> None:
     """Run the command line; every expected error is one line and a documented exit code."""
+    code: int | None = FAILED
     try:
         code = app(standalone_mode=False)
     except (USAGE_ERROR, UserError, OSError) as error:
         text = getattr(error, "format_message", error.__str__)()
         if isinstance(error, OSError) and error.filename:
             text = f"{error.filename}: {error.strerror}"
-        sys.stderr.write(f"esbench: {one_line(text)}\n")
+        if not child().said.lost:  # the supervisor prints a line
+            sys.stderr.write(f"esbench: {one_line(text)}\n")
         code = USAGE
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -90,4 +93,6 @@ def main() -> None:
         code = USAGE
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    finally:
+        child().announce(code=code or 0)
     sys.exit(code)

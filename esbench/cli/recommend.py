@@ -27,11 +27,12 @@ from esbench.cli.options import (
     note,
     print_problems,
 )
-from esbench.cli.run import check_unchanged, conclude, note_load, open_run, plan_of
+from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
 from esbench.cli.screening import KEPT, SHARE, Screened, choose, screen, small_case
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
 from esbench.schema import Case, Environment, Request, Run, Variant
+from esbench.supervisor import Child, supervise
 from esbench.text import first_names, printable
 from esbench.workload import trainer
 
@@ -138,6 +139,7 @@ def recommend(
 
     Example: esbench recommend --linear 64x64 --members 16384 --offline
     """
+    child = Child() if offline else supervise(note)
     from esbench.measure.environment import resolve_device
     from esbench.measure.validation import TorchState
 
@@ -165,9 +167,12 @@ def recommend(
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
     check_unchanged(torch_state)
-    if len(entries) > KEPT:  # these are screened
+    entries = [entry for entry in entries if entry.variant not in child.said.excluded]
+    if len(entries) > KEPT or child.said.excluded:  # these are screened
         request = msgspec.structs.replace(request, variants=tuple(entry.variant.name for entry in entries))
-    path, outcome, run = _measure(request, target.name, device_type, seed, results, budget, limit_bytes)
+    path, outcome, run = _measure(
+        request, target.name, device_type, seed, results, budget, limit_bytes, child
+    )
     has_winner = _print(target, _recommend(target, [run], None, limit_bytes), run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
@@ -182,10 +187,10 @@ def _measure(  # the options of a measurement
     results: Path,
     budget_s: float,
     limit_bytes: float | None,
+    child: Child,
 ) -> tuple[Path, "RunSummary", Run]:
     """Screen the candidates if there are many, measure the best of them, store the run, and return it."""
     from esbench import store
-    from esbench.measure import runner
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment
 
@@ -194,10 +199,16 @@ def _measure(  # the options of a measurement
     resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", device])
     hint = f"`{resume}` completes it, then `{answer}` answers"
     with lock_device(device_uuid(device) or device, name, note):
-        here, end_s = environment(device), time.monotonic() + budget_s
-        note_load(here)
-        if len(request.variants) > KEPT:
-            screened = _screen(plan, here, SHARE * budget_s, limit_bytes)
+        here, end_s = environment(device), child.said.end_s or time.monotonic() + budget_s
+        child.announce(end_s=end_s, limit_s=plan.limit_s)
+        unfinished = child.unfinished()
+        if unfinished:
+            request = unfinished.run.header.request or request
+            plan = plan_of(request, name, device, seed)
+        else:
+            note_load(here)
+        if not unfinished and len(request.variants) > KEPT:
+            screened = _screen(plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child)
             names, notes = choose(screened, end_s - time.monotonic())
             for text in notes:
                 note(text)
@@ -206,12 +217,11 @@ def _measure(  # the options of a measurement
                 raise UserError(message)
             request = msgspec.structs.replace(request, variants=tuple(names))
             plan = plan_of(request, name, device, seed)
-        cases = "; ".join(case.label for case in plan.cases)
-        note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
+        if not unfinished:
+            cases = "; ".join(case.label for case in plan.cases)
+            note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
         plan = replace(plan, end_s=end_s)
-        with open_run(plan, name, request, here, None, results, hint) as (writer, progress, tools):
-            outcome = runner.run(plan, writer, progress, tools)
-    path = writer.path  # a large file was compressed and renamed
+        path, outcome = measure(plan, name, request, here, unfinished, results, child, hint)
     run, problems = store.read_run(path)
     print_problems(problems)
     if run is None:
@@ -221,7 +231,7 @@ def _measure(  # the options of a measurement
 
 
 def _screen(
-    plan: "Plan", here: Environment, budget_s: float, limit_bytes: float | None
+    plan: "Plan", here: Environment, budget_s: float, limit_bytes: float | None, child: Child
 ) -> dict[Case, list[Screened]]:
     """Measure all candidates for a moment at a small population."""
     from esbench.measure.instruments import instruments
@@ -231,7 +241,7 @@ def _screen(
     note(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}")
     plan = replace(plan, end_s=time.monotonic() + budget_s)
     with instruments(plan.device) as tools, showing(end_s=plan.end_s) as progress:
-        return screen(plan, here, progress, tools, limit_bytes)
+        return screen(plan, here, progress, tools, limit_bytes, child.watch)
 
 
 def _answer_offline(

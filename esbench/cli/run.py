@@ -1,9 +1,9 @@
 """The command ``run``: measure a suite and store the run."""
 
-import contextlib
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,16 +37,15 @@ from esbench.registry import (
     with_references,
 )
 from esbench.schema import PHASES, Environment, Request, Run
-from esbench.store import Unfinished, Writer
+from esbench.store import Unfinished
+from esbench.supervisor import TABLES, Child, supervise
 from esbench.text import pluralize
 from esbench.workload import WrongResultError
 
 if TYPE_CHECKING:
-    from esbench.measure.instruments import Instruments
     from esbench.measure.plan import Plan
     from esbench.measure.recorder import RunSummary
     from esbench.measure.validation import TorchState
-    from esbench.progress import Show
 
 BUSY = 0.25
 """A load above this share of the threads disturbs the times."""
@@ -95,6 +94,16 @@ def run(
             max=10**8,
         ),
     ] = None,
+    cell_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="A variant that makes no progress for this many seconds is ended and gets a row with that "
+            "reason; by default 60, more in suites with slow calls.",
+            metavar="SECONDS",
+            min=1,
+            max=10**8,
+        ),
+    ] = None,
     tables: Annotated[
         bool, typer.Option("--tables", help="Print all tables instead of the best variants of each shape.")
     ] = False,
@@ -110,8 +119,8 @@ def run(
 
     Continue a run that was interrupted: esbench run --resume
     """
-    start_s = time.monotonic()
-    from esbench.measure import runner
+    child = supervise(note)
+    start_s = child.said.start_s
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.timers import check_methods
@@ -134,39 +143,40 @@ def run(
     check_methods(device_type, split_names(methods))
     check_unchanged(torch_state)
     waiting_since_s = time.monotonic()
-    with lock_device(
-        device_uuid(device_type) or device_type, f"suite {name}", note, wait_s=None if wait else 0
-    ):
+    wait_s = None if wait or child.is_restarted else 0
+    with lock_device(device_uuid(device_type) or device_type, f"suite {name}", note, wait_s=wait_s):
         start_s += time.monotonic() - waiting_since_s  # waiting does not count
         here = environment(device_type)
-        unfinished = _find_unfinished(context, out, here) if resume else None
+        unfinished = child.unfinished() or (_find_unfinished(context, out, here) if resume else None)
         if unfinished:
             name, request = unfinished.run.header.suite, unfinished.run.header.request or Request()
             plan = plan_of(request, name, device_type, unfinished.run.header.seed)
-        reason = "" if device_type == "cuda" or device == "cpu" else "no CUDA GPU here: "
-        counts = f"{pluralize(len(plan.entries), 'variant')}, {pluralize(len(plan.cases), 'case')}"
-        note(f"{reason}measuring suite {name} on {device_type} ({here.device_name}): {counts}")
-        note_load(here)
+        if not child.is_restarted:
+            reason = "" if device_type == "cuda" or device == "cpu" else "no CUDA GPU here: "
+            counts = f"{pluralize(len(plan.entries), 'variant')}, {pluralize(len(plan.cases), 'case')}"
+            note(f"{reason}measuring suite {name} on {device_type} ({here.device_name}): {counts}")
+            note_load(here)
         if budget is not None:
             # The tables take about as long as the start, because both import packages.
             closing_s = min(CLOSING * budget + time.monotonic() - start_s, CLOSING_MOST * budget)
-            plan = replace(plan, end_s=start_s + budget - closing_s)
-        with open_run(plan, name, request, here, unfinished, out) as (writer, progress, tools):
-            outcome = runner.run(plan, writer, progress, tools, past=unfinished.run if unfinished else None)
-    _conclude(writer.path, outcome, as_json=as_json, tables=tables)  # a large file was compressed and renamed
+            plan = replace(plan, end_s=child.said.end_s or start_s + budget - closing_s)
+        if cell_limit is not None:
+            plan = replace(plan, limit_s=cell_limit)
+        path, outcome = measure(plan, name, request, here, unfinished, out, child)
+    _conclude(path, outcome, as_json=as_json, tables=tables)
 
 
-@contextlib.contextmanager
-def open_run(
+def measure(  # the parts of a run
     plan: "Plan",
     suite: str,
     request: Request,
     here: Environment,
     unfinished: Unfinished | None,
     out: Path,
+    child: Child,
     hint: str = "continue it with `esbench run --resume`",
-) -> Iterator[tuple[Writer, "Show", "Instruments"]]:
-    """Open the file of a new or an unfinished run, its progress bar and the instruments of the device.
+) -> tuple[Path, "RunSummary"]:
+    """Measure a new or an unfinished run; return its file, and what was measured.
 
     ``hint`` is printed if the run is interrupted and says how to continue it.
 
@@ -188,14 +198,27 @@ def open_run(
     with (
         opened_file as writer,
         instruments(plan.device, split_names(request.methods), here.idle_w) as tools,
-        showing(end_s=plan.end_s) as progress,
+        showing(end_s=plan.end_s, start_s=child.said.begun_s) as progress,
     ):
-        note(f"rows are stored in {writer.path}")
+        if not child.is_restarted:
+            note(f"rows are stored in {writer.path}")
+        past = unfinished.run if unfinished else None
+        last = past.checkpoints[-1] if past and past.checkpoints else None
+        child.announce(
+            path=str(writer.path.absolute()),
+            begun_s=child.said.begun_s or time.monotonic() - (last.wall_s if last else 0.0),
+            end_s=plan.end_s if plan.end_s < math.inf else None,
+            limit_s=plan.limit_s,
+        )
         try:
-            yield writer, progress, tools
+            outcome = runner.run(
+                plan, writer, progress, tools, past=past, begun_s=child.said.begun_s, watch=child.watch
+            )
         except KeyboardInterrupt:
             note(f"interrupted: the finished rows are in {writer.path}; {hint}")
             raise
+    child.announce(variant=None, case=None, activity=TABLES)
+    return writer.path, outcome  # a large file was compressed and renamed
 
 
 def note_load(here: Environment) -> None:
@@ -236,6 +259,7 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         seed=seed,
         sweep=suite.sweep,
         stop_s=suite.stop_s,
+        limit_s=suite.limit_s,
         active=suite.active,
         active_variants=suite.active_variants,
         methods=dict.fromkeys(PHASES, chosen) if chosen else suite.methods if on_gpu else {},

@@ -30,6 +30,7 @@ from esbench.workload import build
 if TYPE_CHECKING:
     from esbench.measure.instruments import Instruments
     from esbench.measure.plan import Plan
+    from esbench.measure.recorder import Watch
     from esbench.progress import Show
 
 KEPT = 8
@@ -82,6 +83,7 @@ def screen(
     progress: "Show",
     tools: "Instruments",
     limit_bytes: float | None = None,
+    watch: "Watch" = lambda *_: None,
 ) -> dict[Case, list[Screened]]:
     """Time a step of all variants at a small population, rate the fastest, and return these, best first.
 
@@ -89,20 +91,22 @@ def screen(
     above the memory limit are left out. Dense noise is returned even if it is slow.
     """
     # Dense noise is registered first: it comes last, as it may take the time of all others.
-    entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan)]
+    entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]
     plan = replace(plan, entries=entries, checks=())
     screened = {}
     for row, case in enumerate(plan.cases):
         start_s = time.monotonic()
         end_s = start_s + (plan.end_s - start_s) / (len(plan.cases) - row)
         run = _measure_small(
-            replace(plan, cases=(small_case(case),), end_s=end_s), environment, progress, tools
+            replace(plan, cases=(small_case(case),), end_s=end_s), environment, progress, tools, watch
         )
         screened[case] = _extrapolate(run, case, limit_bytes)
     return screened
 
 
-def _measure_small(plan: "Plan", environment: Environment, progress: "Show", tools: "Instruments") -> Run:
+def _measure_small(
+    plan: "Plan", environment: Environment, progress: "Show", tools: "Instruments", watch: "Watch"
+) -> Run:
     """Time a step of all variants of a case, then rate the fastest, which takes longer."""
     from esbench.measure.runner import run_cases
 
@@ -111,14 +115,15 @@ def _measure_small(plan: "Plan", environment: Environment, progress: "Show", too
     timed = replace(
         plan, phases=("step",), cell_s=CELL_S, traced=(), end_s=now_s + STEP_SHARE * (plan.end_s - now_s)
     )
-    run_cases(timed, records.extend, progress, tools)
+    run_cases(timed, records.extend, progress, tools, watch=watch)
     times = {
         row.variant: row for row in records if isinstance(row, Measurement) and row.metric == "latency_ns"
     }
     rated = [entry for entry in plan.entries if entry.variant in times and entry.variant.mode == "batched"]
     rated.sort(key=lambda entry: median(times[entry.variant]) or math.inf)
     rated = [entry for rank, entry in enumerate(rated) if rank < RATED or entry.variant.name == DENSE]
-    run_cases(replace(plan, entries=rated, phases=(QUALITY,)), records.extend, progress, tools)
+    rated_plan = replace(plan, entries=rated, phases=(QUALITY,))
+    run_cases(rated_plan, records.extend, progress, tools, watch=watch)
     header = RunHeader(
         schema=SCHEMA_VERSION,
         run_id="screening",
@@ -183,9 +188,10 @@ def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[
     return [*names], notes
 
 
-def _can_run(entry: Entry, plan: "Plan") -> bool:
+def _can_run(entry: Entry, plan: "Plan", watch: "Watch") -> bool:
     """Return whether a variant can be set up on a case: a kernel may need a GPU."""
     for case in plan.cases:
+        watch(entry.variant, case, "set-up")
         with contextlib.suppress(Exception):  # a variant's error of any kind; another variant is recommended
             build(entry.scheme, small_case(case), plan.device, plan.seed)
             return True

@@ -26,6 +26,7 @@ from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
 from esbench.measure.recorder import Recorder
+from esbench.measure.remaining_time import SET_UP
 from esbench.measure.timers import Call, Clock
 from esbench.measure.validation import ExactChecks, TorchState
 from esbench.registry import Entry, is_reference
@@ -77,7 +78,10 @@ class RunContext:
 
         """
         if not self.instruments.alive():
-            message = f"the device stopped responding after {entry.variant.name}: {failure.reason}"
+            stopped = "the device stopped responding"
+            # An error that follows may hide the exception, or end the process.
+            self.recorder.watch(entry.variant, case, phase or SET_UP, f"{stopped} ({failure.reason})")
+            message = f"{stopped} after {entry.variant.name}: {failure.reason}"
             raise DeviceLostError(message)
         return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **failure._asdict())
 
@@ -298,7 +302,10 @@ class CaseRunner:
         budget, seconds = self.context.budget, self.context.recorder.stopwatch.seconds
         start_s = seconds()
         for entry in entries:
-            self._announce(entry, "set-up")
+            if not is_baseline(entry) and not self._may_join(entry):
+                self._group.deferred.append(entry)
+                continue
+            self._announce(entry, SET_UP)
             count = len(self._group.variants)
             set_up_s = (seconds() - start_s) / max(count, 1)
             reserve_s = set_up_s + (count + 1) * budget.variant_s
@@ -310,6 +317,9 @@ class CaseRunner:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
         budget.add_checks(count, seconds() - start_s)
+
+    def _may_join(self, entry: Entry) -> bool:
+        return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
 
     def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
@@ -367,13 +377,16 @@ class CaseRunner:
         timed: Call = clock.prepare(plain, max(1, len(workload.inputs)))
         if timed is not plain:
             validation.check_replay(workload, phase, timed)
+        context, entry = self.context, prepared.entry
         call = TimedCall(
             timed,
             clock,
             cell_s,
-            is_baseline=is_baseline(prepared.entry),
-            is_reference=is_reference(prepared.entry.variant),
+            is_baseline=is_baseline(entry),
+            is_reference=is_reference(entry.variant),
             conditions=self._read_conditions,
+            before=partial(context.recorder.watch, entry.variant, self.case, phase),
+            failed=partial(context.skipped_row, self.case, entry, phase),
         )
         call.warm_up()
         return call
@@ -497,6 +510,8 @@ class CaseRunner:
         try:
             with self._charge(entry, activity):
                 return action()
+        except DeviceLostError:
+            raise
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._group.torch_state.restore()
             return self.context.skipped_row(self.case, entry, phase, classify(error), method)
@@ -584,7 +599,8 @@ def trace_case(case: Case, context: RunContext) -> Iterator[Row]:
     """
     for entry in context.plan.entries_for(case):
         timed = context.recorder.timed_phases(entry.variant, case)
-        phases = [phase for phase in timed if phase in context.plan.traced]
+        is_failed = bool(context.recorder.reason(entry.variant, case))
+        phases = [phase for phase in timed if phase in context.plan.traced and not is_failed]
         if phases and context.recorder.stopwatch.seconds() >= context.plan.end_s:
             context.recorder.note(f"not all launches and streams were checked: {OUT_OF_TIME}")
             return

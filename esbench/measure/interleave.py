@@ -87,10 +87,13 @@ class TimedCall:
         is_baseline: bool = False,
         is_reference: bool = False,
         conditions: ReadConditions = no_conditions,
+        before: Callable[[], object] = lambda: None,
+        failed: Callable[[Failure], object] = lambda _: None,
     ) -> None:
         """Prepare a call that is sampled for about ``budget_s`` seconds.
 
-        ``conditions`` is called after each visit; an exception that it raises is the failure of this call.
+        ``before`` is called before each visit and ``conditions`` after it; an exception that ``conditions``
+        raises is the failure of this call. ``failed`` is called with it; what that raises ends the rounds.
         """
         self.rounds: dict[str, list[tuple[float, ...]]] = {}
         self.positions: list[int] = []
@@ -104,6 +107,8 @@ class TimedCall:
         self._clock = clock
         self._budget_s = budget_s
         self._read_conditions = conditions
+        self._before = before
+        self._failed = failed
         self._warmed = WarmUp(0.0, calls=1)
         self._round: dict[str, tuple[float, ...]] = {}
         self._round_conditions: tuple[Conditions, ...] = ()
@@ -131,6 +136,7 @@ class TimedCall:
         """Take the samples of one visit; before several short calls, one more call fills the caches."""
         if self.stop:
             return
+        self._before()
         start_s = self._clock.seconds()
         try:
             with quiet():
@@ -191,6 +197,7 @@ class TimedCall:
         self.stop = self.failure.reason
         with contextlib.suppress(Exception):  # restores torch settings that the call changed before it raised
             self._read_conditions()
+        self._failed(self.failure)
 
 
 def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:

@@ -32,6 +32,7 @@ class Plan:
         checks: the small float64 cases of the suite ``check``.
         sweep, stop_s, active, active_variants, traced: see :class:`esbench.registry.Suite`.
         methods: phase -> its timing methods; a phase that is missing has all methods of the device.
+        limit_s: the seconds without progress after which a variant is ended.
         end_s: the time of :func:`time.monotonic` by which the run has to be over.
 
     """
@@ -49,6 +50,7 @@ class Plan:
     active_variants: Sequence[str] = ("*",)
     methods: Mapping[Phase, Sequence[str]] = field(default_factory=dict)
     traced: Sequence[Phase] = PHASES
+    limit_s: float = math.inf
     end_s: float = math.inf
 
     @property

@@ -4,15 +4,34 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
 
 from esbench.measure.remaining_time import SET_UP, TRACES, RemainingTime
 from esbench.progress import CaseProgress, RunProgress, Show
 from esbench.schema import QUALITY, Case, Checkpoint, Measurement, Phase, Record, Row, Skipped, Variant
 from esbench.stats import median
+from esbench.supervisor import crashed_in_set_up
 from esbench.units import format_value
 
 Store = Callable[[Sequence[Record]], None]
 """Stores records together: after an error, none of them is in the file."""
+
+
+class Watch(Protocol):
+    """Announces the variant that runs from now on, to whom stores its row if it ends the process."""
+
+    def __call__(self, variant: Variant, case: Case, activity: str, lost: str = "", /) -> object:
+        """Announce an activity; ``lost`` is the reason if the device was lost in it."""
+
+
+def not_watched(variant: Variant, case: Case, activity: str, lost: str = "") -> None:
+    """Announce nothing: no one survives this process."""
+
+
+GIVE_UP = 2
+"""A variant that ends the process in the set-up of this many cases is not tried on the others."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +102,15 @@ class Recorder:
     """
 
     def __init__(
-        self, store: Store, progress: Show, past: Iterable[Record] = (), stopwatch: Stopwatch | None = None
+        self,
+        store: Store,
+        progress: Show,
+        past: Iterable[Record] = (),
+        stopwatch: Stopwatch | None = None,
+        watch: Watch = not_watched,
     ) -> None:
         """Start with the rows and checkpoints of an earlier part of the run."""
+        self.watch = watch
         self.cells = self.done = 0
         self.stopwatch = stopwatch or Stopwatch()
         self.cases: Sequence[Case] = ()
@@ -102,15 +127,29 @@ class Recorder:
         self._phases_done = {(line.case, line.group, line.phase) for line in checkpoints}
         self._traced = {line.case for line in checkpoints if line.traced}
         self._costs_s = {line.case: line.costs_s for line in checkpoints}
-        self._before_s = max((line.wall_s for line in checkpoints), default=0.0)
-        self._start_s = time.monotonic()
-        for row in past:
-            if isinstance(row, Row):
-                self._count(row)
+        rows = [line for line in past if isinstance(line, Row)]
+        self._members = {
+            (row.variant, row.case, row.group if isinstance(row, Measurement) else None)
+            for row in rows
+            if row.phase is not None
+        }
+        for row in rows:
+            self._count(row)
+        self._crashes = [row for row in self._skipped.values() if crashed_in_set_up(row)]
 
     def is_done(self, case: Case, group: int = 0, phase: Phase | None = None) -> bool:
         """Return whether all rows of a phase of a group are stored; without a phase, of the whole case."""
         return not self._phases_done.isdisjoint({(case, 0, None), (case, group, phase)})
+
+    def may_join(self, variant: Variant, case: Case, group: int) -> bool:
+        """Return whether a variant can be measured in a group of a case.
+
+        If phases of the group are stored, it needs rows in them: a variant that had no room may have it now,
+        after another one has ended the process.
+        """
+        is_stored = any(done[:2] == (case, group) for done in self._phases_done)
+        rows = {(variant, case, group), (variant, case, None)}
+        return not is_stored or not self._members.isdisjoint(rows)
 
     def is_traced(self, case: Case) -> bool:
         """Return whether the launches of a case, counted after all timing, are stored."""
@@ -137,12 +176,13 @@ class Recorder:
         traced: bool = False,
     ) -> None:
         """Store the rows of a phase or a case together with a line that marks them as complete."""
+        spent_s = self.stopwatch.spent_s
         line = Checkpoint(
             case=case,
             group=group,
             phase=phase,
-            wall_s=self._before_s + time.monotonic() - self._start_s,
-            spent_s=dict(self.stopwatch.spent_s),
+            wall_s=sum(spent_s.values()),
+            spent_s=dict(spent_s),
             costs_s={variant.name: cost_s for variant, cost_s in (costs_s or {}).items()},
             traced=traced,
         )
@@ -158,6 +198,15 @@ class Recorder:
         """Return the seconds that each variant took on a case in an earlier part of the run."""
         return self._costs_s.get(case, {})
 
+    def give_up(self, variants: Iterable[Variant], case: Case) -> None:
+        """Store a reason for each variant that ended the process in the set-up of GIVE_UP other cases."""
+        for variant in variants:
+            crashes = [row for row in self._crashes if row.variant == variant]
+            if len(crashes) >= GIVE_UP and not self.reason(variant, case):
+                row = crashes[-1]
+                reason = f"not tried again after {GIVE_UP} cases: {row.reason}"
+                self.store_rows([msgspec.structs.replace(row, case=case, reason=reason)])
+
     def reason(self, variant: Variant, case: Case) -> str:
         """Return the reason why a variant is not measured on a case, or an empty string."""
         row = self._skipped.get((variant, case, None, None))
@@ -169,6 +218,7 @@ class Recorder:
 
     def announce(self, variant: Variant, case: Case, activity: str) -> None:
         """Report the variant and activity that run now; the activity begins with its phase."""
+        self.watch(variant, case, activity)
         phase, _, detail = activity.partition(" ")
         name = {"check": SET_UP, "launches": TRACES}.get(detail, phase)
         self.remaining.begin((case, name))
@@ -204,7 +254,8 @@ class Recorder:
         """Count a row; return False for a reason that is stored already."""
         if isinstance(row, Skipped):
             key = (row.variant, row.case, row.phase, row.method)
-            if key in self._skipped:
+            known = self._skipped.get(key)
+            if known and (row.status, known.status) != ("failed", "unavailable"):
                 return False
             self._skipped[key] = row
             if row.status == "failed" and row.phase and row.method is None:  # its times are invalid

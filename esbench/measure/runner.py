@@ -18,7 +18,7 @@ from esbench.measure.failure import Failure, classify
 from esbench.measure.float32_precision import precision, unsupported_reason
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Budget, Plan
-from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store
+from esbench.measure.recorder import Recorder, RunSummary, Stopwatch, Store, Watch, not_watched
 from esbench.measure.remaining_time import SET_UP, TRACES, RemainingTime
 from esbench.measure.timers import ClockError
 from esbench.measure.validation import ExactChecks
@@ -84,13 +84,15 @@ def resume(unfinished: Unfinished) -> store.Writer:
     return store.Writer(unfinished.path.parent.parent, unfinished.run.header, unfinished.kept_bytes)
 
 
-def run(
+def run(  # noqa: PLR0913  # the parts of a run
     plan: Plan,
     writer: store.Writer,
     progress: Show,
     instruments: Instruments,
     *,
     past: Run | None = None,
+    begun_s: float | None = None,
+    watch: Watch = not_watched,
 ) -> RunSummary:
     """Measure a plan; store its rows, and the end of the run even after an error.
 
@@ -102,11 +104,16 @@ def run(
         progress: shows the variant and phase that run now.
         instruments: the instruments of the plan's device.
         past: the earlier part of a resumed run.
+        begun_s: the current time minus the duration of the run so far, by default that of ``past``. What
+            exceeds that is charged to ``restarts``.
+        watch: announces each variant before it runs.
 
     """
     last = past.checkpoints[-1] if past and past.checkpoints else None
-    before_s, start_s = last.wall_s if last else 0.0, time.monotonic()
-    stopwatch = Stopwatch(spent_s=last.spent_s if last else None)
+    spent_s = dict(last.spent_s) if last else {}
+    if past and begun_s is not None:
+        spent_s["restarts"] = time.monotonic() - begun_s - sum(spent_s.values()) + spent_s.get("restarts", 0)
+    stopwatch = Stopwatch(spent_s=spent_s)
     status: Literal["complete", "interrupted", "failed"] = "interrupted"
     invalid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -121,6 +128,7 @@ def run(
             instruments,
             (*past.rows, *past.checkpoints) if past else (),
             stopwatch,
+            watch,
         )
         status = "failed" if summary.failed else "complete"
         stored, _ = store.read_run(writer.path)
@@ -130,12 +138,8 @@ def run(
         if not summary.measured and plan.end_s < math.inf:
             invalid = (*invalid, "nothing was measured within the time budget: ask for a longer one")
     finally:
-        end = RunEnd(
-            status=status,
-            wall_s=before_s + time.monotonic() - start_s,
-            invalid=invalid,
-            spent_s=dict(stopwatch.spent_s),
-        )
+        spent_s = dict(stopwatch.spent_s)
+        end = RunEnd(status=status, wall_s=sum(spent_s.values()), invalid=invalid, spent_s=spent_s)
         # If the disk is full, the error that ended the run is raised.
         with contextlib.suppress(OSError) if status == "interrupted" else contextlib.nullcontext():
             writer.write(end)
@@ -150,6 +154,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
     instruments: Instruments,
     past: Iterable[Record] = (),
     stopwatch: Stopwatch | None = None,
+    watch: Watch = not_watched,
 ) -> RunSummary:
     """Measure every case of a plan; store the rows of a phase as soon as it is complete.
 
@@ -161,7 +166,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
         DeviceLostError: the device no longer responds.
 
     """
-    recorder = Recorder(store, progress, past, stopwatch)
+    recorder = Recorder(store, progress, past, stopwatch, watch)
     checks = ExactChecks(plan.checks, plan.device, plan.seed)
     limit = memory.limit_memory() if plan.device == "cpu" else contextlib.nullcontext()
     with limit, _frozen_garbage():
@@ -177,6 +182,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
             recorder.done, later = sum(cells[:index]), order[index + 1 :]
             if recorder.is_done(case):
                 continue
+            recorder.give_up([entry.variant for entry in plan.entries_for(case)], case)
             if reason := unsupported_reason(case.dtype, plan.device):
                 unavailable = Failure("unavailable", reason)  # never measured in another dtype
                 reasons = [

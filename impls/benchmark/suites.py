@@ -64,6 +64,7 @@ SUITES = (
         # A graph cannot capture the generators of the stream ``block``.
         methods={"sample": ("eager",), "forward": ("graph",), "update": ("graph",), "step": ("eager",)},
         traced=("step",),
+        limit_s=300.0,
     ),
     Suite(
         name="quick",
@@ -120,6 +121,7 @@ SUITES = (
         phases=(*PHASES, QUALITY),
         cell_s=0.3,
         active=(),
+        limit_s=300.0,
     ),
     Suite(
         name="quality",
@@ -134,6 +136,7 @@ SUITES = (
         sweep="members",
         stop_s=4.0,
         active=(),
+        limit_s=300.0,
     ),
     Suite(
         name="binary",
@@ -146,6 +149,7 @@ SUITES = (
         variants=("Binary*", "Base", "Naive"),
         phases=(*PHASES, QUALITY),
         cell_s=0.5,
+        limit_s=300.0,
     ),
     Suite(
         name="gate",
@@ -187,6 +191,7 @@ SUITES = (
         sweep="out_channels",
         stop_s=120.0,
         active=(),
+        limit_s=300.0,
     ),
     Suite(
         name="unstored",

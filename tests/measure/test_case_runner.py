@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
@@ -130,6 +130,48 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", gone)
     free_memory()
     assert gone.called
+
+
+def test_the_variant_that_lost_the_device_is_announced() -> None:
+    """It is the one whose call failed in the rounds, not the first one with a row, and before all else."""
+    world, lost, watch = World(), Mock(return_value=False), Mock()
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def act(phase: Phase, number: int, turn: int, *, breaks: bool = False) -> object:
+        lost.return_value |= breaks and number > 12
+        return raising(error)(phase, number, turn) if lost() else torch.full((2,), float(turn))
+
+    entries = [FakeScheme("A", world, act=act), FakeScheme("Bad", world, act=partial(act, breaks=True))]
+    tools = dataclasses.replace(world.tools, alive=lambda: not lost())
+    plan = plan_of(*(scheme.entry() for scheme in entries), phases=("forward",))
+    with pytest.raises(DeviceLostError, match=r"responding after Bad: RuntimeError: CUDA"):
+        run_cases(plan, lambda _: None, lambda *_: None, tools, watch=watch)
+    bad, reason = entries[1].entry().variant, f"the device stopped responding (RuntimeError: {error})"
+    assert watch.mock_calls[-1] == call(bad, CASE, "forward", reason)
+    assert watch.mock_calls[-2] == call(bad, CASE, "forward")
+
+
+def test_a_resumed_run_without_a_variant_has_all_rows_of_the_others() -> None:
+    """A variant that has room now, as another one ended the process, is not lost to phases already stored."""
+    world = World(room_bytes=1000)
+    entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
+    _, whole = measure(*entries, world=world)
+    end = next(index for index, line in enumerate(whole) if isinstance(line, Checkpoint)) + 1
+    crash = Skipped(
+        variant=entries[0].variant, case=CASE, phase=None, status="failed", reason="the process ended"
+    )
+    _, rest = measure(*entries, world=world, past=[*whole[:end], crash])
+    assert {(row.variant.scheme, row.phase) for row in measurements(rest)} == {
+        ("B", "sample"),
+        ("B", "forward"),
+    }
+    # Another one that ended it in the set-up of two cases is not tried on the third.
+    others = [msgspec.structs.replace(CASE, members=members) for members in (16, 32)]
+    reason = "the process ended with SIGSEGV during forward check"
+    past = [msgspec.structs.replace(crash, case=case, reason=reason) for case in others]
+    _, rest = measure(*entries, world=world, past=past)
+    assert skipped(rest) == [("A", None, "failed", f"not tried again after 2 cases: {reason}")]
+    assert {row.variant.scheme for row in measurements(rest)} == {"B"}
 
 
 def test_times_are_kept_if_the_profiler_fails() -> None:

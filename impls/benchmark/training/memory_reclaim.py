@@ -242,5 +242,6 @@ suite(
         phases=("step", QUALITY),
         cell_s=10.0,
         active=(),
+        limit_s=600.0,
     )
 )

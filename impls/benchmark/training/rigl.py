@@ -343,5 +343,6 @@ suite(
         phases=("update", "step", QUALITY),
         cell_s=1.0,
         active=(),
+        limit_s=300.0,
     )
 )

@@ -235,5 +235,6 @@ suite(
         variants=("EagerModels", "WholeModel*", "SharedLayer*"),
         phases=(QUALITY,),
         active=(),
+        limit_s=600.0,
     )
 )

@@ -1,0 +1,237 @@
+"""A run under its supervisor: crashes and hangs cost their variant its rows, and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esbench import store, supervisor
+from esbench.errors import UserError
+from esbench.schema import Checkpoint, DevicePeak, Run
+from tests import synthetic
+from tests.fakes import CASE
+from tests.gate import gate_plugin
+
+ROOT = Path(__file__).parent.parent
+MEMBERS = (8, 16, 32)
+VARIANT = synthetic.BASE
+PEAK = DevicePeak(kind="copy", dtype="float32", amount=1.0, samples=(1.0,))
+
+PRELUDE = f"""
+import os, signal, subprocess, sys, time
+from esbench.schema import Case, Variant
+from esbench.supervisor import child
+child = child()
+VARIANT = Variant(scheme="A")
+CASE = Case(operator="Linear", out_channels=4, in_channels=4)
+def watch(activity="forward"):
+    child.watch(VARIANT, CASE, activity)
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+def end(code):
+    child.announce(code=code)
+    sys.exit(code)
+sys.path.insert(0, {str(ROOT)!r})
+"""
+
+
+def run_children(body: str) -> tuple[int, list[str]]:
+    """Run a command of a few lines under a supervisor; return its code and what the supervisor said."""
+    said: list[str] = []
+    return supervisor.run_children([sys.executable, "-c", PRELUDE + body], said.append), said
+
+
+def at_call(name: str, *body: str) -> str:
+    """Return the source of a variant that does this in its 40th call on the smallest case."""
+    lines = ("self.calls += 1", "if self.calls > 40 and self.case.members == 8:", *(f"    {x}" for x in body))
+    return gate_plugin.of(name, "sum(self, x)", *lines, "return x.sum(dim=0)")
+
+
+def deadly_plugin(*variants: str) -> str:
+    """Return the source of a plug-in of variants on cases of 8, 16 and 32 members."""
+    text = gate_plugin.plugin(gate_plugin.plain("TinyFirst"), *variants, gate_plugin.plain("TinyLast"))
+    text = text.replace("import os\n", "import asyncio\nimport ctypes\nimport os\nimport signal\n", 1)
+    text = text.replace("    noise_bytes = 0\n", "    noise_bytes = calls = 0\n", 1)
+    case = 'Case(operator="Tiny", out_channels=4, in_channels=4, members=members)'
+    return text.replace("cases=(CASE,)", f"cases=tuple({case} for members in {MEMBERS})", 1)
+
+
+def stored_in(folder: Path) -> Run:
+    """Return the one run in a folder."""
+    (run,), problems = store.read_results(folder)
+    assert not problems
+    return run
+
+
+def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> None:
+    """A crash, an exit, a kill and a hang are rows with their reasons; every other row is there."""
+    forward = "the process ended with {} during forward host"
+    killed = "the process ended with SIGKILL (out of memory?) during set-up"
+    deadly = {
+        at_call("TinyCrash", "ctypes.string_at(0)"): {8: forward.format("SIGSEGV")},
+        at_call("TinyExit", "os._exit(0)"): {8: forward.format("exit code 0")},
+        at_call("TinyHang", "time.sleep(1000)"): {8: "no progress for 8 s during forward host"},
+        at_call("TinyCancel", "raise asyncio.CancelledError"): {8: "CancelledError"},
+        at_call("TinyBase", "class Bad(BaseException):", "    __str__ = lambda _: 1 / 0", "raise Bad"): {
+            8: "Bad"
+        },
+        gate_plugin.of("TinyKill", "ready(self)", "os.kill(os.getpid(), signal.SIGKILL)"): {
+            8: killed,
+            32: killed,
+            16: f"not tried again after 2 cases: {killed}",
+        },
+    }
+    plugin = tmp_path / "deadly.py"
+    plugin.write_text(deadly_plugin(*deadly))
+    options = ("--suite", "tiny", "--device", "cpu", "--cell-limit", "8", "--out", str(tmp_path / "results"))
+    start_s = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "esbench", "run", *options, "--plugin", str(plugin)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    took_s = time.monotonic() - start_s
+    assert ended.returncode == 1, ended.stderr
+    run = stored_in(tmp_path / "results")
+    expected = {
+        (source.partition("class Tiny")[2].partition("(")[0], members): reason
+        for source, reasons in deadly.items()
+        for members, reason in reasons.items()
+    }
+    assert {(row.variant.name[4:], row.case.members): row.reason for row in run.skipped} == expected
+    times = Counter(
+        (row.variant.name[4:], row.case.members) for row in run.measurements if row.metric == "latency_ns"
+    )
+    names = ("First", "Last", *{name for name, _ in expected})
+    assert times == Counter((name, m) for name in names for m in MEMBERS if (name, m) not in expected)
+    assert run.device_peaks
+    assert run.end is not None
+    assert run.end.status == "failed"
+    assert 0.5 * took_s < run.end.wall_s < took_s
+    assert run.end.wall_s == pytest.approx(sum(run.end.spent_s.values()))
+    assert ended.stderr.count("the run goes on without it") == 5
+    assert ended.stderr.count("rows are stored in") == 1
+
+
+def test_a_crash_while_no_variant_runs_is_tried_once_more(tmp_path: Path) -> None:
+    """The second one ends the command with a line, also if it is that of a variant whose row is stored."""
+    second = f"flag = {str(tmp_path / 'flag')!r}\nif os.path.exists(flag): end(3)\nopen(flag, 'w').close()\n"
+    code, said = run_children(f"{second}crash()")
+    assert code == 3
+    assert said == ["the process ended with SIGSEGV while no variant ran: trying once more"]
+    with pytest.raises(
+        UserError, match="SIGSEGV while no variant ran, for the second time: `esbench doctor`"
+    ):
+        run_children("crash()")
+    with pytest.raises(UserError, match="for the second time"):
+        run_children("watch(); crash()")
+    with pytest.raises(UserError, match=r"after the run was stored in a\.jsonl"):
+        run_children("child.announce(path='a.jsonl', activity='tables'); crash()")
+    assert run_children("end(2)") == (2, [])
+    assert run_children("child.announce(code=0); crash()") == (0, [])  # as it exits: the command had ended
+
+
+def test_before_there_is_a_file_the_next_child_leaves_a_variant_out() -> None:
+    """A lost device is such a crash too, however the child ends after it."""
+    body = "if child.said.excluded == (VARIANT,): end(0)\n"
+    code, said = run_children(f"{body}child.watch(VARIANT, CASE, 'step', 'the device is lost'); end(2)")
+    assert (code, len(said)) == (0, 1)
+    assert said[0].endswith(": the device is lost during step; the run goes on without it")
+
+
+def test_a_budget_shortens_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading has no limit; a variant has until the end of the budget, but at least some seconds."""
+    now_s = time.monotonic()
+    said = supervisor.Announcement(start_s=0.0, said_s=now_s - 30)
+    assert not said.delay
+    busy = msgspec.structs.replace(said, variant=VARIANT, case=CASE)
+    assert not busy.delay
+    assert msgspec.structs.replace(busy, limit_s=20.0).delay == "no progress for 30 s"
+    assert not msgspec.structs.replace(busy, end_s=now_s + 100).delay
+    late = msgspec.structs.replace(busy, end_s=now_s - 5)
+    assert late.delay == "time budget of the run: no progress for 30 s"
+    monkeypatch.setattr(supervisor, "LEAST_LIMIT_S", 40.0)
+    assert not late.delay
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs, zombies aside."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for(path: Path) -> str:
+    """Wait until a file has a line; return it."""
+    for _ in range(3000):
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text().strip()
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child of its parent's death")
+@pytest.mark.parametrize("how", ["killed", "interrupted", "interrupted twice", "late"])
+def test_no_child_outlives_the_supervisor(tmp_path: Path, how: str) -> None:
+    """Ctrl-C reaches the child once, which may end in order; the second one and the limit kill it."""
+    pids, done = tmp_path / "pids", tmp_path / "done"
+    body = f"""
+child.announce(limit_s={0.5 if how == "late" else 100})
+def stop(*_):
+    if {how == "interrupted"}:
+        open({str(done)!r}, "a").write("stored\\n")
+        end(130)
+    open({str(done)!r}, "a").write("ignored\\n")
+signal.signal(signal.SIGINT, stop)
+if child.said.excluded: end(0)
+watch()
+other = subprocess.Popen(["sleep", "1000"])
+open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{other.pid}}\\n")
+while True: time.sleep(1)
+"""
+    command = [sys.executable, "-c", PRELUDE + body]
+    code = f"from esbench.supervisor import run_children; raise SystemExit(run_children({command!r}, print))"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    child, other = map(int, wait_for(pids).split())
+    try:
+        if how == "killed":
+            process.kill()
+        elif how != "late":
+            process.send_signal(signal.SIGINT)
+            assert wait_for(done) == ("stored" if how == "interrupted" else "ignored")
+        if how == "interrupted twice":
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == {"killed": -9, "late": 0}.get(how, 130)
+        remaining = {child} if how == "killed" else {child, other}
+        end_s = time.monotonic() + 10
+        while any(map(is_alive, remaining)):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        for pid in filter(is_alive, (child, other)):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_row_of_a_crash_is_kept_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """It follows the last checkpoint and completes nothing; the device peaks stay."""
+    row = synthetic.time_row(VARIANT, CASE, 1)
+    for stored in ((), (row, Checkpoint(case=CASE, group=0, phase="forward", wall_s=5.0))):
+        with store.Writer(tmp_path / str(len(stored)), synthetic.header()) as writer:
+            writer.write(PEAK, *stored, row)
+        supervisor.store_crash(writer.path, VARIANT, CASE, "it crashed")
+        run = store.read_unfinished(writer.path).run
+        assert [row.reason for row in run.skipped] == ["it crashed"]
+        assert len(run.measurements) == len(stored) // 2
+        assert run.device_peaks == (PEAK,)
+        assert (run.checkpoints[-1].group, run.checkpoints[-1].wall_s) == (-1, 5.0 * (len(stored) > 0))
