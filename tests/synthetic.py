@@ -59,13 +59,13 @@ def conv2d(width: int = 16, size: int = 64, members: int = 1024) -> Case:
 
 def changed(run: Run, **fields: object) -> Run:
     """Return the run with some of its fields, or fields of its header or environment, replaced."""
-    environment, header, own = (
+    environment, header, of_run = (
         {name: value for name, value in fields.items() if name in struct.__struct_fields__}
         for struct in (Environment, RunHeader, Run)
     )
     here = msgspec.structs.replace(run.header.environment, **environment)
     return msgspec.structs.replace(
-        run, header=msgspec.structs.replace(run.header, environment=here, **header), **own
+        run, header=msgspec.structs.replace(run.header, environment=here, **header), **of_run
     )
 
 

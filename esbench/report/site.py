@@ -39,7 +39,7 @@ _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", 
 
 
 def console_tables(run: Run) -> str:
-    """Return the text for a terminal: rankings, times of the forward, other figures."""
+    """Return the text for a terminal: rankings, times of the forward, other metrics."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
         shown = measured.time_sections(run, operator, "sample", "update", "step")
@@ -73,11 +73,10 @@ def render(
 ) -> tuple[list[Path], list[Problem]]:
     """Write the pages of a report; the same results give the same bytes.
 
-    In every format: ``<device>/<suite>/tables``, one per run, and ``published``; with LaTeX also
-    ``references.bib``. In Markdown also plots,
+    In every format there is a page ``<device>/<suite>/tables`` for each run (``<suite>-<dtype>`` for a run
+    with ``--dtype``) and a page ``published``. LaTeX also has ``references.bib``. Markdown also has plots,
     ``<device>/history.md`` for devices with enough runs, the studies (``accuracy.md``, ``digits.md``,
-    ``gate.md``, ``kernels.md``) and the web page ``index.html``. A run with ``--dtype`` has the page
-    ``<suite>-<dtype>``.
+    ``gate.md``, ``kernels.md``) and the web page ``index.html``.
 
     Returns:
         The files written, and the problems of reading and writing.
@@ -102,7 +101,7 @@ def render(
             written += _render_history(runs, out / shorten(device))
         except UserError as error:
             problems.append(Problem(out / shorten(device) / HISTORY, f"is not written: {error}", lost=False))
-    unread = [f"{lost_part.path.name}: {lost_part.within}" for lost_part in problems if lost_part.lost]
+    unread = [f"{problem.path.name}: {problem.within}" for problem in problems if problem.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
     written += render_page([*selected.pages.values(), *published], out, left_out)
     studies: tuple[Callable[[], list[Path]], ...] = (
@@ -135,15 +134,15 @@ def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)
-    for of_earlier_run in folder.glob("*.svg"):
-        of_earlier_run.unlink()
+    for old_plot in folder.glob("*.svg"):
+        old_plot.unlink()
     plots = {figure.write(folder / f"{stem}.svg"): figure.title for stem, figure in standard_figures(run)}
     images = "".join(f"{image(path.name, title)}\n\n" for path, title in plots.items())
     return [write_page(replace(page, above=images), style), *plots]
 
 
 def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """Write the history of a device, with a plot of the cases of many runs, if a case has enough runs.
+    """Write the history of a device, if a case has enough runs, with a plot of the cases of many runs.
 
     Raises:
         UserError: ruptures is not installed.

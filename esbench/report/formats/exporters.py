@@ -53,8 +53,8 @@ def export(run: Run, form: str) -> Export:
         metric = row.metric if isinstance(row, Measurement) else None
         rows.setdefault((row.variant, row.case, row.phase, metric, row.method), row)
     text, written = FORMATS[form](run, list(rows.values()))
-    of_failed = f"; withheld: {withheld} of variants that failed" if withheld else ""
-    return Export(text, f"{written} of {len(rows)}{of_failed}")
+    of_failures = f"; withheld: {withheld} of variants that failed" if withheld else ""
+    return Export(text, f"{written} of {len(rows)}{of_failures}")
 
 
 def unit(metric: str) -> str:
@@ -70,17 +70,17 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
     except ModuleNotFoundError as error:
         message = "this format needs pytest-benchmark: pip install pytest-benchmark"
         raise UserError(message) from error
-    measured = _measured(rows)
-    extra: dict[object, dict[str, float | None]] = {}
+    measured = _measurements(rows)
+    other_metrics: dict[object, dict[str, float | None]] = {}
     for row in measured:
         if unit(row.metric) != "ns":
-            extra.setdefault((row.variant, row.case, row.phase), {})[row.metric] = median(row)
+            other_metrics.setdefault((row.variant, row.case, row.phase), {})[row.metric] = median(row)
     benchmarks = []
     for row in (row for row in measured if unit(row.metric) == "ns"):
         params, stats = _parameters(row), Stats()  # type: ignore[no-untyped-call]  # the package has no hints
         for sample in _samples(row):
             stats.update(sample / _NS_PER_S)  # type: ignore[no-untyped-call]  # the same
-        figures = stats.as_dict()  # type: ignore[no-untyped-call]  # the same
+        statistics = stats.as_dict()  # type: ignore[no-untyped-call]  # the same
         benchmarks.append(
             {
                 "group": f"{params['case']}, {row.phase}, {params['metric']} ({params['method']})",
@@ -94,10 +94,10 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
                     "labels": _labels(run, row),
                     "stop": row.stop,
                     "warm_up": row.warm_up,
-                    **extra.get((row.variant, row.case, row.phase), {}),
+                    **other_metrics.get((row.variant, row.case, row.phase), {}),
                 },
                 "options": {},
-                "stats": {**figures, "data": stats.data, "iterations": 1},
+                "stats": {**statistics, "data": stats.data, "iterations": 1},
             }
         )
     here = run.header.environment
@@ -130,7 +130,7 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
 def github_action(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
     """Return medians of times and bytes for github-action-benchmark's tool ``customSmallerIsBetter``."""
     entries = []
-    for row in (row for row in _measured(rows) if unit(row.metric) in {"ns", "bytes"}):
+    for row in (row for row in _measurements(rows) if unit(row.metric) in {"ns", "bytes"}):
         samples = f"samples: {len(_samples(row))}, rounds: {len(row.samples)}"
         entry = {
             "name": _name(row),
@@ -138,7 +138,7 @@ def github_action(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
             "value": median(row),
             "extra": "\n".join([samples, one_line(origin(run)), *map(one_line, row.labels)]),
         }
-        if ends := interval(_independent(row)):
+        if ends := interval(_values_of_median(row)):
             entry["range"] = f"95 % interval {ends.low:.6g} to {ends.high:.6g}"
         entries.append(entry)
     return json.dumps(entries, indent=1, allow_nan=False) + "\n", f"rows of times and bytes: {len(entries)}"
@@ -164,7 +164,7 @@ def csv_table(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
         line["labels"] = "; ".join(_labels(run, row))
         if quantiles := spread(row):
             line |= {"median": quantiles.median, "p20": quantiles.p20, "p80": quantiles.p80}
-        if ends := interval(_independent(row)):
+        if ends := interval(_values_of_median(row)):
             line |= {"low": ends.low, "high": ends.high}
         lines.append(line)
     return comma_separated(_CSV_COLUMNS, lines), f"rows: {len(lines)}"
@@ -175,10 +175,10 @@ FORMATS: dict[str, Callable[[Run, Sequence[Row]], tuple[str, str]]] = {
     "github-action": github_action,
     "csv": csv_table,
 }
-"""Format -> the function that returns the text of the file, and which rows it has and how many."""
+"""Format -> function that returns the text of the file and its number of rows: ``rows of times: 12``."""
 
 
-def _measured(rows: Sequence[Row]) -> list[Measurement]:
+def _measurements(rows: Sequence[Row]) -> list[Measurement]:
     return [row for row in rows if isinstance(row, Measurement) and median(row) is not None]
 
 
@@ -210,7 +210,7 @@ def _samples(row: Measurement) -> list[float]:
     return [sample for visits in row.samples for sample in visits]
 
 
-def _independent(row: Measurement) -> list[float]:
+def _values_of_median(row: Measurement) -> list[float]:
     """Return the values whose median has an interval: medians of rounds, or a quality's replicates."""
     if row.phase == QUALITY:
         return _samples(row)

@@ -70,11 +70,11 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         ranked: the variants to show, by default all.
 
     """
-    every = rankings.of(case)
-    ranked = every if ranked is None else ranked
+    all_ranked = rankings.of(case)
+    ranked = all_ranked if ranked is None else ranked
     by_variant = {entry.variant: entry for entry in ranked}
-    reference, measured = dense(ranked), dense(every)
-    missing = f"{measured.label} is not among the requested variants" if measured else ""
+    reference, measured_dense = dense(ranked), dense(all_ranked)
+    missing = f"{measured_dense.label} is not among the requested variants" if measured_dense else ""
     notes = Footnotes()
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
@@ -100,14 +100,14 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
 
 
 def rate_cell(ranked: RankedVariant, trace: Trace | None = None) -> Cell | None:
-    """Return the rate of a variant, with "at least" if only a bound is known; None without a rate."""
+    """Return the cell of n_eff per ms: ``exact``, ``at least 12`` for a lower bound, None without a rate."""
     if ranked.rate is None:
         return None
     if ranked.is_exact:
         return Cell(EXACT)
     low, high = ranked.rate_interval or (None, None)
     return number_cell(
-        CellNumber(RATE_PER_MS, ranked.rate, trace, low, high, kind="number"), _template(ranked)
+        CellNumber(RATE_PER_MS, ranked.rate, trace, low, high, kind="number"), _bound_template(ranked)
     )
 
 
@@ -118,14 +118,14 @@ def ranking_columns(
     notes: Footnotes,
     no_reference: str = "",
 ) -> dict[str, Callable[[], Cell | None]]:
-    """Return, by heading, functions that build the cells of a variant and number its footnotes.
+    """Return the columns of a ranking: heading -> function that builds a cell and adds its footnotes.
 
     Args:
         grid: the times of a step.
         ranked: the variant.
         reference: dense noise, which rates are shown as multiples of, None if it is not shown.
         notes: the footnotes to add to.
-        no_reference: why dense noise is not shown although it was measured.
+        no_reference: why dense noise is not shown although the run has it.
 
     """
 
@@ -140,15 +140,17 @@ def ranking_columns(
         if ranked.rate is None:
             return None
         if reference is None or reference.rate is None:
-            why_not = no_reference if reference is None else _no_rate(reference)
+            why_not = no_reference if reference is None else _why_no_rate(reference)
             return Cell(notes.mark(NOTHING, why_not)) if why_not else None
         if single := next((each for each in (reference, ranked) if each.is_single), None):
-            return Cell(notes.mark(NOTHING, _single_round(single)))
+            return Cell(notes.mark(NOTHING, _why_no_multiple(single)))
         times = ranked.times(reference)
         if times is None:
             return None
         origin = trace(_RELATIVE, ranked.step, *ranked.law, reference.step, *reference.law)
-        return number_cell(CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _template(ranked))
+        return number_cell(
+            CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _bound_template(ranked)
+        )
 
     def max_bytes(row: Measurement | None) -> Cell | None:
         return number_cell(median_number(grid.run, row)) if row else None
@@ -160,10 +162,10 @@ def ranking_columns(
         RELATIVE_RATE: relative_rate,
         "n_eff": lambda: n_eff_cell("effective_members", ranked.effective, trace(_N_EFF, *ranked.law)),
         INTERVAL: lambda: n_eff_interval_cell(ranked.effective),
-        KEPT: lambda: _percent(ranked, trace(f"n_eff over the members, {_N_EFF}", *ranked.law)),
+        KEPT: lambda: _percent_cell(ranked, trace(f"n_eff over the members, {_N_EFF}", *ranked.law)),
         "kappa": lambda: estimate_cell("kappa", ranked.kappa, trace(_KAPPA, *ranked.law)),
-        STEP: lambda: _step(grid, ranked, notes),
-        COST: lambda: _cost(grid, ranked, notes),
+        STEP: lambda: _step_cell(grid, ranked, notes),
+        COST: lambda: _cost_cell(grid, ranked, notes),
         "noise (MB)": lambda: max_bytes(ranked.noise),
         PEAK_MEMORY: lambda: max_bytes(ranked.peak),
     }
@@ -179,7 +181,7 @@ def ranking_texts(
     return {heading: "" if text == NOTHING else text for heading, text in texts.items()}
 
 
-def _percent(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
+def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     if ranked.effective is None:
         return None
     members = ranked.case.members
@@ -193,7 +195,7 @@ def _percent(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     return number_cell(number, "at least {}" if is_bound else "{}")
 
 
-def _step(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
+def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
     if ranked.step is None or ranked.step_ns is None:
         return None
     number = median_number(grid.run, ranked.step)
@@ -203,24 +205,24 @@ def _step(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
     return number_cell(number, notes.mark("{}", note))
 
 
-def _cost(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
+def _cost_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
     if ranked.multiplier and ranked.is_single:
-        return Cell(notes.mark(NOTHING, _single_round(ranked)))
+        return Cell(notes.mark(NOTHING, _why_no_multiple(ranked)))
     number = multiple(grid, ranked.variant, ranked.case, TIME)
     return number_cell(number) if number else None
 
 
-def _no_rate(ranked: RankedVariant) -> str:
+def _why_no_rate(ranked: RankedVariant) -> str:
     why = one_line(ranked.skipped.reason) if ranked.skipped else "the run lacks its step or its quality"
     return f"{ranked.label} has no rate: {why}"
 
 
-def _single_round(ranked: RankedVariant) -> str:
+def _why_no_multiple(ranked: RankedVariant) -> str:
     why = f" ({one_line(ranked.step.stop)})" if ranked.step and ranked.step.stop else ""
     return f"no multiple: {ranked.label} has a single round of its step{why}"
 
 
-def _template(ranked: RankedVariant) -> str:
+def _bound_template(ranked: RankedVariant) -> str:
     return "at least {}" if ranked.effective and ranked.effective.is_bound else "{}"
 
 

@@ -35,11 +35,11 @@ def text(recommendation: Recommendation, *, tables: bool = False) -> str:
         table = ranking_section(ranking, case, recommendation.variants).text()
     elif without := len(recommendation.variants) - len(recommendation.ranked):
         table += f"\n{pluralize(without, 'candidate')} without a rate: see --tables for the reasons"
-    lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _lines(recommendation))
+    lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _sentences(recommendation))
     return "\n".join([table, "", *lines, ""])
 
 
-def _lines(recommendation: Recommendation) -> Iterator[str]:
+def _sentences(recommendation: Recommendation) -> Iterator[str]:
     part = recommendation.part
     if not recommendation.recommended:
         yield "No recommendation: no variant has a rate; see the table for the reasons."
@@ -64,11 +64,12 @@ def _lines(recommendation: Recommendation) -> Iterator[str]:
             other for other in recommendation.ranked if other.is_exact == ranked.is_exact
         ):
             yield f"It is {tied}: their intervals overlap."
-        members = _members(texts[ranked])
-        yield f"{members[0].upper()}{members[1:]}; a step takes {_step(texts[ranked])}."
+        members = _members_clause(texts[ranked])
+        yield f"{members[0].upper()}{members[1:]}; a step takes {_step_clause(texts[ranked])}."
     fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0)
     if fastest not in recommendation.recommended:
-        yield f"{fastest.label} is faster, {_step(texts[fastest])}, but {_members(texts[fastest])}."
+        step, members = _step_clause(texts[fastest]), _members_clause(texts[fastest])
+        yield f"{fastest.label} is faster, {step}, but {members}."
 
 
 def without_numbers(run: Run, case: Case) -> str:
@@ -82,7 +83,7 @@ def without_numbers(run: Run, case: Case) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _members(texts: Mapping[str, str]) -> str:
+def _members_clause(texts: Mapping[str, str]) -> str:
     """Return a clause on n_eff and kappa: ``its n_eff is 80 % of the members (kappa 0.25)``."""
     kept = texts[KEPT]
     clause = f"its n_eff is {kept} % of the members"
@@ -93,7 +94,7 @@ def _members(texts: Mapping[str, str]) -> str:
     return f"{clause} (kappa {texts['kappa'] or 'unknown'})"
 
 
-def _step(texts: Mapping[str, str]) -> str:
+def _step_clause(texts: Mapping[str, str]) -> str:
     return f"{texts[STEP]} ms" + (f", {texts[COST]} base" if texts[COST] else "")
 
 
@@ -116,23 +117,24 @@ def training_code(
     variants = [winner.variant for winner in winners.values()]
     case = next(iter(winners.values())).case
     imports: dict[str, set[str]] = {"impls": {"perturb"}}
-    unknown: dict[str, None] = {}
+    comments: dict[str, None] = {}
     for variant in variants:
         if variant in modules:
             imports.setdefault(modules[variant], set()).add(variant.scheme)
         else:
-            unknown[f"# {variant.scheme} is not registered: name its plug-in with --plugin"] = None
+            comments[f"# {variant.scheme} is not registered: name its plug-in with --plugin"] = None
     lines = [f"from {name} import {', '.join(sorted(names))}" for name, names in sorted(imports.items())]
-    lines += [*unknown, ""]
+    lines += [*comments, ""]
     # The most frequent scheme comes last, for all other layers.
     codes = {name: expression(winner.variant) for name, winner in winners.items()}
-    usual, _ = Counter(codes.values()).most_common(1)[0]
-    schemes = {glob.escape(name): code for name, code in codes.items() if code != usual} | {"*": usual}
+    default, _ = Counter(codes.values()).most_common(1)[0]
+    schemes = {glob.escape(name): code for name, code in codes.items() if code != default}
+    schemes["*"] = default
     arguments = [f"members={case.members}", f"sigma={case.sigma:g}"]
     if exclude:
         arguments.append(f"exclude={json.dumps([glob.escape(name) for name in exclude])}")
     if len(schemes) == 1:
-        lines += [f"population = perturb(model, {usual}, {', '.join(arguments)})"]
+        lines += [f"population = perturb(model, {default}, {', '.join(arguments)})"]
     else:
         lines += ["schemes = {", *(f"    {json.dumps(name)}: {code}," for name, code in schemes.items())]
         lines += ["}", f"population = perturb(model, schemes, {', '.join(arguments)})"]
