@@ -108,6 +108,10 @@ class Schedule:
             )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
+    def random_masks(self, weights: Mapping[str, Tensor], generator: Generator) -> dict[str, Tensor]:
+        """Return random masks of the weights that are not dense."""
+        return random_masks(weights, self.dense_allocation, self.sparsity_distribution, generator)
+
     def updates_at(self, step: int) -> bool:
         """Return whether entries move at a step; the first step is 1."""
         if self.static_topo or self.T_end is None:
@@ -288,7 +292,7 @@ class RigLScheduler:
             return
         self.schedule, self.step, self.updates = Schedule(**settings), 0, 0
         self.schedule.warn_if_nothing_moves()
-        masks = first_masks(self.schedule, self._weights, self._generator)
+        masks = self.schedule.random_masks(self._weights, self._generator)
         claim(claimed, self)
         self._start(masks, {})
 
@@ -381,18 +385,15 @@ class RigLScheduler:
         lines.append(f"step {self.step}, {self.updates} topology updates; entries move {moves}")
         return "\n".join(lines)
 
-    def apply_masks(self) -> None:
-        """Set the inactive entries of all weights to zero."""
+    def apply_masks(self, *_: object) -> None:
+        """Set the inactive entries of all weights to zero; called after each step of the optimizer."""
         for layer in self.layers:
             layer.apply_mask()
-
-    def _after_step(self, *_: object) -> None:
-        self.apply_masks()
 
     def _start(self, masks: Mapping[str, Tensor], accumulated: Mapping[str, Tensor]) -> None:
         """Apply masks and register hooks with the optimizer and the sparse weights."""
         self.close()
-        self._hooks.append(self._optimizer.register_step_post_hook(WeakHook(self._after_step)))
+        self._hooks.append(self._optimizer.register_step_post_hook(WeakHook(self.apply_masks)))
         self.layers = [ActiveWeights(name, self._weights[name], mask) for name, mask in masks.items()]
         for layer in self.layers:
             layer.accumulates = self.schedule.accumulates_after(self.step)
@@ -453,7 +454,7 @@ class RigLInBackward:
             message = "grad_accumulation_n has to be 1: no gradient outlives its backward pass"
             raise ValueError(message)
         weights, generator = sparsifiable(model), Generator().manual_seed(seed)
-        masks = first_masks(self.schedule, weights, generator)
+        masks = self.schedule.random_masks(weights, generator)
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
         self._layer_of = {layer.weight: layer for layer in self.layers}
         self.step = 0
@@ -550,13 +551,6 @@ def _unwrap(model: nn.Module) -> nn.Module:
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     plain = getattr(inner, "_orig_mod", inner)  # torch.compile has no public name for it
     return plain if isinstance(plain, nn.Module) else inner
-
-
-def first_masks(
-    schedule: Schedule, weights: Mapping[str, nn.Parameter], generator: Generator
-) -> dict[str, Tensor]:
-    """Return random masks with a schedule's density and distribution."""
-    return random_masks(weights, schedule.dense_allocation, schedule.sparsity_distribution, generator)
 
 
 def _warn_if_unchanged(step: int, names: Collection[str]) -> None:

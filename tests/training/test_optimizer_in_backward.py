@@ -313,26 +313,6 @@ def test_gradients_of_a_failed_pass_are_dropped(granularity: Granularity) -> Non
         assert alike(plain, model)
 
 
-@every_granularity
-def test_a_pass_after_which_no_step_is_possible_is_refused(granularity: Granularity) -> None:
-    """A second pass in a step and an error of the rule raise errors."""
-    model = mlp()
-    optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80)
-    backward(model, 0)
-    before = weights(model)
-    with pytest.raises(BackwardError, match=SECOND):
-        backward(model, 1)
-    assert equal(before, weights(model))
-    assert has_no_gradient(model)
-    optimizer.param_groups[0]["lr"] = "none"
-    with pytest.raises(TypeError):
-        train(model, optimizer)
-    optimizer.param_groups[0]["lr"] = 0.1
-    with pytest.raises(BackwardError, match=AFTER_ERROR):
-        optimizer.step()
-    train(model, optimizer)
-
-
 def test_nothing_leaks() -> None:
     """Model, parameters and optimizer are freed by reference counting, with a schedule, closed or not."""
     for granularity, closes in itertools.product(GRANULARITIES, (True, False)):

@@ -210,27 +210,6 @@ def test_dense_gradients_of_the_last_passes_decide_what_grows() -> None:
         torch.testing.assert_close(layer.accumulated, 2 * x.sum(0).expand(5, 6))
 
 
-def test_an_update_drops_the_smallest_weights_and_grows_where_gradients_are_largest() -> None:
-    """A dropped entry that is grown again at once keeps its value; other grown entries are zero."""
-    training = SparseTraining(alpha=1.0, _momentum=0.9)
-    training.run(last=4)
-    training.backward(4)
-    layers = training.scheduler.layers
-    gradients, old_masks = training.dense_gradients(4), training.masks
-    old_weights = [layer.weight.detach().clone() for layer in layers]
-    assert not training.scheduler()
-    fraction = training.scheduler.schedule.fraction(5)
-    for layer, gradient, weight, old_mask in zip(layers, gradients, old_weights, old_masks, strict=True):
-        count = int(fraction * layer.nonzero)
-        dropped = weight.abs().masked_fill(~old_mask, math.inf).flatten().topk(count, largest=False).indices
-        kept = old_mask.flatten().index_fill(0, dropped, value=False)
-        grown = gradient.abs().flatten().masked_fill(kept, -math.inf).topk(count).indices
-        expected = kept.index_fill(0, grown, value=True).view_as(weight)
-        assert torch.equal(layer.mask, expected)
-        assert set(dropped.tolist()) & set(grown.tolist())  # the case of entries that are grown again
-        assert torch.equal(layer.weight, weight * (old_mask & expected))
-
-
 def test_closures_work() -> None:
     """With closures gradients and weights are masked, and entries move where gradients are large."""
     training = SparseTraining(_momentum=0.9)
@@ -349,26 +328,6 @@ def test_inactive_entries_are_zero_whatever_their_gradient_is(bad: float) -> Non
     training.backward(1)
     training.optimizer.step()
     assert all(parameter.isfinite().all() for parameter in training.weights)
-
-
-def test_entries_grow_from_zero_after_all_active_ones_were_nan() -> None:
-    """The momentum of entries that are grown after a step with NaN is zero."""
-    training = SparseTraining(_momentum=0.9, alpha=1.0)
-    training.backward(0, scale=math.nan)
-    assert training.scheduler()
-    training.optimizer.step()
-    assert all(not layer.weight[~layer.mask].any() for layer in training.scheduler.layers)
-    old_masks = training.masks
-    for parameter in training.model.parameters():
-        parameter.data.nan_to_num_(nan=0.5)
-    training.scheduler.apply_masks()
-    for step in range(1, 5):
-        training.backward(step)
-        assert training.scheduler() == (step < 4)
-    for layer, old in zip(training.scheduler.layers, old_masks, strict=True):
-        grown = layer.mask & ~old
-        assert grown.any()
-        assert not training.optimizer.state[layer.weight]["momentum_buffer"][grown].any()
 
 
 @pytest.mark.parametrize("unscales", [True, False])

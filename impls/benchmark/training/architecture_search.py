@@ -19,7 +19,7 @@ from esbench.registry import REGISTRY
 from esbench.schema import Case
 from esbench.workload import WrongResultError
 from impls.benchmark import inputs
-from impls.benchmark.training.workload import case_of, check, gradients
+from impls.benchmark.training.workload import add_leaking_hooks, case_of, check, gradients
 from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, isolated
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
 
@@ -153,7 +153,7 @@ def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: O
     outcome.parameters += [weakref.ref(parameter) for parameter in model.parameters()]
     optimizer = None
     if candidate.leaky:
-        outcome.handles += _leaky_hooks(model)
+        outcome.handles += add_leaking_hooks(model, RULE)[1]
     else:
         optimizer = OptimizerInBackward(model, RULE, skip_nonfinite=False)
     if candidate.linked:
@@ -167,17 +167,6 @@ def _train(candidate: Search, widths: Widths, rows: Iterable[Tensor], outcome: O
             optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses)
-
-
-def _leaky_hooks(model: nn.Module) -> list[RemovableHandle]:
-    """Update inside the backward pass by the usual recipe, whose hooks reference their own parameters."""
-    optimizers = {parameter: RULE([parameter]) for parameter in model.parameters()}
-
-    def update(parameter: nn.Parameter) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    return [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
 
 
 def reference_losses(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

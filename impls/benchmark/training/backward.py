@@ -25,6 +25,7 @@ from impls.benchmark import inputs
 from impls.benchmark.training.workload import (
     AbstractStepWorkload,
     Trainer,
+    add_leaking_hooks,
     check,
     ensure,
     mean_square,
@@ -116,16 +117,14 @@ class StepInBackward(AbstractStep):
 @variant(operators=OPERATORS, source="PyTorch's tutorial on stepping in backward, as usually copied")
 @dataclass(frozen=True)
 class LeakingHook(AbstractStep):
-    """A hook that references its own parameter: the garbage collector misses the cycle, so models leak."""
+    """Hooks that reference their own parameters: the garbage collector misses the cycles, so models leak."""
 
     kernel: Kernel = "loop"
 
     @override
     def trainer(self, model: nn.Module, rule: Rule) -> Trainer:
-        optimizers = {parameter: rule([parameter]) for parameter in model.parameters()}
-        for parameter in optimizers:
-            parameter.register_post_accumulate_grad_hook(lambda updated: step_and_zero(optimizers[updated]))
-        return Trainer(model, lambda: None, list(optimizers.values()))
+        optimizers, _ = add_leaking_hooks(model, rule)
+        return Trainer(model, lambda: None, optimizers)
 
 
 class TiedPair(nn.Module):

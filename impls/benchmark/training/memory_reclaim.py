@@ -151,28 +151,20 @@ class Trial:
         }
 
 
-class PauseTimer:
-    """Measures the nanoseconds of garbage collections, as a callback of ``gc``, and of cache releases."""
-
-    def __init__(self) -> None:
-        """Start from 0."""
-        self.pause_ns = 0
-
-    def __call__(self, phase: str, _: Mapping[str, int]) -> None:
-        """Count the time from the start to the end of a collection."""
-        now_ns = time.perf_counter_ns()
-        self.pause_ns += -now_ns if phase == "start" else now_ns
-
-    def release_cache(self) -> None:
-        """Release torch's cache."""
-        self("start", {})
-        torch.cuda.empty_cache()
-        self("stop", {})
-
-
 def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
     """Train a population in this process, which should be fresh, and measure it."""
-    case, is_cuda = search.case, search.device.startswith("cuda")
+    case, is_cuda, pause_ns = search.case, search.device.startswith("cuda"), 0
+
+    def measure_pause(phase: str, _: object = None) -> None:
+        """Add the time from the start to the end of a garbage collection, as a callback of ``gc``."""
+        nonlocal pause_ns
+        pause_ns += time.perf_counter_ns() * (-1 if phase == "start" else 1)
+
+    def release_cache() -> None:
+        measure_pause("start")
+        torch.cuda.empty_cache()
+        measure_pause("stop")
+
     x = batches(case, search.device, search.seed)[0]
     # A first training loads what torch needs.
     warm_up = Search(case, search.device, search.seed)
@@ -181,14 +173,14 @@ def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
     torch.cuda.empty_cache()
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    before_bytes, timer = reset_peak(), PauseTimer()
+    before_bytes = reset_peak()
     held_bytes = torch.cuda.memory_allocated()
     start_ns = time.perf_counter_ns()
-    gc.callbacks.append(timer)
-    outcome = architecture_search.run(search, widths, x, timer.release_cache)
+    gc.callbacks.append(measure_pause)
+    outcome = architecture_search.run(search, widths, x, release_cache)
     if is_cuda:
         torch.cuda.synchronize()
-    gc.callbacks.remove(timer)
+    gc.callbacks.remove(measure_pause)
     wall_ns = time.perf_counter_ns() - start_ns
     resident_bytes = None if before_bytes is None else status_bytes("VmHWM") - before_bytes
     alive = outcome.alive
@@ -196,7 +188,7 @@ def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
     # Without CUDA, torch reports 0.
     return Trial(
         wall_ns=wall_ns,
-        pause_ns=timer.pause_ns,
+        pause_ns=pause_ns,
         alive=alive,
         alive_collected=outcome.alive,
         losses=tuple(outcome.losses.flatten().tolist()),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from esbench.schema import PHASES, Case, Phase, Work
@@ -124,6 +125,21 @@ def step_and_zero(optimizer: Optimizer) -> None:
     """Take an ordinary optimizer step and free the gradients."""
     optimizer.step()
     optimizer.zero_grad()
+
+
+def add_leaking_hooks(
+    model: nn.Module, rule: Callable[[list[nn.Parameter]], Optimizer]
+) -> tuple[list[Optimizer], list[RemovableHandle]]:
+    """Update inside the backward pass by the usual recipe, whose hooks reference their own parameters.
+
+    The garbage collector misses these cycles, so models leak until the returned handles are removed.
+    """
+    optimizers = {parameter: rule([parameter]) for parameter in model.parameters()}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda updated: step_and_zero(optimizers[updated]))
+        for parameter in optimizers
+    ]
+    return list(optimizers.values()), handles
 
 
 def case_of(
