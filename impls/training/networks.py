@@ -72,22 +72,12 @@ NETWORKS: Mapping[str, type[DigitsMLP | DigitsCNN]] = MappingProxyType(
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    """Return the shape of one row that a network reads.
-
-    Raises:
-        UserError: there is no such network.
-
-    """
+    """Return the shape of one row that a network reads."""
     return _network_class(name).features
 
 
 def untrained(name: str, seed: int = 0) -> nn.Module:
-    """Return a network with seeded weights N(0, 1 / fan in) and biases of zero, in float32 on the CPU.
-
-    Raises:
-        UserError: there is no such network.
-
-    """
+    """Return a network with seeded weights N(0, 1 / fan in) and biases of zero, in float32 on the CPU."""
     model, generator = _network_class(name)(), Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -102,10 +92,6 @@ def trained(name: str, seed: int = 0, steps: int = STEPS) -> nn.Module:
     """Return a copy of a network after a second or two of backpropagation, in float32 on the CPU.
 
     After the default number of steps the gradient has nearly vanished; after fewer it has not.
-
-    Raises:
-        UserError: there is no such network, or scikit-learn is not installed.
-
     """
     return copy.deepcopy(_trained(name, seed, steps))
 
@@ -125,12 +111,7 @@ def rows_for(model: nn.Module, x: Tensor) -> Tensor:
 
 @cache
 def digits() -> Digits:
-    """Return the images, shuffled by a fixed seed and split; do not write to them.
-
-    Raises:
-        UserError: scikit-learn is not installed.
-
-    """
+    """Return the images, shuffled by a fixed seed and split; do not write to them."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415  a second, and only digits need it
     except ModuleNotFoundError as error:

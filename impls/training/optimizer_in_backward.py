@@ -55,11 +55,9 @@ def owner_of(target: object) -> object | None:
 
 
 def claim(targets: Mapping[str, object], owner: object) -> None:
-    """Record an object as the owner of named parameters or optimizers; no reference keeps either alive.
+    """Record the owner of named parameters or optimizers, or raise ValueError if one has another owner.
 
-    Raises:
-        ValueError: one of them has an owner; nothing is recorded then.
-
+    Nothing is kept alive by this record.
     """
     owners = {name: owner_of(target) for name, target in targets.items()}
     if owned := {name: type(current) for name, current in owners.items() if current is not None}:
@@ -71,26 +69,16 @@ def claim(targets: Mapping[str, object], owner: object) -> None:
 
 
 class AbstractBackwardOptimizer(Optimizer):
-    """Takes an optimizer's place in a training loop and refuses calls that cannot work in backward.
-
-    Args:
-        names: the parameters that it updates, with their names in the model.
-
-    """
+    """Takes an optimizer's place in a training loop and refuses calls that cannot work in backward."""
 
     def __init__(self, names: Mapping[nn.Parameter, str]) -> None:
-        """Take the parameters; a subclass replaces the parameter groups."""
+        """Take the parameters with their names in the model; a subclass replaces the parameter groups."""
         super().__init__(list(names), {})
         self.names = names
 
     @abstractmethod
     def end_step(self) -> bool:
-        """End a step; return whether any parameter had a gradient in it.
-
-        Raises:
-            BackwardError: the backward pass failed, or the optimizer can no longer update the model.
-
-        """
+        """End a step; return whether a parameter had a gradient. Raise BackwardError if the pass failed."""
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no loss
@@ -270,12 +258,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self.state = self._ordinary.state
 
     def on_gradient(self, index: int) -> None:
-        """Record that a parameter's gradient has arrived; update the layer or bucket that it completes.
-
-        Raises:
-            BackwardError: the parameter already had a gradient in this step.
-
-        """
+        """Record that a parameter's gradient has arrived; update the layer or bucket that it completes."""
         if index in self._arrived:
             self._fail(
                 f"{self.names[self._trainable[index]]} has a second gradient in one step: the first one has "
@@ -375,11 +358,7 @@ def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", index: int, para
 class _Pending:
     """Indices of parameters whose gradients are ready and that are not yet updated.
 
-    Args:
-        layers: number of each parameter's layer; a layer's parameters are updated together.
-        sizes_bytes: size of each parameter's gradient.
-        bucket_bytes: complete layers wait until their gradients have this size.
-
+    The parameters of a layer are updated together, when the gradients of complete layers fill a bucket.
     """
 
     def __init__(self, layers: Sequence[int], sizes_bytes: Sequence[int], bucket_bytes: int) -> None:
@@ -456,15 +435,9 @@ def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
 
 
 def copy_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
-    """Return a copy of an optimizer's state without the names of the parameters.
+    """Return a copy of an optimizer's state without ``param_names``.
 
-    Args:
-        state: in torch's form, with or without ``param_names`` in its groups.
-        names: names of the parameters that each group must have, in this order.
-
-    Raises:
-        ValueError: the state has other parameters.
-
+    Raise ValueError unless its groups have parameters of these names (if it has names), in this order.
     """
     copied = copy.deepcopy({"state": state["state"], "param_groups": state["param_groups"]})
     sizes = [len(group["params"]) for group in copied["param_groups"]]

@@ -148,31 +148,17 @@ class WeakHook:
 
 
 class ActiveWeights:
-    """The mask of one weight in training, and the dense gradients that determine which entries grow.
-
-    Args:
-        name: the weight's name in the model.
-        weight: inactive entries become zero with :meth:`apply_mask`.
-        mask: bool, same shape; under torch.distributed the first rank's mask is used.
-
-    Attributes:
-        inactive: the inverted mask.
-        nonzero: number of active entries.
-        accumulates: whether backward passes add their dense gradients to ``accumulated``.
-        accumulated: sum of the dense gradients of the passes so far, None before the first pass.
-        pass_gradient: dense gradient of the current pass, before it is added to ``accumulated``.
-
-    """
+    """The mask of one weight in training, and the dense gradients that determine which entries grow."""
 
     def __init__(self, name: str, weight: nn.Parameter, mask: Tensor) -> None:
-        """Copy the mask to the weight's device; the weight itself is not modified yet."""
+        """Copy the mask (of the first rank) to the weight's device; the weight is not modified yet."""
         self.name, self.weight = name, weight
         self.mask = first_ranks_mask(mask.to(weight.device, copy=True))
         self.inactive = ~self.mask
         self.nonzero = int(self.mask.sum())
-        self.accumulates = False
-        self.accumulated: Tensor | None = None
-        self.pass_gradient: Tensor | None = None
+        self.accumulates = False  # whether backward passes add their dense gradients to ``accumulated``
+        self.accumulated: Tensor | None = None  # sum over the passes so far
+        self.pass_gradient: Tensor | None = None  # of the current pass, before it is added
 
     def watch(self) -> list[Any]:
         """Mask ``.grad`` in every backward pass, and add up dense gradients while ``accumulates`` is set.

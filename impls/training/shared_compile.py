@@ -42,12 +42,7 @@ class SilentlyEagerError(RuntimeError):
 
 
 class Graphs:
-    """A backend of ``torch.compile`` that counts graphs ``compiled``, and how often one ``ran``.
-
-    Args:
-        backend: name of the backend that compiles.
-
-    """
+    """A backend of ``torch.compile`` that counts graphs that were ``compiled``, and how often one ``ran``."""
 
     def __init__(self, backend: str = "inductor") -> None:
         """Start from 0."""
@@ -67,11 +62,9 @@ class Graphs:
         return count_and_run
 
     def check(self, model: nn.Module, inputs: Sequence[Tensor], expected: int) -> None:
-        """Run a model twice; the second run must use at least ``expected`` graphs and compile none.
+        """Run a model twice, the second time with at least ``expected`` graphs and without compiling.
 
-        Raises:
-            SilentlyEagerError: the model runs eagerly, at least in part, or compiles in every run.
-
+        Otherwise raise SilentlyEagerError.
         """
         model(*inputs)
         compiled, ran = self.compiled, self.ran
@@ -134,12 +127,7 @@ class SharedLayers:
         return model
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x [..., in] @ weight [out, in].T + bias [out].
-
-        Raises:
-            SilentlyEagerError: torch ran no graph.
-
-        """
+        """Return x [..., in] @ weight [out, in].T + bias [out]; raise SilentlyEagerError if no graph ran."""
         ran = self.graphs.ran
         with change_settings(self._settings):
             y = self._compiled(x, weight, bias)

@@ -82,15 +82,8 @@ def allocate(
 ) -> dict[str, int]:
     """Return the number of active entries of each weight: all but floor((1 - density of the layer) * size).
 
-    Args:
-        weights: by name, in model order.
-        density: share of all entries that are active.
-        distribution: ``uniform`` gives every layer this density, but leaves the first of several dense;
-            ``erk`` gives small layers a higher one, see :func:`erk`.
-
-    Raises:
-        ValueError: there are no weights.
-
+    ``uniform`` gives every layer the same density, but leaves the first of several dense; ``erk`` gives small
+    layers a higher one, see :func:`erk`. Raise ValueError if there are no weights.
     """
     if not weights:
         message = "the model has no linear or convolutional layer that could be made sparse"
@@ -189,14 +182,7 @@ def drop_and_grow(
 
 @torch.no_grad()
 def zero_changed(tensors: Sequence[Tensor], before: Tensor, after: Tensor) -> None:
-    """Set entries to zero in place unless they are active in both masks; the others keep every bit.
-
-    Args:
-        tensors: a weight and its per-entry optimizer state.
-        before: the previous mask.
-        after: the next mask.
-
-    """
+    """Set entries of a weight and its optimizer state to zero, in place, unless both masks have them."""
     changed = ~(before & after)
     for tensor in tensors:
         tensor.masked_fill_(changed, 0)

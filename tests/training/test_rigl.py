@@ -470,10 +470,7 @@ def train_rank(rank: int, folder: str) -> list[list[Tensor]]:
         training = SparseTraining(seed=rank, mask_seed=rank, growth=growth, _momentum=0.9)
         masks.append(training.masks)
         for step in range(21):
-            training.optimizer.zero_grad()
-            training.model(words(rows_from * rank + step)).square().mean().backward()
-            if training.scheduler():
-                training.optimizer.step()
+            training.step(rows_from * rank + step)
         masks.append(training.masks)
     torch.save(masks, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()

@@ -112,8 +112,7 @@ class CompileWorkload(AbstractTrainingWorkload):
         reason = "" if way == "eager" else refusal(device)
         require(not reason, reason)
         limit = None if scheme == WholeModel(limited=True) else LIMIT
-        search, widths = Search(case, device, seed), architectures(case, seed)
-        self._plan = Plan(search, way, widths, limit)
+        self._plan = Plan(Search(case, device, seed), way, architectures(case, seed), limit)
 
     @override
     def verify(self) -> None:
@@ -161,43 +160,53 @@ def quality_metrics(trial: Trial, way: Way) -> Iterator[QualityMetric]:
 
 def run_trial(plan: Plan) -> Trial:
     """Train a population in this process, which should be fresh, and measure it."""
-    search, case, device = plan.search, plan.search.case, plan.search.device
+    search = plan.search
     shared = SharedLayers(plan.backend, dynamic=plan.way == "dynamic", recompile_limit=plan.limit)
-    graphs = shared.graphs
-    x = batches(case, device, search.seed)[0]
-    measured: list[tuple[float, float, float, float]] = []
+    x = batches(search.case, search.device, search.seed)[0]
+    times_ns: list[tuple[float, ...]] = []
     losses: list[Tensor] = []
-    for number, widths in enumerate(plan.widths):
-        start_ns = time.perf_counter_ns()
-        plain = untrained(widths, case, device, search.seed + number)
-        model: nn.Module = plain
+    for number in range(len(plan.widths)):
         try:
             with change_settings(limits(plan.limit)):
-                if plan.way == "whole":
-                    model = cast("nn.Module", torch.compile(plain, backend=graphs))
-                elif plan.way != "eager":
-                    shared.replace(model)
-                step = _TrainingStep(plain, model, device)
-                times_ns = [step.measure(rows) for rows in x]
-                candidate_ns = float(time.perf_counter_ns() - start_ns)
-                losses.append(torch.stack(step.losses))
-                if plan.way != "eager":
-                    graphs.check(model, [x[0]], 1 if plan.way == "whole" else len(widths) - 1)
-                warm_ns = eager_ns = 0.0
-                if plan.timed:
-                    eager = untrained(widths, case, device, search.seed)
-                    eager_step = _TrainingStep(eager, eager, device)
-                    pairs = [(step.measure(x[0]), eager_step.measure(x[0])) for _ in range(WARM_UP + TIMED)]
-                    warm_ns, eager_ns = map(statistics.median, zip(*pairs[WARM_UP:], strict=True))
+                candidate_losses, *candidate_times_ns = _train_candidate(plan, number, shared, x)
         except SilentlyEagerError as error:
-            return Trial(graphs.compiled, eager=f"candidate {number} of {len(plan.widths)}: {error}")
-        measured.append((candidate_ns, max(0.0, sum(times_ns) - len(times_ns) * warm_ns), warm_ns, eager_ns))
+            message = f"candidate {number} of {len(plan.widths)}: {error}"
+            return Trial(shared.graphs.compiled, eager=message)
+        losses.append(candidate_losses)
+        times_ns.append(tuple(candidate_times_ns))
     try:
         check_losses(search, plan.widths, losses, x)
     except WrongResultError as error:
-        return Trial(graphs.compiled, wrong=str(error))
-    candidate, compiling, warm, plain_warm = zip(*measured, strict=True)
-    return Trial(graphs.compiled, candidate, compiling, warm, plain_warm)
+        return Trial(shared.graphs.compiled, wrong=str(error))
+    candidate_ns, compile_ns, step_ns, eager_step_ns = zip(*times_ns, strict=True)
+    return Trial(shared.graphs.compiled, candidate_ns, compile_ns, step_ns, eager_step_ns)
+
+
+def _train_candidate(
+    plan: Plan, number: int, shared: SharedLayers, x: Tensor
+) -> tuple[Tensor, float, float, float, float]:
+    """Return a candidate's losses and its times in the order of the fields of :class:`Trial`."""
+    search, widths, graphs = plan.search, plan.widths[number], shared.graphs
+    start_ns = time.perf_counter_ns()
+    plain = untrained(widths, search.case, search.device, search.seed + number)
+    model: nn.Module = plain
+    if plan.way == "whole":
+        model = cast("nn.Module", torch.compile(plain, backend=graphs))
+    elif plan.way != "eager":
+        shared.replace(model)
+    step = _TrainingStep(plain, model, search.device)
+    training_ns = sum(step.measure(rows) for rows in x)
+    candidate_ns = float(time.perf_counter_ns() - start_ns)
+    losses = torch.stack(step.losses)
+    if plan.way != "eager":
+        graphs.check(model, [x[0]], 1 if plan.way == "whole" else len(widths) - 1)
+    warm_ns = eager_ns = 0.0
+    if plan.timed:
+        eager = untrained(widths, search.case, search.device, search.seed)
+        eager_step = _TrainingStep(eager, eager, search.device)
+        pairs = [(step.measure(x[0]), eager_step.measure(x[0])) for _ in range(WARM_UP + TIMED)]
+        warm_ns, eager_ns = map(statistics.median, zip(*pairs[WARM_UP:], strict=True))
+    return losses, candidate_ns, max(0.0, training_ns - len(x) * warm_ns), warm_ns, eager_ns
 
 
 class _TrainingStep:

@@ -1,6 +1,6 @@
-"""Topology updates without training: one rule for dropping and growing weights, computed in several ways.
+"""Topology updates without training: RigL's rule for dropping and growing weights, computed in several ways.
 
-Weight, mask and gradients stay constant, so that every call finds the same scores; changed entries are zeroed
+Weight, mask and gradients stay constant, and every call makes the same choice: entries that change are zeroed
 in a second weight and a momentum that nothing reads.
 """
 
@@ -37,7 +37,7 @@ class AbstractTopology(ABC):
 @variant(mode="base", baseline=True, operators=OPERATORS)
 @dataclass(frozen=True)
 class MaskMultiply(AbstractTopology):
-    """One multiplication by the mask, of the gradient in place: a lower bound of any update."""
+    """Multiplies the gradient by the mask, in place: no update can be faster."""
 
     density: float = 0.1
 
@@ -49,7 +49,7 @@ class MaskMultiply(AbstractTopology):
 @variant(mode="naive", baseline=True, operators=OPERATORS, source="rigl-torch, rewritten")
 @dataclass(frozen=True)
 class FullSort(AbstractTopology):
-    """Two full sorts, int64 masks scattered from their order, and a count that waits for the device."""
+    """Two full sorts, masks of int64 that are scattered by rank, and a count that waits for the device."""
 
     density: float = 0.1
 
@@ -64,8 +64,8 @@ class FullSort(AbstractTopology):
 class PartialSelection(AbstractTopology):
     """Two partial selections by index; ``narrowed`` bounds them by a sample, which waits for the device.
 
-    On a CPU, torch selects through pairs of a value and an index, 16 bytes per candidate, which its allocator
-    does not count, so they are missing from every footprint; ``narrowed`` leaves few candidates.
+    On a CPU, torch's selection takes 16 bytes per candidate, for a value and an index, which no footprint
+    contains, as torch's allocator does not count them; ``narrowed`` leaves few candidates.
     """
 
     narrowed: bool = False
@@ -77,7 +77,7 @@ class PartialSelection(AbstractTopology):
 
 
 class TopologyWorkload(AbstractTrainingWorkload):
-    """Selects a new mask for a weight, by the gradients in the buffers, and zeroes changed entries."""
+    """Chooses a new mask of a weight by the gradients in the buffers, and zeroes the entries that changed."""
 
     phase: Phase = "update"
     reason = "a topology update has no other phase"
@@ -105,8 +105,7 @@ class TopologyWorkload(AbstractTrainingWorkload):
     def work(self, phase: Phase) -> Work | None:
         mask, weight = self._mask.nbytes, self._weight.nbytes
         if isinstance(self._scheme, MaskMultiply):
-            moved, output = 2 * weight + mask, weight
-            return Work(flops=self._weight.numel(), moved_bytes=moved, output_bytes=output)
+            return Work(flops=self._weight.numel(), moved_bytes=2 * weight + mask, output_bytes=weight)
         # Reads weight, gradient and mask; writes the next mask and the changed entries.
         return Work(flops=0, moved_bytes=2 * weight + 2 * mask, output_bytes=mask)
 
@@ -146,22 +145,24 @@ def _rank_mask(scores: Tensor, count: int) -> Tensor:
 
 
 def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor, count: int) -> None:
-    """Raise WrongResultError unless a mask follows RigL's rule; among equal scores any choice is right."""
-    magnitude, steepness = weight.abs().flatten(), gradient.abs().flatten()
-    active_before, active_after = before.flatten(), after.flatten()
-    active_count, active_count_after = int(before.sum()), int(after.sum())
-    is_same_kind = after.dtype is torch.bool and after.shape == before.shape
-    ensure(
-        is_same_kind and active_count_after == active_count,
-        f"{active_count_after} entries are active, before {active_count}",
-    )
-    stay = active_count - count
-    least = magnitude[active_before].topk(stay).values.min() if stay else torch.inf
-    largest_stay = bool(active_after[active_before & (magnitude > least)].all())
-    stayed = int((active_after & active_before & (magnitude >= least)).sum())
-    ensure(largest_stay and stayed >= stay, "an entry of large magnitude was dropped")
-    growable = ~active_before | (magnitude < least)
-    if count and bool((growable & active_after).any()) and bool((growable & ~active_after).any()):
-        worst, best = steepness[growable & active_after].min(), steepness[growable & ~active_after].max()
-        message = f"an entry with gradient {worst:.3g} was grown instead of one with {best:.3g}"
-        ensure(bool(worst >= best), message)
+    """Raise WrongResultError unless the mask ``after`` follows from the mask ``before`` by RigL's rule.
+
+    The ``count`` active entries of smallest |weight| are dropped, then as many inactive ones of largest
+    |gradient| are grown (Evci et al. 2020, algorithm 1). Among equal magnitudes any choice is right.
+    """
+    magnitudes, slopes = weight.abs().flatten(), gradient.abs().flatten()
+    was_active, is_active = before.flatten(), after.flatten()
+    active, active_after = int(before.sum()), int(after.sum())
+    is_mask = after.dtype is torch.bool and after.shape == before.shape
+    ensure(is_mask and active_after == active, f"{active_after} entries are active, before {active}")
+    kept = active - count
+    threshold = magnitudes[was_active].topk(kept).values.min() if kept else torch.inf
+    is_largest_kept = bool(is_active[was_active & (magnitudes > threshold)].all())
+    kept_after = int((is_active & was_active & (magnitudes >= threshold)).sum())
+    ensure(is_largest_kept and kept_after >= kept, "an entry of large magnitude was dropped")
+    growable = ~was_active | (magnitudes < threshold)
+    grown, not_grown = slopes[growable & is_active], slopes[growable & ~is_active]
+    if count and len(grown) and len(not_grown):
+        smallest, largest = grown.min(), not_grown.max()
+        message = f"an entry with gradient {smallest:.3g} was grown instead of one with {largest:.3g}"
+        ensure(bool(smallest >= largest), message)
