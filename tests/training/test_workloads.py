@@ -283,12 +283,20 @@ def test_metrics_of_sparse_training() -> None:
 
 
 def test_masks_of_sparse_products() -> None:
-    """They have equally many inputs per output, whole blocks, and two of every four inputs."""
-    generator, weight = Generator().manual_seed(0), torch.ones(8, 12)
+    """They have equally many inputs per output, whole blocks, and two of every four inputs.
+
+    A product of several blocks, more than a case of the suite has, is that of the dense weight.
+    """
+    generator, linear = Generator().manual_seed(0), nn.Linear(12, 8)
+    weight = linear.weight.detach()
     assert sparse_products.constant_fan_in_mask(weight, 0.25, generator).sum(1).tolist() == [3] * 8
-    blocks = sparse_products.block_mask(weight, 0.5, 4, generator).unflatten(1, (-1, 4)).unflatten(0, (-1, 4))
-    assert sorted(blocks.sum((1, 3)).flatten().tolist()) == [0] * 3 + [16] * 3
     assert (sparse_products.two_of_four_mask(weight, generator).unflatten(1, (3, 4)).sum(-1) == 2).all()
+    mask = sparse_products.block_mask(weight, 0.7, 4, generator)
+    block_sizes = mask.unflatten(1, (-1, 4)).unflatten(0, (-1, 4)).sum((1, 3))
+    assert sorted(block_sizes.flatten().tolist()) == [0] * 2 + [16] * 4
+    layer, x = sparse_products.BlockLinear(linear, mask, 4), torch.randn(5, 12, generator=generator)
+    assert torch.equal(layer.dense(), weight * mask)
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, weight * mask, linear.bias))
 
 
 def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> None:
