@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from esbench.registry import REGISTRY, load
-from esbench.report import captions
 from esbench.report.analysis import roofline
 from esbench.report.analysis.pivot import grids, operators
 from esbench.report.site import all_sections
@@ -75,18 +74,6 @@ def test_names_of_a_foreign_run_are_not_live() -> None:
     (section,) = time_sections(synthetic.run([*three(SMALL), time_row(bars, SMALL, 1.0)]), "Linear")
     tables = [line.replace("\\|", "") for line in section.markdown().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {3}
-
-
-def test_a_cell_has_the_first_clause_of_a_reason() -> None:
-    """A leading word for the place is dropped from the cell; the whole reason is below the table."""
-    for reason, clause in (
-        ("Linear: k = 2 is above the width: the weight has 1 input columns", "k = 2 is above the width"),
-        ("net.0: rank = 9 is too much", "rank = 9 is too much"),
-        ("stopped: out of memory already at members 256", "out of memory already at me…"),
-        ("time budget: members 64 took 9 s", "time budget"),
-        ("no room", "no room"),
-    ):
-        assert captions.shorten(reason) == clause
 
 
 def test_the_roofline_bound_is_the_longer_of_arithmetic_and_traffic() -> None:
