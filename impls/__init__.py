@@ -18,6 +18,7 @@ from impls.kernels.hadamard import FusedHadamard
 from impls.kernels.lowrank import FusedLowRank, FusedLowRankSign
 from impls.kernels.permuted import FusedPermuted
 from impls.kernels.sparse import FusedSparsePerturbed
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
@@ -46,6 +47,7 @@ __all__ = [
     "FusedSparsePerturbed",
     "Population",
     "PopulationNoise",
+    "UnsupportedError",
     "perturb",
 ]
 __all__ += impls.schemes.__all__

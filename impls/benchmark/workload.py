@@ -13,6 +13,7 @@ from typing_extensions import override
 from esbench.schema import Case, Phase, Work
 from esbench.workload import QualityMetric, UnavailableError, Workload, build
 from impls.benchmark import inputs, minimum_work
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality.kappa import Subject
@@ -161,5 +162,5 @@ class PopulationWorkload(Workload):
 def _population(scheme: AnyScheme, case: Case, device: str, seed: int) -> Workload:
     try:
         return PopulationWorkload(scheme, case, device, seed)
-    except ValueError as error:
+    except UnsupportedError as error:
         raise UnavailableError(str(error)) from error

@@ -19,6 +19,7 @@ from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import COUNTERS, Draw, as_uint32, draw_of, five_words, interleave, seed_of
 from impls.kernels.scheme import no_dtype_reason, no_kernels_reason
 from impls.kernels.tiling import block_size, member_parts
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import NoiseStream, PhiloxStream
 from impls.perturbation.scheme import check_count
 from impls.schemes.binary import OPERATORS, AbstractBitScheme, Binary, BinaryNoise, probabilities
@@ -318,7 +319,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
             message = (
                 f"{self}: its kernel draws by the counters of the stream philox, not {type(stream).__name__}"
             )
-            raise ValueError(message)  # noqa: TRY004  the stream is an option
+            raise UnsupportedError(message)
         # Raises where the stream cannot draw these shapes and members; nothing is drawn on meta.
         replace(stream, device=torch.device("meta")).words("bits", 8, *packed_shape(weight.shape))
         if weight.is_meta:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractDenseScheme, AbstractRowScheme, AnyScheme, TensorRef
@@ -129,7 +130,7 @@ class PerturbedLayer:
         """Pair a supported module with a scheme.
 
         Raises:
-            ValueError: the scheme does not support the module, or an option does not fit the weight's shape.
+            UnsupportedError: the scheme does not support the module, or an option does not fit the weight.
 
         """
         is_affine = isinstance(module, NORMALIZATIONS)
@@ -141,17 +142,17 @@ class PerturbedLayer:
                 f"{label}: {scheme} does not support {type(module).__name__}: use Binary() or "
                 "BinaryMixture() for BinarizedLinear and BinarizedConv2d, and other schemes for other layers"
             )
-            raise ValueError(message)
+            raise UnsupportedError(message)
         if reason := layer_scheme.supports(module):
             message = f"{label}: {layer_scheme}: {reason}"
-            raise ValueError(message)
+            raise UnsupportedError(message)
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), layer_scheme, groups, module)
         try:
             layer.sample(0, 0, range(1), device="meta")
-        except ValueError as error:
+        except UnsupportedError as error:
             message = f"{label}: {error}"
-            raise ValueError(message) from None
+            raise UnsupportedError(message) from None
         return layer
 
     def check_parameters(self) -> None:
@@ -344,14 +345,14 @@ def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, n
         exclude: glob patterns of module names.
 
     Raises:
-        ValueError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
+        UnsupportedError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
 
     """
     named = dict(model.named_modules())
     for pattern in exclude:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
             message = f"exclude={pattern!r} matches no module: {_suggest(pattern, named)}"
-            raise ValueError(message)
+            raise UnsupportedError(message)
     modules = {
         name: module
         for name, module in named.items()
@@ -366,14 +367,14 @@ def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, n
                     f"{name} is excluded, but {owners[id(parameter)]} has the same parameter: "
                     "exclude both or neither"
                 )
-                raise ValueError(message)
+                raise UnsupportedError(message)
     unsupported = {
         name: reason for name, module in modules.items() if (reason := _unsupported_reason(module))
     }
     if unsupported:
         listed = ", ".join(f"{name or 'the model itself'} ({reason})" for name, reason in unsupported.items())
         message = f"cannot perturb {listed}: pass exclude={list(unsupported)} to leave them unperturbed"
-        raise ValueError(message)
+        raise UnsupportedError(message)
     return modules
 
 
@@ -406,7 +407,7 @@ def perturbed_layers(
     Modules that share weight and bias make one layer with the name of the first.
 
     Raises:
-        ValueError: no pattern matches a module's name, or a pattern matches none.
+        UnsupportedError: no pattern matches a module's name, or a pattern matches none.
 
     """
     layers: dict[int, PerturbedLayer] = {}
@@ -425,11 +426,11 @@ def perturbed_layers(
                 f"{first.name} and {name} share a weight but not their bias: share the bias too, "
                 "use no bias, or exclude both"
             )
-            raise ValueError(message)
+            raise UnsupportedError(message)
     if unmatched:
         message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for all others) or exclude them"
-        raise ValueError(message)
+        raise UnsupportedError(message)
     if unused := [pattern for pattern in patterns if pattern not in used]:
         message = f"the scheme's pattern {unused[0]!r} matches no layer: {_suggest(unused[0], modules)}"
-        raise ValueError(message)
+        raise UnsupportedError(message)
     return list(layers.values())

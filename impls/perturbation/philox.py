@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from impls.perturbation.errors import UnsupportedError
+
 MASK = 0xFFFFFFFF
 """The 32 bits of a word, and the largest word."""
 
@@ -286,4 +288,4 @@ def _check_counter(name: str, counters: range) -> None:
     if counters and not (counters[0] >= 0 and counters[-1] <= MASK):
         invalid = counters[0] if counters[0] < 0 else counters[-1]
         message = f"{name} = {invalid} is outside the counter range, 0 to 2^32 - 1: draw fewer values"
-        raise ValueError(message)
+        raise UnsupportedError(message)

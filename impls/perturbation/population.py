@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.function_mode import MemberFunctionMode
 from impls.perturbation.layer import (
     LayerCall,
@@ -359,8 +360,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
             its noise inside a kernel, else ``block``.
 
     Raises:
-        ValueError: a number is out of range, a pattern matches nothing, or the model has parameters that
-            cannot be perturbed; the message names them.
+        UnsupportedError: the model has parameters that cannot be perturbed, a scheme does not support a
+            layer, or a pattern matches nothing; the message names them.
+        ValueError: a number is out of range.
 
     """
     check_count("members", members)
@@ -374,7 +376,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     layers = perturbed_layers(modules, patterns)
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
-        raise ValueError(message)
+        raise UnsupportedError(message)
     check_layer_names(
         STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias"))
     )
@@ -383,7 +385,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
             message = (
                 f"{layer.scheme} of layer {layer.name!r} does not support antithetic sampling: leave it out"
             )
-            raise ValueError(message)
+            raise UnsupportedError(message)
     return Population(
         model,
         layers,
@@ -399,14 +401,14 @@ def _schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str
     """Return schemes by name pattern; a single scheme matches all layers.
 
     Raises:
-        ValueError: a value is not a scheme.
+        UnsupportedError: a value is not a scheme.
 
     """
     patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
     for pattern, value in patterns.items():
         if not isinstance(value, AbstractScheme):
             message = f"the scheme for {pattern!r} must be an instance, as Permuted(), got {value!r}"
-            raise ValueError(message)  # noqa: TRY004  as for every bad argument
+            raise UnsupportedError(message)
     return patterns
 
 
@@ -414,7 +416,7 @@ def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str
     """Return ``name``, or if it is None ``philox`` if a scheme needs it, else ``block``.
 
     Raises:
-        ValueError: the named stream does not exist, or a scheme cannot draw from it.
+        UnsupportedError: the named stream does not exist, or a scheme cannot draw from it.
 
     """
     fused = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
@@ -422,10 +424,10 @@ def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str
         return "philox" if fused else "block"
     if name not in STREAMS:
         message = f"no stream {name!r}: use {' or '.join(map(repr, STREAMS))}"
-        raise ValueError(message)
+        raise UnsupportedError(message)
     if fused and name != "philox":
         message = f"{fused} draws its noise inside a kernel: use stream='philox' or none, not stream={name!r}"
-        raise ValueError(message)
+        raise UnsupportedError(message)
     return name
 
 

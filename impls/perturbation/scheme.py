@@ -63,7 +63,7 @@ class AbstractScheme(ABC, Generic[N]):
         """Draw the noise of the stream's members for a weight [g, o, i, *taps].
 
         Raises:
-            ValueError: an option does not fit the weight's shape.
+            UnsupportedError: an option does not fit the weight's shape.
 
         """
 

@@ -22,6 +22,7 @@ from esbench.registry import variant
 from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, channels_last, packed_shape, unpack_weights
 from impls.binary.products import weighted_sum
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
@@ -188,7 +189,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> BinaryNoise:
         if self.stored == "int8" and weight.dim() > 3:  # noqa: PLR2004  it has taps
             message = "stored='int8' does not support convolutions: use stored='bits' or stored='float'"
-            raise ValueError(message)
+            raise UnsupportedError(message)
         p = probabilities(weight)
         return BinaryNoise(p, 1.0, draw_bits(stream, "bits", bit_planes(p)))
 

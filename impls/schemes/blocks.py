@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.member_ops import append_axes, group_by_core, members_of_core, same_core_fraction
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
@@ -265,7 +266,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         """Return the number of blocks of an axis of ``width`` channels.
 
         Raises:
-            ValueError: all blocks would be kept, or none.
+            UnsupportedError: all blocks would be kept, or none.
 
         """
         count = min(self.blocks, width)
@@ -274,7 +275,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
                 f"p = {self.p} keeps none or all of {count} blocks, for {width} channels: "
                 "use p = 0.5, or more blocks if the layer has more channels"
             )
-            raise ValueError(message)
+            raise UnsupportedError(message)
         return count
 
     def _kept_fraction(self, width: int) -> float:

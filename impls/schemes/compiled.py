@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import REGISTRY, UnknownNameError, suggest, variant
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, AbstractWrapper, AnyScheme, TensorRef
@@ -68,7 +69,7 @@ class Compiled(AbstractWrapper[Noise]):
             raise UnknownNameError(message)
         if not isinstance(entry.scheme, AbstractScheme):
             message = f"{self}: {self.of} is a plain layer, not a scheme: name a variant that perturbs"
-            raise ValueError(message)  # noqa: TRY004  the name is wrong, not its type
+            raise UnsupportedError(message)
         return entry.scheme
 
     @property

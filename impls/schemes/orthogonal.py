@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import NoiseStream, piece_bytes
 from impls.schemes.lowrank import AbstractLowRank, Factors
 
@@ -67,7 +68,7 @@ class Orthogonal(AbstractLowRank):
         """Return the number of members of a round.
 
         Raises:
-            ValueError: the rank is above the number of pairs.
+            UnsupportedError: the rank is above the number of pairs.
 
         """
         pairs = weight[1:].numel()
@@ -76,7 +77,7 @@ class Orthogonal(AbstractLowRank):
                 f"rank = {self.rank} is above the {pairs} weights of a layer, or of a convolution's group, "
                 f"of shape {tuple(weight[1:])}: use a rank of at most {pairs}"
             )
-            raise ValueError(message)
+            raise UnsupportedError(message)
         return pairs // self.rank
 
     def _basis_columns(

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.member_ops import append_axes, take_channels
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
@@ -63,7 +64,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         groups, outputs, inputs, *taps = weight.shape
         if self.k > inputs:
             message = f"k = {self.k} is above the weight's {inputs} input columns: use a smaller k"
-            raise ValueError(message)
+            raise UnsupportedError(message)
         draw = stream.signs if self.values == "sign" else stream.normal
         values = draw("values", groups, self.k, outputs, *taps)
         return SparseNoise(

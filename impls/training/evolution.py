@@ -8,6 +8,7 @@ from torch import Generator, Tensor, nn
 
 from esbench.schema import Outcome, Recipe
 from esbench.workload import UnavailableError, trainer
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import perturbed_layers, trainable_modules
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
@@ -87,7 +88,7 @@ class PopulationTrainer:
             population = perturb(
                 model, scheme, members=recipe.members, sigma=recipe.sigma, antithetic=True, seed=seed
             )
-        except ValueError as error:
+        except UnsupportedError as error:
             raise UnavailableError(str(error)) from error
         x = networks.rows_for(model, data.train_x).to(device)
         y = data.train_y.to(device)

@@ -23,6 +23,7 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.profiler import Trace
 from esbench.registry import Entry
 from esbench.schema import Case, Measurement, Phase, Record, Skipped, Variant
+from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.schemes.dense import DenseNoise
 from tests.fakes import FakeClock, FakeScheme, World
@@ -333,6 +334,32 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
         assert words in failure_of(lines), cheat
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
     assert LATE in failure_of(measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed()))
+
+
+@dataclass(frozen=True, eq=False)
+class Refusing(impls.Perturbed):
+    """A scheme that raises an error when a population is made."""
+
+    error: ValueError = dataclasses.field(default_factory=ValueError)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        raise self.error
+
+
+def test_only_the_error_of_a_refusal_makes_a_scheme_unavailable() -> None:
+    """A mistake that raises ValueError is a failure of the variant; an UnsupportedError is a refusal."""
+    case = Case(operator="Linear", out_channels=4, in_channels=4, members=4)
+    for error, status, words in (
+        (ValueError("too many values to unpack"), "failed", "ValueError: too many values to unpack"),
+        (impls.UnsupportedError("k is too large"), "unavailable", "Linear: k is too large"),
+    ):
+        (row,) = (
+            row
+            for row in measured_here(case, "forward", Cheat=Refusing(error=error))
+            if isinstance(row, Skipped)
+        )
+        assert (row.status, row.reason) == (status, words)
 
 
 def test_equal_results_of_dropout_are_not_a_failure() -> None:
