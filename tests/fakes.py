@@ -12,7 +12,7 @@ import torch
 from esbench.measure.instruments import Instruments
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
-from esbench.measure.timers import Call, Visit
+from esbench.measure.timers import Call, Visit, keep_inputs
 from esbench.registry import Entry
 from esbench.schema import Case, Mode, Phase, Variant, Work
 from esbench.workload import build
@@ -43,10 +43,11 @@ class FakeClock:
         """Return the call unchanged."""
         return call
 
-    def visit(self, call: Call, calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
         """Return the times of the calls by this clock."""
         samples = []
         for _ in range(calls):
+            renew()
             start_s = self.now_s
             call()
             samples.append((self.now_s - start_s) * 1e9 * self._rng.uniform(1, 1 + self._jitter))

@@ -1,6 +1,6 @@
 """The timer study: its comparisons and goals, its file and page, and its measurement."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.errors import UserError
-from esbench.measure.timers import HostClock, Visit
+from esbench.measure.timers import Call, HostClock, Visit, keep_inputs
 from esbench.studies import timer_accuracy_run
 from esbench.studies.timer_accuracy import (
     AGREEMENT,
@@ -169,10 +169,11 @@ class FakeClock(HostClock):
         """Return the time."""
         return FakeClock.now_s
 
-    def visit(self, call: Callable[[], object], calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
         """Return the time of each call."""
         samples = []
         for _ in range(calls):
+            renew()
             start_s = FakeClock.now_s
             call()
             samples.append((FakeClock.now_s - start_s) * 1e9 * self.bias)

@@ -384,6 +384,7 @@ class CaseRunner:
             cell_s,
             is_baseline=is_baseline(entry),
             is_reference=is_reference(entry.variant),
+            renew=validation.InputRenewal(workload.inputs),
             conditions=self._read_conditions,
             before=partial(context.recorder.watch, entry.variant, self.case, phase),
             failed=partial(context.skipped_row, self.case, entry, phase),

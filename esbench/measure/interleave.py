@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import linear_regression, median
 
 from esbench.measure.failure import Failure, classify
-from esbench.measure.timers import Call, Clock, quiet
+from esbench.measure.timers import Call, Clock, keep_inputs, quiet
 from esbench.schema import Conditions
 from esbench.stats import interval
 
@@ -86,14 +86,16 @@ class TimedCall:
         *,
         is_baseline: bool = False,
         is_reference: bool = False,
+        renew: Call = keep_inputs,
         conditions: ReadConditions = no_conditions,
         before: Callable[[], object] = lambda: None,
         failed: Callable[[Failure], object] = lambda _: None,
     ) -> None:
         """Prepare a call that is sampled for about ``budget_s`` seconds.
 
-        ``before`` is called before each visit and ``conditions`` after it; an exception that ``conditions``
-        raises is the failure of this call. ``failed`` is called with it; what that raises ends the rounds.
+        ``renew`` is called before each timed call, ``before`` before each visit and ``conditions`` after it.
+        An exception of ``renew`` or ``conditions`` is the failure of this call. ``failed`` is called with it;
+        what that raises ends the rounds.
         """
         self.rounds: dict[str, list[tuple[float, ...]]] = {}
         self.positions: list[int] = []
@@ -106,7 +108,7 @@ class TimedCall:
         self._call = call
         self._clock = clock
         self._budget_s = budget_s
-        self._read_conditions = conditions
+        self._renew, self._read_conditions = renew, conditions
         self._before = before
         self._failed = failed
         self._warmed = WarmUp(0.0, calls=1)
@@ -141,8 +143,9 @@ class TimedCall:
         try:
             with quiet():
                 if self._warmed.calls > 1:
+                    self._renew()
                     self._call()
-                visit = self._clock.visit(self._call, self._warmed.calls)
+                visit = self._clock.visit(self._call, self._warmed.calls, self._renew)
             conditions = self._read_conditions()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)

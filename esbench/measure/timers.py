@@ -32,6 +32,10 @@ FIRST_BLOCK_NS, LONGEST_BLOCK_NS = 1e6, 20e6
 dispatch-bound."""
 
 
+def keep_inputs() -> None:
+    """Do nothing before a call, whose inputs stay as they are."""
+
+
 class ClockError(Exception):
     """A clock read an impossible value."""
 
@@ -91,8 +95,11 @@ class Clock(Protocol):
 
         """
 
-    def visit(self, call: Call, calls: int) -> Visit:
-        """Call ``calls`` times in a row; return the nanoseconds of each call."""
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
+        """Call ``calls`` times in a row; return the nanoseconds of each call.
+
+        ``renew`` is called before each call, and is not part of its time.
+        """
 
 
 class HostClock:
@@ -109,10 +116,11 @@ class HostClock:
         """Return the call unchanged."""
         return call
 
-    def visit(self, call: Call, calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
         """Return the nanoseconds of each of ``calls`` calls in a row."""
         samples = []
         for _ in range(calls):
+            renew()
             start = _host_ns()
             call()
             samples.append(_host_ns() - start)
@@ -176,25 +184,26 @@ class CudaClock:
 
         return replay
 
-    def visit(self, call: Call, calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
         """Return the nanoseconds of each of ``calls`` calls in a row, in each of the three passes."""
         device = self._device
         start_s = self.seconds()
         while len(self._pairs) < calls:
             self._pairs.append((device.event(), device.event()))
         reserved = device.reserved_bytes()
-        device.synchronize()
-        host = [self._issued_ns(call) for _ in range(calls)]
+        host = [self._issued_ns(call, renew) for _ in range(calls)]
         block_ns = min(BLOCK_MARGIN * (median(host) + self._issue_ns), LONGEST_BLOCK_NS)
-        warm, _ = self._device_ns(call, calls, block_ns, flush=False)
-        cold, bound = self._device_ns(call, calls, block_ns, flush=True)
+        warm, _ = self._device_ns(call, calls, renew, block_ns, flush=False)
+        cold, bound = self._device_ns(call, calls, renew, block_ns, flush=True)
         grown = device.reserved_bytes() > reserved
         self._streak.extend(start_s, self.seconds())
         samples = {"latency_ns": cold, "warm_latency_ns": warm, "host_latency_ns": tuple(host)}
         return Visit(samples, dispatch_bound=bound, grown=grown)
 
-    def _issued_ns(self, call: Call) -> int:
+    def _issued_ns(self, call: Call, renew: Call) -> int:
         """Return the nanoseconds in which the host issues a call to an idle device."""
+        renew()
+        self._device.synchronize()
         start = self._device.now_ns()
         call()
         issued_ns = self._device.now_ns() - start
@@ -202,12 +211,13 @@ class CudaClock:
         return issued_ns
 
     def _device_ns(
-        self, call: Call, calls: int, block_ns: float, *, flush: bool
+        self, call: Call, calls: int, renew: Call, block_ns: float, *, flush: bool
     ) -> tuple[tuple[float, ...], int]:
         """Return the device's nanoseconds of each call, and the number of dispatch-bound calls."""
         device, bound, around_ns = self._device, 0, []
         pairs = self._pairs[:calls]
         for start, end in pairs:
+            renew()
             device.spin(block_ns)
             issue = device.now_ns()
             if flush:

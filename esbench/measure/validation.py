@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import gc
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -44,6 +45,11 @@ DRAWS = 64
 
 DRAWING_PHASES = frozenset[Phase]({"sample", "step"})
 """Phases that draw noise; each call draws that of the next step."""
+
+NORMAL_ELEMENTS = 2**12
+"""The most elements of an input on a CPU that gets new normal numbers; a larger one gets random signs."""
+MIN_SIGNS = 64
+"""The least number of random signs."""
 
 ROUNDING = 0.02
 """The largest difference between two results of the same work in low precision, as a share of the norm."""
@@ -365,16 +371,55 @@ def _check_late_writes(
     return before
 
 
+class InputRenewal:
+    """Writes new values into inputs before they are read, so that stored results are of no use.
+
+    Calls read the inputs in turn, so that all are renewed together, before the first of them is read. Small
+    inputs get N(0, 1) numbers. In large ones on a CPU, where drawing takes long, columns change their sign at
+    random; rows do if there are few columns. The rows of integers are permuted.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Draw a random seed."""
+        self._buffers, self._calls, seed = buffers, 0, secrets.randbits(62)
+        devices = {buffer.device for buffer in buffers}
+        self._generators = {device: Generator(device).manual_seed(seed) for device in devices}
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Renew the inputs before every ``len(inputs)``-th call."""
+        if self._buffers and self._calls % len(self._buffers) == 0:
+            for buffer in self._buffers:
+                _renew(buffer, self._generators[buffer.device])
+        self._calls += 1
+
+
+def _renew(buffer: torch.Tensor, generator: Generator) -> None:
+    if not buffer.is_floating_point():
+        _permute_rows(buffer, generator)
+    elif buffer.device.type != "cpu" or buffer.numel() <= NORMAL_ELEMENTS:
+        buffer.normal_(generator=generator)
+    else:
+        has_columns = buffer[0].numel() >= MIN_SIGNS
+        shape = buffer.shape[1:] if has_columns else (len(buffer), *[1] * (buffer.dim() - 1))
+        signs = torch.randint(0, 2, shape, generator=generator, dtype=buffer.dtype)
+        buffer.mul_(signs.mul_(2).sub_(1))
+
+
+def _permute_rows(buffer: torch.Tensor, generator: Generator) -> None:
+    buffer.copy_(buffer[torch.randperm(len(buffer), generator=generator, device=buffer.device)])
+
+
 @contextlib.contextmanager
 def _replaced_inputs(buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Replace inputs inside the context: floats by seeded N(0, 1) numbers, integers by permuted rows."""
+    """Replace inputs inside the context: floats by N(0, 1) numbers, integers by permuted rows."""
     originals = [buffer.clone() for buffer in buffers]
-    for seed, buffer in enumerate(buffers):
-        generator = Generator(buffer.device).manual_seed(seed)
+    for buffer in buffers:
+        generator = Generator(buffer.device).manual_seed(secrets.randbits(62))
         if buffer.is_floating_point():
             buffer.normal_(generator=generator)
         else:
-            buffer.copy_(buffer[torch.randperm(len(buffer), generator=generator, device=buffer.device)])
+            _permute_rows(buffer, generator)
     try:
         yield
     finally:

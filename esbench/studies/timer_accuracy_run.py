@@ -12,7 +12,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
-from esbench.measure.timers import Call, Clock, HostClock, Visit, clocks
+from esbench.measure.timers import Call, Clock, HostClock, Visit, clocks, keep_inputs
 from esbench.progress import Show
 from esbench.schema import Environment
 from esbench.store import new_run_id
@@ -77,7 +77,7 @@ class TorchClock(HostClock):
 
     method = QUESTIONS[AGREEMENT].arms[1]
 
-    def visit(self, call: Call, calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:  # noqa: ARG002  a clock's interface
         """Time one block of calls with as many threads as the harness uses."""
         timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
         return Visit({LATENCY: (timer.timeit(calls).mean * 1e9,)})

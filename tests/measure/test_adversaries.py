@@ -337,6 +337,46 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class Lookup:
+    """A call that takes 100 us for an input with a new key, and 1 us for one whose result it has stored."""
+
+    world: World
+    buffers: tuple[Tensor, ...]
+    key_of: Callable[[Tensor], object]
+    seen: set[object] = dataclasses.field(default_factory=set)
+
+    def __call__(self, phase: Phase, number: int, turn: int) -> Tensor:
+        """Return a result that differs between inputs."""
+        del phase, number
+        key = self.key_of(self.buffers[(turn - 1) % 2])
+        self.world.clock.now_s += 1e-6 if key in self.seen else 1e-4
+        self.seen.add(key)
+        return result(turn)
+
+
+def test_a_stored_result_is_of_no_use() -> None:
+    """Each timed call reads new values: one that looks results up by content or version takes full time."""
+    for key_of in (
+        lambda x: tuple(x.flatten().tolist()),
+        lambda x: (x.data_ptr(), x._version),  # noqa: SLF001  a cheat may read it
+    ):
+        for buffers in (
+            (torch.randn(4, 3), torch.randn(4, 3)),
+            (torch.randn(2**12, 5), torch.randn(2**12, 5)),
+            (torch.arange(100).view(20, 5), torch.arange(100, 200).view(20, 5)),
+        ):
+            world = World()
+            world.clock.warm_up_s = (0.01, 0.1)
+            act = Lookup(world, buffers, key_of)
+            scheme = FakeScheme("Lookup", world, cost_s=0.0, inputs=buffers, act=act)
+            _, lines = measure(scheme.entry(), world=world, phases=("forward",))
+            (row,) = measurements(lines)
+            samples = [sample for visits in row.samples for sample in visits]
+            assert len(samples) > 100
+            assert min(samples) == pytest.approx(1e5)
+
+
+@dataclass(frozen=True, eq=False)
 class Refusing(impls.Perturbed):
     """A scheme that raises an error when a population is made."""
 

@@ -16,7 +16,7 @@ from esbench.measure.device_peaks import (
     cache_bytes,
     device_peaks,
 )
-from esbench.measure.timers import Call, HostClock, Visit
+from esbench.measure.timers import Call, HostClock, Visit, keep_inputs
 from esbench.workload import UnavailableError
 
 MIB = 2**20
@@ -30,7 +30,7 @@ class RatedClock(HostClock):
         self.flops_per_ns = flops_per_ns
         self.calls = 0
 
-    def visit(self, call: Call, calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:  # noqa: ARG002  a clock's interface
         """Call once, and return as many equal times as requested."""
         result = call()
         assert isinstance(result, torch.Tensor)

@@ -21,7 +21,7 @@ from esbench.measure.interleave import (
     interleave,
     warm_up,
 )
-from esbench.measure.timers import ClockError, HostClock, Visit, quiet
+from esbench.measure.timers import Call, ClockError, HostClock, Visit, keep_inputs, quiet
 from esbench.schema import Conditions
 from tests.fakes import CASE, FEWEST_ROUNDS, FakeClock, FakeScheme, FakeWorkload, World, raising
 
@@ -228,8 +228,8 @@ class LabellingClock(FakeClock):
     """A clock that reports for every visit one sample in which the device waited, and reserved memory."""
 
     @override
-    def visit(self, call: Callable[[], object], calls: int) -> Visit:
-        taken = super().visit(call, calls)
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
+        taken = super().visit(call, calls, renew)
         return Visit({**taken.samples, "warm_latency_ns": (1.0,) * calls}, dispatch_bound=1, grown=True)
 
 
@@ -237,7 +237,7 @@ class BackwardsClock(FakeClock):
     """A clock that runs backwards."""
 
     @override
-    def visit(self, call: Callable[[], object], calls: int) -> Visit:
+    def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
         return Visit({LATENCY: (-5.0,) * calls})
 
 

@@ -17,7 +17,7 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.plan import TRACES_SHARE, Budget
 from esbench.measure.profiler import ProfileError, Trace
 from esbench.measure.recorder import RunSummary, Stopwatch
-from esbench.measure.timers import Call, Visit
+from esbench.measure.timers import Call, Visit, keep_inputs
 from esbench.schema import Run, Skipped
 from tests import synthetic
 from tests.fakes import CASE, FakeClock, FakeScheme, World
@@ -56,9 +56,9 @@ def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path, monkeypatch
     world, log = World(), []
 
     class LoggingClock(FakeClock):
-        def visit(self, call: Call, calls: int) -> Visit:
+        def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
             log.append("time")
-            return super().visit(call, calls)
+            return super().visit(call, calls, renew)
 
     world.clock = LoggingClock()
 
