@@ -1,6 +1,7 @@
 """Inputs of a case: its dtype, its plain layer, and buffers of rows that calls read in turn."""
 
 import itertools
+import secrets
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
@@ -152,14 +153,15 @@ def random_bits(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
     )
 
 
-def refill(case: Case, tensors: Iterable[Tensor], seed: int) -> None:
-    """Write new random values into rows of a case, in place."""
-    for turn, tensor in enumerate(tensors):
+def refill(case: Case, tensors: Iterable[Tensor]) -> None:
+    """Write new values into rows of a case, in place; nobody can predict them."""
+    for tensor in tensors:
+        seed = secrets.randbits(62)
         if is_packed(case):
             shape = (*tensor.shape[:-1], case.in_channels)
-            tensor.copy_(random_bits(*shape, device=str(tensor.device), seed=seed + turn)[0])
+            tensor.copy_(random_bits(*shape, device=str(tensor.device), seed=seed)[0])
         else:
-            tensor.normal_(generator=Generator(tensor.device).manual_seed(seed + turn))
+            tensor.normal_(generator=Generator(tensor.device).manual_seed(seed))
 
 
 def rows(case: Case, device: str, seed: int) -> tuple[Tensor, ...]:

@@ -3,8 +3,7 @@
 Layers are measured as they are trained, through :func:`impls.perturbation.population.perturb`.
 """
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +18,9 @@ from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality.kappa import Subject
 from impls.quality.metrics import digits_metrics, quality_metrics
 from impls.verify import checks, reference
+
+CHECKED_LEARNING_RATE = 64.0
+"""Large, so that a step changes low-precision weights by more than their rounding."""
 
 
 class PopulationWorkload(Workload):
@@ -87,20 +89,25 @@ class PopulationWorkload(Workload):
             model, features = self._population.model, inputs.features(self._case)
             bits = self._case.in_channels if inputs.is_packed(self._case) else None
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
+            self._check_step(range(self._case.members))
             return
-        members, eps = self._checked_members("verify"), inputs.eps_of(self._case)
+        members, eps = [*reference.random_members(self._case.members)], inputs.eps_of(self._case)
         reference.check_forward(self._population, self._x.items[0], members, eps)
         reference.check_update(self._population, self._x.items[0], members, eps)
 
     @override
     def confirm(self, phase: Phase) -> None:
-        members, eps = self._checked_members("confirm"), inputs.eps_of(self._case)
+        count, eps = self._case.members, inputs.eps_of(self._case)
         if phase == "forward":
-            inputs.refill(self._case, self._x.items, self._seed + 5)
+            inputs.refill(self._case, self._x.items)
             self._x.restart()
+            members = reference.random_members(count)  # drawn after the call
             reference.check_forward(self._population, self._x.items[0], members, eps, self._forward)
         elif phase == "update":
-            reference.check_update(self._population, self._x.items[0], members, eps, self._gradients_of)
+            x = self._x.items[0]
+            reference.check_update(self._population, x, range(count), eps, self._gradients_of)
+        elif phase == "step":
+            self._check_step(reference.random_members(count))
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
@@ -119,11 +126,23 @@ class PopulationWorkload(Workload):
         parameters = self._population.model.named_parameters()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
-    def _checked_members(self, occasion: str) -> list[int]:
-        """Return the members to check: the first, the last and two random ones."""
-        count = self._case.members
-        rng = random.Random(f"{self._seed} {self._case.label} {occasion}")  # noqa: S311  # not a secret
-        return sorted({0, count - 1, *rng.sample(range(count), min(2, count))})
+    def _check_step(self, members: Iterable[int]) -> None:
+        """Check a whole step on new inputs, at a random step and with a large learning rate."""
+        inputs.refill(self._case, self._x.items)
+        self._x.restart()
+
+        def take_step(step: int) -> object:
+            self._step_number *= 0  # in place, see enter()
+            self._step_number += step
+            return self._step()
+
+        (group,) = self._optimizer.param_groups
+        group["lr"] = CHECKED_LEARNING_RATE
+        try:
+            x, eps = self._x.items[0], inputs.eps_of(self._case)
+            reference.check_step(self._population, x, members, eps, take_step, CHECKED_LEARNING_RATE)
+        finally:
+            group["lr"] = inputs.LEARNING_RATE
 
     def _sample(self) -> PopulationNoise:
         noise = self._population.sample(self._step_number)
@@ -145,7 +164,8 @@ class PopulationWorkload(Workload):
         noise = self._sample()
         y, record = self._population.call_with_activations(self._x.take(), noise)
         repeats = self._case.repeats // 2 if self._case.antithetic else self._case.repeats
-        scores = y.float().flatten(1).mean(1).view(-1, repeats, self._case.members).mean(1).flatten()
+        wide = y.to(torch.promote_types(torch.float32, y.dtype))
+        scores = wide.flatten(1).mean(1).view(-1, repeats, self._case.members).mean(1).flatten()
         utilities = scores - scores.mean()
         self._population.update(noise, utilities, record, validate=False)
         self._optimizer.step()

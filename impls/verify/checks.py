@@ -15,7 +15,14 @@ from esbench.workload import WrongResultError
 from impls.binary import bits
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.verify.reference import check_close, check_forward, check_update, compute_update, to_float64
+from impls.verify.reference import (
+    check_close,
+    check_forward,
+    check_update,
+    compute_update,
+    random_step,
+    to_float64,
+)
 
 STEPS = 48
 """Number of steps over which moments of the noise are estimated."""
@@ -76,8 +83,9 @@ def check(setting: Setting) -> None:
     x = setting.rows(members * repeats)
     for antithetic in (False, True) if setting.scheme.supports_antithetic else (False,):
         population = setting.population(members, antithetic=antithetic)
-        check_forward(population, x, range(members))
-        check_update(population, x, range(members))
+        step = random_step()
+        check_forward(population, x, range(members), step=step)
+        check_update(population, x, range(members), step=step)
     check_purity(setting)
     check_independence(setting)
     check_moments(setting)

@@ -1,50 +1,102 @@
-"""The reference implementation of a population's forward and update, computed from dense noise.
+"""The reference implementation of a population's forward, update and step, computed from dense noise.
 
 The forward runs the plain model on one row with its member's effective weight. The update is the sum over
-members of utility times dense E_m; for schemes that learn from rows autograd computes it, row by row.
+members of utility times dense E_m; for schemes that learn from rows autograd computes it. Where the dense
+noise of all members is too large, the update is compared with the forward instead, see
+:func:`_check_product`. Members, utilities and step numbers are random, and drawn after the noise.
 """
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
 
 from esbench.workload import WrongResultError
 from impls.perturbation.layer import PerturbedLayer
+from impls.perturbation.noise import piece_bytes, pieces
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
+
+REDRAWN_BYTES = {"cpu": 2**26, "cuda": 2**28}
+"""Bytes of a piece of dense noise that is not stored, where a small piece may draw a whole block again."""
+
+CONVERTED = 2**20
+"""Numbers that are converted to float64 at a time, so that they stay in a cache."""
+
+MAX_DENSE = {"cpu": 2**26, "cuda": 2**30}
+"""The most numbers of dense noise of all members from which an update is computed."""
+
+STEPS = 2**31
+"""Step numbers that are checked are below this one."""
+
+ROUNDINGS = 8
+"""The allowed error of each output in :func:`_check_product`, in multiples of its rounding."""
+
+DRAWN_MEMBERS, DRAWN_STEPS = 64, 16
+"""Noise has to differ in one of so many members and steps: few masks of dropout are often equal."""
+
+
+def random_members(count: int) -> Iterator[int]:
+    """Yield the first member, the last and two random ones, which are drawn when the iteration begins."""
+    yield from sorted({0, count - 1, *secrets.SystemRandom().sample(range(count), min(2, count))})
+
+
+def random_step() -> int:
+    """Return the number of a step after the first."""
+    return 1 + secrets.randbelow(STEPS - 1)
+
+
+def random_generator(device: torch.device | str = "cpu") -> Generator:
+    """Return a generator with a random seed."""
+    return Generator(device).manual_seed(secrets.randbits(63))
 
 
 @torch.no_grad()
-def check_forward(
+def check_forward(  # noqa: PLR0913, PLR0917  the call, and what is checked
     population: Population,
     x: Tensor,
     members: Iterable[int],
     eps: float | None = None,
     forward: Callable[[], object] | None = None,
+    step: int = 0,
 ) -> None:
     """Check the rows of some members against the plain model with each member's effective weights.
 
     The reference is computed in float64. The error may be at most twice that of the reference implementation
-    in the model's dtype, see :func:`compare`.
+    in the model's dtype, see :func:`check_close`.
 
     Args:
         population: the population.
         x: rows [repeats * members, ...].
-        members: the members to check.
-        eps: see :func:`compare`.
-        forward: the call to check, which evaluates x with the noise of step 0; by default the population's.
+        members: the members to check; an iterator is read after the call.
+        eps: see :func:`check_close`.
+        forward: the call to check, which evaluates x with the noise of the step; by default the population's.
+        step: the step.
 
     Raises:
         WrongResultError: outputs are missing, not finite or wrong, or the call changed the model.
 
     """
-    model, noise = population.model, population.sample(0)
+    model, noise = population.model, population.sample(step)
     y = _run_without_side_effects(model, forward or (lambda: population(x, noise)))
+    _check_outputs("forward", population, noise, x, y, members, eps)
+
+
+def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation and its result
+    name: str,
+    population: Population,
+    noise: PopulationNoise,
+    x: Tensor,
+    y: Tensor,
+    members: Iterable[int],
+    eps: float | None,
+) -> None:
+    """Check the outputs y of the rows x of some members."""
+    model, model_float64 = population.model, to_float64(population.model)
     repeats = x.shape[0] // population.members
     expected, narrow, rows = [], [], []
-    model_float64 = to_float64(model)
     for member, repeat in itertools.product(members, range(repeats)):
         row = repeat * population.members + member
         sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
@@ -55,9 +107,9 @@ def check_forward(
         rows.append(row)
     shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
     if y.shape != shape:
-        message = f"forward returned shape {tuple(y.shape)}, expected {tuple(shape)}"
+        message = f"{name} returned shape {tuple(y.shape)}, expected {tuple(shape)}"
         raise WrongResultError(message)
-    check_close("forward", y[rows], torch.cat(expected), torch.cat(narrow), eps)
+    check_close(name, y[rows], torch.cat(expected), torch.cat(narrow), eps)
 
 
 def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -> Tensor:
@@ -82,62 +134,260 @@ def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -
 
 
 @torch.no_grad()
-def check_update(
+def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
     population: Population,
     x: Tensor,
     members: Sequence[int],
     eps: float | None = None,
     update: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
+    step: int = 0,
 ) -> None:
-    """Check the gradient of an update against that computed from dense noise.
+    """Check the gradient of an update against that computed from dense noise, for random utilities.
 
     Members that are not checked have utility 0.
 
     Args:
         population: the population.
         x: rows [repeats * members, ...]; only schemes that learn from rows read them.
-        members: the members to check.
-        eps: see :func:`compare`.
+        members: the members to check; a range of all members is checked in pieces.
+        eps: see :func:`check_close`.
         update: the function to check. It takes utilities and returns gradients by parameter name, for the
-            noise of step 0. By default it is the population's update.
+            noise of the step. By default it is the population's update.
+        step: the step.
 
     Raises:
         WrongResultError: the update is missing, not finite or wrong.
 
     """
-    noise = population.sample(0)
+    noise = population.sample(step)
+    device = population.layers[0].weight.device
     sides = 2 if population.antithetic else 1
     utilities = torch.zeros(sides, population.members, dtype=torch.float64)
-    utilities[:, list(members)] = torch.randn(
-        sides, len(members), dtype=torch.float64, generator=Generator().manual_seed(2)
-    )
-    signed = utilities[0] - utilities[1] if population.antithetic else utilities[0]
+    values = torch.randn(sides, len(members), dtype=torch.float64, generator=random_generator())
+    utilities[:, list(members)] = values
+    utilities = utilities.to(device)
+    if update:
+        utilities = utilities.float().double()  # a timed update reads float32
+        gradients = update(utilities)
+    else:
+        learns_from_rows = any(layer.learns_from_rows for layer in population.layers)
+        record = population.call_with_activations(x, noise)[1] if learns_from_rows else None
+        gradients = compute_update(population, noise, utilities, record)
+    _check_gradients("update", population, noise, x, gradients, (utilities, utilities), eps, members)
+
+
+@torch.no_grad()
+def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
+    population: Population,
+    x: Tensor,
+    members: Iterable[int],
+    eps: float | None,
+    take_step: Callable[[int], object],
+    learning_rate: float,
+) -> None:
+    """Check a step of training: noise, forward, utilities, update and gradient descent.
+
+    A utility is the mean output of a member's rows, less the mean over all members. Weights are restored.
+
+    Args:
+        population: the population.
+        x: rows [repeats * members, ...].
+        members: the members whose outputs are checked; an iterator is read after the call. The update is
+            checked for all members.
+        eps: see :func:`check_close`.
+        take_step: the call to check. It takes the number of a step and the rows x, and returns the outputs.
+        learning_rate: that of the step. If it is large, rounding of low-precision weights hides no error.
+
+    Raises:
+        WrongResultError: the noise does not vary, or outputs or weights are wrong.
+
+    """
+    parameters = {name: p.detach() for name, p in population.model.named_parameters()}
+    before = {name: value.clone() for name, value in parameters.items()}
+    step = random_step()
+    y = take_step(step)
+    changes = {}
+    for name, value in parameters.items():
+        changes[name] = ((before[name].double() - value.double()) / learning_rate).to(value.dtype)
+        value.copy_(before[name])
+    if not isinstance(y, Tensor):
+        message = f"step returned {type(y).__name__} instead of a tensor"
+        raise WrongResultError(message)
+    noise = population.sample(step)
+    _check_noise_varies(population)
+    _check_outputs("step", population, noise, x, y, members, eps)
+    wide = torch.promote_types(torch.float32, y.dtype)
+    utilities = _shape_utilities(population, y.double()), _shape_utilities(population, y.to(wide))
+    _check_gradients("step", population, noise, x, changes, utilities, eps, range(population.members))
+
+
+def _shape_utilities(population: Population, y: Tensor) -> Tensor:
+    """Return the mean output of each member, less the mean over all members, [sides, members] in float64."""
+    sides = 2 if population.antithetic else 1
+    scores = y.flatten(1).mean(1).view(sides, -1, population.members).mean(1)
+    return (scores - scores.mean()).double()
+
+
+def _check_noise_varies(population: Population) -> None:
+    """Check that noise of later steps differs between steps, and between members if that of step 0 does."""
+    count = population.shard_multiple * -(-DRAWN_MEMBERS // population.shard_multiple)
+    start = secrets.choice(range(0, population.members, count))
+    part = range(start, min(start + count, population.members))
+
+    def dense(noise: PopulationNoise, member: int, name: str) -> Tensor:
+        return population.perturbation(noise, member)[name]
+
+    def are_members_equal(noise: PopulationNoise, name: str) -> bool:
+        return all(torch.equal(dense(noise, 0, name), dense(noise, m, name)) for m in range(1, len(part)))
+
+    def are_equal(noise: PopulationNoise, other: PopulationNoise, name: str) -> bool:
+        return all(torch.equal(dense(noise, m, name), dense(other, m, name)) for m in range(len(part)))
+
+    def draws() -> Iterator[PopulationNoise]:
+        return (population.sample(random_step(), part) for _ in range(DRAWN_STEPS))
+
+    first, later = population.sample(0, part), population.sample(random_step(), part)
+    for layer in population.layers:
+        name = f"{layer.name}.weight".removeprefix(".")
+        if are_members_equal(first, name):
+            continue
+        if all(are_members_equal(noise, name) for noise in draws()):
+            message = f"step: after step 0 all members have the same noise of {name}"
+            raise WrongResultError(message)
+        if all(are_equal(later, noise, name) for noise in draws()):
+            message = f"step: all steps after step 0 have the same noise of {name}"
+            raise WrongResultError(message)
+
+
+def _check_gradients(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
+    phase: str,
+    population: Population,
+    noise: PopulationNoise,
+    x: Tensor,
+    gradients: Mapping[str, Tensor],
+    utilities: tuple[Tensor, Tensor],
+    eps: float | None,
+    members: Sequence[int],
+) -> None:
+    """Check gradients by parameter name for utilities [sides, members] in float64.
+
+    ``utilities`` are those of the reference in float64, and of the one in the model's dtype.
+    """
     parameters = dict(population.model.named_parameters())
+    dense_numbers = population.members * sum(parameter.numel() for parameter in parameters.values())
+    device = population.layers[0].weight.device
+    is_large = dense_numbers > MAX_DENSE.get(device.type, MAX_DENSE["cpu"])
+    if is_large and len(members) == population.members and _is_affine(population):
+        _check_product(phase, population, noise, x, gradients, utilities[0], eps)
+        return
     row_layers = {
         f"{layer.name}.weight".removeprefix("."): layer
         for layer in population.layers
         if layer.learns_from_rows
     }
+    expected, narrow = _weighted_sums(population, noise, members, utilities, row_layers)
+    if row_layers:
+        evaluation = (population, noise, x, members)
+        model_float64 = to_float64(population.model)
+        expected |= _node_gradients(model_float64, row_layers, *evaluation, utilities[0])
+        narrow |= _node_gradients(population.model, row_layers, *evaluation, utilities[1])
+    for name, value in expected.items():
+        check_close(f"{phase} of {name}", gradients.get(name), value, narrow[name], eps)
+
+
+def _weighted_sums(
+    population: Population,
+    noise: PopulationNoise,
+    members: Sequence[int],
+    utilities: tuple[Tensor, Tensor],
+    row_layers: Iterable[str],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return -1 / (n sigma) sum_m c_m E_m by parameter name, in float64 and in the parameter's dtype."""
+    signed = [c[0] - c[1] if population.antithetic else c[0] for c in utilities]
+    factor = -1 / (utilities[0].numel() * population.sigma)
+    norm = float(signed[1].norm()) or 1.0
     expected: dict[str, Tensor] = {}
     narrow: dict[str, Tensor] = {}
-    for member in members:
-        for name, change in population.dense_noise(noise, member, member + 1, update_directions=True).items():
-            if name not in row_layers:
-                weight = -signed[member].item() / (utilities.numel() * population.sigma)
-                expected[name] = expected.get(name, 0) + weight * change[0].double()
-                narrow[name] = narrow.get(name, 0) + weight * change[0]
-    if row_layers:
-        evaluation = (population, noise, x, members, utilities)
-        expected |= _node_gradients(to_float64(population.model), row_layers, *evaluation)
-        narrow |= _node_gradients(population.model, row_layers, *evaluation)
-    utilities = utilities.to(next(iter(parameters.values())).device)
-    if update:
-        gradients = update(utilities)
-    else:
-        record = population.call_with_activations(x, noise)[1] if row_layers else None
-        gradients = compute_update(population, noise, utilities, record)
-    for name, value in expected.items():
-        check_close(f"update of {name}", gradients.get(name), value, narrow[name], eps)
+    for start, stop in _pieces(noise, members):
+        changes = population.dense_noise(noise, start, stop, update_directions=True)
+        for name in changes.keys() - set(row_layers):
+            dense = changes[name]
+            wide = torch.promote_types(torch.float32, dense.dtype)
+            weights = (signed[1][start:stop] / norm).to(dense.dtype)
+            total = torch.tensordot(weights, dense, dims=1).to(wide) * (factor * norm)
+            narrow[name] = narrow.get(name, 0) + total
+            # Few members at a time are converted to float64.
+            count = max(1, CONVERTED // dense[0].numel())
+            for weights, part in zip(signed[0][start:stop].split(count), dense.split(count), strict=True):
+                total = torch.tensordot(weights, part.double(), dims=1) * factor
+                expected[name] = expected.get(name, 0) + total
+    return expected, {name: value.to(population.layers[0].weight.dtype) for name, value in narrow.items()}
+
+
+def _pieces(noise: PopulationNoise, members: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Return (start, stop) of members whose dense noise is written out together."""
+    if not isinstance(members, range) or members.step != 1:
+        return [(member, member + 1) for member in members]
+    weights = [layer.weight for layer in noise.owner.layers]
+    device = weights[0].device
+    is_stored = all(layer.weight.nbytes for layer in noise.layers.values())
+    max_bytes = piece_bytes(device) if is_stored else REDRAWN_BYTES.get(device.type, REDRAWN_BYTES["cpu"])
+    return (
+        (members.start + start, members.start + stop)
+        for start, stop in pieces(len(members), sum(weight.nbytes for weight in weights), max_bytes)
+    )
+
+
+def _is_affine(population: Population) -> bool:
+    """Return whether the model is one layer whose outputs are affine in E_m, which the update sums."""
+    layer = population.layers[0]
+    is_additive = not (layer.learns_from_rows or layer.scheme.draws_binary_weights)
+    return layer.module is population.model and is_additive and not layer.scheme.update_directions_differ
+
+
+def _check_product(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
+    phase: str,
+    population: Population,
+    noise: PopulationNoise,
+    x: Tensor,
+    gradients: Mapping[str, Tensor],
+    utilities: Tensor,
+    eps: float | None,
+) -> None:
+    """Check a layer's gradient without dense noise, by its product with a random row.
+
+    A layer f(v; W) is linear in its parameters: sum_m c_m (f(v; W + sigma E_m) - f(v; W)) / sigma is
+    f(v; sum_m c_m E_m). The population's forward computes the left side; the gradient gives the right one.
+    """
+    model, sides = population.model, len(utilities)
+    if missing := [name for name, _ in model.named_parameters() if gradients.get(name) is None]:
+        message = f"{phase} of {missing[0]}: the call returned nothing"
+        raise WrongResultError(message)
+    row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=random_generator(x.device))
+    rows = row.to(x.dtype).expand(sides * population.members, *row.shape)
+    outputs = population(rows, noise).unflatten(0, (sides, population.members))
+    wide_row = rows[:1].double()
+    plain = to_float64(model)(wide_row)[0]
+    factor = -1 / (utilities.numel() * population.sigma**2)
+    expected, squares = torch.zeros_like(plain), 0.0
+    count = max(1, CONVERTED // plain.numel())
+    for weights, side in zip(utilities, outputs, strict=True):
+        for c, y in zip(weights.split(count), side.split(count), strict=True):
+            # The second side of an antithetic population sees -E_m, and its utilities count negative.
+            values = y.double()
+            squares += float((c.square() @ values.flatten(1).square()).sum())
+            expected += factor * torch.tensordot(c, values - plain, dims=1)
+    doubles = {name: gradients[name].double() for name, _ in model.named_parameters()}
+    result = torch.func.functional_call(to_float64(model), doubles, (wide_row,))[0]
+    spacing = torch.finfo(x.dtype).eps if eps is None else eps
+    allowed = ROUNDINGS * spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
+    error = float((result - expected).norm())
+    if not error <= allowed:
+        message = (
+            f"{phase}: the gradient's product with a row is off by {error:.2g} from the sum over members, "
+            f"allowed {allowed:.2g}; its norm is {float(expected.norm()):.2g}"
+        )
+        raise WrongResultError(message)
 
 
 def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
@@ -149,44 +399,64 @@ def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
     members: Sequence[int],
     utilities: Tensor,
 ) -> dict[str, Tensor]:
-    """Return the node-perturbation gradients of these layers by parameter name, computed one row at a time.
+    """Return the node-perturbation gradients of these layers by parameter name.
 
-    See :class:`~impls.perturbation.scheme.AbstractRowScheme` for the formula.
+    Members are evaluated in pieces by :func:`torch.vmap` over dense weights, one repeat at a time. See
+    :class:`~impls.perturbation.scheme.AbstractRowScheme` for the formula.
     """
     dtype, repeats = next(model.parameters()).dtype, x.shape[0] // population.members
+    modules = {name: model.get_submodule(layer.name) for name, layer in layers.items()}
     totals: dict[str, Tensor] = {}
-    for member, repeat in itertools.product(members, range(repeats)):
+    for (start, stop), repeat in itertools.product(_pieces(noise, members), range(repeats)):
         side = int(population.antithetic and repeat >= repeats // 2)
         sigma = -population.sigma if side else population.sigma
-        change = population.perturbation(noise, member)
-        row = repeat * population.members + member
-        inputs: dict[str, list[Tensor]] = {name: [] for name in layers}
-        modules = {name: model.get_submodule(layer.name) for name, layer in layers.items()}
-        hooks = [
-            module.register_forward_pre_hook(lambda _, args, calls=inputs[name]: calls.append(args[0]))
-            for name, module in modules.items()
-        ]
-        _run(population, model, change, sigma, x[row : row + 1].to(dtype))
-        for hook in hooks:
-            hook.remove()
+        changes = population.dense_noise(noise, start, stop)
+        first = repeat * population.members
+        member_rows = x[first + start : first + stop].unsqueeze(1).to(dtype)
+
+        def inputs_of(
+            change: Mapping[str, Tensor], row: Tensor, sigma: float = sigma
+        ) -> dict[str, list[Tensor]]:
+            inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
+            hooks = [
+                module.register_forward_pre_hook(lambda _, args, seen=inputs[name]: seen.append(args[0]))
+                for name, module in modules.items()
+            ]
+            _run(population, model, change, sigma, row)
+            for hook in hooks:
+                hook.remove()
+            return inputs
+
+        inputs = torch.vmap(inputs_of)(changes, member_rows)
         # With antithetic sampling the utility of a row is half the difference of its member's two.
-        mean_of_halves = utilities[:, member].mean() if population.antithetic else 0.0
-        share = -(utilities[side, member] - mean_of_halves).item() / utilities.numel()
+        centered = utilities[side, start:stop]
+        if population.antithetic:
+            centered = centered - utilities[:, start:stop].mean(0)
+        shares = -centered / utilities.numel()
         for name, layer in layers.items():
-            step = change[name].to(dtype) * sigma
-            scale = share / _variance(layer, population.sigma)
+            steps = changes[name].to(dtype) * sigma
+            scales = (shares / _variance(layer, population.sigma)).to(dtype)
             for rows in inputs[name]:
-                totals[name] = totals.get(name, 0) + scale * _row_gradient(modules[name], step, rows)
+                totals[name] = totals.get(name, 0) + _row_gradient(modules[name], steps, rows, scales)
     return totals
 
 
 @torch.enable_grad()
-def _row_gradient(module: nn.Module, step: Tensor, inputs: Tensor) -> Tensor:
-    """Return the gradient of <u, W x> with respect to W, where u = (W + step) x - W x is a constant."""
+def _row_gradient(module: nn.Module, steps: Tensor, inputs: Tensor, scales: Tensor) -> Tensor:
+    """Return the gradient of sum_m scales[m] <u_m, W x_m> with respect to W.
+
+    u_m = (W + steps[m]) x_m - W x_m is a constant; ``inputs`` are x_m, [m, 1, ...].
+    """
     weight = module.get_parameter("weight").detach().clone().requires_grad_()
-    y = torch.func.functional_call(module, {"weight": weight}, (inputs,))
-    perturbed = torch.func.functional_call(module, {"weight": weight + step}, (inputs,))
-    return torch.autograd.grad(((perturbed - y).detach() * y).sum(), weight)[0]
+
+    def output(weight: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(module, {"weight": weight}, (x,))
+        return y
+
+    y = torch.vmap(output, in_dims=(None, 0))(weight, inputs)
+    perturbed = torch.vmap(output)(weight.detach() + steps, inputs)
+    products = ((perturbed - y).detach() * y).flatten(1).sum(1)
+    return torch.autograd.grad(products @ scales, weight)[0]
 
 
 def _variance(layer: PerturbedLayer, sigma: float) -> float:

@@ -1,15 +1,18 @@
 """Workloads: results differ between calls, inputs are read in place, and noise has its declared size."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
+import pytest
 import torch
 from torch import Tensor
 
 import impls
 from esbench.schema import Case, Phase
-from esbench.workload import Workload, build
+from esbench.workload import Workload, WrongResultError, build
+from impls import Population
 from tests.workload_cases import (
     CASES,
     CHECKS,
@@ -17,6 +20,7 @@ from tests.workload_cases import (
     LINEAR,
     called,
     declared,
+    on,
     small,
     suits,
     workload,
@@ -102,3 +106,73 @@ def test_noise_bytes_are_exact() -> None:
             case = msgspec.structs.replace(LINEAR, dtype=dtype, bias=bias)
             expected = 40 * 24 * 16 * itemsize + (40 * 24 * itemsize if bias else 0)
             assert build(impls.Perturbed(), case, "cpu", 0).noise_bytes == expected
+
+
+def with_utilities(change: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    """Return a ``Population.update`` with changed utilities."""
+    update = Population.update
+
+    def wrong(self: Population, noise: Any, utilities: Tensor, *arguments: Any, **options: Any) -> None:
+        update(self, noise, change(utilities), *arguments, **options)
+
+    return wrong
+
+
+def with_step(change: Callable[[Any], Any]) -> Callable[..., object]:
+    """Return a ``Population.sample`` that draws the noise of another step."""
+    sample = Population.sample
+
+    def wrong(self: Population, step: Any, *arguments: Any) -> object:
+        # The timed step is the first to ask for the noise of a step, and the reference the second.
+        calls.append(step)
+        return sample(self, change(step) if calls.count(step) == 1 else step, *arguments)
+
+    calls: list[Any] = []
+    return wrong
+
+
+STEP_BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
+    "negated utilities": (Population, "update", with_utilities(operator.neg)),
+    "squared utilities": (Population, "update", with_utilities(lambda c: c * c.abs())),
+    "utilities of neighbors": (Population, "update", with_utilities(lambda c: c.roll(1))),
+    "utilities of another scale": (Population, "update", with_utilities(lambda c: c * 0.9)),
+    "one utility is lost": (Population, "update", with_utilities(lambda c: c * (c < c.max()))),
+    "noise of another step": (Population, "sample", with_step(lambda step: step + 1)),
+    "no optimizer": (torch.optim.SGD, "step", lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.LowRank(1), impls.DropoutMask()], ids=str)
+def test_a_planted_bug_in_a_step_is_found(
+    monkeypatch: pytest.MonkeyPatch, scheme: object, dtype: str
+) -> None:
+    """A step with a mistake in its noise, utilities, update or optimizer differs from the reference."""
+    cases = (
+        msgspec.structs.replace(LINEAR, dtype=dtype),
+        msgspec.structs.replace(LINEAR, dtype=dtype, repeats=4, antithetic=True, bias=True),
+    )
+    for case in cases:
+        build(scheme, case, "cpu", 0).confirm("step")
+        for name, (owner, method, wrong) in STEP_BUGS.items():
+            work = build(scheme, case, "cpu", 0)
+            monkeypatch.setattr(owner, method, wrong)
+            try:
+                with on(name), pytest.raises(WrongResultError, match="step"):
+                    work.confirm("step")
+            finally:
+                monkeypatch.undo()
+
+
+def test_a_check_of_a_step_restores_the_weights() -> None:
+    """The weights are those of before, and the next step has the learning rate of timing."""
+    case = msgspec.structs.replace(LINEAR, bias=True)
+    checked, other = (build(impls.LowRank(1), case, "cpu", 0) for _ in range(2))
+    checked.confirm("step")
+    for work in (checked, other):
+        work.enter("step")
+        work.inputs[0].fill_(1.0)
+        work.phases["step"]()
+    assert all(
+        map(torch.equal, *(list(vars(work)["_population"].model.parameters()) for work in (checked, other)))
+    )

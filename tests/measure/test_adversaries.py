@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from esbench.schema import Case, Measurement, Phase, Record, Skipped, Variant
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.schemes.dense import DenseNoise
+from impls.verify import reference
 from tests.fakes import FakeClock, FakeScheme, World
 from tests.loop_cases import measure, measurements
 
@@ -299,6 +301,68 @@ class Forgetting(impls.Perturbed):
         return self.memory.results["sum"].clone()
 
 
+@dataclass(frozen=True, eq=False)
+class HonestAtFirst(impls.Perturbed):
+    """A scheme that skips the perturbation in the forward of every step after step 0."""
+
+    steps: list[object] = dataclasses.field(default_factory=list)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        self.steps.append(stream.step)
+        return super().sample(weight, stream)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        if self.steps[-1]:
+            return op.apply_shared(x, weight)
+        return super().forward(op, weight, noise, x, sigma)
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutNoise(HonestAtFirst):
+    """A scheme whose noise is 0 in every step after step 0, so that its forward and update agree."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        return DenseNoise(super().sample(weight, stream).values * (stream.step == 0))
+
+
+@dataclass(frozen=True, eq=False)
+class StaleNoise(HonestAtFirst):
+    """A scheme that draws the noise of step 1 in every step after step 0."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        later = dataclasses.replace(stream, step=int(stream.step != 0))
+        return super().sample(weight, later)
+
+    forward = impls.Perturbed.forward
+
+
+@dataclass(frozen=True, eq=False)
+class NegatedUpdate(HonestAtFirst):
+    """A scheme whose update has the wrong sign after step 0."""
+
+    forward = impls.Perturbed.forward
+
+    @override
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(noise, -utilities if self.steps[-1] else utilities)
+
+
+@dataclass(frozen=True, eq=False)
+class FewUtilities(impls.Perturbed):
+    """A scheme whose update sums at most 16 members that have a utility."""
+
+    @override
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        few = utilities * (utilities != 0).cumsum(0).le(16)
+        return super().weighted_sum(noise, few)
+
+
 def measured_here(case: Case, *phases: Phase, seed: int = 0, **schemes: object) -> list[Record]:
     """Measure schemes on a real case with the instruments of this machine."""
     entries = [
@@ -334,6 +398,31 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
         assert words in failure_of(lines), cheat
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
     assert LATE in failure_of(measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed()))
+
+
+@pytest.mark.parametrize("max_dense", [reference.MAX_DENSE["cpu"], 0], ids=["sum", "product"])
+def test_a_step_is_checked_for_all_members_after_step_0(
+    monkeypatch: pytest.MonkeyPatch, max_dense: int
+) -> None:
+    """A step is compared with the reference, whether the dense noise of all members is affordable or not."""
+    monkeypatch.setitem(reference.MAX_DENSE, "cpu", max_dense)
+    case = Case(operator="Linear", out_channels=16, in_channels=16, members=64)
+    cheats: dict[str, tuple[Any, str]] = {
+        "HonestAtFirst": (HonestAtFirst(), "step is off by"),
+        "WithoutNoise": (WithoutNoise(), "step: after step 0 all members have the same noise of weight"),
+        "StaleNoise": (StaleNoise(), "step: all steps after step 0 have the same noise of weight"),
+        "NegatedUpdate": (NegatedUpdate(), "step.* is off by"),
+        "FewUtilities": (FewUtilities(), "step.* is off by"),
+    }
+    schemes: dict[str, Any] = {name: cheat for name, (cheat, _) in cheats.items()}
+    lines = measured_here(case, "step", Honest=impls.Perturbed(), **schemes)
+    assert {row.variant.scheme for row in lines if isinstance(row, Measurement)} == {"Honest"}
+    reasons = {row.variant.scheme: row.reason for row in lines if isinstance(row, Skipped)}
+    assert reasons.keys() == cheats.keys()
+    for name, (_, words) in cheats.items():
+        assert re.search(f"{words}.*{LATE}", reasons[name]), reasons[name]
+    lines = measured_here(case, "update", Cheat=FewUtilities(), Honest=impls.Perturbed())
+    assert re.search(f"update.* is off by.*{LATE}", failure_of(lines))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
 import impls
@@ -136,6 +137,26 @@ def wrong_results(entry: Entry) -> Iterator[None]:
         yield
 
 
+def vmap_by_loop(function: Callable[..., Any], in_dims: tuple[int | None, ...] = ()) -> Callable[..., Any]:
+    """Return a function that does what ``torch.vmap`` does, in which tensors lose their fake device."""
+
+    def mapped(*arguments: Any) -> Any:
+        dims = in_dims or (0,) * len(arguments)
+        count = len(tree_leaves(arguments[dims.index(0)])[0])
+        results = [
+            function(
+                *(
+                    argument if dim is None else tree_map(lambda tensor, at=at: tensor[at], argument)
+                    for argument, dim in zip(arguments, dims, strict=True)
+                )
+            )
+            for at in range(count)
+        ]
+        return tree_map(lambda *tensors: torch.stack(tensors), *results)
+
+    return mapped
+
+
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the checks: one member's rows, moments of two steps that are not judged, no waiting."""
@@ -145,11 +166,11 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(WrongResultError):
             expect(*arguments)
 
-    def check_forward(population: Population, x: Tensor, members: Sequence[int]) -> None:
-        reference.check_forward(population, x, members[:1])
+    def check_forward(population: Population, x: Tensor, members: Sequence[int], step: int) -> None:
+        reference.check_forward(population, x, members[:1], step=step)
 
-    def check_update(population: Population, x: Tensor, members: Sequence[int]) -> None:
-        reference.check_update(population, x, members[:2])
+    def check_update(population: Population, x: Tensor, members: Sequence[int], step: int) -> None:
+        reference.check_update(population, x, members[:2], step=step)
 
     monkeypatch.setattr(checks, "check_forward", check_forward)
     monkeypatch.setattr(checks, "check_update", check_update)
@@ -159,6 +180,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kappa, "CHEAP", 0)
     monkeypatch.setattr(kappa, "FEWEST", 8)
     monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))
+    monkeypatch.setattr(torch, "vmap", vmap_by_loop)
 
 
 @pytest.fixture
