@@ -10,7 +10,6 @@ supervisor while a call is timed.
 
 import contextlib
 import ctypes
-import math
 import os
 import re
 import select
@@ -35,8 +34,8 @@ CHILD = "ESBENCH_CHILD"
 """The environment variable by which a child knows its supervisor."""
 LIMIT_S = 60.0
 """The seconds without progress after which a child is killed, by default."""
-LEAST_LIMIT_S = 10.0
-"""The least of these seconds at the end of a time budget."""
+BUDGET_SHARE, LEAST_LIMIT_S = 0.5, 10.0
+"""Within a time budget they are at most this share of the time that is left, but at least these seconds."""
 POLL_S = 1.0
 """The seconds between two looks at the clock."""
 NO_GROUP = -1
@@ -89,12 +88,14 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
         Loading, and waiting for the device, have no limit.
         """
-        waited_s = time.monotonic() - self.said_s
-        left_s = math.inf if self.end_s is None else max(self.end_s - self.said_s, LEAST_LIMIT_S)
-        if (self.variant is None and self.code is None) or waited_s < min(self.limit_s, left_s):
+        limit_s = self.limit_s
+        if self.end_s is not None:
+            limit_s = min(limit_s, max(BUDGET_SHARE * (self.end_s - self.said_s), LEAST_LIMIT_S))
+        is_limited = self.variant is not None or self.code is not None
+        if not is_limited or time.monotonic() - self.said_s < limit_s:
             return ""
-        reason = f"no progress for {waited_s:.0f} s"
-        return reason if waited_s >= self.limit_s else f"{OUT_OF_TIME}: {reason}"
+        reason = f"no progress for {limit_s:.0f} s"
+        return reason if limit_s == self.limit_s else f"{OUT_OF_TIME}: {reason}"
 
 
 class Child:
@@ -127,7 +128,8 @@ class Child:
 
     def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> None:
         """Announce the variant that runs from now on, or that was running when the device was lost."""
-        self.announce(variant=variant, case=case, activity=activity, lost=lost)
+        if not self.said.lost:
+            self.announce(variant=variant, case=case, activity=activity, lost=lost)
 
 
 @cache
@@ -253,7 +255,8 @@ def _check_again(said: Announcement, how: str, unexplained: int) -> None:
         message = f"{how} after the run was stored in {said.path}: `esbench report` renders its tables"
         raise UserError(message)
     if unexplained:
-        message = f"{how} while no variant ran, for the second time: `esbench doctor` checks this machine"
+        remedy = "leave plug-ins out, or check this machine with `esbench doctor`"
+        message = f"{how} while no variant ran, for the second time: {remedy}"
         raise UserError(message)
 
 

@@ -173,9 +173,12 @@ class CoResidentGroup:
         baselines = [prepared.entry for prepared in self.variants if is_baseline(prepared.entry)]
         return [*baselines, *self.deferred] if self.deferred else []
 
-    def free(self) -> None:
-        """Free everything that was set up."""
-        self.variants.clear()
+    def free(self, before: Callable[[Entry], object] = lambda _: None) -> None:
+        """Free everything that was set up, one variant after another; ``before`` is called with each."""
+        while self.variants:
+            before(self.variants[0].entry)
+            del self.variants[0]
+            gc.collect()
         free_memory()
 
     def _set_up(self, entry: Entry, checks: ExactChecks, around: ContextFor) -> Workload | None:
@@ -248,7 +251,7 @@ class CaseRunner:
                 if self._group_number == 0 or self._group.candidates:
                     yield from self._phases_in_order(len(waiting))
             finally:
-                self._group.free()
+                self._group.free(self._watch_clean_up)
             self.costs_s = {**self._group_costs_s, **self.costs_s}
             self._group_number += 1
 
@@ -500,6 +503,9 @@ class CaseRunner:
     def _measurement(self, prepared: PreparedVariant, phase: Phase) -> Callable[..., Measurement]:
         variant = prepared.entry.variant
         return partial(Measurement, variant=variant, case=self.case, phase=phase, group=self._group_number)
+
+    def _watch_clean_up(self, entry: Entry) -> None:
+        self.context.recorder.watch(entry.variant, self.case, "clean-up")
 
     def _announce(self, entry: Entry, activity: str) -> None:
         self.context.recorder.announce(entry.variant, self.case, activity)
