@@ -77,8 +77,8 @@ def showing(
 ) -> Iterator[Show]:
     """Yield a function that shows progress on a stream, stderr by default.
 
-    Without the progress of a run, the remaining time is extrapolated from the share of finished cells.
-    ``end_s`` is the moment at which a time budget ends: no more time than until then is left. ``start_s`` is
+    Without a ``RunProgress``, the time left is the number of unfinished cells times the mean time of those
+    finished. ``end_s`` is the moment at which a time budget ends, which limits the time left. ``start_s`` is
     the moment from which the elapsed time counts, by default now.
     """
     stream = stream or sys.stderr
@@ -94,12 +94,13 @@ def showing(
                 stage_s, stage_done = now_s(), done
             latest = done
             state = f"{done} {activity}"
+            # Lines become rarer: the wait is as long as the stage has lasted.
             wait_s = REDRAW_S if on_terminal else min(max(LINE_S, drawn_s - stage_s), MAX_LINE_S)
             if state == last or now_s() - drawn_s < wait_s:
                 return
             drawn_s, last = now_s(), state
-            rate_s = (drawn_s - stage_s) / (done - stage_done) if done > stage_done else None
-            left_s = run.left_s if run else rate_s and rate_s * max(total - done, 0)
+            per_cell_s = (drawn_s - stage_s) / (done - stage_done) if done > stage_done else None
+            left_s = run.left_s if run else per_cell_s and per_cell_s * max(total - done, 0)
             times = [f"{format_minutes(drawn_s - start_s)} elapsed"]
             if left_s is not None:
                 times.append(f"{format_minutes(min(left_s, max(end_s - drawn_s, 0)))} left")

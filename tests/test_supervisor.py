@@ -88,7 +88,7 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
         gate_plugin.of("TinyKill", "ready(self)", "os.kill(os.getpid(), signal.SIGKILL)"): {
             8: killed,
             32: killed,
-            16: f"not tried again after 2 cases: {killed}",
+            16: f"not tried: it ended the process on 2 other cases: {killed}",
         },
     }
     plugin = tmp_path / "deadly.py"

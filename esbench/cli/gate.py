@@ -105,7 +105,7 @@ def gate(
         raise typer.Exit(decision.exit_code)
 
 
-def orders_for(  # options of two commands
+def orders_for(  # one parameter per command-line option
     suite: str | None,
     device: str,
     variants: list[str] | None,
@@ -114,7 +114,7 @@ def orders_for(  # options of two commands
     plugins: list[str] | None,
     methods: str = "",
 ) -> "Orders":
-    """Return the orders for workers from options of the command line."""
+    """Return what the workers measure, from command-line options; ``methods`` are names of timing methods."""
     from esbench.gate.protocol import Orders
     from esbench.measure.environment import resolve_device
     from esbench.measure.timers import check_methods

@@ -204,7 +204,7 @@ class Recorder:
             crashes = [row for row in self._crashes if row.variant == variant]
             if len(crashes) >= GIVE_UP and not self.reason(variant, case):
                 row = crashes[-1]
-                reason = f"not tried again after {GIVE_UP} cases: {row.reason}"
+                reason = f"not tried: it ended the process on {GIVE_UP} other cases: {row.reason}"
                 self.store_rows([msgspec.structs.replace(row, case=case, reason=reason)])
 
     def reason(self, variant: Variant, case: Case) -> str:

@@ -317,7 +317,8 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> BinaryNoise:
         if not isinstance(stream, PhiloxStream):
             message = (
-                f"{self}: its kernel draws by the counters of the stream philox, not {type(stream).__name__}"
+                f"{self}: its kernel draws the noise of the stream 'philox' only, not of "
+                f"{type(stream).__name__}: use stream='philox'"
             )
             raise UnsupportedError(message)
         # Raises where the stream cannot draw these shapes and members; nothing is drawn on meta.

@@ -428,7 +428,10 @@ def perturbed_layers(
             )
             raise UnsupportedError(message)
     if unmatched:
-        message = f"no scheme for {', '.join(unmatched)}: add a pattern ('*' for all others) or exclude them"
+        message = (
+            f"no pattern matches the layers {', '.join(unmatched)}: "
+            "add a pattern ('*' for all others) or exclude them"
+        )
         raise UnsupportedError(message)
     if unused := [pattern for pattern in patterns if pattern not in used]:
         message = f"the scheme's pattern {unused[0]!r} matches no layer: {_suggest(unused[0], modules)}"

@@ -224,7 +224,7 @@ MIN_MEMBERS = 4
 ROUNDING = 2.0**-20
 """Members that differ by a smaller relative squared distance are equal up to rounding in float32."""
 
-ZERO = "its noise is 0 on these weights"
+ZERO_NOISE = "its noise is 0 on these weights"
 
 SMALLEST_SHARE = 2.0**-40
 """Least |1 + kappa n / d|, which keeps replicates of n_eff finite."""
@@ -240,12 +240,12 @@ def estimate_kappa(sums: Moments, size: int) -> float:
     count = sums.members
     _check_count(count)
     centered = sums.squares - 2 * sums.margins / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
-    shared = centered / (count * (count - 3))
+    trace_of_square = centered / (count * (count - 3))  # of the covariance of the noise, unbiased
     trace = sums.trace / count - sums.total / (count * (count - 1))
     if trace <= ROUNDING * sums.trace / count:
         message = "all members have the same noise, which centering removes"
-        raise ValueError(message if sums.trace else ZERO)
-    return size * shared / trace**2 - 1
+        raise ValueError(message if sums.trace else ZERO_NOISE)
+    return size * trace_of_square / trace**2 - 1
 
 
 def _check_count(members: int) -> None:
@@ -296,7 +296,7 @@ def estimate_kappa_of_update(noise: Tensor, directions: Tensor, members: int) ->
     centered = e - e.mean(0)
     overlap = float((centered * d).sum()) / count
     if overlap <= 0:
-        raise ValueError(ZERO)
+        raise ValueError(ZERO_NOISE)
     if count == members:
         total = float(((centered @ centered.mT) * (d @ d.mT)).sum())
         return size * total / (count * overlap) ** 2 - 1 - size / members

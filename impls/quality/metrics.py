@@ -44,7 +44,7 @@ def _pair_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityM
     """Yield moments of inner products of two members, and their correlation."""
     reason = "pairs need at least two members" if subject.members == 1 else ""
     if any(moments.trace == 0 for moments in sampled):
-        reason = kappa.ZERO
+        reason = kappa.ZERO_NOISE
     if reason:
         yield QualityMetric("dot_mean", "pairs", reason=reason)
         yield QualityMetric("correlation", "members", reason=reason)

@@ -88,6 +88,7 @@ class _Watchdog(threading.Thread):
             self.join()
 
     def _next_message_after_ticks(self) -> bool | None:
+        """Return the next message. Collect garbage at each tick until then; after the last tick, wait."""
         for tick in range(1, LAST_TICK + 1):
             with contextlib.suppress(queue.Empty):
                 return self.messages.get(timeout=self._tick_s)

@@ -397,8 +397,8 @@ class RigLScheduler:
         for name in sorted(shapes.keys() | saved.keys()):
             if saved.get(name) != shapes.get(name):
                 message = (
-                    f"the sparse weight {name} has shape {saved.get(name, 'none')} in the saved state and "
-                    f"{shapes.get(name, 'none')} in the model: load a state that was saved with this model"
+                    f"the sparse weight {name} is {saved.get(name, 'missing')} in the saved state and "
+                    f"{shapes.get(name, 'missing')} in the model: load a state that was saved with this model"
                 )
                 raise ValueError(message)
 

@@ -133,9 +133,10 @@ class SharedLayers:
             y = self._compiled(x, weight, bias)
         if self.graphs.ran == ran:
             message = (
-                f"a shared layer would run eagerly: {self.graphs.compiled} graphs are compiled, which may be "
-                "the limit, as bias, axes, gradients and dtypes need separate graphs: raise recompile_limit. "
-                "Inside torch.func (vmap, grad) nothing is compiled: transform the model before replace()"
+                "a layer with a shared compiled graph would run eagerly. Perhaps the limit is reached: "
+                f"{self.graphs.compiled} graphs are compiled, one per combination of bias, number of input "
+                "axes, gradients and dtypes; raise recompile_limit. Or it is called inside torch.func (vmap, "
+                "grad), where nothing is compiled: use the model as it was before replace() there"
             )
             raise SilentlyEagerError(message)
         return y
@@ -151,8 +152,8 @@ class SharedLayers:
         for name, module in model.named_modules():
             if parametrize.type_before_parametrizations(module) in kinds:
                 message = (
-                    f"{name or 'the layer'}: a plain nn.Linear, which runs eagerly: replace() it before "
-                    "it is parametrized, and after it has a shape"
+                    f"{name or 'the layer'} is a plain nn.Linear, which runs eagerly: call replace() before "
+                    "it is parametrized and, if it is lazy, after its first forward pass"
                 )
                 raise SilentlyEagerError(message)
         layers = sum(isinstance(module, SharedLinear) for module in model.modules())

@@ -170,7 +170,9 @@ def test_a_resumed_run_without_a_variant_has_all_rows_of_the_others() -> None:
     reason = "the process ended with SIGSEGV during forward check"
     past = [msgspec.structs.replace(crash, case=case, reason=reason) for case in others]
     _, rest = measure(*entries, world=world, past=past)
-    assert skipped(rest) == [("A", None, "failed", f"not tried again after 2 cases: {reason}")]
+    assert skipped(rest) == [
+        ("A", None, "failed", f"not tried: it ended the process on 2 other cases: {reason}")
+    ]
     assert {row.variant.scheme for row in measurements(rest)} == {"B"}
 
 

@@ -82,7 +82,7 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
         (impls.DropoutBlocks(0.1, blocks=1), "p = 0.1 keeps none or all of 1 blocks, for 6 channels"),
         (impls.Perturbed, "must be an instance"),
         ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),
-        ({"up": impls.Perturbed()}, "no scheme for"),
+        ({"up": impls.Perturbed()}, "no pattern matches the layers"),
     )),
     (perturb_layer, {"exclude": ["up"]}, "'up' matches no module"),
 ]  # fmt: skip

@@ -82,7 +82,9 @@ def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
     reported = list(quality_metrics(result, "whole"))
     assert {metric.metric for metric in reported} > {"graphs_count", "compile_ns", "break_even_steps"}
     assert all(metric.reason == result.eager and not metric.samples for metric in reported)
-    assert trial("static", 6).eager.startswith("candidate 3 of 6: a shared layer would run eagerly")
+    assert trial("static", 6).eager.startswith(
+        "candidate 3 of 6: a layer with a shared compiled graph would run eagerly"
+    )
 
 
 def test_each_object_has_its_own_limit() -> None:

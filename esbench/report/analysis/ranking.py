@@ -205,7 +205,7 @@ class Rankings:
 
     @cached_property
     def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:
-        """The noise and peak rows of the phase with the most bytes, by variant, case and metric."""
+        """The rows of noise memory and peak memory; of several phases, the one with the most bytes."""
         rows = [
             row
             for row in self.grid.run.measurements

@@ -38,7 +38,7 @@ def _block(filled: GridTable, metric: str) -> Block:
         trace = Trace(run.header.run_id, f"{captions.metric(metric)}{note}", (row,))
         if not (value and time.value and time.low and time.high):
             return number_cell(CellNumber(metric, value, trace))
-        # Each is an amount over the time: its lower end is that of the longest time.
+        # The value is an amount divided by the time, so the longest time gives its lower end.
         low, high = (value * time.value / end for end in (time.high, time.low))
         return number_cell(CellNumber(metric, value, trace, low=low, high=high))
 
