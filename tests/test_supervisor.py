@@ -1,6 +1,7 @@
 """A run under its supervisor: crashes and hangs cost their variant its rows, and nothing else."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,9 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
         for source, reasons in deadly.items()
         for members, reason in reasons.items()
     }
-    assert {(row.variant.name[4:], row.case.members): row.reason for row in run.skipped} == expected
+    reasons = {(row.variant.name[4:], row.case.members): row.reason for row in run.skipped}
+    # A hang is seen at the next poll, which may come late on a busy machine.
+    assert {key: re.sub(r"for \d+ s ", "for 8 s ", reason) for key, reason in reasons.items()} == expected
     times = Counter(
         (row.variant.name[4:], row.case.members) for row in run.measurements if row.metric == "latency_ns"
     )
