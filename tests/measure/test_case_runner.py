@@ -165,6 +165,10 @@ def test_a_resumed_run_without_a_variant_has_all_rows_of_the_others() -> None:
         ("B", "sample"),
         ("B", "forward"),
     }
+    # It is not traced either, where traces come last.
+    tools = dataclasses.replace(world.tools, traces_last=True)
+    _, traces = measure(*entries, world=world, tools=tools, past=[*whole, crash])
+    assert {row.variant.scheme for row in measurements(traces, "launches")} == {"B"}
     # Another one that ended it in the set-up of two cases is not tried on the third.
     others = [msgspec.structs.replace(CASE, members=members) for members in (16, 32)]
     reason = "the process ended with SIGSEGV during forward check"
