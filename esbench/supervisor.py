@@ -34,7 +34,7 @@ CHILD = "ESBENCH_CHILD"
 """The environment variable by which a child knows its supervisor."""
 LIMIT_S = 60.0
 """The seconds without progress after which a child is killed, by default."""
-BUDGET_SHARE, LEAST_LIMIT_S = 0.5, 10.0
+BUDGET_SHARE, MIN_LIMIT_S = 0.5, 10.0
 """Within a time budget they are at most this share of the time that is left, but at least these seconds."""
 POLL_S = 1.0
 """The seconds between two looks at the clock."""
@@ -61,7 +61,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         end_s: when the time budget ends.
         excluded: variants that ended the process before there was a file to store their rows in.
         limit_s: the seconds without progress after which the child is killed.
-        said_s: when this was announced.
+        announced_s: when this was announced.
         variant, case: what is measured; None before the first variant and after the last one.
         activity: the set-up, check or phase of the variant.
         lost: why the device is lost, if it is.
@@ -75,7 +75,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     end_s: float | None = None
     excluded: tuple[Variant, ...] = ()
     limit_s: float = LIMIT_S
-    said_s: float = 0.0
+    announced_s: float = 0.0
     variant: Variant | None = None
     case: Case | None = None
     activity: str = ""
@@ -83,16 +83,16 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     code: int | None = None
 
     @property
-    def delay(self) -> str:
+    def overdue(self) -> str:
         """The reason to kill the child, if it makes no progress for too long; otherwise empty.
 
         Loading, and waiting for the device, have no limit.
         """
         limit_s = self.limit_s
         if self.end_s is not None:
-            limit_s = min(limit_s, max(BUDGET_SHARE * (self.end_s - self.said_s), LEAST_LIMIT_S))
+            limit_s = min(limit_s, max(BUDGET_SHARE * (self.end_s - self.announced_s), MIN_LIMIT_S))
         is_limited = self.variant is not None or self.code is not None
-        if not is_limited or time.monotonic() - self.said_s < limit_s:
+        if not is_limited or time.monotonic() - self.announced_s < limit_s:
             return ""
         reason = f"no progress for {limit_s:.0f} s"
         return reason if limit_s == self.limit_s else f"{OUT_OF_TIME}: {reason}"
@@ -101,34 +101,38 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Child:
     """The child's side: it announces what it does. Without a supervisor this has no effect."""
 
-    def __init__(self, board: int | None = None) -> None:
-        """Continue after the last announcement in the file with the descriptor ``board``."""
-        self._board = board
-        self.said = Announcement(start_s=time.monotonic()) if board is None else _read(board)
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Continue after the last announcement in an open file."""
+        self._descriptor = descriptor
+        self.announcement = (
+            Announcement(start_s=time.monotonic()) if descriptor is None else _read(descriptor)
+        )
 
     @property
     def is_supervised(self) -> bool:
         """Whether there is a supervisor."""
-        return self._board is not None
+        return self._descriptor is not None
 
     @property
     def is_restarted(self) -> bool:
         """Whether an earlier child began the run."""
-        return self.is_supervised and bool(self.said.path)
+        return self.is_supervised and bool(self.announcement.path)
 
     def unfinished(self) -> store.Unfinished | None:
         """Return the run that an earlier child began."""
-        return store.read_unfinished(Path(self.said.path)) if self.is_restarted else None
+        return store.read_unfinished(Path(self.announcement.path)) if self.is_restarted else None
 
     def announce(self, **changes: object) -> None:
         """Announce what has changed."""
-        if self._board is not None:
-            self.said = msgspec.structs.replace(self.said, said_s=time.monotonic(), **changes)
-            _write(self._board, self.said)
+        if self._descriptor is not None:
+            self.announcement = msgspec.structs.replace(
+                self.announcement, announced_s=time.monotonic(), **changes
+            )
+            _write(self._descriptor, self.announcement)
 
     def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> None:
         """Announce the variant that runs from now on, or that was running when the device was lost."""
-        if not self.said.lost:
+        if not self.announcement.lost:
             self.announce(variant=variant, case=case, activity=activity, lost=lost)
 
 
@@ -138,15 +142,15 @@ def child() -> Child:
 
     On Linux the child is killed when its supervisor dies.
     """
-    parent, _, board = os.environ.pop(CHILD, "").partition(" ")
-    if not board:
+    parent, _, descriptor = os.environ.pop(CHILD, "").partition(" ")
+    if not descriptor:
         return Child()
-    os.set_inheritable(int(board), False)  # noqa: FBT003  # the signature of the system call
+    os.set_inheritable(int(descriptor), False)  # noqa: FBT003  # the signature of the system call
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # it died before
             sys.exit(INTERRUPTED)
-    return Child(int(board))
+    return Child(int(descriptor))
 
 
 def crashed_in_set_up(row: Skipped) -> bool:
@@ -182,37 +186,38 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
         UserError: a child crashed twice while no variant ran.
 
     """
-    said, crashed, unexplained = Announcement(start_s=time.monotonic()), [], 0
+    announcement, crashed, unexplained = Announcement(start_s=time.monotonic()), [], 0
     with tempfile.TemporaryFile() as file, _Interrupts() as interrupts:
-        board = file.fileno()
+        descriptor = file.fileno()
         while True:
-            _write(board, said)
-            with _started(command, board, interrupts) as (process, pipe):
-                how = _wait(process, pipe, board)
-            said = _read(board)
-            how = said.lost or how
-            if said.code is not None and not said.lost:
-                return said.code
+            _write(descriptor, announcement)
+            with _start_child(command, descriptor, interrupts) as (process, pipe):
+                ending = _wait(process, pipe, descriptor)
+            announcement = _read(descriptor)
+            ending = announcement.lost or ending
+            if announcement.code is not None and not announcement.lost:
+                return announcement.code
             if interrupts.count:
                 return INTERRUPTED
             if sys.stderr.isatty():
                 sys.stderr.write("\x1b[?25h\n")  # shows the cursor, which the display of the child had hidden
-            if said.variant and said.case and (said.variant, said.case) not in crashed:
-                crashed.append((said.variant, said.case))
-                reason = f"{how} during {said.activity}"
-                if said.path:
-                    store_crash(Path(said.path), said.variant, said.case, reason)
-                say(f"{said.variant.name} on {said.case.label}: {reason}; the run goes on without it")
+            variant, case = announcement.variant, announcement.case
+            if variant and case and (variant, case) not in crashed:
+                crashed.append((variant, case))
+                reason = f"{ending} during {announcement.activity}"
+                if announcement.path:
+                    store_crash(Path(announcement.path), variant, case, reason)
+                say(f"{variant.name} on {case.label}: {reason}; the run goes on without it")
             else:
-                _check_again(said, how, unexplained)
+                _check_again(announcement, ending, unexplained)
                 unexplained += 1
-                say(f"{how} while no variant ran: trying once more")
-            said = Announcement(
-                start_s=said.start_s,
-                path=said.path,
-                begun_s=said.begun_s,
-                end_s=said.end_s,
-                excluded=() if said.path else tuple(variant for variant, _ in crashed),
+                say(f"{ending} while no variant ran: trying once more")
+            announcement = Announcement(
+                start_s=announcement.start_s,
+                path=announcement.path,
+                begun_s=announcement.begun_s,
+                end_s=announcement.end_s,
+                excluded=() if announcement.path else tuple(variant for variant, _ in crashed),
             )
 
 
@@ -229,8 +234,8 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
     row = Skipped(variant=variant, case=case, phase=None, status=status, reason=reason)
     unfinished = store.read_unfinished(path)
     kept = unfinished.run
-    whole, _ = store.read_run(path)
-    peaks = whole.device_peaks if whole and not kept.device_peaks else ()
+    stored, _ = store.read_run(path)
+    peaks = stored.device_peaks if stored and not kept.device_peaks else ()
     last = kept.checkpoints[-1] if kept.checkpoints else None
     mark = Checkpoint(
         case=case,
@@ -244,19 +249,21 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
         writer.write(*peaks, row, mark)
 
 
-def _check_again(said: Announcement, how: str, unexplained: int) -> None:
+def _check_again(announcement: Announcement, ending: str, unexplained: int) -> None:
     """Check that a crash outside of all variants may be followed by another attempt.
 
     Raises:
         UserError: it was the second one, or the run is complete.
 
     """
-    if said.activity == TABLES:
-        message = f"{how} after the run was stored in {said.path}: `esbench report` renders its tables"
+    if announcement.activity == TABLES:
+        message = (
+            f"{ending} after the run was stored in {announcement.path}: `esbench report` renders its tables"
+        )
         raise UserError(message)
     if unexplained:
         remedy = "leave plug-ins out, or check this machine with `esbench doctor`"
-        message = f"{how} while no variant ran, for the second time: {remedy}"
+        message = f"{ending} while no variant ran, for the second time: {remedy}"
         raise UserError(message)
 
 
@@ -290,8 +297,8 @@ class _Interrupts:
 
 
 @contextlib.contextmanager
-def _started(
-    command: Sequence[str], board: int, interrupts: _Interrupts
+def _start_child(
+    command: Sequence[str], descriptor: int, interrupts: _Interrupts
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """Start a child in a session of its own; yield it, and a pipe that is closed when it ends.
 
@@ -299,9 +306,9 @@ def _started(
     together with the processes that it has started.
     """
     pipe, held_by_child = os.pipe()
-    environment = {**os.environ, CHILD: f"{os.getpid()} {board}"}
+    environment = {**os.environ, CHILD: f"{os.getpid()} {descriptor}"}
     process = subprocess.Popen(  # noqa: S603  # the command line of this process
-        command, env=environment, pass_fds=(board, held_by_child), start_new_session=True
+        command, env=environment, pass_fds=(descriptor, held_by_child), start_new_session=True
     )
     interrupts.process = process
     try:
@@ -314,16 +321,19 @@ def _started(
         os.close(pipe)
 
 
-def _wait(process: "subprocess.Popen[bytes]", pipe: int, board: int) -> str:
-    """Wait for a child; kill it if it makes no progress. Return how it ended."""
+def _wait(process: "subprocess.Popen[bytes]", pipe: int, descriptor: int) -> str:
+    """Wait until a child ends or is overdue, and return which; a child that is overdue still runs.
+
+    ``pipe`` is closed when the child ends; ``descriptor`` is that of the file of its announcements.
+    """
     while process.poll() is None:
         closed, _, _ = select.select([pipe], [], [], POLL_S)
         if closed:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
-        said = _read(board)
-        if process.returncode is None and said.delay:
-            return said.delay
+        announcement = _read(descriptor)
+        if process.returncode is None and announcement.overdue:
+            return announcement.overdue
     code = process.returncode
     if code >= 0:
         return f"the process ended with exit code {code}"
@@ -338,14 +348,14 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _write(board: int, said: Announcement) -> None:
-    os.pwrite(board, msgspec.json.encode(said) + b"\n", 0)
+def _write(descriptor: int, announcement: Announcement) -> None:
+    os.pwrite(descriptor, msgspec.json.encode(announcement) + b"\n", 0)
 
 
-def _read(board: int) -> Announcement:
+def _read(descriptor: int) -> Announcement:
     """Read the last announcement; if it is being written, read it again."""
     for _ in range(100):
-        line, _, _ = os.pread(board, 2**20, 0).partition(b"\n")
+        line, _, _ = os.pread(descriptor, 2**20, 0).partition(b"\n")
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.decode(line, type=Announcement)
         time.sleep(POLL_S / 100)

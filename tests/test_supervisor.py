@@ -149,7 +149,7 @@ def test_a_crash_while_no_variant_runs_is_tried_once_more(tmp_path: Path) -> Non
 
 def test_before_there_is_a_file_the_next_child_leaves_a_variant_out() -> None:
     """A lost device is such a crash too, however the child ends after it."""
-    body = "if child.said.excluded == (VARIANT,): end(0)\n"
+    body = "if child.announcement.excluded == (VARIANT,): end(0)\n"
     lost = "child.watch(VARIANT, CASE, 'step', 'the device is lost'); watch('clean-up'); end(2)"
     code, said = run_children(body + lost)
     assert (code, len(said)) == (0, 1)
@@ -159,16 +159,16 @@ def test_before_there_is_a_file_the_next_child_leaves_a_variant_out() -> None:
 def test_a_budget_shortens_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading has no limit; a variant has half of the time that is left, but at least some seconds."""
     now_s = time.monotonic()
-    said = supervisor.Announcement(start_s=0.0, said_s=now_s - 30)
-    assert not said.delay
+    said = supervisor.Announcement(start_s=0.0, announced_s=now_s - 30)
+    assert not said.overdue
     busy = msgspec.structs.replace(said, variant=VARIANT, case=CASE)
-    assert not busy.delay
-    assert msgspec.structs.replace(busy, limit_s=20.0).delay == "no progress for 20 s"
-    assert not msgspec.structs.replace(busy, end_s=now_s + 35).delay
+    assert not busy.overdue
+    assert msgspec.structs.replace(busy, limit_s=20.0).overdue == "no progress for 20 s"
+    assert not msgspec.structs.replace(busy, end_s=now_s + 35).overdue
     late = msgspec.structs.replace(busy, end_s=now_s + 25)
-    assert late.delay == "time budget of the run: no progress for 28 s"
-    monkeypatch.setattr(supervisor, "LEAST_LIMIT_S", 40.0)
-    assert not late.delay
+    assert late.overdue == "time budget of the run: no progress for 28 s"
+    monkeypatch.setattr(supervisor, "MIN_LIMIT_S", 40.0)
+    assert not late.overdue
 
 
 def is_alive(pid: int) -> bool:
@@ -202,7 +202,7 @@ def stop(*_):
         end(130)
     open({str(done)!r}, "a").write("ignored\\n")
 signal.signal(signal.SIGINT, stop)
-if child.said.excluded: end(0)
+if child.announcement.excluded: end(0)
 watch()
 other = subprocess.Popen(["sleep", "1000"])
 open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{other.pid}}\\n")

@@ -83,7 +83,7 @@ def main() -> None:
         text = getattr(error, "format_message", error.__str__)()
         if isinstance(error, OSError) and error.filename:
             text = f"{error.filename}: {error.strerror}"
-        if not child().said.lost:  # the supervisor prints a line
+        if not child().announcement.lost:  # the supervisor prints a line
             sys.stderr.write(f"esbench: {one_line(text)}\n")
         code = USAGE
     except ModuleNotFoundError as error:

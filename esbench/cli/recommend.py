@@ -167,8 +167,8 @@ def recommend(
         return
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
     check_unchanged(torch_state)
-    entries = [entry for entry in entries if entry.variant not in child.said.excluded]
-    if len(entries) > KEPT or child.said.excluded:  # these are screened
+    entries = [entry for entry in entries if entry.variant not in child.announcement.excluded]
+    if len(entries) > KEPT or child.announcement.excluded:  # these are screened
         request = msgspec.structs.replace(request, variants=tuple(entry.variant.name for entry in entries))
     path, outcome, run = _measure(
         request, target.name, device_type, seed, results, budget, limit_bytes, child
@@ -199,7 +199,7 @@ def _measure(  # the options of a measurement
     resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", device])
     hint = f"`{resume}` completes it, then `{answer}` answers"
     with lock_device(device_uuid(device) or device, name, note):
-        here, end_s = environment(device), child.said.end_s or time.monotonic() + budget_s
+        here, end_s = environment(device), child.announcement.end_s or time.monotonic() + budget_s
         child.announce(end_s=end_s, limit_s=plan.limit_s)
         unfinished = child.unfinished()
         if unfinished:

@@ -121,7 +121,7 @@ def run(
     Continue a run that was interrupted: esbench run --resume
     """
     child = supervise(note)
-    start_s = child.said.start_s
+    start_s = child.announcement.start_s
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.measure.timers import check_methods
@@ -160,7 +160,7 @@ def run(
         if budget is not None:
             # The tables take about as long as the start, because both import packages.
             closing_s = min(CLOSING * budget + time.monotonic() - start_s, CLOSING_MOST * budget)
-            plan = replace(plan, end_s=child.said.end_s or start_s + budget - closing_s)
+            plan = replace(plan, end_s=child.announcement.end_s or start_s + budget - closing_s)
         if cell_limit is not None:
             plan = replace(plan, limit_s=cell_limit)
         path, outcome = measure(plan, name, request, here, unfinished, out, child)
@@ -202,7 +202,7 @@ def measure(  # the parts of a run
     with (
         opened_file as writer,
         instruments(plan.device, split_names(request.methods), here.idle_w) as tools,
-        showing(end_s=plan.end_s, start_s=child.said.begun_s) as progress,
+        showing(end_s=plan.end_s, start_s=child.announcement.begun_s) as progress,
     ):
         if not child.is_restarted:
             note(f"rows are stored in {writer.path}")
@@ -210,13 +210,19 @@ def measure(  # the parts of a run
         last = past.checkpoints[-1] if past and past.checkpoints else None
         child.announce(
             path=str(writer.path.absolute()),
-            begun_s=child.said.begun_s or time.monotonic() - (last.wall_s if last else 0.0),
+            begun_s=child.announcement.begun_s or time.monotonic() - (last.wall_s if last else 0.0),
             end_s=plan.end_s if plan.end_s < math.inf else None,
             limit_s=plan.limit_s,
         )
         try:
             outcome = runner.run(
-                plan, writer, progress, tools, past=past, begun_s=child.said.begun_s, watch=child.watch
+                plan,
+                writer,
+                progress,
+                tools,
+                past=past,
+                begun_s=child.announcement.begun_s,
+                watch=child.watch,
             )
         except KeyboardInterrupt:
             note(f"interrupted: the finished rows are in {writer.path}; {hint}")
