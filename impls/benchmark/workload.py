@@ -91,9 +91,9 @@ class PopulationWorkload(Workload):
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
             self._check_step(range(self._case.members))
             return
-        members, eps = [*reference.random_members(self._case.members)], inputs.eps_of(self._case)
-        reference.check_forward(self._population, self._x.items[0], members, eps)
-        reference.check_update(self._population, self._x.items[0], members, eps)
+        x, eps = self._x.items[0], inputs.eps_of(self._case)
+        for check in (reference.check_forward, reference.check_update):
+            check(self._population, x, reference.random_members(self._case.members), eps)
 
     @override
     def confirm(self, phase: Phase) -> None:

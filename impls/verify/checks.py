@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from esbench.workload import WrongResultError
 from impls.binary import bits
@@ -20,6 +20,7 @@ from impls.verify.reference import (
     check_forward,
     check_update,
     compute_update,
+    random_generator,
     random_step,
     to_float64,
 )
@@ -65,10 +66,10 @@ class Setting:
         )
 
     def rows(self, count: int) -> Tensor:
-        """Make ``count`` input rows, the same at every call."""
+        """Make ``count`` random input rows."""
         device = next(self.model.parameters()).device
         shape = self.features if self.bits is None else (*self.features[:-1], self.bits)
-        values = torch.randn(count, *shape, dtype=torch.float64, generator=Generator().manual_seed(1))
+        values = torch.randn(count, *shape, dtype=torch.float64, generator=random_generator())
         return (values if self.bits is None else bits.pack(values > 0)).to(device)
 
 

@@ -31,7 +31,7 @@ MAX_DENSE = {"cpu": 2**26, "cuda": 2**30}
 STEPS = 2**31
 """Step numbers that are checked are below this one."""
 
-ROUNDINGS = 8
+ROUNDINGS = 4
 """The allowed error of each output in :func:`_check_product`, in multiples of its rounding."""
 
 DRAWN_MEMBERS, DRAWN_STEPS = 64, 16
@@ -137,7 +137,7 @@ def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -
 def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
     population: Population,
     x: Tensor,
-    members: Sequence[int],
+    members: Iterable[int],
     eps: float | None = None,
     update: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
     step: int = 0,
@@ -149,7 +149,7 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
     Args:
         population: the population.
         x: rows [repeats * members, ...]; only schemes that learn from rows read them.
-        members: the members to check; a range of all members is checked in pieces.
+        members: the members to check, a range or an iterator that is read after the noise is drawn.
         eps: see :func:`check_close`.
         update: the function to check. It takes utilities and returns gradients by parameter name, for the
             noise of the step. By default it is the population's update.
@@ -160,6 +160,7 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
 
     """
     noise = population.sample(step)
+    members = members if isinstance(members, range) else [*members]  # random ones are drawn here
     device = population.layers[0].weight.device
     sides = 2 if population.antithetic else 1
     utilities = torch.zeros(sides, population.members, dtype=torch.float64)
@@ -213,8 +214,8 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
     if not isinstance(y, Tensor):
         message = f"step returned {type(y).__name__} instead of a tensor"
         raise WrongResultError(message)
-    noise = population.sample(step)
     _check_noise_varies(population)
+    noise = population.sample(step)
     _check_outputs("step", population, noise, x, y, members, eps)
     wide = torch.promote_types(torch.float32, y.dtype)
     utilities = _shape_utilities(population, y.double()), _shape_utilities(population, y.to(wide))
@@ -233,30 +234,41 @@ def _check_noise_varies(population: Population) -> None:
     count = population.shard_multiple * -(-DRAWN_MEMBERS // population.shard_multiple)
     start = secrets.choice(range(0, population.members, count))
     part = range(start, min(start + count, population.members))
+    weights = {f"{layer.name}.weight".removeprefix("."): layer.weight for layer in population.layers}
+    directions = {
+        name: torch.randn(
+            weight.shape, device=weight.device, dtype=torch.float64, generator=random_generator(weight.device)
+        )
+        for name, weight in weights.items()
+    }
 
-    def dense(noise: PopulationNoise, member: int, name: str) -> Tensor:
-        return population.perturbation(noise, member)[name]
+    def products(step: int) -> dict[str, list[float]]:
+        """Return products of members' noise with a random direction, until one differs from the first."""
+        noise = population.sample(step, part)
+        found: dict[str, list[float]] = {name: [] for name in weights}
+        for member in range(len(part)):
+            change = population.perturbation(noise, member)
+            for name, values in found.items():
+                values.append(float((change[name].double() * directions[name]).sum()))
+            if all(len({*values}) > 1 for values in found.values()):
+                break
+        return found
 
-    def are_members_equal(noise: PopulationNoise, name: str) -> bool:
-        return all(torch.equal(dense(noise, 0, name), dense(noise, m, name)) for m in range(1, len(part)))
-
-    def are_equal(noise: PopulationNoise, other: PopulationNoise, name: str) -> bool:
-        return all(torch.equal(dense(noise, m, name), dense(other, m, name)) for m in range(len(part)))
-
-    def draws() -> Iterator[PopulationNoise]:
-        return (population.sample(random_step(), part) for _ in range(DRAWN_STEPS))
-
-    first, later = population.sample(0, part), population.sample(random_step(), part)
-    for layer in population.layers:
-        name = f"{layer.name}.weight".removeprefix(".")
-        if are_members_equal(first, name):
-            continue
-        if all(are_members_equal(noise, name) for noise in draws()):
-            message = f"step: after step 0 all members have the same noise of {name}"
-            raise WrongResultError(message)
-        if all(are_equal(later, noise, name) for noise in draws()):
-            message = f"step: all steps after step 0 have the same noise of {name}"
-            raise WrongResultError(message)
+    first = products(0)
+    names = [name for name, values in first.items() if len({*values}) > 1]
+    later = [products(random_step()) for _ in range(2)]
+    are_members_equal = are_steps_equal = names
+    for _ in range(DRAWN_STEPS):
+        are_members_equal = [name for name in names if all(len({*noise[name]}) == 1 for noise in later)]
+        are_steps_equal = [name for name in names if all(noise[name] == later[0][name] for noise in later)]
+        if not are_members_equal and not are_steps_equal:
+            return
+        later.append(products(random_step()))
+    if are_members_equal:
+        message = f"step: after step 0 all members have the same noise of {are_members_equal[0]}"
+        raise WrongResultError(message)
+    message = f"step: all steps after step 0 have the same noise of {are_steps_equal[0]}"
+    raise WrongResultError(message)
 
 
 def _check_gradients(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
@@ -277,9 +289,13 @@ def _check_gradients(  # noqa: PLR0913, PLR0917  the arguments of an update and 
     dense_numbers = population.members * sum(parameter.numel() for parameter in parameters.values())
     device = population.layers[0].weight.device
     is_large = dense_numbers > MAX_DENSE.get(device.type, MAX_DENSE["cpu"])
-    if is_large and len(members) == population.members and _is_affine(population):
-        _check_product(phase, population, noise, x, gradients, utilities[0], eps)
-        return
+    if is_large and len(members) == population.members and population.layers[0].module is population.model:
+        if _is_affine(population):
+            _check_product(phase, population, noise, x, gradients, utilities[0], eps)
+            return
+        if population.layers[0].learns_from_rows:
+            _check_node_gradient(phase, population, noise, x, gradients, utilities[0], eps)
+            return
     row_layers = {
         f"{layer.name}.weight".removeprefix("."): layer
         for layer in population.layers
@@ -339,10 +355,9 @@ def _pieces(noise: PopulationNoise, members: Sequence[int]) -> Iterable[tuple[in
 
 
 def _is_affine(population: Population) -> bool:
-    """Return whether the model is one layer whose outputs are affine in E_m, which the update sums."""
-    layer = population.layers[0]
-    is_additive = not (layer.learns_from_rows or layer.scheme.draws_binary_weights)
-    return layer.module is population.model and is_additive and not layer.scheme.update_directions_differ
+    """Return whether the outputs of a layer are affine in E_m, which the update sums."""
+    scheme = population.layers[0].scheme
+    return not (scheme.learns_from_rows or scheme.draws_binary_weights or scheme.update_directions_differ)
 
 
 def _check_product(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
@@ -360,9 +375,7 @@ def _check_product(  # noqa: PLR0913, PLR0917  the arguments of an update and it
     f(v; sum_m c_m E_m). The population's forward computes the left side; the gradient gives the right one.
     """
     model, sides = population.model, len(utilities)
-    if missing := [name for name, _ in model.named_parameters() if gradients.get(name) is None]:
-        message = f"{phase} of {missing[0]}: the call returned nothing"
-        raise WrongResultError(message)
+    _check_complete(phase, population, gradients)
     row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=random_generator(x.device))
     rows = row.to(x.dtype).expand(sides * population.members, *row.shape)
     outputs = population(rows, noise).unflatten(0, (sides, population.members))
@@ -381,12 +394,67 @@ def _check_product(  # noqa: PLR0913, PLR0917  the arguments of an update and it
     result = torch.func.functional_call(to_float64(model), doubles, (wide_row,))[0]
     spacing = torch.finfo(x.dtype).eps if eps is None else eps
     allowed = ROUNDINGS * spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
+    _check_error(f"{phase}: the gradient's product with a row", result, expected, allowed)
+
+
+def _check_node_gradient(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
+    phase: str,
+    population: Population,
+    noise: PopulationNoise,
+    x: Tensor,
+    gradients: Mapping[str, Tensor],
+    utilities: Tensor,
+    eps: float | None,
+) -> None:
+    """Check a layer's node-perturbation gradient without dense noise, by the outputs of the forward.
+
+    An output differs by u = sigma E_m x from that of the plain layer, apart from the noise of the bias.
+    """
+    _check_complete(phase, population, gradients)
+    layer, model, members = population.layers[0], to_float64(population.model), population.members
+    outputs, bias = population(x, noise), noise.layers[layer.name].bias
+    centered = utilities - utilities.mean(0) if population.antithetic else utilities
+    scales = -centered / (utilities.numel() * _variance(layer, population.sigma))
+    weight = model.get_parameter("weight").detach().clone().requires_grad_()
+    expected, squares = torch.zeros_like(weight), 0.0
+    count = max(1, CONVERTED // max(x[0].numel(), outputs[0].numel()))
+    for index in torch.arange(len(x), device=x.device).split(count):
+        side = index // members * len(utilities) // (len(x) // members)
+        c, rows, y = scales[side, index % members], x[index].double(), outputs[index].double()
+        with torch.enable_grad():
+            plain = torch.func.functional_call(model, {"weight": weight}, (rows,))
+            change = y - plain.detach()
+            if bias is not None:
+                signed = (
+                    population.sigma
+                    * (1.0 - 2.0 * side.double()).unsqueeze(1)
+                    * bias[index % members].double()
+                )
+                change -= signed.view(*signed.shape, *[1] * (y.dim() - 2))
+            products = (change * plain).flatten(1).sum(1)
+            expected += torch.autograd.grad(products @ c, weight)[0]
+        norms = c * y.flatten(1).norm(dim=1) * rows.flatten(1).norm(dim=1)
+        squares += float(norms.square().sum())
+    spacing = torch.finfo(x.dtype).eps if eps is None else eps
+    taps = weight[0, 0].numel()
+    allowed = ROUNDINGS * spacing * ((taps * squares) ** 0.5 + float(expected.norm()))
+    _check_error(f"{phase} of weight", gradients["weight"].double(), expected, allowed)
+
+
+def _check_complete(phase: str, population: Population, gradients: Mapping[str, Tensor]) -> None:
+    """Check that every parameter has a gradient."""
+    for name, _ in population.model.named_parameters():
+        if gradients.get(name) is None:
+            message = f"{phase} of {name}: the call returned nothing"
+            raise WrongResultError(message)
+
+
+def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) -> None:
+    """Check that |result - expected| is at most ``allowed``."""
     error = float((result - expected).norm())
     if not error <= allowed:
-        message = (
-            f"{phase}: the gradient's product with a row is off by {error:.2g} from the sum over members, "
-            f"allowed {allowed:.2g}; its norm is {float(expected.norm()):.2g}"
-        )
+        norm = float(expected.norm())
+        message = f"{name} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"
         raise WrongResultError(message)
 
 
@@ -535,7 +603,4 @@ def check_close(
     roundings = 1024 if result.dtype is torch.float64 else 4
     spacing = torch.finfo(result.dtype).eps if eps is None else eps
     allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm
-    error = (result.double() - expected).norm().item()
-    if not error <= allowed:
-        message = f"{name} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"
-        raise WrongResultError(message)
+    _check_error(name, result.double(), expected, allowed)

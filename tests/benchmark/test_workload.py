@@ -13,6 +13,7 @@ import impls
 from esbench.schema import Case, Phase
 from esbench.workload import Workload, WrongResultError, build
 from impls import Population
+from impls.verify import reference
 from tests.workload_cases import (
     CASES,
     CHECKS,
@@ -135,33 +136,36 @@ STEP_BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "negated utilities": (Population, "update", with_utilities(operator.neg)),
     "squared utilities": (Population, "update", with_utilities(lambda c: c * c.abs())),
     "utilities of neighbors": (Population, "update", with_utilities(lambda c: c.roll(1))),
-    "utilities of another scale": (Population, "update", with_utilities(lambda c: c * 0.9)),
-    "one utility is lost": (Population, "update", with_utilities(lambda c: c * (c < c.max()))),
+    "utilities of another scale": (Population, "update", with_utilities(lambda c: c * 0.5)),
+    "half of the utilities are lost": (Population, "update", with_utilities(lambda c: c * (c < 0))),
     "noise of another step": (Population, "sample", with_step(lambda step: step + 1)),
     "no optimizer": (torch.optim.SGD, "step", lambda *_: None),
 }
 
 
+@pytest.mark.parametrize("max_dense", [reference.MAX_DENSE["cpu"], 0], ids=["sum", "outputs"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.LowRank(1), impls.DropoutMask()], ids=str)
 def test_a_planted_bug_in_a_step_is_found(
-    monkeypatch: pytest.MonkeyPatch, scheme: object, dtype: str
+    monkeypatch: pytest.MonkeyPatch, scheme: object, dtype: str, max_dense: int
 ) -> None:
-    """A step with a mistake in its noise, utilities, update or optimizer differs from the reference."""
+    """A step with a mistake in its noise, utilities, update or optimizer differs from the reference.
+
+    It does so whether dense noise of all members is affordable, or the update is compared with outputs.
+    """
     cases = (
-        msgspec.structs.replace(LINEAR, dtype=dtype),
-        msgspec.structs.replace(LINEAR, dtype=dtype, repeats=4, antithetic=True, bias=True),
+        msgspec.structs.replace(LINEAR, in_channels=128, dtype=dtype),
+        msgspec.structs.replace(LINEAR, in_channels=128, dtype=dtype, repeats=4, antithetic=True, bias=True),
     )
+    monkeypatch.setitem(reference.MAX_DENSE, "cpu", max_dense)
     for case in cases:
         build(scheme, case, "cpu", 0).confirm("step")
         for name, (owner, method, wrong) in STEP_BUGS.items():
             work = build(scheme, case, "cpu", 0)
-            monkeypatch.setattr(owner, method, wrong)
-            try:
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, method, wrong)
                 with on(name), pytest.raises(WrongResultError, match="step"):
                     work.confirm("step")
-            finally:
-                monkeypatch.undo()
 
 
 def test_a_check_of_a_step_restores_the_weights() -> None:
