@@ -110,6 +110,10 @@ def new_run_id(suite: str, now: datetime | None = None) -> str:
 # Writing
 
 
+class LostFileError(UserError):
+    """Another program deleted or changed the file of a run in progress."""
+
+
 class Writer:
     """The file of a run, to which records are appended.
 
@@ -119,26 +123,45 @@ class Writer:
     """
 
     def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
-        """Create the file with the header, or cut the file of an unfinished run to ``kept_bytes``."""
+        """Create the file with the header, or cut the file of an unfinished run to ``kept_bytes``.
+
+        If no byte is kept, the header is written again.
+        """
         self.path = results / header.environment.slug / f"{header.run_id}{PLAIN}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if kept_bytes is None:
-            self._file = self.path.open("xb")
+        self._file = self.path.open("xb" if kept_bytes is None else "ab")
+        self._bytes = self._file.truncate(kept_bytes or 0)
+        if not kept_bytes:
             self.write(header)
-        else:
-            self._file = self.path.open("ab")
-            self._file.truncate(kept_bytes)
 
     def write(self, *records: Record) -> None:
         """Append records, and wait until they are on disk.
 
         Raises:
             ValueError: a record could not be read back, for instance because a sample is NaN.
+            LostFileError: the file was deleted, replaced or changed since the last write.
 
         """
-        self._file.write(b"".join(encode(record) + b"\n" for record in records))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        content = b"".join(encode(record) + b"\n" for record in records)
+        self._check_unchanged()
+        try:
+            self._file.write(content)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:  # a full disk may take a part
+            self._bytes = os.fstat(self._file.fileno()).st_size
+
+    def _check_unchanged(self) -> None:
+        """Check that the path still leads to the open file, and that the file has the bytes written to it."""
+        state = os.fstat(self._file.fileno())
+        try:
+            is_here = os.path.samestat(self.path.stat(), state)
+        except FileNotFoundError:
+            is_here = False
+        if not is_here or state.st_size != self._bytes:
+            change = "has other contents" if is_here else "was deleted or replaced"
+            message = f"{self.path} {change} while the run was writing it, rows are lost: run again"
+            raise LostFileError(message)
 
     def close(self) -> None:
         """Close the file; a run without an end stays readable."""
@@ -149,7 +172,12 @@ class Writer:
 
         The compressed file is on disk before the plain one is deleted. If the disk is full, the file stays
         uncompressed.
+
+        Raises:
+            LostFileError: the file was deleted, replaced or changed since the last write.
+
         """
+        self._check_unchanged()
         self.close()
         if self.path.stat().st_size > LARGE_BYTES:
             with contextlib.suppress(OSError):
@@ -278,7 +306,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
         header = _HEADER.decode(line)
     except (ValueError, RecursionError) as error:
         return None, [Problem(path, f"{error}; without its header the file holds no run", first)]
-    rows: list[Row] = []
+    rows: dict[int, Row] = {}
     device_peaks: list[DevicePeak] = []
     checkpoints: list[Checkpoint] = []
     end: RunEnd | None = None
@@ -303,10 +331,11 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
             case Checkpoint():
                 checkpoints.append(record)
             case _:
-                rows.append(record)
+                rows[number] = record
+    problems += _drop_repeated(path, rows)
     run = Run(
         header=header,
-        rows=_join_rows(rows),
+        rows=_join_rows([*rows.values()]),
         end=end,
         device_peaks=tuple(device_peaks),
         checkpoints=tuple(checkpoints),
@@ -353,6 +382,18 @@ def _check_times(record: object) -> None:
         if 0 in visits:
             message = f"a time of 0 ns, the clock missed the call - at `$.samples[{index}]`"
             raise ValueError(message)
+
+
+def _drop_repeated(path: Path, rows: dict[int, Row]) -> Iterator[Problem]:
+    """Drop measurements that an earlier line has as well; yield a problem for each."""
+    first_lines: dict[object, int] = {}
+    for number, row in [*rows.items()]:
+        if isinstance(row, Measurement):
+            key = (row.variant, row.case, row.phase, row.metric, row.method, row.group)
+            if (first := first_lines.setdefault(key, number)) != number:
+                del rows[number]
+                message = f"the same measurement as in line {first}: this line is left out; delete it"
+                yield Problem(path, message, number)
 
 
 def _join_rows(rows: list[Row]) -> tuple[Row, ...]:
@@ -411,7 +452,10 @@ class ResumeError(UserError):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The rows of an unfinished run that are kept when it is resumed, and their bytes in the file."""
+    """The rows of an unfinished run that are kept when it is resumed, and their bytes in the file.
+
+    ``kept_bytes`` is 0 if the file ends within the line of its header.
+    """
 
     path: Path
     run: Run
@@ -447,7 +491,9 @@ def read_unfinished(path: Path) -> Unfinished:
         message = f"{path} is complete: there is nothing to resume"
         raise ResumeError(message)
     content = read_bytes(path)
-    end = kept_bytes = content.index(b"\n") + 1
+    end = kept_bytes = content.find(b"\n") + 1
+    if not kept_bytes:
+        return Unfinished(path, run, kept_bytes)
     for line in content[end:].splitlines(keepends=True):
         end += len(line)
         if line.startswith(_CHECKPOINT) and line.endswith(b"\n"):

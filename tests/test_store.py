@@ -3,12 +3,15 @@
 import gzip
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -17,9 +20,21 @@ from hypothesis import strategies as st
 
 from esbench.errors import UserError
 from esbench.schema import Case, Measurement, Record, RunEnd, Skipped
-from esbench.store import Problem, Writer, encode, new_run_id, read_document, read_results, read_run
+from esbench.store import (
+    LostFileError,
+    Problem,
+    Writer,
+    encode,
+    new_run_id,
+    read_document,
+    read_results,
+    read_run,
+)
 from esbench.studies.timer_accuracy import Study
 from tests import synthetic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 COUNTS = st.integers(0, 2**62)
 MANY = st.integers(1, 2**62)
@@ -60,6 +75,15 @@ ROWS = st.builds(
     status=st.sampled_from(["unavailable", "failed"]),
     reason=TEXT,
 )
+
+
+def identity(row: Measurement | Skipped) -> object:
+    """Return what a measurement is of; a run has no two of the same."""
+    if isinstance(row, Measurement):
+        return row.variant, row.case, row.phase, row.metric, row.method, row.group
+    return id(row)
+
+
 ENDS = st.builds(RunEnd, status=st.sampled_from(["complete", "interrupted", "failed"]), wall_s=NUMBERS)
 IN_TMP_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -79,7 +103,7 @@ def write(tmp_path: Path, content: bytes) -> Path:
     return path
 
 
-@given(rows=st.lists(ROWS, max_size=4), end=st.none() | ENDS)
+@given(rows=st.lists(ROWS, max_size=4, unique_by=identity), end=st.none() | ENDS)
 def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> None:
     """Any records that are written are read back equal, without problems."""
     header = synthetic.header()
@@ -94,7 +118,7 @@ def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> No
 
 
 @IN_TMP_PATH
-@given(rows=st.lists(ROWS, min_size=1, max_size=3), data=st.data())
+@given(rows=st.lists(ROWS, min_size=1, max_size=3, unique_by=identity), data=st.data())
 def test_truncation_keeps_finished_rows(
     tmp_path: Path, rows: list[Measurement | Skipped], data: st.DataObject
 ) -> None:
@@ -239,6 +263,36 @@ def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     assert problems == []
     assert [(run.rows, run.end) for run in runs] == [((ROW,), None)]
+
+
+def test_a_file_that_is_lost_during_the_run_is_an_error(tmp_path: Path) -> None:
+    """Deleted, truncated or replaced by a copy, the file gets no more rows, and a large one no copy."""
+    ways: list[tuple[Callable[[Path], object], str]] = [
+        (Path.unlink, "was deleted or replaced"),
+        (lambda path: os.truncate(path, 10), "has other contents"),
+        (lambda path: path.write_bytes(b""), "has other contents"),
+        (lambda path: Path(shutil.copy(path, tmp_path / "copy")).replace(path), "deleted or replaced"),
+    ]
+    for number, (lose, words) in enumerate(ways):
+        with Writer(tmp_path / str(number), synthetic.header()) as writer:
+            writer.write(ROW)
+            lose(writer.path)
+            left = writer.path.read_bytes() if writer.path.exists() else None
+            for action in (partial(writer.write, ROW), writer.compress):
+                with pytest.raises(LostFileError, match=rf"{words} while .*: run again"):
+                    action()
+            assert (writer.path.read_bytes() if writer.path.exists() else None) == left
+
+
+def test_a_measurement_that_stands_twice_is_said(tmp_path: Path) -> None:
+    """The first one is read, whatever the samples of the second; those of other groups are not the same."""
+    again = msgspec.structs.replace(ROW, samples=((3.0,),))
+    others = [msgspec.structs.replace(again, group=1), msgspec.structs.replace(again, method="other")]
+    run, (problem,) = read_run(write(tmp_path, lines(synthetic.header(), ROW, *others, again, END)))
+    assert run is not None
+    assert run.rows == (ROW, *others)
+    assert str(problem).endswith(":5: the same measurement as in line 2: this line is left out; delete it")
+    assert problem.lost
 
 
 def test_run_ids_sort_by_time() -> None:

@@ -9,9 +9,10 @@
     expires = 2027-01-31
 
 ``cell`` is a name as the gate prints it, or a glob over such names. ``device = "cuda"`` or ``"cpu"`` limits a
-waiver to that kind of device.
+waiver to that kind of device. A waiver expires within a year.
 """
 
+import codecs
 import datetime as dt
 import fnmatch
 import itertools
@@ -28,6 +29,8 @@ from esbench.schema import METHODS
 from esbench.store import read_regular_file
 
 FILE = "gate.toml"
+LONGEST = dt.timedelta(days=366)
+"""The longest time until a waiver expires."""
 
 
 class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,15 +70,17 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     """Return the waivers in the top folder of a revision; empty without the file.
 
     Raises:
-        UserError: the file is invalid, or a waiver has expired or is listed twice; the message names it.
+        UserError: the file is invalid, or a waiver has expired, expires in more than a year or is listed
+            twice; the message names it.
 
     """
     path = folder / FILE
     try:
-        waivers = msgspec.toml.decode(read_regular_file(path), type=_File).accept
+        content = read_regular_file(path).removeprefix(codecs.BOM_UTF8)
+        waivers = msgspec.toml.decode(content, type=_File).accept
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
         raise UserError(message) from error
     for index, waiver in enumerate(waivers):
@@ -85,6 +90,9 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
             raise UserError(message)
         if waiver.expires < today:
             message = f"{waiver} expired on {waiver.expires}: remove it"
+            raise UserError(message)
+        if waiver.expires > today + LONGEST:
+            message = f"{waiver} expires on {waiver.expires}: choose a date within {LONGEST.days} days"
             raise UserError(message)
     return waivers
 

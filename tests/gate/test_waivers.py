@@ -45,6 +45,8 @@ def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
     """An expired waiver is an error that names it; a missing file means no waivers."""
     assert read(tmp_path, TODAY) == ()
     file = tmp_path / FILE
+    file.write_text(GOOD, encoding="utf-8-sig")  # with the byte order mark of an editor
+    assert len(read(tmp_path, TODAY)) == 1
     old = GOOD.replace("2026-03-01", "2026-02-28").replace("Baker", "Old")
     file.write_text(GOOD + GOOD + 'device = "cuda"\n', encoding="utf-8")
     assert [waiver.device for waiver in read(tmp_path, TODAY)] == [None, "cuda"]
@@ -68,6 +70,8 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
         ("[[accept]]", "[[accepted]]", "unknown field `accepted`"),
         ("expires", "until", "unknown field `until`"),
         (GOOD, "\0", ""),
+        (GOOD, f"a = {'[' * 900}{']' * 900}", "recursion"),
+        ("2026-03-01", "9999-12-31", "Baker* expires on 9999-12-31: choose a date within 366 days"),
         (GOOD, GOOD + GOOD, "latency_ns of Baker* is listed twice: remove one"),
     ):
         assert old in GOOD

@@ -330,8 +330,9 @@ def stored(tmp_path: Path) -> Path:
     rows = synthetic.three(CASE)
     with store.Writer(tmp_path, header) as writer:
         for phase in ("sample", "forward"):
-            writer.write(*rows, Checkpoint(case=CASE, group=0, phase=phase, wall_s=1.0))
-        writer.write(rows[0])
+            in_phase = (msgspec.structs.replace(row, phase=phase) for row in rows)
+            writer.write(*in_phase, Checkpoint(case=CASE, group=0, phase=phase, wall_s=1.0))
+        writer.write(msgspec.structs.replace(rows[0], phase="update"))
     return writer.path
 
 
@@ -374,6 +375,19 @@ def test_the_newest_unfinished_run_is_resumed(stored: Path) -> None:
         store.find_unfinished(results, slug)
     with pytest.raises(ResumeError, match="is complete"):
         store.read_unfinished(stored)
+
+
+def test_a_run_cut_off_after_its_header_is_resumed(stored: Path) -> None:
+    """The line of the header may have no end, as a kill during the first write leaves it."""
+    header, *_ = stored.read_bytes().split(b"\n")
+    for cut in (header, header + b"\n"):
+        stored.write_bytes(cut)
+        with runner.resume(store.read_unfinished(stored)) as writer:
+            writer.write(RunEnd(status="complete", wall_s=2.0))
+        run, problems = store.read_run(stored)
+        assert not problems
+        assert run is not None
+        assert run.end is not None
 
 
 def test_a_run_with_a_damaged_line_is_not_resumed(stored: Path) -> None:
