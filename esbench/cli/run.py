@@ -234,7 +234,8 @@ def measure(  # the parts of a run
 def note_load(here: Environment) -> None:
     """Print a warning if other programs use the processor."""
     if here.load is not None and here.load > BUSY * here.threads:
-        note(f"load {here.load:.1f} on {here.threads} threads: other programs disturb the times")
+        threads = pluralize(here.threads, "thread")
+        note(f"load {here.load:.1f} on {threads}: other programs disturb the times")
 
 
 def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan":

@@ -1,6 +1,6 @@
 """The result of a run in a few lines: the best variants, dense noise and the plain layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
@@ -9,7 +9,7 @@ from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIV
 from esbench.report.tables.table import NOTHING
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
-from esbench.text import first_names, one_line, pluralize
+from esbench.text import one_line, pluralize
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5
@@ -31,7 +31,11 @@ _RANKED = {
 """Columns of the ranking -> their headings here; with a name of 33 characters a line has 80."""
 LEGEND = "rate: n_eff per ms of a step; kept: n_eff / n"
 _SMALL = 0.1
-"""A warning names variants whose n_eff is a smaller share of the members."""
+"""A warning names fast variants whose n_eff is a smaller share of the members."""
+_COLUMNS = 100
+"""The longest warning on small effective populations."""
+_LABELS = {DENSE: "dense noise", "Base": "plain layer", "Naive": "one call per member"}
+"""Variants to compare with -> what they are."""
 
 
 def run_summary(run: Run) -> str:
@@ -39,13 +43,17 @@ def run_summary(run: Run) -> str:
 
     Variants are ranked by n_eff per ms of a step; in a run without steps or quality metrics, by time.
     """
-    ranked = dict(_ranking_tables(run))
+    ranked = {
+        case: ranking_table(ranking, case, ranking.of(case)) for case, ranking in _ranked_cases(run).items()
+    }
     tables = ranked | dict(_time_tables(run))
     if not tables:
         return ""
-    first = {case.operator: case for case in reversed(tables)}.values()  # one of each operator
-    cases = [*reversed(first), *(case for case in tables if case not in first)]
-    parts = [f"Best {BEST} variants of each shape, dense noise and base{f' ({LEGEND})' if ranked else ''}:"]
+    cases = _sort_by_operator(tables)
+    title = f"Best {BEST} variants of each shape, dense noise and base ({LEGEND}):"
+    if not ranked:
+        title = f"Fastest {BEST} variants of each shape, then dense noise, base and naive:"
+    parts = [title]
     parts += [tables[case] for case in cases[:TABLES]]
     if len(cases) > TABLES:
         parts.append(f"and {pluralize(len(cases) - TABLES, 'more shape')}: --tables prints all")
@@ -58,33 +66,54 @@ def warnings(run: Run) -> list[str]:
     lines = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
         lines.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
-    small = sorted(
-        (
+    cases = _ranked_cases(run)
+    for case in _sort_by_operator(cases)[:TABLES]:
+        every = [
             ranked
-            for operator in operators(run)
-            for ranking in rankings(run, operator)[:1]
-            for case in ranking.largest
-            for ranked in ranking.of(case)
-            if ranked.rate is not None and not ranked.variant.baseline and (ranked.share or 1.0) < _SMALL
-        ),
-        key=lambda ranked: ranked.share or 0.0,
-    )
-    sizes = {
-        ranked.variant.name: f"{ranked.variant.name} {format_number(ranked.effective.value)} of"
-        f" {ranked.case.members}"
-        for ranked in reversed(small)
-        if ranked.effective
-    }
-    if sizes:
-        lines.append(f"n_eff below {_SMALL:.0%} of the members: {first_names([*reversed(sizes.values())])}")
+            for ranked in cases[case].of(case)
+            if ranked.rate is not None and not ranked.variant.baseline
+        ]
+        small = [
+            ranked
+            for ranked in every
+            if (ranked.share or 1.0) < _SMALL and (ranked.step_ns or 0.0) <= (every[0].step_ns or 0.0)
+        ]
+        if small:
+            small.sort(key=lambda ranked: ranked.share or 0.0)
+            lines.append(_small_warning(case, small))
     return lines
 
 
-def _ranking_tables(run: Run) -> Iterator[tuple[Case, str]]:
-    for operator in operators(run):
-        for ranking in rankings(run, operator)[:1]:
-            for case in dict.fromkeys([*filter(None, [ranking.main]), *ranking.largest]):
-                yield case, ranking_table(ranking, case, ranking.of(case))
+def _small_warning(case: Case, small: Sequence[RankedVariant]) -> str:
+    """Return a line with the n_eff of as many variants as fit."""
+    names = [
+        f"{ranked.variant.name} {format_number(ranked.effective.value)}"
+        for ranked in small
+        if ranked.effective
+    ]
+    line = ""
+    for count in range(len(names), 0, -1):
+        more = f" and {len(names) - count} more" if count < len(names) else ""
+        line = f"{_title(case)}: fast, but of small n_eff: {', '.join(names[:count])}{more}"
+        if len(line) <= _COLUMNS:
+            return line
+    return f"{line[: _COLUMNS - 1]}…"
+
+
+def _ranked_cases(run: Run) -> dict[Case, Rankings]:
+    """Return the cases with a ranking that are worth a table."""
+    return {
+        case: ranking
+        for operator in operators(run)
+        for ranking in rankings(run, operator)[:1]
+        for case in [*filter(None, [ranking.main]), *ranking.largest]
+    }
+
+
+def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
+    """Return the cases, one of each operator first."""
+    first = {case.operator: case for case in reversed([*cases])}.values()
+    return [*reversed(first), *(case for case in cases if case not in first)]
 
 
 def ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
@@ -112,13 +141,14 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
 
 
 def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
-    """Return the rows of the fastest variants of a case, of dense noise and of the baselines."""
+    """Return the rows of the fastest variants of a case, then those of dense noise, base and naive."""
     rows = [
         (variant, row) for variant in grid.variants if isinstance(row := grid.at(variant, case), Measurement)
     ]
     timed = sorted(((variant, ns) for variant, row in rows if (ns := median(row))), key=lambda pair: pair[1])
     best = [variant for variant, _ in timed if not variant.baseline][:BEST]
-    shown = [(v, ns) for v, ns in timed if v in best or v.name == DENSE or v.mode != "batched"]
+    shown = [(variant, ns) for variant, ns in timed if variant in best]
+    shown += [(v, ns) for v, ns in timed if v not in best and (v.name == DENSE or v.mode != "batched")]
     reference = next((ns for variant, ns in timed if variant.name == DENSE), None)
 
     def peak(variant: Variant) -> str:
@@ -147,7 +177,8 @@ def _title(case: Case) -> str:
 
 
 def _name(variant: Variant) -> str:
-    return {DENSE: f"{DENSE} (dense noise)", "Base": "Base (plain layer)"}.get(variant.name, variant.name)
+    label = _LABELS.get(variant.name)
+    return f"{variant.name} ({label})" if label else variant.name
 
 
 def _shorten(text: str) -> str:
