@@ -20,6 +20,11 @@ def message_of(error: BaseException) -> str:
         raise
     except BaseException:  # noqa: BLE001  # the class of a variant's error may raise anything
         return ""
+    return message_line(text)
+
+
+def message_line(text: str) -> str:
+    """Return a text as a message that can be stored: one printable line of at most LONGEST characters."""
     # A lone surrogate cannot be encoded in UTF-8.
     text = text[: 2 * LONGEST].encode("utf-8", "replace").decode()
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())

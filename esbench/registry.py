@@ -17,11 +17,11 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
-from esbench.errors import UserError, message_of
+from esbench.errors import UserError, message_line, message_of
 from esbench.schema import (
     DENSE,
     PHASES,
@@ -163,7 +163,7 @@ class Registry:
                 self.entries[record.name] = Entry(
                     variant=record,
                     scheme=instance,
-                    source=source,
+                    source=message_line(source),
                     package=scheme.__module__.partition(".")[0],
                     operators=operators,
                     on_request=on_request,
@@ -251,10 +251,21 @@ def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
     if not dataclasses.is_dataclass(instance):
         return ()
     return tuple(
-        (field.name, value)
+        (field.name, storable_option(value))
         for field in dataclasses.fields(instance)
         if (value := getattr(instance, field.name)) != field.default or type(value) is not type(field.default)
     )
+
+
+def storable_option(value: object) -> Scalar:
+    """Return an option as it is stored: its text if it is no bool, text, integer or finite float."""
+    try:
+        read = msgspec.json.decode(msgspec.json.encode(value), type=Scalar)
+        if type(read) is type(value) and read == value:
+            return cast("Scalar", value)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    return message_line(str(value))
 
 
 def scheme_docs(entries: Iterable[Entry]) -> dict[str, SchemeDoc]:

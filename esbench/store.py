@@ -203,11 +203,14 @@ def encode(record: Record) -> bytes:
         ValueError: the record could not be read back.
 
     """
-    line = msgspec.json.encode(record)
     try:
+        line = msgspec.json.encode(record)
         msgspec.json.decode(line, type=type(record))
     except msgspec.DecodeError as error:
         message = f"cannot store this record, it could not be read back: {error}"
+        raise ValueError(message) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"cannot store this record: {error}"
         raise ValueError(message) from error
     return line
 

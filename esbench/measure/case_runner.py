@@ -9,7 +9,7 @@ import gc
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
+from esbench.errors import message_line
 from esbench.measure import gpu_monitor, memory, profiler, validation
 from esbench.measure.failure import DeviceLostError, Failure, classify
 from esbench.measure.float32_precision import precision
@@ -33,6 +34,7 @@ from esbench.registry import Entry, is_reference
 from esbench.schema import (
     LAUNCHES,
     OUT_OF_TIME,
+    PHASES,
     QUALITY,
     Case,
     Conditions,
@@ -42,6 +44,7 @@ from esbench.schema import (
     Skipped,
     Variant,
 )
+from esbench.store import encode
 from esbench.workload import QualityMetric, UnavailableError, Workload, build
 
 T = TypeVar("T")
@@ -88,10 +91,19 @@ class RunContext:
 
 @dataclass(frozen=True, eq=False)
 class PreparedVariant:
-    """A variant that is set up, and for each phase the fingerprints of the first result."""
+    """A variant that is set up.
+
+    Attributes:
+        phases: the phases that it has.
+        unavailable: phase that it does not have -> the reason.
+        fingerprints: for each phase those of the first result.
+
+    """
 
     entry: Entry
     workload: Workload
+    phases: Collection[Phase]
+    unavailable: Mapping[Phase, str]
     fingerprints: dict[Phase, validation.Fingerprints] = field(default_factory=dict)
 
 
@@ -124,13 +136,13 @@ class CoResidentGroup:
         self, entry: Entry, checks: ExactChecks, around: ContextFor = lambda _: contextlib.nullcontext()
     ) -> None:
         """Check a variant on the small exact cases, set it up on this case and check it here."""
-        workload = self._set_up(entry, checks, around)
-        if workload is None:
+        prepared = self._set_up(entry, checks, around)
+        if prepared is None:
             # Garbage collection takes 0.1 s: too long for each of many variants that were not set up.
             if not self.failures or self.failures[-1][1].reason != OUT_OF_TIME:
                 free_memory()
         else:
-            self.variants.append(PreparedVariant(entry, workload))
+            self.variants.append(prepared)
 
     def precheck(self, phase: Phase, around: ContextFor = lambda _: contextlib.nullcontext()) -> None:
         """Enter a phase with all variants, then check the call of each.
@@ -161,7 +173,7 @@ class CoResidentGroup:
 
     def in_phase(self, phase: Phase) -> list[PreparedVariant]:
         """Return the variants that have the phase, baselines first."""
-        return [prepared for prepared in self.variants if phase in prepared.workload.phases]
+        return [prepared for prepared in self.variants if phase in prepared.phases]
 
     @property
     def candidates(self) -> list[PreparedVariant]:
@@ -181,7 +193,7 @@ class CoResidentGroup:
             gc.collect()
         free_memory()
 
-    def _set_up(self, entry: Entry, checks: ExactChecks, around: ContextFor) -> Workload | None:
+    def _set_up(self, entry: Entry, checks: ExactChecks, around: ContextFor) -> PreparedVariant | None:
         try:
             with around(entry):
                 if failure := checks.failure(entry, self.case.operator):
@@ -190,7 +202,8 @@ class CoResidentGroup:
                 workload = build(entry.scheme, self.case, self.device, self.seed)
                 workload.verify()
                 self.torch_state.check()
-                return workload
+                phases = [phase for phase in PHASES if phase in workload.phases]
+                return PreparedVariant(entry, workload, phases, missing_phases(workload, phases))
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._record_failure(entry, error)
             return None
@@ -402,11 +415,18 @@ class CaseRunner:
 
     def _time_rows(
         self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
-    ) -> Iterator[Row]:
-        """Yield a row for each metric of a timed call, or the reason if it failed."""
+    ) -> Sequence[Row]:
+        """Return a row for each metric of a timed call, or the reason if the call or its work is wrong."""
         if call.failure:
-            yield self.context.skipped_row(self.case, prepared.entry, phase, call.failure, clock.method)
-            return
+            return [self.context.skipped_row(self.case, prepared.entry, phase, call.failure, clock.method)]
+        rows = self._attempt(
+            prepared.entry, phase, "memory", lambda: storable(self._metric_rows(prepared, phase, clock, call))
+        )
+        return [rows] if isinstance(rows, Skipped) else rows
+
+    def _metric_rows(
+        self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
+    ) -> Iterator[Measurement]:
         work = prepared.workload.work(phase)
         for metric, rounds in call.rounds.items():
             yield self._measurement(prepared, phase)(
@@ -468,7 +488,7 @@ class CaseRunner:
             rows += self._activity_rows(call, prepared.entry.variant, measurement)
         validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()
-        return labels, rows
+        return labels, storable(rows)
 
     def _activity_rows(
         self, call: Call, variant: Variant, measurement: Callable[..., Measurement]
@@ -491,11 +511,9 @@ class CaseRunner:
     def _missing_phase_rows(self, phase: Phase) -> Iterator[Row]:
         """Yield a reason for each variant that does not have the phase."""
         for prepared in self._group.variants:
-            if phase not in prepared.workload.phases:
-                reason = prepared.workload.unavailable.get(phase, f"it has no phase {phase}")
-                yield self.context.skipped_row(
-                    self.case, prepared.entry, phase, Failure("unavailable", reason)
-                )
+            if phase not in prepared.phases:
+                missing = Failure("unavailable", prepared.unavailable[phase])
+                yield self.context.skipped_row(self.case, prepared.entry, phase, missing)
 
     def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
         self.context.recorder.checkpoint(rows, self.case, self._group_number, phase, self._group_costs_s)
@@ -548,6 +566,35 @@ class CaseRunner:
             self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + cost_s
 
 
+def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase, str]:
+    """Return each timed phase that a workload does not have, with its reason.
+
+    Raises:
+        TypeError: a reason is not a text.
+
+    """
+    missing = [phase for phase in PHASES if phase not in phases]
+    reasons = {phase: workload.unavailable.get(phase, f"it has no phase {phase}") for phase in missing}
+    for phase, reason in reasons.items():
+        if not isinstance(reason, str):
+            message = f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
+            raise TypeError(message)
+    return {phase: message_line(reason) for phase, reason in reasons.items()}
+
+
+def storable(rows: Iterable[Row]) -> list[Row]:
+    """Return rows, after checking that what their variant declares can be stored.
+
+    Raises:
+        ValueError: a row could not be read back, for instance because ``flops`` is NaN.
+
+    """
+    checked = list(rows)
+    for row in checked:
+        encode(row)
+    return checked
+
+
 def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) -> list[Row]:
     """Return a row for each quality metric of a workload: its samples, or the reason why it has none.
 
@@ -560,7 +607,13 @@ def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) ->
         message = "no quality metrics: its workload has no method quality"
         raise UnavailableError(message)
     workload.enter(QUALITY)
-    return [_quality_row(metric, measurement) for metric in compute()]
+    rows = storable(_quality_row(metric, measurement) for metric in compute())
+    metrics = [(row.metric, row.method) for row in rows if isinstance(row, Measurement)]
+    for metric, method in metrics:
+        if metrics.count((metric, method)) > 1:
+            message = f"it gives the metric {metric} by {method} twice"
+            raise ValueError(message)
+    return rows
 
 
 def _quality_row(metric: QualityMetric, measurement: Callable[..., Measurement]) -> Row:
