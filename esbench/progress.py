@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.25
 """Seconds between two redrawings on a terminal."""
-LINE_S, MAX_LINE_S = 10.0, 600.0
-"""Limits of the seconds between two lines, which are as many as have passed: two minutes have five lines."""
+LINE_S, MAX_LINE_S = 10.0, 30.0
+"""Limits of the seconds between two lines, which are as many as have passed: two minutes have six lines."""
 COLUMNS = 100
 """The longest line where there is no terminal."""
 BAR = 16

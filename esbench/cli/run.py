@@ -15,7 +15,6 @@ from esbench import store
 from esbench.cli.options import (
     FAILED,
     INVALID,
-    REPORTS,
     Plugins,
     Variants,
     app,
@@ -25,6 +24,7 @@ from esbench.cli.options import (
     print_problems,
 )
 from esbench.errors import UserError
+from esbench.progress import COLUMNS
 from esbench.registry import (
     DTYPES,
     REGISTRY,
@@ -358,9 +358,11 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
                 note(text)
     results = "" if path.parent.parent == Path("results") else f" --results {path.parent.parent}"
     hints = [
-        f"plots and page: `esbench report{results}` writes {REPORTS}/index.html; all tables: --tables",
-        "next: `esbench recommend --linear 512x512` finds the best scheme for your layer",
+        f"plots, page and all tables: `esbench report{results}`",
+        "for your layer: `esbench recommend --linear 512x512`",
     ]
+    if sum(map(len, hints)) + len("; ") <= COLUMNS:
+        hints = ["; ".join(hints)]
     conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
 
 

@@ -402,7 +402,7 @@ class CaseRunner:
             is_reference=is_reference(entry.variant),
             renew=validation.InputRenewal(workload.inputs),
             conditions=self._read_conditions,
-            before=partial(context.recorder.watch, entry.variant, self.case, phase),
+            before=partial(context.recorder.announce_visit, entry.variant, self.case, phase, clock.method),
             failed=partial(context.skipped_row, self.case, entry, phase),
         )
         call.warm_up()

@@ -30,6 +30,8 @@ def not_watched(variant: Variant, case: Case, activity: str, lost: str = "") -> 
     """Announce nothing: no one survives this process."""
 
 
+VISIT_S = 10.0
+"""Seconds without a report after which a visit is reported: most visits take milliseconds."""
 GIVE_UP = 2
 """A variant that ends the process in the set-up of this many cases is not tried on the others."""
 
@@ -115,6 +117,7 @@ class Recorder:
         self.stopwatch = stopwatch or Stopwatch()
         self.cases: Sequence[Case] = ()
         self.remaining = RemainingTime({}, {}, self.stopwatch.seconds)
+        self._reported_s = self.stopwatch.seconds()
         self._fastest: dict[Case, str] = {}
         self._store = store
         self._progress = progress
@@ -219,6 +222,17 @@ class Recorder:
     def announce(self, variant: Variant, case: Case, activity: str) -> None:
         """Report the variant and activity that run now; the activity begins with its phase."""
         self.watch(variant, case, activity)
+        self._report(variant, case, activity)
+
+    def announce_visit(self, variant: Variant, case: Case, phase: Phase, method: str) -> None:
+        """Announce the variant of a visit; report it if nothing was reported for VISIT_S."""
+        self.watch(variant, case, phase)
+        if self.stopwatch.seconds() - self._reported_s >= VISIT_S:
+            self._report(variant, case, f"{phase} {method} rounds")
+
+    def _report(self, variant: Variant, case: Case, activity: str) -> None:
+        """Show the variant and activity with the progress of each case."""
+        self._reported_s = self.stopwatch.seconds()
         phase, _, detail = activity.partition(" ")
         name = {"check": SET_UP, "launches": TRACES}.get(detail, phase)
         self.remaining.begin((case, name))
