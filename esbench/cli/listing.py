@@ -2,14 +2,21 @@
 
 import json
 import re
+import shutil
+import sys
 from typing import Annotated
 
 import typer
 
 from esbench.cli.options import Plugins, Variants, app, load_entries
 from esbench.registry import REGISTRY, Entry
+from esbench.report.analysis.families import family
+from esbench.text import pluralize
 
-_COLUMNS, _NAME = 100, 24
+_NAME = 24
+"""The least width of a column of names."""
+_FAMILIES = ("dense noise", "low rank", "sparse", "shared core", "dropout")
+_OTHERS = ("other schemes", "baselines and controls", "workloads that are not layers")
 
 
 @app.command("list")
@@ -46,32 +53,48 @@ def list_(
     if variants:
         _print_table("Variants", {entry.variant.name: _summary(entry) for entry in entries})
         return
-    families: dict[str, dict[str, list[Entry]]] = {}
+    schemes: dict[str, list[Entry]] = {}
     for entry in entries:
-        schemes = families.setdefault(_family(entry), {})
-        schemes.setdefault(entry.variant.scheme, []).append(entry)
-    for family, schemes in families.items():
+        schemes.setdefault(entry.variant.scheme.removeprefix("Fused"), []).append(entry)
+    for group in (*_FAMILIES, *_OTHERS):
         lines = {
-            scheme + (f" ({len(variants_of)})" if len(variants_of) > 1 else ""): _summary(variants_of[0])
-            for scheme, variants_of in schemes.items()
+            scheme + _counts(of_scheme): _summary(of_scheme[0])
+            for scheme, of_scheme in schemes.items()
+            if _group(of_scheme) == group
         }
-        _print_table(family, lines)
-    _print_table("suites of cases", {s.name: f"{s.description} ({len(s.cases)} cases)" for s in suites})
+        if lines:
+            _print_table(group, lines)
+    _print_table(
+        "suites of cases", {s.name: f"{s.description} ({pluralize(len(s.cases), 'case')})" for s in suites}
+    )
 
 
 def _print_table(title: str, lines: dict[str, str]) -> None:
-    """Print names with descriptions, cut to 100 columns."""
+    """Print names with descriptions, in a terminal cut to its width."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     width = max(_NAME, *map(len, lines))
     typer.echo(title)
     for name, description in lines.items():
         line = f"  {name:<{width}}  {description}"
-        typer.echo(line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 1]}…")
+        typer.echo(line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…")
 
 
-def _family(entry: Entry) -> str:
-    """Return the name of the folder or file that defines a scheme: ``schemes``, ``kernels``."""
-    modules = type(entry.scheme).__module__.split(".")
-    return modules[1] if len(modules) > 1 else modules[0]
+def _group(entries: list[Entry]) -> str:
+    """Return the family of a scheme, or the name of its group outside of the families."""
+    name, (schemes, baselines, workloads) = family(entries[0].variant.scheme), _OTHERS
+    if name in _FAMILIES:
+        return name
+    if all(entry.variant.baseline or entry.variant.mode != "batched" for entry in entries):
+        return baselines
+    return workloads if ".benchmark." in type(entries[0].scheme).__module__ else schemes
+
+
+def _counts(entries: list[Entry]) -> str:
+    """Return the number of variants of a scheme, and of those in fused kernels: `` (5 + 3 fused)``."""
+    fused = sum(entry.variant.scheme.startswith("Fused") for entry in entries)
+    if len(entries) == 1:
+        return ""
+    return f" ({len(entries) - fused} + {fused} fused)" if fused else f" ({len(entries)})"
 
 
 def _summary(entry: Entry) -> str:

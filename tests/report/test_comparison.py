@@ -144,7 +144,7 @@ def test_command_shows_both_runs(tmp_path: Path) -> None:
     files = [stored(tmp_path, synthetic.run(times(f), run_id=f"run-{f:g}")) for f in (1.0, 2.0)]
     short = CliRunner().invoke(app, ["compare", *files]).stdout
     assert len(short.splitlines()) <= 10
-    assert "B / A of 2 cells: 2.00x in the median; beyond the intervals of both 2 slower, 0 faster" in short
+    assert "B / A of 2 times: median 2.00x; beyond both intervals 2 slower, 0 faster\n" in short
     assert "  2.00x  Perturbed, Linear 256 -> 256, forward: 1.00 ms -> 2.00 ms" in short
     shown = CliRunner().invoke(app, ["compare", *files, "--tables"])
     assert shown.exit_code == 0
@@ -155,6 +155,23 @@ def test_command_shows_both_runs(tmp_path: Path) -> None:
     key = {"case": "Linear(256, 256)", "phase": "forward", "metric": "latency_ns", "method": "host"}
     figures = {"a": 1e6, "b": 2e6, "ratio": 2.0, "low": 2.0, "high": 2.0}
     assert found["rows"][0] | {"variant": ""} == {"variant": "", **key, **figures}
+
+
+def test_summary_lists_the_largest_changes_with_and_without_interval() -> None:
+    """The largest two without interval are marked and keep their place, however many others there are."""
+    variants = [synthetic.variant("SparsePerturbed", k=k) for k in range(1, 10)]
+
+    def run(factor: float) -> Run:
+        slow = [time_row(v, SMALL, *[1.0 + factor * (k + 1)] * 8) for k, v in enumerate(variants)]
+        few = [time_row(v, SMALL, *[1.0 + 9 * factor] * 2) for v in (BASE, DENSE, NAIVE)]
+        return synthetic.run([*slow, *few])
+
+    lines = summary(compare(run(0.0), run(0.5))).splitlines()
+    assert "beyond both intervals 9 slower, 0 faster; 3 without interval" in lines[-8]
+    changes = lines[-7:-2]
+    assert [line.split()[0] for line in changes] == ["5.50x", "5.50x", "5.50x", "5.00x", "4.50x"]
+    assert sum(line.endswith("(no interval)") for line in changes) == 2
+    assert max(map(len, lines)) <= 100
 
 
 def test_command_warns_first(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from esbench.report import captions
 from esbench.report.analysis import roofline
+from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import Grid
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, is_drawable
@@ -95,7 +96,7 @@ def _times(dot: Dot) -> str:
 
 
 def _row_name(variant: Variant) -> str:
-    return variant.name if variant.baseline else style.family(variant.scheme)
+    return variant.name if variant.baseline else family(variant.scheme)
 
 
 def _dot(grid: Grid, variant: Variant, case: Case) -> Dot | None:

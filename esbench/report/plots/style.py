@@ -26,6 +26,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from matplotlib.transforms import Bbox
 
 from esbench.report import captions
+from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import Grid
 from esbench.schema import Case, Measurement, Row
 from esbench.text import one_line, pluralize
@@ -84,23 +85,6 @@ FAMILIES = {
     "other": Look("#7F7F7F", "X", "-"),
 }
 """Families of schemes and their look in every plot, in the palette of Okabe and Ito."""
-_FAMILY_OF = {
-    "Perturbed": "dense noise",
-    "Regenerated": "dense noise",
-    "RegeneratedSign": "dense noise",
-    "NoiseTable": "dense noise",
-    "LowRank": "low rank",
-    "LowRankSign": "low rank",
-    "Orthogonal": "low rank",
-    "SparsePerturbed": "sparse",
-    "Permuted": "shared core",
-    "Flipped": "shared core",
-    "FlippedSign": "shared core",
-    "Hadamard": "shared core",
-    "DropoutMask": "dropout",
-    "DropConnect": "dropout",
-    "DropoutBlocks": "dropout",
-}
 RING: dict[str, Any] = {
     "linestyle": "none",
     "marker": "o",
@@ -110,11 +94,6 @@ RING: dict[str, Any] = {
     "fillstyle": "none",
 }
 """Arguments of ``Axes.plot`` for a ring around a point."""
-
-
-def family(scheme: str) -> str:
-    """Return the family of a scheme. ``FusedX`` is in the family of ``X``."""
-    return _FAMILY_OF.get(scheme.removeprefix("Fused"), "other")
 
 
 def family_look(scheme: str) -> Look:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from esbench.report import captions
+from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import Grid
 from esbench.report.analysis.quality import EffectiveSize, Qualities, percent_of_members
 from esbench.report.plots import style
@@ -182,7 +183,7 @@ def cheapest_of_each_family(all_lines: Iterable[Line]) -> list[Line]:
     """
     best: dict[str, Line] = {}
     for line in sorted(all_lines, key=_furthest_and_lowest):
-        best.setdefault(style.family(line.variant.scheme), line)
+        best.setdefault(family(line.variant.scheme), line)
         if line.variant.name == DENSE:
             best["dense noise"] = line
     return sorted(best.values(), key=_furthest_and_lowest)

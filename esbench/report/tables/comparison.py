@@ -23,6 +23,8 @@ INTERVAL = (
 
 WORST = 5
 """Pairs of a summary."""
+UNSURE = 2
+"""Pairs of a summary without an interval, if enough have one."""
 
 
 def summary(comparison: Comparison) -> str:
@@ -35,15 +37,18 @@ def summary(comparison: Comparison) -> str:
     if changed := differences(comparison.a, comparison.b):
         lines.append(f"different: {one_line(first_names(list(changed)))}")
     if times:
+        times.sort(key=lambda pair: -abs(math.log(pair.ratio or 1.0)))
         apart = [pair for pair in times if pair.low and pair.high and not pair.low <= 1 <= pair.high]
+        unsure = [pair for pair in times if not (pair.low and pair.high)]
         slower = sum((pair.ratio or 0.0) > 1 for pair in apart)
         shift = format_multiplier(median([pair.ratio or 0.0 for pair in times]))
         lines.append(
-            f"times, B / A of {len(times)} cells: {shift} in the median; beyond the intervals of both "
-            f"{slower} slower, {len(apart) - slower} faster"
+            f"B / A of {len(times)} times: median {shift}; beyond both intervals {slower} slower, "
+            f"{len(apart) - slower} faster" + (f"; {len(unsure)} without interval" if unsure else "")
         )
-        worst = sorted(apart or times, key=lambda pair: -abs(math.log(pair.ratio or 1.0)))[:WORST]
-        lines += [f"  {_change(pair)}" for pair in worst]
+        sure = apart[: WORST - min(len(unsure), UNSURE)]
+        worst = [*sure, *unsure[: WORST - len(sure)]] or times[:WORST]
+        lines += [f"  {_change(pair)}" for pair in times if pair in worst]
     else:
         lines.append("the runs have no times in common")
     lone = f"rows only in A {len(comparison.only_a)}, only in B {len(comparison.only_b)}"
@@ -58,7 +63,8 @@ def _change(pair: Pair) -> str:
     key = pair.key
     name = one_line(f"{key.variant.name}, {captions.layer(key.case)}, {key.phase}")
     values = f"{format_value(key.metric, pair.a)} -> {format_value(key.metric, pair.b)}"
-    return f"{format_multiplier(pair.ratio)}  {name}: {values}"
+    unsure = "" if pair.low and pair.high else " (no interval)"
+    return f"{format_multiplier(pair.ratio)}  {name}: {values}{unsure}"
 
 
 def text(comparison: Comparison) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from esbench.report import captions
+from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import operators
 from esbench.report.analysis.run_selection import flaws
 from esbench.report.tables.recommendation import expression
@@ -150,7 +151,6 @@ def _case(case: Case) -> Record:
 
 
 def _variant(variant: Variant, sources: "ChainMap[str, str]", docs: "ChainMap[str, SchemeDoc]") -> Record:
-    from esbench.report.plots.style import family  # noqa: PLC0415  matplotlib is slow to import
 
     role = "baseline" if variant.baseline else "control" if is_control(variant) else "scheme"
     doc = docs.get(variant.scheme)
