@@ -238,7 +238,9 @@ def oldest(session: nox.Session) -> None:
     python("-c", "import esbench, impls")
     python("-m", "esbench", "doctor")
     selection = ("--variants", "LowRank(rank=1)", "--cases", "Linear*", "--phases", "forward,update")
-    python("-m", "esbench", "run", "--suite=gate", "--device=cpu", *selection, "--out", f"{folder}/results")
+    python(
+        "-m", "esbench", "run", "--suite=gate", "--device=cpu", *selection, "--results", f"{folder}/results"
+    )
     python(
         *("-m", "pytest", "-o", "addopts=", "-W", "default", "-p", "no:cacheprovider"),
         *("tests/kernels/launched/test_products.py", "tests/kernels/launched/test_drawn_noise.py"),

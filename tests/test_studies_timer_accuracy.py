@@ -225,14 +225,22 @@ def test_the_command_stores_the_study_and_writes_the_page(
 ) -> None:
     """It prints every verdict and exits with 0 even if goals are missed; an interrupt stores nothing."""
     monkeypatch.setattr(timer_accuracy_run, "plan_for", lambda _: fake_plan())
-    command = ["accuracy", "--device", "cpu", "--out", str(tmp_path), "--reports", str(tmp_path / "pages")]
+    command = [
+        "accuracy",
+        "--device",
+        "cpu",
+        "--results",
+        str(tmp_path),
+        "--reports",
+        str(tmp_path / "pages"),
+    ]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "not met" in result.stdout
     assert (tmp_path / "pages" / "accuracy.md").exists()
     assert len([*tmp_path.glob("*/accuracy/*.json")]) == 1
     monkeypatch.setattr(timer_accuracy_run, "measure", Mock(side_effect=KeyboardInterrupt))
-    result = CliRunner().invoke(app, ["accuracy", "--device", "cpu", "--out", str(tmp_path / "none")])
+    result = CliRunner().invoke(app, ["accuracy", "--device", "cpu", "--results", str(tmp_path / "none")])
     assert result.exit_code != 0
     assert "nothing is stored" in result.stderr
     assert not list((tmp_path / "none").iterdir())

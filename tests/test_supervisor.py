@@ -94,7 +94,16 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
     }
     plugin = tmp_path / "deadly.py"
     plugin.write_text(deadly_plugin(*deadly))
-    options = ("--suite", "tiny", "--device", "cpu", "--cell-limit", "8", "--out", str(tmp_path / "results"))
+    options = (
+        "--suite",
+        "tiny",
+        "--device",
+        "cpu",
+        "--cell-limit",
+        "8",
+        "--results",
+        str(tmp_path / "results"),
+    )
     start_s = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-m", "esbench", "run", *options, "--plugin", str(plugin)],

@@ -164,7 +164,7 @@ step() {
 gpu() { if [[ $device == cuda ]]; then "$@"; else skip "$2" "needs a GPU"; fi; } # step|measure|tests NAME ...
 
 measure() { # NAME SECONDS OPTIONS...: a stored run within this time
-  step "$1" "$2" "$python" -m esbench run --device "$device" --out "$results" --budget "{seconds}" "${@:3}"
+  step "$1" "$2" "$python" -m esbench run --device "$device" --results "$results" --budget "{seconds}" "${@:3}"
 }
 
 tests() { # NAME SECONDS MARKERS PYTEST_ARGUMENTS...: see "Tests on a GPU" in CONTRIBUTING.md
@@ -197,7 +197,7 @@ tuned_table() {
 part1() {
   start
   # Without --budget, with which it could measure nothing and succeed.
-  step smoke 40 "$python" -m esbench run --device "$device" --out "$results" --suite width \
+  step smoke 40 "$python" -m esbench run --device "$device" --results "$results" --suite width \
     --cases "Linear(256, 256)*" --phases sample,forward,update \
     --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)"
   (($? == 0 || $? == 3)) || stopped="the smoke run failed" # 3: disturbed by others, but it works

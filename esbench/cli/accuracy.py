@@ -11,7 +11,7 @@ from esbench.cli.options import REPORTS, app, load_entries, note
 @app.command()
 def accuracy(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
 ) -> None:
     """Compare the harness with torch.utils.benchmark, with itself and with calls of known length, in minutes.
@@ -28,7 +28,7 @@ def accuracy(
 
     load_entries(None, None)
     device = resolve_device(device)
-    for folder in (out, reports):  # fails now rather than after minutes of measuring
+    for folder in (results, reports):  # fails now rather than after minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
     try:
         with lock_device(device_uuid(device) or device, "accuracy", note), showing() as progress:
@@ -38,9 +38,9 @@ def accuracy(
     except KeyboardInterrupt:
         note("interrupted: nothing is stored")
         raise
-    path = write_study(study, out)
+    path = write_study(study, results)
     for goal in goals(study):
         typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.result}")
     note(f"stored in {path}")
-    for page in render(out, reports):
+    for page in render(results, reports):
         note(f"written to {page}")

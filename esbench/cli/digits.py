@@ -35,7 +35,7 @@ def digits(
         float, typer.Option(help="Initial learning rate of Adam.")
     ] = DEFAULT.learning_rate,
     seeds: Annotated[int, typer.Option(help="Training runs of each variant.", min=1)] = 3,
-    out: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
     plugin: Plugins = None,
     resume: Annotated[
@@ -63,19 +63,19 @@ def digits(
         network or [DEFAULT.network],
         {"members": members, "steps": steps, "batch": batch, "sigma": sigma, "learning_rate": learning_rate},
     )
-    for folder in (out, reports):  # fails now rather than after minutes of training
+    for folder in (results, reports):  # fails now rather than after minutes of training
         folder.mkdir(parents=True, exist_ok=True)
     with lock_device(device_uuid(device_type) or device_type, "digits", note), showing() as progress:
         here = environment(device_type)
         if resume:
-            study = newest_study(out, here.slug)
+            study = newest_study(results, here.slug)
             digits_run.check_resumable(study, entries, here)
         else:
             study = digits_run.begin(entries, recipes, range(seeds), here)
-        path = study_path(study, out)
+        path = study_path(study, results)
         note(f"training on {device_type} ({here.device_name}); finished training runs are in {path}")
         try:
-            study = digits_run.conduct(study, entries, progress, out)
+            study = digits_run.conduct(study, entries, progress, results)
         except KeyboardInterrupt:
             if path.exists():
                 note(f"interrupted: finished runs are in {path}; `esbench digits --resume` continues")
@@ -84,7 +84,7 @@ def digits(
         typer.echo(verdict(study, recipe.network))
         for reason in reasons(study, recipe.network):
             note(f"{recipe.network}: {reason}")
-    for page in render(out, reports):
+    for page in render(results, reports):
         note(f"written to {page}")
     if any(outcome.failed for outcome in study.untrained):
         raise typer.Exit(FAILED)

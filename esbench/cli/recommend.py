@@ -196,7 +196,7 @@ def _measure(  # the options of a measurement
 
     plan = plan_of(request, name, device, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
-    resume = shlex.join(["esbench", "run", "--resume", "--out", str(results), "--device", device])
+    resume = shlex.join(["esbench", "run", "--resume", "--results", str(results), "--device", device])
     hint = f"`{resume}` completes it, then `{answer}` answers"
     with lock_device(device_uuid(device) or device, name, note):
         here, end_s = environment(device), child.announcement.end_s or time.monotonic() + budget_s

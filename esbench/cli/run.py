@@ -77,7 +77,7 @@ def run(
     seed: Annotated[
         int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
     ] = 0,
-    out: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
     plugin: Plugins = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest unfinished run on this device.")
@@ -127,7 +127,7 @@ def run(
     from esbench.measure.timers import check_methods
     from esbench.measure.validation import TorchState
 
-    check_writable("--out", out)
+    check_writable("--results", results)
     torch_state = TorchState()  # before a plug-in is loaded
     device_type = resolve_device(device)
     name = suite or ("readme" if device_type == "cuda" else "quick")
@@ -148,7 +148,7 @@ def run(
     with lock_device(device_uuid(device_type) or device_type, f"suite {name}", note, wait_s=wait_s):
         start_s += time.monotonic() - waiting_since_s  # waiting does not count
         here = environment(device_type)
-        unfinished = child.unfinished() or (_find_unfinished(context, out, here) if resume else None)
+        unfinished = child.unfinished() or (_find_unfinished(context, results, here) if resume else None)
         if unfinished:
             name, request = unfinished.run.header.suite, unfinished.run.header.request or Request()
             plan = plan_of(request, name, device_type, unfinished.run.header.seed)
@@ -163,7 +163,7 @@ def run(
             plan = replace(plan, end_s=child.announcement.end_s or start_s + budget - closing_s)
         if cell_limit is not None:
             plan = replace(plan, limit_s=cell_limit)
-        path, outcome = measure(plan, name, request, here, unfinished, out, child)
+        path, outcome = measure(plan, name, request, here, unfinished, results, child)
     _conclude(path, outcome, as_json=as_json, tables=tables)
 
 
@@ -173,7 +173,7 @@ def measure(  # the parts of a run
     request: Request,
     here: Environment,
     unfinished: Unfinished | None,
-    out: Path,
+    results: Path,
     child: Child,
     hint: str = "continue it with `esbench run --resume`",
 ) -> tuple[Path, "RunSummary"]:
@@ -198,7 +198,7 @@ def measure(  # the parts of a run
         _check_same_code(unfinished.run, here, code)
         opened_file = runner.resume(unfinished)
     else:
-        opened_file = runner.begin(suite, here, plan.seed, out, request, code, plan.entries)
+        opened_file = runner.begin(suite, here, plan.seed, results, request, code, plan.entries)
     with (
         opened_file as writer,
         instruments(plan.device, split_names(request.methods), here.idle_w) as tools,
@@ -278,7 +278,7 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
     )
 
 
-def _find_unfinished(context: typer.Context, out: Path, here: Environment) -> Unfinished:
+def _find_unfinished(context: typer.Context, results: Path, here: Environment) -> Unfinished:
     """Return the newest unfinished run on this device.
 
     Raises:
@@ -290,7 +290,7 @@ def _find_unfinished(context: typer.Context, out: Path, here: Environment) -> Un
         options = ", ".join(f"--{name}" for name in combined)
         message = f"--resume uses the options of the run that was cut off: leave out {options}"
         raise UserError(message)
-    return store.read_unfinished(store.find_unfinished(out, here.slug))
+    return store.read_unfinished(store.find_unfinished(results, here.slug))
 
 
 def check_unchanged(torch_state: "TorchState") -> None:

@@ -79,7 +79,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The line lists what is available, and nothing is written."""
-    out = ["--out", str(tmp_path)] if arguments.startswith("run") else []
+    out = ["--results", str(tmp_path)] if arguments.startswith("run") else []
     assert run(*arguments.split(), *out) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -121,7 +121,7 @@ def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Base and naive are measured too; the best go to stdout, progress and the path to stderr."""
     arguments = ["--suite", "quick", "--cases", "Linear(128*", "--phases", "forward", "--variants", "Flipped"]
-    assert run("run", *arguments, "--device", "cpu", "--out", str(tmp_path), "--budget", "900") == 0
+    assert run("run", *arguments, "--device", "cpu", "--results", str(tmp_path), "--budget", "900") == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0].startswith("measuring suite quick on cpu")
     assert "Linear 128 -> 128, 256 members  forward (ms)" in captured.out
@@ -146,7 +146,7 @@ def test_without_a_gpu_the_first_line_says_what_runs_instead(
     """The first line says that the quick suite runs on the CPU; --json keeps stdout clean."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["--json", "--phases", "sample", "--variants", "Loop", "--cases", "Linear(128*"]
-    assert run("run", *arguments, "--out", str(tmp_path)) == 0
+    assert run("run", *arguments, "--results", str(tmp_path)) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("no CUDA GPU here: measuring suite quick on cpu")
     assert json.loads(captured.out)["failed"] == 0
@@ -162,7 +162,16 @@ def test_a_plug_in_file_is_measured_like_any_variant(
     assert "RowShared  correct: Linear, Conv2d\n" in capsys.readouterr().out
     planned = plan_of(Request(plugins=(str(plugin),)), "quick", "cpu", 0).entries
     assert {"RowShared", "Base", "Flipped"} <= {entry.variant.name for entry in planned}
-    arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
+    arguments = [
+        "--cases",
+        "Linear(128*",
+        "--phases",
+        "forward",
+        "--device",
+        "cpu",
+        "--results",
+        str(tmp_path),
+    ]
     assert run("run", "--plugin", str(plugin), "--variants", "RowShared", *arguments) == 0
     assert "\nRowShared " in capsys.readouterr().out
 
@@ -191,7 +200,16 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     plugin.write_text(wrong)
     assert run("check", "--plugin", str(plugin), "--variants", "Forgetful") == 1
     assert "Forgetful  failed on Linear: oracle: update of" in capsys.readouterr().out
-    arguments = ["--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--out", str(tmp_path)]
+    arguments = [
+        "--cases",
+        "Linear(128*",
+        "--phases",
+        "forward",
+        "--device",
+        "cpu",
+        "--results",
+        str(tmp_path),
+    ]
     assert run("run", "--plugin", str(plugin), "--variants", "Forgetful", *arguments) == 1
     assert "Forgetful failed: oracle: update of" in capsys.readouterr().err
     rows = [row for row in only_run(tmp_path).rows if row.variant.scheme == "Forgetful"]
@@ -215,7 +233,7 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table without any numbers still has its rows, with their reasons."""
     arguments = ["--cases", "Linear(128*", "--phases", "sample", "--variants", "Base", "--device", "cpu"]
-    assert run("run", "--tables", *arguments, "--out", str(tmp_path)) == 0
+    assert run("run", "--tables", *arguments, "--results", str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "a plain layer draws no noise" in out
     assert "the plain layer draws no noise" in out

@@ -157,7 +157,7 @@ def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: 
     # Programs started in the background may ignore interrupts, which their child processes inherit.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{heed}; from esbench.cli import main; main()"]
-    command += ["run", "--suite", "quick", "--device", "cpu", "--out", str(tmp_path)]
+    command += ["run", "--suite", "quick", "--device", "cpu", "--results", str(tmp_path)]
     command += ["--variants", "Flipped", "--cases", "Linear(128*"]
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))

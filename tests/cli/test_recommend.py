@@ -99,8 +99,8 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     for results in (file, file / "deeper" / "still"):
         assert run("--linear", "8x8", "--results", str(results)) == 2
         assert f"{file} is not a folder" in capsys.readouterr().err
-        assert cli_runner.run("run", "--device", "cpu", "--out", str(results)) == 2
-        assert capsys.readouterr().err == f"esbench: --out {results}: {file} is not a folder\n"
+        assert cli_runner.run("run", "--device", "cpu", "--results", str(results)) == 2
+        assert capsys.readouterr().err == f"esbench: --results {results}: {file} is not a folder\n"
 
 
 def test_a_small_layer_is_measured_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +268,7 @@ def test_after_an_interrupt_the_next_commands_are_printed(
     arguments = ("--linear", "8x8", "--variants", "Flipped*", "--device", "cpu", "--results", str(tmp_path))
     assert run(*arguments) == 130
     said = capsys.readouterr().err
-    assert f"`esbench run --resume --out {tmp_path} --device cpu` completes it, then " in said
+    assert f"`esbench run --resume --results {tmp_path} --device cpu` completes it, then " in said
     question = f"`esbench recommend --linear 8x8 --variants 'Flipped*' --device cpu --results {tmp_path}"
     assert f"{question} --offline` answers" in said
 

@@ -215,7 +215,7 @@ def test_a_plugin_that_replaces_a_timer_at_import_is_refused(
     plugin = tmp_path / "patch.py"
     plugin.write_text("import esbench.measure.timers as timing\ntiming._host_ns = lambda: 0\n")
     right = vars(timers)["_host_ns"]
-    arguments = ["run", "--plugin", str(plugin), "--device", "cpu", "--out", str(tmp_path / "results")]
+    arguments = ["run", "--plugin", str(plugin), "--device", "cpu", "--results", str(tmp_path / "results")]
     monkeypatch.setattr(sys, "argv", ["esbench", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

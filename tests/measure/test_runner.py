@@ -418,7 +418,7 @@ def test_a_run_that_is_killed_has_the_same_rows_when_it_is_resumed(tmp_path: Pat
     """A run killed with SIGKILL in a phase loses and repeats no row, and is readable meanwhile."""
     options = ("--suite", "quick", "--device", "cpu", "--cases", "Linear(128*", "--phases", "sample,forward")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run = ("run", *options, "--variants", "Flipped", "--out")
+    run = ("run", *options, "--variants", "Flipped", "--results")
     assert cli_runner.run(*run, str(whole)) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "esbench", *run, str(cut)], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -433,5 +433,5 @@ def test_a_run_that_is_killed_has_the_same_rows_when_it_is_resumed(tmp_path: Pat
     assert found is not None
     assert found.end is None
     assert all("half a line" in str(problem) for problem in problems)
-    assert cli_runner.run("run", "--device", "cpu", "--resume", "--out", str(cut)) == 0
+    assert cli_runner.run("run", "--device", "cpu", "--resume", "--results", str(cut)) == 0
     assert keys(cut) == keys(whole)
