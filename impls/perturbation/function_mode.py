@@ -2,14 +2,16 @@
 
 The model is not modified. While it runs, a call of a torch layer function with a perturbed parameter becomes
 a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`. Any other function of such a parameter
-raises an error: no layer is silently left unperturbed.
+raises an error, in other threads too, and so does a layer that was not reached: no layer is silently left
+unperturbed.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from typing_extensions import override
@@ -76,12 +78,75 @@ BATCH_NORM = tuple(inspect.signature(functional.batch_norm).parameters)
 """The names of batch_norm's parameters, in order."""
 
 
+PROPERTIES = frozenset(
+    getattr(Tensor, name).__get__
+    for name in (
+        "device", "dtype", "is_cuda", "is_meta", "itemsize", "layout", "nbytes", "ndim",
+        "requires_grad", "shape",
+    )
+) | {
+    Tensor.__len__, Tensor.__repr__, Tensor.dim, Tensor.element_size, Tensor.get_device, Tensor.is_complex,
+    Tensor.is_contiguous, Tensor.is_floating_point, Tensor.nelement, Tensor.numel, Tensor.size, Tensor.stride,
+}  # fmt: skip
+"""Functions of a perturbed parameter that are allowed: all members have the same result."""
+
+
+class GuardedParameter(nn.Parameter):
+    """The class of perturbed parameters while their model runs.
+
+    A function mode only sees functions of its own thread. In other threads this class refuses them.
+    """
+
+    @classmethod
+    @override
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func not in PROPERTIES:
+            message = (
+                f"a perturbed parameter is used by {resolve_name(func) or func} while its population runs in "
+                "another thread: run all layers in the thread that calls the population"
+            )
+            raise ValueError(message)
+        with DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class LayerIndex:
+    """The perturbed layers of a model by the identity of their parameters.
+
+    Attributes:
+        layers: each layer by the id of its weight.
+        names: the layers' names by the ids of weights and biases.
+        parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
+
+    """
+
+    def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
+        """Index layers."""
+        self.layers = {id(layer.weight): layer for layer in layers}
+        owners = [
+            (parameter, layer.name)
+            for layer in self.layers.values()
+            for parameter in (layer.weight, layer.bias)
+            if parameter is not None
+        ]
+        self.names = {id(parameter): name for parameter, name in owners}
+        self.parameters = [
+            parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
+        ]
+
+
 class MemberFunctionMode(TorchFunctionMode):
     """A context in which layer functions use each member's parameters."""
 
     def __init__(
         self,
-        layers: Iterable[PerturbedLayer],
+        index: LayerIndex,
         noise: Mapping[str, LayerNoise],
         *,
         rows: int,
@@ -91,18 +156,25 @@ class MemberFunctionMode(TorchFunctionMode):
     ) -> None:
         """Store the layers, their noise by name, and how rows belong to members."""
         super().__init__()
-        self._layers = {id(layer.weight): layer for layer in layers}
-        self._names = {
-            id(parameter): layer.name
-            for layer in self._layers.values()
-            for parameter in (layer.weight, layer.bias)
-            if parameter is not None
-        }
+        self._layers, self._names, self._parameters = index.layers, index.names, index.parameters
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
-        self._used_a_layer = False
+        self._used: set[str] = set()
         self.calls: dict[str, list[LayerCall]] = {}
         """Calls of the layers that learn from rows, by layer name."""
+
+    @override
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        for parameter in self._parameters:
+            parameter.__class__ = GuardedParameter
+        return self
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        for parameter in self._parameters:
+            parameter.__class__ = nn.Parameter
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @override
     def __torch_function__(
@@ -121,26 +193,35 @@ class MemberFunctionMode(TorchFunctionMode):
             layer = self._layers.get(id(weight))
             if layer is not None:
                 return self._call_layer(layer, read(*args, **kwargs))
-        if _changes_its_argument(func):
-            self._refuse_use(func, args[:1])
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor | tuple | list):
-            self._refuse_use(func, (*args, *kwargs.values()))
-        return result
+        self._refuse_use(func, args)
+        if kwargs:
+            self._refuse_use(func, kwargs.values())
+        return func(*args, **kwargs)
 
-    def check_layers_used(self, model: str) -> None:
-        """Check that the model called a perturbed layer.
+    def check_layers_used(self, model: str, optional: Container[str]) -> None:
+        """Check that the model called all perturbed layers but optional ones.
 
         Raises:
-            ValueError: it called none.
+            ValueError: it did not call a layer.
 
         """
-        if not self._used_a_layer:
+        if len(self._used) == len(self._layers):
+            return
+        names = (layer.name for layer in self._layers.values())
+        unused = [name for name in names if name not in self._used and name not in optional]
+        if not unused:
+            return
+        if not self._used:
             message = (
                 f"{model} used none of its {len(self._layers)} perturbed layers: pass the plain model to "
                 "perturb(), not a compiled or scripted one"
             )
             raise ValueError(message)
+        message = (
+            f"{model} did not use the perturbed layers {', '.join(unused)}: call perturb() again if they "
+            f"were replaced, or pass optional={unused} or exclude={unused} to perturb()"
+        )
+        raise ValueError(message)
 
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         if arguments.bias is not layer.bias:
@@ -155,19 +236,25 @@ class MemberFunctionMode(TorchFunctionMode):
                 "keep the first axis of the model's input in every layer"
             )
             raise ValueError(message)
-        self._used_a_layer = True
+        self._used.add(layer.name)
         if layer.learns_from_rows:
             self.calls.setdefault(layer.name, []).append(LayerCall.of(arguments.operator, arguments.x))
         noise = self._noise[layer.name]
-        return layer.forward(
-            arguments.operator, arguments.x, noise, self._members, self._sigma, antithetic=self._antithetic
-        )
+        with DisableTorchFunctionSubclass():  # a guarded parameter is used as it should be
+            return layer.forward(
+                arguments.operator,
+                arguments.x,
+                noise,
+                self._members,
+                self._sigma,
+                antithetic=self._antithetic,
+            )
 
     def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
         for value in values:
             if isinstance(value, tuple | list):
                 self._refuse_use(func, value)
-            elif id(value) in self._names:
+            elif id(value) in self._names and func not in PROPERTIES:
                 name = self._names[id(value)]
                 message = (
                     f"a parameter of layer {name!r} is used by {resolve_name(func) or func}, which cannot be "
@@ -185,13 +272,3 @@ def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object
             "or use GroupNorm or LayerNorm"
         )
         raise ValueError(message)
-
-
-def _changes_its_argument(func: Callable[..., object]) -> bool:
-    """Return whether a torch function works in place, as ``add_``, ``__iadd__`` and ``__setitem__`` do."""
-    name = getattr(func, "__name__", "")
-    if name.startswith("__"):
-        return name == "__setitem__" or (
-            name.startswith("__i") and name not in {"__init__", "__invert__", "__index__", "__int__"}
-        )
-    return name.endswith("_")

@@ -67,11 +67,14 @@ class LayerNoise:
     Attributes:
         weight: the scheme's noise of the weight.
         bias: dense noise [m, *bias]; None for a layer without bias.
+        drawn_for: if the scheme stores the weight, its address and the number of its in-place changes when
+            the noise was drawn.
 
     """
 
     weight: Noise
     bias: Tensor | None
+    drawn_for: tuple[int, int] | None
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +84,7 @@ class LayerNoise:
     def narrow(self, start: int, stop: int) -> "LayerNoise":
         """Return the noise of members ``start`` to ``stop``; 0 is the first member of this noise."""
         bias = None if self.bias is None else self.bias[start:stop]
-        return LayerNoise(self.weight.narrow(start, stop), bias)
+        return LayerNoise(self.weight.narrow(start, stop), bias, self.drawn_for)
 
 
 class LayerCall(NamedTuple):
@@ -101,7 +104,12 @@ class LayerCall(NamedTuple):
     @classmethod
     def of(cls, operator: AbstractOperator, rows: Tensor) -> "LayerCall":
         """Record a call."""
-        return cls(operator, rows, 0 if rows.is_inference() else rows._version)  # noqa: SLF001  no public name
+        return cls(operator, rows, _version(rows))
+
+
+def _version(tensor: Tensor) -> int:
+    """Return the number of a tensor's in-place changes, as torch counts them: 0 for inference tensors."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  no public name
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,21 +170,27 @@ class PerturbedLayer:
             ValueError: one was replaced by another object.
 
         """
-        if self.module.weight is not self.weight or getattr(self.module, "bias", None) is not self.bias:
+        parameters = self.module._parameters  # noqa: SLF001  faster than attributes, which are in Python
+        if parameters.get("weight") is not self.weight or parameters.get("bias") is not self.bias:
             message = f"a parameter of layer {self.name!r} was replaced: call perturb() again"
             raise ValueError(message)
 
     def check_noise(self, noise: LayerNoise) -> None:
-        """Check that noise that scales with the weight refers to its present memory.
+        """Check that the weight is the one that the noise was drawn for, where the noise depends on it.
 
         Raises:
-            ValueError: ``weight.data`` was replaced since the noise was drawn.
+            ValueError: the weight has changed and its scheme stores it, or ``weight.data`` was replaced.
 
         """
-        references = (field for field in vars(noise.weight).values() if isinstance(field, TensorRef))
-        if any(reference.tensor.data_ptr() != self.weight.data_ptr() for reference in references):
-            message = f"weight.data of layer {self.name!r} was replaced after sample(): call sample() again"
+        if self.scheme.stores_weight and noise.drawn_for != self._weight_version():
+            message = f"the weight of layer {self.name!r} has changed after sample(): call sample() again"
             raise ValueError(message)
+        for field in vars(noise.weight).values():
+            if isinstance(field, TensorRef) and field.tensor.data_ptr() != self.weight.data_ptr():
+                message = (
+                    f"weight.data of layer {self.name!r} was replaced after sample(): call sample() again"
+                )
+                raise ValueError(message)
 
     def split_groups(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
@@ -212,10 +226,15 @@ class PerturbedLayer:
         weight = self.split_groups(self.weight.detach()).to(device)
         weight_stream = stream(seed, step, f"{self.name}.weight", members, weight.device, weight.dtype)
         noise = self.scheme.prepare(self.scheme.sample(weight, weight_stream), weight, sigma)
+        drawn_for = self._weight_version() if self.scheme.stores_weight else None
         if self.bias is None:
-            return LayerNoise(noise, None)
+            return LayerNoise(noise, None, drawn_for)
         bias_stream = stream(seed, step, f"{self.name}.bias", members, weight.device, self.bias.dtype)
-        return LayerNoise(noise, bias_stream.normal("dense", *self.bias.shape))
+        return LayerNoise(noise, bias_stream.normal("dense", *self.bias.shape), drawn_for)
+
+    def _weight_version(self) -> tuple[int, int]:
+        """Return the address of the weight and the number of its in-place changes, as torch counts them."""
+        return self.weight.data_ptr(), _version(self.weight)
 
     def forward(  # noqa: PLR0913  a layer's call and its population's options
         self,
@@ -337,27 +356,50 @@ class PerturbedLayer:
             parameter.grad += gradient
 
 
-def trainable_modules(model: nn.Module, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
+def matching_modules(model: nn.Module, option: str, patterns: Iterable[str]) -> set[str]:
+    """Return the names of modules that match a glob pattern, and of all modules inside them.
+
+    Args:
+        model: the model. Its own name, an empty string, matches only itself.
+        option: the option of :func:`~impls.perturbation.population.perturb` that has the patterns.
+        patterns: glob patterns of module names.
+
+    Raises:
+        UnsupportedError: the patterns are a single string, or one matches nothing.
+
+    """
+    if isinstance(patterns, str):
+        message = f"{option} must be a list of patterns, got {patterns!r}: pass [{patterns!r}]"
+        raise UnsupportedError(message)
+    named = dict(model.named_modules())
+    matching: set[str] = set()
+    for pattern in patterns:
+        matches = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            message = f"{option}={pattern!r} matches no module: {_suggest(pattern, named)}"
+            raise UnsupportedError(message)
+        matching.update(matches)
+    inside = tuple(f"{name}." for name in matching if name)
+    return matching | {name for name in named if name.startswith(inside)}
+
+
+def trainable_modules(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.Module]:
     """Return the modules that directly hold trainable parameters, by name, without the excluded ones.
 
     Args:
         model: the model.
-        exclude: glob patterns of module names.
+        exclude: glob patterns of module names; modules inside a match are excluded too.
 
     Raises:
         UnsupportedError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
 
     """
-    named = dict(model.named_modules())
-    for pattern in exclude:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
-            message = f"exclude={pattern!r} matches no module: {_suggest(pattern, named)}"
-            raise UnsupportedError(message)
+    named, excluded = dict(model.named_modules()), matching_modules(model, "exclude", exclude)
     modules = {
         name: module
         for name, module in named.items()
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+        if name not in excluded
+        and any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     }
     owners = {id(p): name for name, module in modules.items() for p in module.parameters(recurse=False)}
     for name in (name for name in named if name not in modules):

@@ -10,17 +10,20 @@ optimizer.step()
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.function_mode import MemberFunctionMode
+from impls.perturbation.function_mode import LayerIndex, MemberFunctionMode
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
     PerturbedLayer,
+    matching_modules,
     perturbed_layers,
     trainable_modules,
 )
@@ -41,12 +44,14 @@ class PopulationNoise:
 
     Attributes:
         members: the range of members.
+        sigma: the population's sigma when the noise was drawn.
         layers: noise of each layer, by name.
         owner: the population that drew it; other populations refuse it.
 
     """
 
     members: range
+    sigma: float
     layers: Mapping[str, LayerNoise]
     owner: "Population"
 
@@ -105,7 +110,7 @@ class Population:
         model: the plain model.
         layers: the perturbed layers with their schemes.
         members: number of members.
-        sigma: scale of the noise.
+        sigma: scale of the noise. It may be changed before :meth:`sample`; all other attributes are constant.
         antithetic: whether each member is evaluated with its noise and with its negative.
         seed: seed of all noise.
 
@@ -121,11 +126,36 @@ class Population:
         antithetic: bool,
         seed: int,
         stream: type[NoiseStream],
+        optional: frozenset[str] = frozenset(),
     ) -> None:
-        """Store arguments that :func:`perturb` has checked."""
-        self._stream = stream
+        """Store arguments that :func:`perturb` has checked; ``optional`` has names of layers."""
+        self._stream, self._optional = stream, optional
         self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
         self.model, self.layers = model, tuple(layers)
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute once; only sigma may be changed.
+
+        Raises:
+            ValueError: sigma is not a number above 0.
+            AttributeError: another attribute would be changed.
+
+        """
+        if name == "sigma":
+            check_sigma(value)
+        elif name in vars(self):
+            message = f"{name} of a population cannot be changed to {value!r}: call perturb() again"
+            raise AttributeError(message)
+        super().__setattr__(name, value)
+
+    @cached_property
+    def _index(self) -> LayerIndex:
+        return LayerIndex(self.layers)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the attributes to copy: in a copy, parameters have other identities."""
+        return {name: value for name, value in vars(self).items() if name != "_index"}
 
     @property
     def shard_multiple(self) -> int:
@@ -155,6 +185,7 @@ class Population:
         check_shard(part, self.members, self.shard_multiple)
         return PopulationNoise(
             part,
+            self.sigma,
             {
                 layer.name: layer.sample(self.seed, step, part, sigma=self.sigma, stream=self._stream)
                 for layer in self.layers
@@ -207,11 +238,11 @@ class Population:
         members = len(noise.members)
         rows = _count_rows(x, members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
-        context = MemberFunctionMode(self.layers, noise.layers, rows=rows, members=members, **options)
+        context = MemberFunctionMode(self._index, noise.layers, rows=rows, members=members, **options)
         model = self.model
         with context:
             y = model(x)
-        context.check_layers_used(type(model).__name__)
+        context.check_layers_used(type(model).__name__, self._optional)
         return y, ActivationRecord(context.calls, noise)
 
     @torch.no_grad()
@@ -231,13 +262,13 @@ class Population:
 
         Args:
             noise: the noise that the utilities belong to.
-            utilities: c, [members of ``noise``], on any device. With antithetic sampling [2 * members]: first
-                those of all members with their noise, then with the negated noise.
+            utilities: c, [members of ``noise``], on any device. With antithetic sampling [2, members] or
+                [2 * members]: first those of all members with their noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
             validate: check that utilities and gradients are finite, which synchronizes with the device.
 
         Raises:
-            ValueError: the number of utilities is wrong, a utility or a gradient is not finite, or a scheme
+            ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
                 needs a record. Layers before the one with the error have been updated.
 
         """
@@ -262,7 +293,13 @@ class Population:
         """Return one member's effective weights as ``state_dict`` entries.
 
         ``model.load_state_dict(population.member(noise, best), strict=False)`` keeps that member.
+
+        Raises:
+            ValueError: sigma, or a weight that the noise stores, has changed since the noise was drawn.
+            IndexError: the noise has no such member.
+
         """
+        self._check_noise(noise)
         sigma = -self.sigma if negated else self.sigma
         plain = dict(self.model.named_parameters(remove_duplicate=False))
         changes = {name: sigma * change for name, change in self.perturbation(noise, member).items()}
@@ -314,9 +351,55 @@ class Population:
             ).items()
         }
 
+    def rows(self, x: Tensor, noise: PopulationNoise | None = None) -> Tensor:
+        """Repeat inputs [batch, ...] so that each member sees all of them: [repeats * members, ...].
+
+        With antithetic sampling each member sees them with its noise, and again with the negated noise.
+
+        Args:
+            x: the inputs, or targets that belong to them.
+            noise: noise of a part of the members; by default the rows are for all members.
+
+        """
+        members = self.members if noise is None else len(noise.members)
+        each = x.repeat_interleave(members, 0)
+        return torch.cat([each, each]) if self.antithetic else each
+
+    def fitness(self, per_row: Tensor, noise: PopulationNoise | None = None) -> Tensor:
+        """Average numbers per row, such as negative losses, over each member's rows.
+
+        Args:
+            per_row: a number for each row of the population's input, [repeats * members].
+            noise: the noise, if it is that of a part of the members.
+
+        Returns:
+            The means in at least float32, [members]; with antithetic sampling [2, members], first those with
+            the noise, then those with the negated noise.
+
+        Raises:
+            ValueError: ``per_row`` has another shape.
+
+        """
+        if per_row.dim() != 1:
+            message = (
+                f"fitness needs one number per row, [rows], got shape {list(per_row.shape)}: average first"
+            )
+            raise ValueError(message)
+        members = self.members if noise is None else len(noise.members)
+        _count_rows(per_row, members, antithetic=self.antithetic)
+        values = per_row.to(torch.promote_types(torch.float32, per_row.dtype))
+        if self.antithetic:
+            return values.view(2, -1, members).mean(1)
+        return values.view(-1, members).mean(0)
+
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
+            raise ValueError(message)
+        if noise.sigma != self.sigma:
+            message = (
+                f"sigma was changed from {noise.sigma} to {self.sigma} after sample(): call sample() again"
+            )
             raise ValueError(message)
         for layer in self.layers:
             layer.check_parameters()
@@ -339,6 +422,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     antithetic: bool = False,
     seed: int = 0,
     exclude: Iterable[str] = (),
+    optional: Iterable[str] = (),
     stream: str | None = None,
 ) -> Population:
     """Make a population of perturbed copies of a model.
@@ -354,7 +438,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
         sigma: scale of the noise, above 0.
         antithetic: evaluate each member with its noise and with its negative.
         seed: seed of all noise; no global generator is used.
-        exclude: glob patterns of modules that are not perturbed.
+        exclude: glob patterns of modules that are not perturbed, nor any module inside them.
+        optional: glob patterns of modules that a forward may leave out. If it leaves out another perturbed
+            layer, it raises an error.
         stream: source of the noise: ``block`` (torch's generators) or ``philox`` (counter-based, with the
             same bits in kernels and for any split of the population). By default ``philox`` if a scheme draws
             its noise inside a kernel, else ``block``.
@@ -367,12 +453,10 @@ def perturb(  # noqa: PLR0913  each is an independent option
     """
     check_count("members", members)
     seed = to_nonnegative_int("seed", seed)
-    if not (isinstance(sigma, int | float) and 0 < sigma < math.inf):
-        message = f"sigma must be a number above 0, got {sigma!r}"
-        raise ValueError(message)
+    check_sigma(sigma)
     patterns = _schemes_by_pattern(scheme)
     stream = _select_stream(patterns.values(), stream)
-    modules = trainable_modules(model, tuple(exclude))
+    modules = trainable_modules(model, exclude)
     layers = perturbed_layers(modules, patterns)
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
@@ -394,7 +478,15 @@ def perturb(  # noqa: PLR0913  each is an independent option
         antithetic=antithetic,
         seed=seed,
         stream=STREAMS[stream],
+        optional=frozenset(matching_modules(model, "optional", optional)),
     )
+
+
+def check_sigma(sigma: object) -> None:
+    """Raise a ValueError unless sigma is a finite number above 0."""
+    if isinstance(sigma, bool) or not (isinstance(sigma, int | float) and 0 < sigma < math.inf):
+        message = f"sigma must be a number above 0, got {sigma!r}"
+        raise ValueError(message)
 
 
 def _schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
@@ -437,13 +529,19 @@ def combine_antithetic(
     """Return each member's utility, or with ``antithetic`` the difference of its two, [members] in float64.
 
     Raises:
-        ValueError: the number of utilities is wrong, or with ``validate`` one is not finite.
+        ValueError: the shape of the utilities is wrong, or with ``validate`` one is not finite.
 
     """
-    c = torch.as_tensor(utilities, device=device).detach().flatten().double()
+    values = torch.as_tensor(utilities, device=device).detach()
+    sizes = [size for size in values.shape if size != 1]
+    c = values.flatten().double()
     if c.numel() != members * (2 if antithetic else 1):
         sides = "two (antithetic)" if antithetic else "one"
         message = f"got {c.numel()} utilities for {members} members: pass {sides} for each member"
+        raise ValueError(message)
+    if len(sizes) > 1 and not (antithetic and tuple(values.shape[:2]) == (2, members)):
+        expected = f"[2, {members}], first those with the noise" if antithetic else f"[{members}]"
+        message = f"got utilities of shape {list(values.shape)} for {members} members: pass {expected}"
         raise ValueError(message)
     if validate and not bool(c.isfinite().all()):
         message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite: replace them"

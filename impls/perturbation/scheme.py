@@ -132,6 +132,11 @@ class AbstractScheme(ABC, Generic[N]):
         """Whether the update needs the layers' inputs, see :class:`AbstractRowScheme`."""
         return False
 
+    @property
+    def stores_weight(self) -> bool:
+        """Whether the noise has numbers computed from W, so that it is drawn again after W changes."""
+        return False
+
     # Optional: another form of the noise, of the weight or of the update.
 
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  for subclasses
@@ -296,6 +301,11 @@ class AbstractWrapper(AbstractScheme[N]):
     @override
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:
         return self.plain.prepare(noise, weight, sigma)
+
+    @property
+    @override
+    def stores_weight(self) -> bool:
+        return self.plain.stores_weight
 
     @property
     @override

@@ -71,6 +71,11 @@ class AbstractBitScheme(AbstractScheme[N]):
     def supports_antithetic(self) -> bool:
         return False
 
+    @property
+    @override
+    def stores_weight(self) -> bool:
+        return True
+
     @override
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
         return 2 * (probabilities(weight).to(change.dtype) + change) - 1

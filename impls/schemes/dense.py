@@ -85,6 +85,11 @@ class Perturbed(AbstractStoredScheme):
         """Check the options."""
         check_choice("stored", self.stored, "noise", "weights")
 
+    @property
+    @override
+    def stores_weight(self) -> bool:
+        return self.stored == "weights"
+
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
         """Convert the noise to perturbed weights in place, with ``stored="weights"``."""

@@ -24,6 +24,11 @@ class Vmap(AbstractStoredScheme):
     Quality   kappa = 0.
     """
 
+    @property
+    @override
+    def stores_weight(self) -> bool:
+        return True
+
     @override
     def prepare(self, noise: DenseNoise, weight: Tensor, sigma: float) -> DenseNoise:
         return store_weights(noise, weight, sigma)
