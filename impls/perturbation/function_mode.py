@@ -165,7 +165,7 @@ class MemberFunctionMode(TorchFunctionMode):
 
     @override
     def __enter__(self) -> Self:
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no hints
         for parameter in self._parameters:
             parameter.__class__ = GuardedParameter
         return self
@@ -174,7 +174,7 @@ class MemberFunctionMode(TorchFunctionMode):
     def __exit__(self, *error: object) -> None:
         for parameter in self._parameters:
             parameter.__class__ = nn.Parameter
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no hints
 
     @override
     def __torch_function__(
