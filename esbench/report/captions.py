@@ -137,7 +137,7 @@ def origin(run: Run) -> str:
     here = run.header.environment
     if is_published(run):
         return f"{source(run)}, not measured by esbench."
-    commit = f"commit {here.commit[:_COMMIT_DIGITS]}" if here.commit else "commit unknown"
+    commit = f"commit {short_commit(run)}" if here.commit else "commit unknown"
     commit += " with uncommitted changes" if here.dirty else ""
     where = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
     return (
@@ -145,6 +145,12 @@ def origin(run: Run) -> str:
         f"run {run.header.run_id}, {commit}, esbench {here.esbench}, torch {here.torch}."
         f"{_partial(run)}{unfinished(run)}{_disturbed(run)}"
     )
+
+
+def short_commit(run: Run) -> str | None:
+    """Return the first digits of the commit, None if it is unknown."""
+    commit = run.header.environment.commit
+    return commit[:_COMMIT_DIGITS] if commit else None
 
 
 def invalid(run: Run) -> str:

@@ -104,7 +104,9 @@ def test_copies(opened: Open) -> None:
     assert lines[0].startswith("| variant | n\\_eff / ms |")
     assert lines[2] == "| Hadamard | 205 | 205 | 40.0x | 5.00x | 100 | 5.00 | 1.00 |"
     page.click("#copies >> text=Copy as CSV")
-    assert "LowRank(rank=1),171,171,33.3x" in page.evaluate("navigator.clipboard.readText()")
+    csv = page.evaluate("navigator.clipboard.readText()")
+    assert "LowRank(rank=1),171,171,33.3," in csv
+    assert "SparsePerturbed(k=1),,,,,,,,,unavailable: out of memory" in csv
     hostile = opened([synthetic.run([time_row(variant("=1+1,\n"), linear(), 1.0)])], name="hostile")
     hostile.click("#copies >> text=Copy as CSV")
     assert "\n\"'=1+1," in hostile.evaluate("navigator.clipboard.readText()").replace("\r\n", "\n")

@@ -137,6 +137,9 @@ def test_ties_and_exact_estimates_are_said() -> None:
     assert [one.name for one in found.best] == ["Orthogonal"]
     assert [pick.variant.name for pick in found.picks] == ["Orthogonal", "Hadamard"]
     assert "exact" in dict(found.picks[0].figures)
+    found = answered([*tied, *orthogonal(SQUARE)])
+    (note,) = [note for note in found.notes if note.startswith("Tied with ")]
+    assert {"Hadamard", "LowRank(rank=2)"} == set(re.findall(r"Tied with (\S+): (\S+)\. Their", note)[0])
 
 
 def qualities_of(one: Variant) -> list[Row]:

@@ -104,7 +104,7 @@ class RankedVariant:
         return n_eff.low / (step.high / _NS_PER_MS), n_eff.high / (step.low / _NS_PER_MS)
 
     @property
-    def reach(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    def reach(self) -> "Bounds | None":
         """The lower and upper bounds of the sort key (n_eff per ns, -step time in ns), at 95 %."""
         if self.rate is None or self.effective is None or self.step_ns is None:
             return None
@@ -114,14 +114,9 @@ class RankedVariant:
         return (self.effective.low / slow, -slow), (most, -fast)
 
     def tied_with(self, others: Iterable["RankedVariant"]) -> str:
-        """Return ``"tied with A, B"``, the variants whose upper bound reaches this lower bound; or ``""``."""
-        here = self.reach
-        tied = [
-            other.label
-            for other in others
-            if other != self and here and (there := other.reach) and there[1] >= here[0]
-        ]
-        return f"tied with {first_names(tied)}" if tied else ""
+        """Return ``"tied with A, B"`` for the variants of :func:`tied`, or ``""``."""
+        names = [other.label for other in tied(self, others)]
+        return f"tied with {first_names(names)}" if names else ""
 
     @property
     def is_single(self) -> bool:
@@ -245,9 +240,15 @@ def best_of_each_scheme(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
     return list(best.values())
 
 
+Bounds = tuple[tuple[float, float], tuple[float, float]]
+"""The lower and the upper bound of a sort key (n_eff per ns, -step time in ns)."""
+
+
 class _Candidate(Protocol):
     @property
     def is_exact(self) -> bool: ...
+    @property
+    def reach(self) -> Bounds | None: ...
 
 
 _C = TypeVar("_C", bound=_Candidate)
@@ -260,6 +261,34 @@ def recommended(candidates: Sequence[_C]) -> list[_C]:
     """
     finite = [candidate for candidate in candidates if not candidate.is_exact][:1]
     return [candidates[0], *finite] if candidates and candidates[0].is_exact else finite
+
+
+def tied(best: _C, others: Iterable[_C]) -> list[_C]:
+    """Return the others, exact ones or not as the best is, whose upper bound reaches its lower bound.
+
+    ``recommend``, the report page, titles of figures and the README's table of the best schemes name these.
+    """
+    here = best.reach
+    return [
+        other
+        for other in others
+        if other != best and other.is_exact == best.is_exact
+        if here and (there := other.reach) and there[1] >= here[0]
+    ]
+
+
+def tied_schemes(best: RankedVariant, others: Iterable[RankedVariant]) -> str:
+    """Return ``"tied with Hadamard"`` or ``"tied with 3 other schemes"``, or ``""`` if no scheme is tied."""
+    own = best.variant.scheme.removeprefix("Fused")
+    schemes = {
+        other.variant.scheme.removeprefix("Fused"): other.variant.name
+        for other in tied(best, others)
+        if not other.variant.baseline
+    }
+    schemes.pop(own, None)
+    if len(schemes) == 1:
+        return f"tied with {schemes.popitem()[1]}"
+    return f"tied with {len(schemes)} other schemes" if schemes else ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,13 @@ from matplotlib.lines import Line2D
 
 from esbench.report import captions
 from esbench.report.analysis.quality import percent_of_members
-from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense
+from esbench.report.analysis.ranking import (
+    RankedVariant,
+    Rankings,
+    best_of_each_scheme,
+    dense,
+    tied_schemes,
+)
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, PAGE, WHITE, Figure, is_drawable
 from esbench.schema import DENSE
@@ -16,7 +22,7 @@ from esbench.units import format_multiplier, format_value
 
 _MAX_ROWS = 16
 """More schemes are left out, the worst first; dense noise and the fastest are always shown."""
-_SMALL_SHARE = 0.5
+SMALL_SHARE = 0.5
 """The title warns of a fastest step that keeps less than this share of its members."""
 _CIRCLE: dict[str, Any] = {
     "linestyle": "none",
@@ -87,10 +93,11 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
     times = best.times(reference) if reference != best else None
     least = "at least " if best.effective and best.effective.is_bound else ""
     gain = f" and gives {least}{format_multiplier(times)} the n_eff per ms of dense noise" if times else ""
-    advice = f"{best.variant.name} {_keeps(best)}{gain}."
+    ties = tied_schemes(best, rated)
+    advice = f"{best.variant.name}{f', {ties},' if ties else ''} {_keeps(best)}{gain}."
     if fastest == best:
         return advice
-    if fastest.effective is None or (fastest.share or 0.0) >= _SMALL_SHARE:
+    if fastest.effective is None or (fastest.share or 0.0) >= SMALL_SHARE:
         return f"{fastest.variant.name} is fastest and {_keeps(fastest)}. {advice}"
     kept = f"{format_n_eff(fastest.effective.value)} of its {fastest.case.members:,} members"
     return f"The fastest step keeps {kept}. {advice.replace('all members', 'all of them')}"
@@ -112,6 +119,8 @@ def _keeps(ranked: RankedVariant) -> str:
     if ranked.effective is None:
         return "keeps an unknown share of its members"
     share = percent_of_members(ranked.effective, ranked.case.members)
+    if share.startswith("at least") and (ranked.share or 0.0) >= 1:
+        return "keeps at least all of its members"
     return "keeps all members" if share == "100 %" else f"keeps {share} of its members"
 
 

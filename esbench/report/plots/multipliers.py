@@ -9,7 +9,9 @@ from esbench.report import captions
 from esbench.report.analysis import roofline
 from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import Grid
+from esbench.report.analysis.quality import EffectiveSize, Qualities
 from esbench.report.plots import style
+from esbench.report.plots.hero import SMALL_SHARE, format_n_eff
 from esbench.report.plots.style import BLACK, FINE, PAGE, Figure, is_drawable
 from esbench.schema import DENSE, Case, Measurement, Variant
 from esbench.stats import Ratio, median
@@ -61,7 +63,7 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
         if not any(dot.variant == variant for dot in dots)
     }
     figure.finish(
-        f"{captions.invalid(grid.run)}{finding(grid, rows)}",
+        f"{captions.invalid(grid.run)}{finding(grid, case, rows)}",
         style.origin(grid, [case]),
         [*_notes(grid, dots), *style.notes_by_reason(missing)],
     )
@@ -77,8 +79,11 @@ def largest_case(grid: Grid, variants: Sequence[Variant]) -> Case:
     return max(reversed(grid.cases), key=numbers)
 
 
-def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
-    """Return the title: the cheapest variant, compared with dense noise or else with the slowest."""
+def finding(grid: Grid, case: Case, rows: dict[str, list[Dot]]) -> str:
+    """Return the title: the cheapest variant, compared with dense noise or else with the slowest.
+
+    It warns of a variant that keeps less than half of its members, if the run has its n_eff.
+    """
     dots = [dot for row in rows.values() for dot in row]
     cheapest = min(dots, key=lambda dot: dot.ratio.value)
     slowest = max(dots, key=lambda dot: dot.ratio.value)
@@ -86,6 +91,9 @@ def finding(grid: Grid, rows: dict[str, list[Dot]]) -> str:
     name = "dense noise" if other.variant.name == DENSE else other.variant.name
     than = f", {name} {_times(other)}" if other != cheapest else ""
     times = f"{cheapest.variant.name} takes {_times(cheapest)} the plain layer's time"
+    n_eff = Qualities(grid.run).law(cheapest.variant, case).effective
+    if isinstance(n_eff, EffectiveSize) and n_eff.value < SMALL_SHARE * case.members:
+        times += f" but keeps {format_n_eff(n_eff.value)} of its {case.members:,} members"
     return f"{grid.operator}, {grid.phase}: {times}{than}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from esbench.report import captions
-from esbench.report.analysis.ranking import RankedVariant, Rankings, dense
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, tied_schemes
 from esbench.report.plots import style
 from esbench.report.plots.hero import drawable_schemes, evaluated_per_ms, label
 from esbench.report.plots.style import BLACK, PAGE, Figure, is_drawable
@@ -32,8 +32,12 @@ class Point:
         return self.ranked.is_exact or bool(self.ranked.effective and self.ranked.effective.is_bound)
 
     def dominates(self, other: "Point") -> bool:
-        """Return whether this point is at least as good in memory and rate, and better in one."""
-        return self.x <= other.x and self.y >= other.y and (self.x, self.y) != (other.x, other.y)
+        """Return whether this point is at least as good in memory and rate, and better in one.
+
+        The rate of an exact estimate is infinite; among exact ones more members evaluated per ms are better.
+        """
+        here, there = ((point.ranked.is_exact, point.y) for point in (self, other))
+        return self.x <= other.x and here >= there and (self.x, here) != (other.x, there)
 
 
 @style.use_style()
@@ -54,7 +58,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     style.log_axis(axes, "x", [point.x for point in points], 1.8)
     style.log_axis(axes, "y", [point.y for point in points], 2.0)
     axes.set(xlabel="peak memory of a step (MB), lower is better", ylabel="n_eff per ms, higher is better")
-    best = front(finite)
+    best = front(points)
     _draw_front(axes, best)
     for point in points:
         _draw(axes, point, is_best=point in best)
@@ -68,7 +72,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     labels = [style.Label(point.x, point.y, _name(point)) for point in points]
     arrows = [name for name, point in zip(labels, points, strict=True) if point.is_open]
     figure.finish(
-        f"{captions.invalid(rankings.grid.run)}{finding(points)}",
+        f"{captions.invalid(rankings.grid.run)}{finding(points, ranked)}",
         style.origin(rankings.grid, [case]),
         [
             "Best variant of each scheme. Black edge: on the Pareto front, which dominates the gray area",
@@ -87,18 +91,25 @@ def front(points: Sequence[Point]) -> list[Point]:
     return sorted(best, key=lambda point: point.x)
 
 
-def finding(points: Sequence[Point]) -> str:
-    """Return the title: the finite scheme with the most n_eff per ms, compared with dense noise."""
+def finding(points: Sequence[Point], ranked: Sequence[RankedVariant] = ()) -> str:
+    """Return the title: the finite scheme with the most n_eff per ms, compared with dense noise.
+
+    Args:
+        points: the points of the plot.
+        ranked: the variants that it may be tied with.
+
+    """
     best = max((point for point in points if not point.ranked.is_exact), key=lambda point: point.y)
     name = "Dense noise" if dense([best.ranked]) else best.ranked.variant.name
+    ties = f", {names}," if (names := tied_schemes(best.ranked, ranked)) else ""
     reference = next((point for point in points if dense([point.ranked]) and point != best), None)
     times = best.ranked.times(reference.ranked) if reference else None
     if reference is None or times is None:
-        return f"{name} gives the most n_eff per ms"
+        return f"{name}{ties} gives the most n_eff per ms"
     memory = reference.x / best.x
     factor = f"{format_multiplier(memory)} less" if memory >= 1 else f"{format_multiplier(1 / memory)} the"
     gain = f"{'at least ' if best.is_open else ''}{format_multiplier(times)}"
-    return f"{name} gives {gain} the n_eff per ms of dense noise with {factor} memory"
+    return f"{name}{ties} gives {gain} the n_eff per ms of dense noise with {factor} memory"
 
 
 def _point(ranked: RankedVariant) -> Point | None:
@@ -113,9 +124,12 @@ def _name(point: Point) -> str:
 
 
 def _draw_front(axes: Axes, best: Sequence[Point]) -> None:
-    xs, ys = [*(point.x for point in best), axes.get_xlim()[1]], [point.y for point in best]
+    """Shade what the front dominates; an exact estimate dominates all rates at its memory and above."""
+    bottom, top = axes.get_ylim()
+    xs = [*(point.x for point in best), axes.get_xlim()[1]]
+    ys = [top if point.ranked.is_exact else point.y for point in best]
     ys.append(ys[-1])
-    axes.fill_between(xs, axes.get_ylim()[0], ys, step="post", color="0.95", linewidth=0, zorder=0.5)
+    axes.fill_between(xs, bottom, ys, step="post", color="0.95", linewidth=0, zorder=0.5)
 
 
 def _draw(axes: Axes, point: Point, *, is_best: bool) -> None:

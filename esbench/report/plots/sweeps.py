@@ -1,7 +1,7 @@
 """Time as a multiple of the plain layer's, or the share of members kept, over the population or the width."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -120,11 +120,16 @@ def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
     style.label_ends(axes, labels, 0.33 * width)
     axes.set(xlabel=kind.axis, ylabel="members kept (%)" if is_share else "time(variant) / time(base)")
     ended = {line.variant.name: line.reason for line in chosen if line.reason}
-    title = share_finding(cases[-1], all_lines, chosen) if is_share else time_finding(grid, kind, chosen)
+    title = (
+        share_finding(cases[-1], all_lines, chosen)
+        if is_share
+        else time_finding(cases[-1], grid, kind, chosen)
+    )
+    notes = list(_schemes_without_line(all_lines, chosen)) if is_share else []
     figure.finish(
         f"{captions.invalid(grid.run)}{title}",
         style.origin(grid, cases),
-        style.notes_by_reason(ended, "No number for a larger case"),
+        [*notes, *style.notes_by_reason(ended, "No number for a larger case")],
     )
     return figure
 
@@ -232,12 +237,23 @@ def share_finding(case: Case, all_lines: Iterable[Line], chosen: Sequence[Line])
     return f"{captions.layer(case)}: {text}"
 
 
-def time_finding(grid: Grid, kind: Sweep, chosen: Sequence[Line]) -> str:
+def _schemes_without_line(all_lines: Iterable[Line], chosen: Sequence[Line]) -> Iterator[str]:
+    """Yield the names of the schemes that keep all members, and of those that are not drawn."""
+    drawn = {line.variant for line in chosen}
+    others = [line for line in _first_of_each_scheme(all_lines) if line.variant not in drawn]
+    if keeping := [line.variant.name for line in others if line.keeps_all]:
+        yield f"Also keep all members: {', '.join(keeping)}"
+    if losing := [f"{line.variant.name} {line.last[1]:.3g} %" for line in others if not line.keeps_all]:
+        yield f"Not drawn, at most {_MAX_LINES} lines: {', '.join(losing)}"
+
+
+def time_finding(case: Case, grid: Grid, kind: Sweep, chosen: Sequence[Line]) -> str:
     """Return the title: the cheapest line at the largest case, and the last point of dense noise."""
     best = chosen[0]
     unit = "members" if kind is POPULATION else "channels"
+    layer = captions.layer(case) if kind is POPULATION else grid.operator
     text = (
-        f"{grid.operator}, {grid.phase}: at {best.last[0]:,.0f} {unit} {best.variant.name} takes "
+        f"{layer}, {grid.phase}: at {best.last[0]:,.0f} {unit} {best.variant.name} takes "
         f"{format_multiplier(best.last[1])} the time of the plain layer"
     )
     dense = next((line for line in chosen if line.variant.name == DENSE), best)

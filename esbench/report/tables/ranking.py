@@ -8,7 +8,7 @@ import msgspec
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, Trace, operators
 from esbench.report.analysis.quality import EXACT, percent_of_members
-from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended
+from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended, tied
 from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
     EFFECTIVE_PERCENT,
@@ -31,7 +31,7 @@ from esbench.report.tables.table import (
     variants_table,
 )
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
-from esbench.text import one_line, pluralize
+from esbench.text import first_names, one_line, pluralize
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 KEPT, STEP, PEAK_MEMORY = "n_eff / n (%)", "step (ms)", "peak (MB)"
@@ -271,5 +271,8 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
             columns = ranking_columns(ranking.grid, best, reference, notes)
             figures = (columns[name]() for name in (RELATIVE_RATE, COST, STEP, PEAK_MEMORY))
             filled = (cell or notes.missing() for cell in figures)
-            rows.append((Cell(f"{case.members:,}"), Cell(best.variant.name), *filled))
+            name = best.variant.name
+            if equals := [other.variant.name for other in tied(best, candidates)]:
+                name = notes.mark(name, f"tied with {first_names(equals)}: their intervals overlap")
+            rows.append((Cell(f"{case.members:,}"), Cell(name), *filled))
     return rows

@@ -60,10 +60,8 @@ def _sentences(recommendation: Recommendation) -> Iterator[str]:
         if reference and ranked != reference and times not in {"", EXACT}:
             gain += f", {times} the rate of {reference.label}"
         yield f"{title}: {ranked.label} with {gain}."
-        if tied := ranked.tied_with(
-            other for other in recommendation.ranked if other.is_exact == ranked.is_exact
-        ):
-            yield f"It is {tied}: their intervals overlap."
+        if ties := ranked.tied_with(recommendation.ranked):
+            yield f"It is {ties}: their intervals overlap."
         members = _members_clause(texts[ranked])
         yield f"{members[0].upper()}{members[1:]}; a step takes {_step_clause(texts[ranked])}."
     fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from esbench.report.analysis.ranking import recommended
+from esbench.report.analysis.ranking import recommended, tied
 from esbench.report.web.views import RATE_METRIC, Row, View, better
 from esbench.schema import DENSE, Variant
 from esbench.stats import LATENCY
@@ -149,13 +149,19 @@ def answer(views: Sequence[View]) -> Answer:
     index = next((i for i in deciding if candidates(views[i])), next(iter(deciding), 0))
     view = views[index]
     rows = candidates(view)
+    if all(row.variant.baseline for row in view.rows):
+        return Answer(index, "No row of a scheme could be read or was measured", notes=(_UNREAD,))
     if not rows:
         return Answer(index, "No variant has a figure here: the table gives the reasons")
     if task:
         rows = _fastest_of_equals(views, rows)
-    best, tied = rows[0], _tied(rows, view.metric)
-    shown = recommended(rows) if best.is_exact else [best, *tied[:1]]
-    notes = _ties_note(best, tied)
+    best = rows[0]
+    equals = _tied(best, rows, view.metric)
+    leaders = recommended(rows) if best.is_exact else [best]
+    shown = leaders if best.is_exact else [best, *equals[:1]]
+    notes = [
+        note for leader in leaders for note in _ties_note(leader, _tied(leader, rows, view.metric), shown)
+    ]
     if view.metric == RATE_METRIC:
         lead, figures = "Use", _rate_figures
         notes += _rate_notes(view, rows)
@@ -169,9 +175,10 @@ def answer(views: Sequence[View]) -> Answer:
         if any(row.variant.name == DENSE for row in view.rows):
             notes.append(_TIME_ALONE)
     picks = (Pick(row.variant, tuple(figures(view, row)), _why(row, best)) for row in shown)
-    return Answer(index, lead, tuple(row.variant for row in (best, *tied)), tuple(picks), tuple(notes))
+    return Answer(index, lead, tuple(row.variant for row in (best, *equals)), tuple(picks), tuple(notes))
 
 
+_UNREAD = "The end of this page, under Runs in this page, lists the lines that could not be read."
 _TIME_ALONE = (
     "n_eff was not measured here. Time alone does not measure the gradient: a fast scheme may waste most of "
     "its members."
@@ -202,20 +209,19 @@ def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.marks[:1] != rows[0].marks[:1], position.get(row.variant, 0)))
 
 
-def _tied(rows: Sequence[Row], metric: str) -> list[Row]:
-    """Return the rows after the first whose interval overlaps that of the first."""
-    best, *others = rows
-    if best.is_exact:
-        return []
+def _tied(best: Row, rows: Sequence[Row], metric: str) -> list[Row]:
+    """Return the other rows whose interval overlaps that of the best."""
+    if metric == RATE_METRIC or best.is_exact:
+        return tied(best, rows)
     sign = better(metric) or -1
     worst = min(sign * end for end in best.ends)
-    return [row for row in others if max(sign * end for end in row.ends) >= worst]
+    return [row for row in rows if row is not best and max(sign * end for end in row.ends) >= worst]
 
 
-def _ties_note(best: Row, tied: Sequence[Row]) -> list[str]:
-    """Return a sentence that names several tied variants; a single one is among the picks."""
-    names = [row.variant.name for row in tied]
-    if len(names) < 2:  # noqa: PLR2004  see above
+def _ties_note(best: Row, equals: Sequence[Row], shown: Sequence[Row]) -> list[str]:
+    """Return a sentence that names the tied variants, unless all of them are shown."""
+    names = [row.variant.name for row in equals]
+    if all(row in shown for row in equals):
         return []
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return [

@@ -263,7 +263,7 @@ function showAnswer() {
   const [first, second, ...rest] = answer.best.map((number) => html("em", {}, breakable(DATA.variants[number].name)));
   const members = one.members > 1 ? `, ${withCommas(one.members)} members` : "";
   put("answer-where", `${one.layer}${members}, on ${run.device}`);
-  const others = rest.length ? html("small", {}, `tied with ${rest.length + 1} others`) : second ? [" or ", second] : "";
+  const others = rest.length ? [" ", html("small", {}, `tied with ${rest.length + 1} others`)] : second ? [" or ", second] : "";
   put("answer-title", answer.lead, " ", first ?? "", others);
   byId("answer-title").classList.toggle("long", byId("answer-title").textContent.length > LONG_TITLE);
   put("answer-picks", answer.picks.map((pick) => pickOf(pick, answer.picks.length > 1)));
@@ -361,7 +361,9 @@ function showTable() {
   byId("all").parentElement.hidden = isShort(view);
   byId("empty").hidden = rows.length > 0;
   byId("dots").hidden = !rows.length;
-  if (!rows.length) put("empty-text", `No variant of this table has “${display.filter}” in its name.`);
+  byId("clear").hidden = !display.filter;
+  const nothing = display.filter ? `No variant of this table has “${display.filter}” in its name.` : "No row could be read.";
+  put("empty-text", rows.length ? "" : nothing);
   const chart = html("th", { scope: "col", class: "chart" }, axisHead(axis));
   put("dots-head", html("tr", {}, headOf("variant"), chart, columns.map(headOf)));
   put("dots-body", rows.map((row) => rowOf(row, columns, axis)));
@@ -632,6 +634,24 @@ function shownTexts() {
   return [["variant", ...columns], ...rows.map((row) => [row.variant.name, ...texts(row)])];
 }
 
+/** The shown rows as numbers, the half width of the interval, and a remark: a reason, or a bound of a number. */
+function shownNumbers() {
+  const { view } = state;
+  const rows = shownRows();
+  const columns = [...shownColumns(rows), ...(view.columns.includes("interval") ? ["interval"] : [])];
+  const texts = (row) => {
+    const remarks = row.reason ? [row.reason] : [];
+    const numbers = columns.map((column) => {
+      const text = cellOf(view, row, column);
+      const [, word, number] = /^(\D*?)\s*(-?\d\S*?)?[x%]?$/.exec(text) ?? [];
+      if (!/^(± ?)?$/.test(word ?? "")) remarks.push(`${column}: ${word}`);
+      return number ?? "";
+    });
+    return [row.variant.name, ...numbers, remarks.join("; ")];
+  };
+  return [["variant", ...columns.map((name) => (name === "interval" ? "± 95 %" : name)), "remark"], ...rows.map(texts)];
+}
+
 function asMarkdown([head, ...rows]) {
   const clean = (text) => text.replace(/[\\|`*_<>[\]]/g, "\\$&").replace(/\s+/g, " ");
   const rule = [":-", ...head.slice(1).map(() => "-:")];
@@ -828,7 +848,7 @@ if (VIEWS.length) {
   put(
     "copies",
     copyButton("Copy as Markdown", () => asMarkdown(shownTexts())),
-    copyButton("Copy as CSV", () => asCsv(shownTexts())),
+    copyButton("Copy as CSV", () => asCsv(shownNumbers())),
     copyButton("Copy link", () => location.href),
   );
   listen();

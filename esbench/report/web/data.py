@@ -119,6 +119,7 @@ def _age(run: Run) -> tuple[bool, str]:
 def _run(run: Run) -> Record:
     header = run.header
     facts = msgspec.structs.asdict(header.environment) | {"seed": header.seed}
+    facts["commit"] = captions.short_commit(run)
     return {
         "id": short(header.run_id),
         "suite": short(header.suite),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, TIMES, Grid, grids, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
-from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
+from esbench.report.analysis.ranking import Bounds, RankedVariant, Rankings, dense, rankings
 from esbench.report.analysis.roofline import bound_ns
 from esbench.report.tables.measured import BYTES, SPEED, TIME, Multiplier, median_number, multiple
 from esbench.report.tables.ranking import (
@@ -56,6 +56,7 @@ class Row(NamedTuple):
         kind: ``EXACT``, ``AT_LEAST`` or empty.
         reason: why there is no value.
         remark: a warning about the samples.
+        reach: in a ranking, the bounds that decide on a tie.
 
     """
 
@@ -65,6 +66,7 @@ class Row(NamedTuple):
     kind: str = ""
     reason: str = ""
     remark: str = ""
+    reach: Bounds | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -147,6 +149,7 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
         kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
         reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
         remark="; ".join(notes.notes),
+        reach=ranked.reach,
     )
 
 

@@ -12,11 +12,11 @@ from matplotlib.text import Text
 from esbench.report.analysis.quality import EffectiveSize
 from esbench.report.analysis.ranking import RankedVariant, best_of_each_scheme, rankings
 from esbench.report.plots.pareto import Point, _point, finding, front, pareto
-from esbench.report.plots.style import Figure
+from esbench.report.plots.style import BLACK, Figure
 from esbench.schema import Run
 from tests.report import ranking_cases
 from tests.report.plots import figures
-from tests.report.plots.figures import drawn
+from tests.report.plots.figures import along, drawn
 from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, ORTHOGONAL, SQUARE, STEPS, rows
 from tests.report.table_examples import without
 from tests.synthetic import DENSE, bytes_row, linear
@@ -104,6 +104,8 @@ def test_an_exact_estimate_is_an_arrow() -> None:
     exact += [bytes_row(ORTHOGONAL, case, "peak_bytes", 10**6, phase="step") for case in cases]
     figure = of(ranking_cases.run(exact))
     assert "Orthogonal: exact" in named(figure)
+    edges = [line.get_markeredgecolor() for line in figure.axes[0].lines if along(line) == [1.0]]
+    assert BLACK in edges  # the exact estimate with the least memory is on the front
     assert "4096 x 1" in figure.origin
 
 

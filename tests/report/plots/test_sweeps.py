@@ -58,8 +58,8 @@ def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
     }
     assert figure.notes == ["No number for a larger case, out of memory: Perturbed"]
     assert figure.title == (
-        "Linear, forward: at 1,024 members SparsePerturbed(k=1) takes 1.10x the time of the plain layer, "
-        "dense noise 12.0x (at 256)"
+        "Linear 256 -> 256, forward: at 1,024 members SparsePerturbed(k=1) takes 1.10x the time of the "
+        "plain layer, dense noise 12.0x (at 256)"
     )
 
 
