@@ -148,9 +148,12 @@ def rows_of(
                 yield skipped(variant, case, NO_GRAPH, phase, method)
             else:
                 yield from times(variant, case, phase, method, factor, group)
-        yield bytes_row(variant, case, "peak_bytes", round(1e6 * factor), phase)
-        yield bytes_row(variant, case, "reserved_bytes", 2**21, phase)
-        yield metric_row(variant, case, phase, "launches", "profiler", 3.0)
+        readings = (
+            bytes_row(variant, case, "peak_bytes", round(1e6 * factor), phase),
+            bytes_row(variant, case, "reserved_bytes", 2**21, phase),
+            metric_row(variant, case, phase, "launches", "profiler", 3.0),
+        )
+        yield from (msgspec.structs.replace(row, group=group) for row in readings)
     if not is_plain:
         yield metric_row(variant, case, "sample", "noise_bytes", "state", round(1e5 * factor))
         kappa = 0.0 if variant.scheme in {"Perturbed", "LowRank"} else 2.0 + len(variant.name)
