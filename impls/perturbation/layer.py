@@ -420,6 +420,40 @@ def trainable_modules(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.
     return modules
 
 
+def check_memory(model: nn.Module, layers: Iterable["PerturbedLayer"]) -> None:
+    """Check that no other tensor of the model shares memory with a perturbed parameter.
+
+    A function of the other tensor would not see the members' noise.
+
+    Raises:
+        UnsupportedError: a parameter, a buffer or an attribute does.
+
+    """
+    perturbed = {id(parameter) for layer in layers for parameter in (layer.weight, layer.bias)}
+    tensors = {
+        id(value): (f"{name}.{key}".removeprefix("."), value)
+        for name, module in model.named_modules()
+        for values in (module._parameters, module._buffers, vars(module))  # noqa: SLF001  with all attributes
+        for key, value in values.items()
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and value.numel()
+    }
+    # Sorted by address: all tensors before a tensor that overlaps it are those that reach its start.
+    ends: list[tuple[int, int]] = []
+    for key, (_, value) in sorted(tensors.items(), key=lambda item: item[1][1].data_ptr()):
+        start = value.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        ends = [(end, other) for end, other in ends if end > start]
+        for _, other in ends:
+            if perturbed & {key, other}:
+                names = sorted((tensors[key][0], tensors[other][0]))
+                message = (
+                    f"{' and '.join(names)} share memory, but are not the same parameter: assign one "
+                    "parameter to both modules, or copy the values with clone()"
+                )
+                raise UnsupportedError(message)
+        ends.append((start + (last + 1) * value.element_size(), key))
+
+
 def _unsupported_reason(module: nn.Module) -> str:
     """Return why a module with trainable parameters cannot be perturbed, or ``""`` if it can."""
     name = type(module).__name__

@@ -23,6 +23,7 @@ from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
     PerturbedLayer,
+    check_memory,
     matching_modules,
     perturbed_layers,
     trainable_modules,
@@ -36,6 +37,7 @@ from impls.perturbation.noise import (
     to_nonnegative_int,
 )
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
+from impls.perturbation.verification import check_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,6 +394,23 @@ class Population:
             return values.view(2, -1, members).mean(1)
         return values.view(-1, members).mean(0)
 
+    @torch.no_grad()
+    def verify(self, x: Tensor) -> None:
+        """Check that the model works in a population: call it once for a new model.
+
+        Rows of up to four members, with the noise of a random step, are compared with the plain model that
+        evaluates each row alone, with its member's written-out weights.
+
+        Args:
+            x: rows [repeats * members, ...] as for a call. Use float32 or float64: in narrower dtypes
+                rounding may hide errors.
+
+        Raises:
+            ValueError: a row differs, or as for a call.
+
+        """
+        check_rows(self, x)
+
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
@@ -461,6 +480,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
         raise UnsupportedError(message)
+    check_memory(model, layers)
     check_layer_names(
         STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias"))
     )

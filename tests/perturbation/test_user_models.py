@@ -1,6 +1,8 @@
 """What users do with populations: each member agrees with its written-out model, or the use is refused."""
 
 import copy
+import itertools
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import impls
 from impls.perturbation.population import Population, PopulationNoise
@@ -241,3 +244,70 @@ def test_rows_and_fitness_belong_to_their_members(antithetic: bool) -> None:
     for shape in ((20, 1), (7,)):
         with pytest.raises(ValueError, match=r"one number per row|not a multiple of 4 members"):
             population.fitness(torch.zeros(shape))
+
+
+def test_other_tensors_over_a_perturbed_memory_are_refused() -> None:
+    """A tensor over a perturbed parameter's memory is refused; disjoint parts of one memory are not."""
+
+    def tie(change: Callable[[Any], object]) -> nn.Sequential:
+        model = fill(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)))
+        change(model)
+        return model
+
+    ties: dict[str, Callable[[Any], object]] = {
+        "0.weight and 2.weight": lambda model: setattr(
+            model[2], "weight", nn.Parameter(model[0].weight.data)
+        ),
+        "0.bias and 2.bias": lambda model: setattr(model[2], "bias", nn.Parameter(model[0].bias.data)),
+        "0.weight and 2.weight ": lambda model: setattr(
+            model[2], "weight", nn.Parameter(model[0].weight.data.T)
+        ),
+        "0.weight and 2.bias": lambda model: setattr(model[2], "bias", nn.Parameter(model[0].weight.data[1])),
+        "0.weight and 1.alias": lambda model: model[1].register_buffer("alias", model[0].weight.data),
+        "0.weight and alias": lambda model: setattr(model, "alias", model[0].weight.detach()[2, 1:]),
+    }
+    for names, change in ties.items():
+        with pytest.raises(ValueError, match=f"^{names.strip()} share memory"):
+            perturb(tie(change))
+    flat = tie(lambda model: nn.utils.vector_to_parameters(normal(24), model.parameters()))
+    population = perturb(flat)
+    check_members(population, population.sample(0))
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply; scripted, in code that no function mode sees."""
+    return x @ weight.t()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted_product = torch.jit.script(product)
+
+
+WRONG: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "reordered rows": lambda model, x: model.second(model.first(x).flip(0)),
+    "mixed rows": lambda model, x: model.second(model.first(x) - x.mean(0)),
+    "random numbers": lambda model, x: model.second(functional.dropout(model.first(x))),
+    "scripted code": lambda model, x: model.second(model.first(x)) + scripted_product(x, model.first.weight),
+}
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_verify_finds_models_that_do_not_work_in_a_population(dtype: torch.dtype, antithetic: bool) -> None:
+    """verify() accepts models whose rows are those of their members, and refuses others."""
+    schemes: tuple[Any, ...] = impls.Perturbed(), impls.Flipped("both")
+    for sigma, scheme in itertools.product((0.5, 1e-3), schemes):
+        x = normal(16, 3).to(dtype)
+        for run in RIGHT.values():
+            impls.perturb(
+                fill(Model(run), dtype), scheme, members=4, sigma=sigma, antithetic=antithetic
+            ).verify(x)
+        for run in WRONG.values():
+            population = impls.perturb(
+                fill(Model(run), dtype), scheme, members=4, sigma=sigma, antithetic=antithetic
+            )
+            with pytest.raises(ValueError, match=r"row \d+ \(repeat \d, member \d\) differs"):
+                population.verify(x)
+    with pytest.raises(ValueError, match=r"verify compares rows, but the model returned tuple"):
+        perturb(Model(lambda model, x: (model.first(model.second(x)),))).verify(normal(8, 3))  # type: ignore[arg-type, return-value]  # wrong
