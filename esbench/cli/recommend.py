@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from esbench.report.analysis.ranking import Recommendation
 
 
+SIGMA = 0.02
+NEAREST = 30
+"""Ranked cases among which one is named by the options."""
 _LARGEST = 2**31 - 1
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?@(\d+)x(\d+)")
@@ -95,7 +98,7 @@ def recommend(
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
     ] = None,
-    sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = 0.02,
+    sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = SIGMA,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -260,12 +263,13 @@ def _answer_offline(
     from esbench import store
     from esbench.measure.environment import environment
     from esbench.report.analysis.ranking import nearest
+    from esbench.report.captions import layer_and_members
 
     here = environment(device_type)
     stored, problems = store.read_results(results) if results.is_dir() else ([], [])
     print_problems(problem for problem in problems if problem.path.parent.name == here.slug)
     runs = [run for run in stored if run.header.environment.slug == here.slug]
-    measure = f"leave --offline out to measure {'; '.join(case.label for case in target.cases)}"
+    measure = f"leave --offline out to measure {'; '.join(layer_and_members(case) for case in target.cases)}"
     if not runs:
         own = f"no stored run of this device ({here.device_name}) in {results}"
         alike = [run for run in stored if run.header.environment.device == device_type]
@@ -278,14 +282,37 @@ def _answer_offline(
     recommendations = _recommend(target, runs, variants, limit_bytes)
     for case in target.cases:
         if case not in recommendations:
-            near = "; ".join(nearest(runs, case))
+            near = [
+                f"{layer_and_members(other)}: `{command}`"
+                for other in nearest(runs, case, NEAREST)
+                if (command := _command_of(other, results))
+            ][:1]
             names = first_names([variant.name for variant in variants or ()])
             message = (
-                f"no stored run ranks {case.label}{names and f' for {names}'}"
-                f"{near and f'; nearest: {near}'}; {measure}"
+                f"no stored run ranks {layer_and_members(case)}{names and f' for {names}'}; "
+                f"leave --offline out to measure it"
+                f"{f'; nearest is {near[0]}' if near else ''}"
             )
             raise UserError(message)
     return recommendations
+
+
+def _command_of(case: Case, results: Path) -> str:
+    """Return the command that answers for a case from stored runs, or "" if the options cannot name it."""
+    words = [f"--members {case.members}"]
+    words += [f"--repeats {case.repeats}"] if case.repeats > 1 else []
+    words += [f"--dtype {case.dtype}"] if case.dtype != "float32" else []
+    words += [f"--sigma {case.sigma!r}"] if case.sigma != SIGMA else []
+    words += [f"--results {shlex.quote(str(results))}"] if results != Path("results") else []
+    template = template_case(case.members, case.repeats, case.dtype, case.sigma)
+    shape = f"{case.out_channels}x{case.in_channels}"
+    if linear_case(shape, template) == case:
+        return " ".join(["esbench recommend --linear", shape, *words, "--offline"])
+    if len(case.kernel_size) == len(case.input_size) == 2:  # noqa: PLR2004  # Conv2d
+        shape = f"{shape}x{'x'.join(map(str, case.kernel_size))}@{'x'.join(map(str, case.input_size))}"
+        if conv2d_case(shape, template) == case:
+            return " ".join(["esbench recommend --conv", shape, *words, "--offline"])
+    return ""
 
 
 def _recommend(
@@ -322,16 +349,16 @@ def _print(
 
     ``run`` has the reasons if a case has no ranking.
     """
-    from esbench.report.captions import origin
-    from esbench.report.tables.recommendation import text, training_code, without_numbers
+    from esbench.report.captions import layer_and_members, short_origin
+    from esbench.report.tables.recommendation import text, training_code, without_numbers, wrap
 
     for case in target.cases:
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
-        heading = f"{case.label}{': ' if names else ''}{', '.join(names)}"
+        heading = f"{layer_and_members(case)}{': ' if names else ''}{', '.join(names)}"
         typer.echo(f"{heading}\n{'=' * len(heading)}")
         if case in recommendations:
             advice = text(recommendations[case], tables=tables)
-            typer.echo(printable(f"{origin(recommendations[case].run)}\n\n{advice}"))
+            typer.echo(printable(f"{wrap(short_origin(recommendations[case].run))}\n\n{advice}"))
         elif run:
             typer.echo(printable(without_numbers(run, case)))
     winners = {

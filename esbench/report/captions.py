@@ -78,6 +78,11 @@ def layer(case: Case) -> str:
     return f"{case.operator} {', '.join([*sizes, *options])}"
 
 
+def layer_and_members(case: Case) -> str:
+    """Return the name of a layer with its population: ``Linear 64 -> 64, 1024 members``."""
+    return layer(case) + (f", {case.members} members" if case.members > 1 else "")
+
+
 def metric(name: str) -> str:
     """Return the description of a metric, or its name if it has none."""
     return METRICS.get(name, name)
@@ -151,6 +156,17 @@ def short_commit(run: Run) -> str | None:
     """Return the first digits of the commit, None if it is unknown."""
     commit = run.header.environment.commit
     return commit[:_COMMIT_DIGITS] if commit else None
+
+
+def short_origin(run: Run) -> str:
+    """Return the device, id and torch version of a run, and warnings."""
+    if is_published(run):
+        return f"{source(run)}, not measured by esbench."
+    torch_version = f"torch {run.header.environment.torch}"
+    return (
+        f"{invalid(run)}{device(run)}, run {run.header.run_id}, {torch_version}."
+        f"{unfinished(run)}{_disturbed(run)}"
+    )
 
 
 def invalid(run: Run) -> str:

@@ -172,10 +172,14 @@ def test_offline_without_a_matching_run_is_an_error(
             "a",
             None,
             "32x32",
-            "no stored run ranks Linear(32, 32); nearest: Linear(64, 64); leave --offline out to measure",
+            (
+                "no stored run ranks Linear 32 -> 32, 1024 members; leave --offline out to measure it; "
+                "nearest is Linear 64 -> 64, 1024 members: `esbench recommend --linear 64x64 --members 1024 "
+                f"--results {tmp_path}/a/results --offline`"
+            ),
         ),
-        ("a", None, "64x64 --variants Orthogonal*", "ranks Linear(64, 64) for Orthogonal"),
-        ("b", None, "64x64", "no stored run ranks Linear(64, 64); leave --offline out to measure"),
+        ("a", None, "64x64 --variants Orthogonal*", "ranks Linear 64 -> 64, 1024 members for Orthogonal"),
+        ("b", None, "64x64", "no stored run ranks Linear 64 -> 64, 1024 members; leave --offline out"),
         ("c", "", "64x64", "no stored run of this device ("),
     ):
         if device_name != "" and not (tmp_path / folder).exists():
@@ -225,8 +229,8 @@ def test_a_model_has_a_ranking_for_each_layer(
     ask = ["--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
     assert run("--model", "models_of_a_test:make", *ask) == 0
     captured = capsys.readouterr()
-    assert "Linear(8, 8) bias=True: 0, 1\n=====" in captured.out
-    assert "Linear(4, 8) bias=True: 3\n=====" in captured.out
+    assert "Linear 8 -> 8, bias=True, 1024 members: 0, 1\n=====" in captured.out
+    assert "Linear 8 -> 4, bias=True, 1024 members: 3\n=====" in captured.out
     assert '    "3": LowRank(rank=1),\n    "*": Hadamard(),\n' in captured.out
     assert "2: LayerNorm: dense noise, whatever the scheme" in captured.err
     said = " ".join(captured.out.split())

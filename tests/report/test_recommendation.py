@@ -67,7 +67,7 @@ def test_page_command_and_table_recommend_the_same() -> None:
     ):
         run = ranking_cases.run(stored)
         assert [one.variant.name for one in found(run).recommended] == expected
-        assert all(f"{name}Linear with" in text(found(run)) for name in expected)
+        assert all(f"{name} with" in text(found(run)) for name in expected)
         picks = answer(list(views(run, "Linear"))).picks
         assert [pick.variant.name for pick in picks] == expected
         table = best_schemes([run], ["Linear"], largest_only=True)
@@ -81,8 +81,8 @@ def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:
     assert recommend([run], linear(32)) is None
     assert recommend([run], msgspec.structs.replace(SQUARE, sigma=0.5)) is None
     assert recommend([run], SQUARE, variants={variant("Unheard")}) is None
-    assert nearest([run], linear(100)) == ["Linear(128, 128)", "Linear(64, 64)"]
-    assert nearest([run], linear(60), 1) == ["Linear(64, 64)"]
+    assert nearest([run], linear(100)) == [linear(128), linear(64)]
+    assert nearest([run], linear(60), 1) == [SQUARE]
 
 
 def test_the_newest_complete_run_that_ranks_most_is_used() -> None:

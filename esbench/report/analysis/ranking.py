@@ -384,8 +384,8 @@ def _limited(ranked: RankedVariant, limit_bytes: float) -> RankedVariant:
     return replace(ranked, skipped=skipped)
 
 
-def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[str]:
-    """Return the labels of the ranked cases nearest in size to a case, those of its operator first."""
+def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[Case]:
+    """Return the ranked cases nearest in size to a case, those of its operator first."""
 
     def distance(other: Case) -> tuple[bool, float]:
         sizes = [(each.out_channels, each.in_channels, each.members) for each in (case, other)]
@@ -394,5 +394,5 @@ def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[str]:
     all_rankings = (
         ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator)
     )
-    known = {ranked_case.label: ranked_case for ranking in all_rankings for ranked_case in ranking.cases}
-    return sorted(known, key=lambda label: (distance(known[label]), label))[:count]
+    known = {ranked_case for ranking in all_rankings for ranked_case in ranking.cases}
+    return sorted(known, key=lambda ranked_case: (distance(ranked_case), ranked_case.label))[:count]

@@ -91,10 +91,10 @@ def _small_warning(case: Case, small: Sequence[RankedVariant]) -> str:
         for ranked in small
         if ranked.effective
     ]
-    line = ""
+    title, line = captions.layer_and_members(case), ""
     for count in range(len(names), 0, -1):
         more = f" and {len(names) - count} more" if count < len(names) else ""
-        line = f"{_title(case)}: fast, but of small n_eff: {', '.join(names[:count])}{more}"
+        line = f"{title}: fast, but of small n_eff: {', '.join(names[:count])}{more}"
         if len(line) <= _COLUMNS:
             return line
     return f"{line[: _COLUMNS - 1]}…"
@@ -127,7 +127,7 @@ def ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant])
         (_name(ranked.variant), *(_shorten(row[heading]) for heading in _RANKED))
         for ranked, row in zip(rows, texts, strict=True)
     ]
-    return _table((_title(case), *_RANKED.values()), cells)
+    return _table((captions.layer_and_members(case), *_RANKED.values()), cells)
 
 
 def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
@@ -136,7 +136,13 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
         grid = next((grid for grid in timed if grid.method != UNMEASURED), None)
         for case in reversed(grid.cases if grid else []):
             if grid and (rows := _times(grid, case)):
-                header = (_title(case), f"{grid.phase} (ms)", "faster than dense", "x base", "MB")
+                header = (
+                    captions.layer_and_members(case),
+                    f"{grid.phase} (ms)",
+                    "faster than dense",
+                    "x base",
+                    "MB",
+                )
                 yield case, _table(header, rows)
 
 
@@ -170,10 +176,6 @@ def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
         )
         for variant, ns in shown
     ]
-
-
-def _title(case: Case) -> str:
-    return captions.layer(case) + (f", {case.members} members" if case.members > 1 else "")
 
 
 def _name(variant: Variant) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from esbench.report.analysis.quality import EXACT
-from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense
+from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense, tied
 from esbench.report.tables.console import BEST, LEGEND, ranking_table
 from esbench.report.tables.ranking import (
     COST,
@@ -20,7 +20,7 @@ from esbench.report.tables.ranking import (
     ranking_texts,
 )
 from esbench.schema import Case, Run, Scalar, Variant
-from esbench.text import one_line, pluralize
+from esbench.text import first_names, one_line, pluralize
 
 _TERMINAL_WIDTH = 80
 
@@ -35,8 +35,13 @@ def text(recommendation: Recommendation, *, tables: bool = False) -> str:
         table = ranking_section(ranking, case, recommendation.variants).text()
     elif without := len(recommendation.variants) - len(recommendation.ranked):
         table += f"\n{pluralize(without, 'candidate')} without a rate: see --tables for the reasons"
-    lines = (textwrap.fill(one_line(line), _TERMINAL_WIDTH) for line in _sentences(recommendation))
+    lines = map(wrap, _sentences(recommendation))
     return "\n".join([table, "", *lines, ""])
+
+
+def wrap(text: str) -> str:
+    """Return a paragraph in lines of 80 columns."""
+    return textwrap.fill(one_line(text), _TERMINAL_WIDTH)
 
 
 def _sentences(recommendation: Recommendation) -> Iterator[str]:
@@ -58,16 +63,16 @@ def _sentences(recommendation: Recommendation) -> Iterator[str]:
         rate, times = texts[ranked][RATE], texts[ranked][RELATIVE_RATE]
         gain = "the exact gradient of a linear fitness" if rate == EXACT else f"an n_eff per ms of {rate}"
         if reference and ranked != reference and times not in {"", EXACT}:
-            gain += f", {times} the rate of {reference.label}"
-        yield f"{title}: {ranked.label} with {gain}."
-        if ties := ranked.tied_with(recommendation.ranked):
-            yield f"It is {ties}: their intervals overlap."
+            gain += f", {times} that of dense noise"
+        yield f"{title}: {ranked.variant.name} with {gain}."
+        if ties := [other.variant.name for other in tied(ranked, recommendation.ranked)]:
+            yield f"It is tied with {first_names(ties)}: their intervals overlap."
         members = _members_clause(texts[ranked])
         yield f"{members[0].upper()}{members[1:]}; a step takes {_step_clause(texts[ranked])}."
     fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0)
     if fastest not in recommendation.recommended:
         step, members = _step_clause(texts[fastest]), _members_clause(texts[fastest])
-        yield f"{fastest.label} is faster, {step}, but {members}."
+        yield f"{fastest.variant.name} is faster, {step}, but {members}."
 
 
 def without_numbers(run: Run, case: Case) -> str:
