@@ -11,6 +11,7 @@ from esbench.registry import REGISTRY
 from esbench.text import first_names, one_line, pluralize
 
 COLUMNS = 100
+NOT_CHECKED = "not checked"
 
 
 @app.command()
@@ -18,7 +19,7 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
     """Compare every variant with the reference implementation, on every operator; nothing is timed.
 
     Prints one line per variant, and the variants that cannot run here once per reason. Exit code 1 if a
-    variant fails.
+    variant fails or was not checked: it has no case to check, or stopped after its set-up had accepted one.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
@@ -33,11 +34,21 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
     for entry in entries:
         name = entry.variant.name
         correct = []
-        for operator in dict.fromkeys(case.operator for case in cases if entry.supports(case)):
-            failure = checks.outcome(entry, operator)
+        supported = Counter(case.operator for case in cases if entry.supports(case))
+        if not supported:
+            counts[NOT_CHECKED] += 1
+            typer.echo(f"{name:<{width}}  {NOT_CHECKED}: the suite check has no case of its operators")
+        for operator, count in supported.items():
+            failure, key = checks.outcome(entry, operator), (entry.variant, operator)
+            missing = checks.not_compared.get(key)
+            if missing and not (failure and failure.status == "failed"):
+                counts[NOT_CHECKED] += 1
+                typer.echo(f"{name:<{width}}  {NOT_CHECKED} on {operator}: {one_line(missing.reason)}")
+                continue
             counts[failure.status if failure else "correct"] += 1
             if failure is None:
-                correct.append(operator)
+                compared = checks.compared[key]
+                correct.append(operator if compared == count else f"{operator} ({compared} of {count} cases)")
             elif failure.status == "unavailable":
                 reason = shared_reason(failure.reason, entry.variant.scheme, operator)
                 unavailable.setdefault(reason, {}).setdefault(name, set()).add(operator)
@@ -47,11 +58,11 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
             typer.echo(f"{name:<{width}}  correct: {', '.join(correct)}")
     for reason, operators in unavailable.items():
         names = sorted(set().union(*operators.values()))
-        count = f"{pluralize(len(operators), 'variant')} ({first_names([*operators])})"
-        line = f"unavailable on {', '.join(names)}: {count}: {reason}"
+        named = f"{pluralize(len(operators), 'variant')} ({first_names([*operators])})"
+        line = f"unavailable on {', '.join(names)}: {named}: {reason}"
         typer.echo(textwrap.fill(line, COLUMNS, subsequent_indent="  "))
-    typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()), err=True)
-    if counts["failed"]:
+    typer.echo(", ".join(f"{number} {status}" for status, number in counts.items()), err=True)
+    if counts["failed"] or counts[NOT_CHECKED]:
         raise typer.Exit(FAILED)
 
 

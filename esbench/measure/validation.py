@@ -15,6 +15,7 @@ import gc
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FunctionType
@@ -29,7 +30,7 @@ from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
 from esbench.registry import Entry
 from esbench.schema import Case, Phase, Variant
-from esbench.workload import Workload, WrongResultError, build
+from esbench.workload import UnavailableError, Workload, WrongResultError, build
 
 PATIENCE_S = (0.003, 0.03)
 """The wait for writes after a call has returned lasts as long as the call, within these bounds."""
@@ -59,7 +60,13 @@ Fingerprints = tuple["Fingerprint", ...]
 
 
 class ExactChecks:
-    """Checks each variant once per operator on small cases in float64, where rounding hides no error."""
+    """Checks each variant once per operator on small cases in float64, where rounding hides no error.
+
+    Attributes:
+        compared: (variant, operator) -> the number of cases that were compared with the reference.
+        not_compared: (variant, operator) -> why the first case was not, where the set-up did not refuse it.
+
+    """
 
     def __init__(self, cases: Sequence[Case], device: str, seed: int) -> None:
         """Store the cases; nothing is checked yet."""
@@ -67,6 +74,8 @@ class ExactChecks:
         self._device = device
         self._seed = seed
         self._outcomes: dict[tuple[Variant, str], Failure | None] = {}
+        self.compared: Counter[tuple[Variant, str]] = Counter()
+        self.not_compared: dict[tuple[Variant, str], Failure] = {}
 
     def failure(self, entry: Entry, operator: str) -> Failure | None:
         """Return the failure of a variant on this operator; None if it passed or no case is available."""
@@ -85,15 +94,20 @@ class ExactChecks:
         for case in self._cases:
             if case.operator != operator or not entry.supports(case):
                 continue
+            key, workload = (entry.variant, operator), None
             try:
-                build(entry.scheme, case, self._device, self._seed).verify()
+                workload = build(entry.scheme, case, self._device, self._seed)
+                workload.verify()
                 is_checked = True
+                self.compared[key] += 1
             except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
                 failure = classify(error)
                 failure = failure._replace(reason=f"{failure.reason} (on {case.label})")
                 if failure.status == "failed":
                     return failure
                 unavailable = unavailable or failure
+                if workload is not None or not isinstance(error, UnavailableError):
+                    self.not_compared.setdefault(key, failure)
         return None if is_checked else unavailable
 
 

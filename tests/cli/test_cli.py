@@ -217,6 +217,34 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     assert all(isinstance(row, Skipped) and row.status == "failed" for row in rows)
 
 
+SET_UP = """
+from esbench.workload import UnavailableError, build
+from impls.perturbation.scheme import AbstractScheme
+@build.register
+def _(scheme: NAME, case, device, seed):
+    IN_SET_UP
+    return build.dispatch(AbstractScheme)(scheme, case, device, seed)
+"""
+
+
+def test_check_says_what_it_did_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A case that the set-up refuses is unavailable; one that stops later, or for memory, is not checked."""
+    for number, (in_set_up, in_call, code, words) in enumerate(
+        (
+            ("", "raise MemoryError", 1, "not checked on Linear: out of memory: "),
+            ("", "raise UnavailableError('no')", 1, "not checked on Conv2d: no (on Conv2d("),
+            ("raise MemoryError", "", 1, "not checked on Conv2d: out of memory: "),
+            ("raise UnavailableError('no')", "", 0, "Conv2d, Linear: 1 variant"),
+            ("if case.groups > 1: raise UnavailableError('no')", "", 0, "Linear, Conv2d (1 of 2 cases)"),
+        )
+    ):
+        name, plugin = f"Stopping{number}", tmp_path / f"stopping_rows{number}.py"
+        text = GOOD.replace("return op.", f"{in_call or 'pass'}; return op.") + SET_UP.replace("NAME", name)
+        plugin.write_text(text.replace("RowShared", name).replace("IN_SET_UP", in_set_up or "pass"))
+        assert run("check", "--plugin", str(plugin), "--variants", name) == code, words
+        assert words in capsys.readouterr().out
+
+
 def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SystemExit raised by a variant ends the variant, not the command."""
     plugin = tmp_path / "exiting_rows.py"
