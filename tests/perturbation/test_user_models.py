@@ -232,7 +232,7 @@ def test_noise_follows_moved_weights_or_is_refused(move: Callable[[nn.Parameter]
 def test_rows_and_fitness_belong_to_their_members(antithetic: bool) -> None:
     """rows() shows each input to each member, and fitness() is the mean of its rows."""
     population = perturb(nn.Linear(3, 1), antithetic=antithetic)
-    noise, inputs = population.sample(0), normal(5, 3)
+    noise, inputs = population.sample(0), normal(6, 3)
     fitness = population.fitness(population(population.rows(inputs), noise).squeeze(1), noise)
     for member in range(4):
         for side in range(1 + antithetic):
@@ -240,7 +240,7 @@ def test_rows_and_fitness_belong_to_their_members(antithetic: bool) -> None:
             expected = torch.func.functional_call(population.model, weights, (inputs,)).mean()
             torch.testing.assert_close(fitness[side, member] if antithetic else fitness[member], expected)
     population.update(noise, fitness)
-    assert population.rows(inputs, noise).shape == ((40 if antithetic else 20), 3)
+    assert population.rows(inputs, noise).shape == ((48 if antithetic else 24), 3)
     for shape in ((20, 1), (7,)):
         with pytest.raises(ValueError, match=r"one number per row|not a multiple of 4 members"):
             population.fitness(torch.zeros(shape))
