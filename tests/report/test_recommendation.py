@@ -9,7 +9,8 @@ from esbench.report.tables.ranking import best_schemes, ranking_sections
 from esbench.report.tables.recommendation import text, training_code
 from esbench.report.web.answers import answer
 from esbench.report.web.views import views
-from esbench.schema import Run, RunEnd, Variant
+from esbench.schema import Measurement, Run, RunEnd, Variant
+from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import (
     CORES,
@@ -23,7 +24,7 @@ from tests.report.ranking_cases import (
     rows,
 )
 from tests.report.table_examples import winner, without
-from tests.synthetic import DENSE, linear, time_row, variant
+from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 
 def found(run: Run, variants: set[Variant] | None = None, limit_bytes: float | None = None) -> Recommendation:
@@ -83,6 +84,38 @@ def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:
     assert recommend([run], SQUARE, variants={variant("Unheard")}) is None
     assert nearest([run], linear(100)) == [linear(128), linear(64)]
     assert nearest([run], linear(60), 1) == [SQUARE]
+
+
+def test_a_contradiction_leaves_the_ranking() -> None:
+    """A peak below the output, or a time below the bound, has a reason in place of a rate."""
+    big, cached = 2**31, 10**8
+    contradictions = (
+        (
+            synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 0, 1, 10**9),
+            "a peak of 1100000 bytes",
+        ),
+        (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 5e7, 1, 1), "125 % of the roofline"),
+        (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="update"), 5e7, 1, 1), "update is at 125 %"),
+        (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 0, big, 1), "bound, by traffic"),
+        (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 0, cached, 1), ""),
+        (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 3e7, 1, 1), ""),
+    )
+    for is_disturbed in (False, True):
+        base = synthetic.working(time_row(BASE, SQUARE, 1.0), 2e7 if is_disturbed else 1e6, 1, 1)
+        for row, words in contradictions:
+            others = [
+                other
+                for other in rows()
+                if not (isinstance(other, Measurement) and other.metric == row.metric)
+                or (other.variant, other.phase) not in {(row.variant, row.phase), (BASE, "forward")}
+            ]
+            measured = synthetic.run([*others, row, base], suite="quality", device_peaks=synthetic.peaks())
+            (ranked,) = [one for one in one_ranking(measured).of(SQUARE) if one.variant == FLIPPED]
+            is_explained = is_disturbed and "125 %" in words
+            assert (ranked.rate is None) == bool(words and not is_explained), words
+            if ranked.skipped:
+                assert ranked.skipped.reason.startswith("impossible: ")
+                assert words in ranked.skipped.reason
 
 
 def test_the_newest_complete_run_that_ranks_most_is_used() -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
+from esbench.report.analysis.roofline import impossible
 from esbench.report.analysis.run_selection import unusable
 from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
@@ -195,8 +196,19 @@ class Rankings:
             noise=self._most.get((variant, case, NOISE)),
             peak=self._most.get((variant, case, PEAK)),
             law=self.qualities.rows_of_law(variant, case),
-            skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None),
+            skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None)
+            or self._impossible(variant, case),
         )
+
+    def _impossible(self, variant: Variant, case: Case) -> Skipped | None:
+        if (variant, case) not in self._contradictions:
+            return None
+        reason = f"impossible: {self._contradictions[variant, case]}"
+        return Skipped(variant=variant, case=case, phase="step", status="failed", reason=reason)
+
+    @cached_property
+    def _contradictions(self) -> dict[tuple[Variant, Case], str]:
+        return impossible(self.grid.run)
 
     @cached_property
     def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:

@@ -8,9 +8,12 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 
 from typing import Literal
 
-from esbench.schema import Measurement, Run, Work
+from esbench.schema import Case, Measurement, Run, Variant, Work
 from esbench.stats import median, middle_60_percent
 
+CACHE_BYTES = 2**30
+"""More bytes than a cache holds."""
+_WHOLE = 100.0
 DISTURBED = "the peak was measured under a disturbance, so bounds computed from it are too high"
 
 
@@ -39,6 +42,43 @@ def beats_arithmetic(run: Run, row: Measurement) -> bool:
     """Return whether a call did arithmetic faster than a matrix product, which no cache explains."""
     least, ns = _min_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
     return bool(least and ns and least > ns)
+
+
+def impossible(run: Run) -> dict[tuple[Variant, Case], str]:
+    """Return each variant and case whose numbers contradict each other -> the reason.
+
+    A peak cannot be below the bytes of the output. Arithmetic above the device peak is a contradiction unless
+    base exceeds the peak too, which was then measured under a disturbance; traffic is one above twice the
+    rate of a copy if the bytes fit in no cache: reading alone is faster than copying.
+    """
+    timed = [row for row in run.measurements if row.metric == "latency_ns" and row.work]
+    peaks = {
+        (row.variant, row.case, row.phase): median(row)
+        for row in run.measurements
+        if row.metric == "peak_bytes"
+    }
+    fast = [row for row in timed if _percent(run, row) > _WHOLE]
+    disturbed = {row.case for row in fast if row.variant.mode == "base" and beats_arithmetic(run, row)}
+    found: dict[tuple[Variant, Case], str] = {}
+    for row in fast:
+        by_arithmetic = beats_arithmetic(run, row)
+        is_large = row.work is not None and row.work.moved_bytes > CACHE_BYTES
+        is_too_fast = is_large and _percent(run, row) > 2 * _WHOLE
+        if row.case not in disturbed if by_arithmetic else is_too_fast:
+            kind = "arithmetic" if by_arithmetic else "traffic"
+            why = f"{row.phase} is at {_percent(run, row):.0f} % of the roofline bound, by {kind}"
+            found.setdefault((row.variant, row.case), why)
+    for row in timed:
+        peak = peaks.get((row.variant, row.case, row.phase))
+        if row.work and peak is not None and peak < row.work.output_bytes:
+            why = f"{row.phase} has a peak of {peak:.0f} bytes and an output of {row.work.output_bytes:.0f}"
+            found.setdefault((row.variant, row.case), why)
+    return found
+
+
+def _percent(run: Run, row: Measurement) -> float:
+    bound, ns = bound_ns(run, row.case.dtype, row.work), median(row)
+    return 100 * bound / ns if bound and ns else 0.0
 
 
 def _min_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
