@@ -100,19 +100,25 @@ def last_digit_exponent(value: float, half: float | None = None) -> int:
     return max(min(exponent, leading), _lowest_exponent(leading))
 
 
-def format_number(value: float | None, half: float | None = None, *, with_interval: bool = False) -> str:
+def format_number(
+    value: float | None, half: float | None = None, *, with_interval: bool = False, least_digits: int = 1
+) -> str:
     """Return a number with the digits that its interval supports; without an interval, with three digits.
 
     Args:
         value: the number.
         half: half the width of its interval.
         with_interval: append the half width if it is known, ``1.23 ± 0.04``.
+        least_digits: significant digits to print even if the interval supports fewer, without its half width.
 
     """
     if value is None or not math.isfinite(value):
         return ABSENT
     if not with_interval or half is None or not _is_known(value, half):
-        return "0" if value == 0 else _round_to_exponent(value, last_digit_exponent(value, half))
+        if value == 0:
+            return "0"
+        least = _leading_exponent(value, least_digits) - least_digits + 1
+        return _round_to_exponent(value, min(last_digit_exponent(value, half), least))
     exponent = _half_width_exponent(half)
     if value:
         exponent = max(exponent, _lowest_exponent(_leading_exponent(value)))
@@ -150,7 +156,12 @@ def _round_to_exponent(value: float, exponent: int) -> str:
 
 
 def format_cell(
-    metric: str, value: float | None, half: float | None = None, *, with_interval: bool = False
+    metric: str,
+    value: float | None,
+    half: float | None = None,
+    *,
+    with_interval: bool = False,
+    least_digits: int = 1,
 ) -> str:
     """Return a number for a table, in the unit of the metric's column: see :func:`format_number`."""
     if value is None or not math.isfinite(value):
@@ -159,7 +170,7 @@ def format_cell(
     if unit is _COUNT and not half and float(value).is_integer():
         return f"{value:.0f}"
     in_unit = None if half is None else half / unit.size
-    return format_number(value / unit.size, in_unit, with_interval=with_interval)
+    return format_number(value / unit.size, in_unit, with_interval=with_interval, least_digits=least_digits)
 
 
 def format_value(metric: str, value: float | None) -> str:
@@ -173,7 +184,9 @@ def format_value(metric: str, value: float | None) -> str:
     return f"{format_number(value / unit.size)} {unit.symbol}"
 
 
-def format_multiplier(value: float | None, half: float | None = None, *, with_interval: bool = False) -> str:
+def format_multiplier(
+    value: float | None, half: float | None = None, *, with_interval: bool = False, least_digits: int = 1
+) -> str:
     """Return a ratio, ``2.39x`` or ``2.39 ± 0.12x``: see :func:`format_number`."""
-    number = format_number(value, half, with_interval=with_interval)
+    number = format_number(value, half, with_interval=with_interval, least_digits=least_digits)
     return number if number == ABSENT else f"{number}x"

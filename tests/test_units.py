@@ -153,3 +153,14 @@ def test_a_cell_and_its_interval_are_in_the_unit_of_the_column() -> None:
     assert format_multiplier(2.391, 0.12) == "2.39x"
     assert format_multiplier(2.391, 0.12, with_interval=True) == "2.39 ± 0.12x"
     assert format_multiplier(math.nan, 0.12, with_interval=True) == ABSENT
+
+
+def test_at_least_three_digits_on_request() -> None:
+    """A ranking keeps three digits where the interval supports fewer; next to a half width it does not."""
+    assert [format_number(value, 5.0, least_digits=3) for value in (80.04, 1432.0, 68.1)] == [
+        "80.0",
+        "1432",
+        "68.1",
+    ]
+    assert format_number(1432.0, 400.0, least_digits=3) == "1430"
+    assert format_number(80.04, 5.0, with_interval=True, least_digits=3) == "80 ± 5"

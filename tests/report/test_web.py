@@ -147,6 +147,12 @@ def qualities_of(one: Variant) -> list[Row]:
     return [figure(one, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0)]
 
 
+def test_a_run_without_a_row_of_a_scheme_says_so() -> None:
+    """The other lines of its file could not be read."""
+    found = answered([synthetic.skipped(BASE, SQUARE, "has no update", "update")])
+    assert found.lead == "No row of a scheme could be read or was measured"
+
+
 def test_controls_and_baselines_are_never_recommended() -> None:
     """A control may have the best figure, but another variant is recommended, and the control is named."""
     case = msgspec.structs.replace(SQUARE, operator="SparseMLP", members=1)

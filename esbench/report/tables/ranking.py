@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -99,6 +100,11 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
 
 
+def _ranked_cell(number: CellNumber, template: str = "{}") -> Cell:
+    """Return a cell with at least three digits: rounded further, sorted numbers would look unsorted."""
+    return number_cell(replace(number, least_digits=3), template)
+
+
 def rate_cell(ranked: RankedVariant, trace: Trace | None = None) -> Cell | None:
     """Return the cell of n_eff per ms: ``exact``, ``at least 12`` for a lower bound, None without a rate."""
     if ranked.rate is None:
@@ -106,7 +112,7 @@ def rate_cell(ranked: RankedVariant, trace: Trace | None = None) -> Cell | None:
     if ranked.is_exact:
         return Cell(EXACT)
     low, high = ranked.rate_interval or (None, None)
-    return number_cell(
+    return _ranked_cell(
         CellNumber(RATE_PER_MS, ranked.rate, trace, low, high, kind="number"), _bound_template(ranked)
     )
 
@@ -148,12 +154,12 @@ def ranking_columns(
         if times is None:
             return None
         origin = trace(_RELATIVE, ranked.step, *ranked.law, reference.step, *reference.law)
-        return number_cell(
+        return _ranked_cell(
             CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _bound_template(ranked)
         )
 
     def max_bytes(row: Measurement | None) -> Cell | None:
-        return number_cell(median_number(grid.run, row)) if row else None
+        return _ranked_cell(median_number(grid.run, row)) if row else None
 
     return {
         RATE: lambda: rate_cell(
@@ -192,7 +198,7 @@ def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     value = ranked.effective.low if is_bound else ranked.effective.value
     low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
     number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, trace, low, high, kind="number")
-    return number_cell(number, "at least {}" if is_bound else "{}")
+    return _ranked_cell(number, "at least {}" if is_bound else "{}")
 
 
 def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
@@ -200,16 +206,16 @@ def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | No
         return None
     number = median_number(grid.run, ranked.step)
     if number.half is not None:
-        return number_cell(number)
+        return _ranked_cell(number)
     note = f"{pluralize(len(ranked.step.samples), 'round')} of the step: too few for an interval"
-    return number_cell(number, notes.mark("{}", note))
+    return _ranked_cell(number, notes.mark("{}", note))
 
 
 def _cost_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
     if ranked.multiplier and ranked.is_single:
         return Cell(notes.mark(NOTHING, _why_no_multiple(ranked)))
     number = multiple(grid, ranked.variant, ranked.case, TIME)
-    return number_cell(number) if number else None
+    return _ranked_cell(number) if number else None
 
 
 def _why_no_rate(ranked: RankedVariant) -> str:

@@ -43,6 +43,7 @@ class CellNumber:
         high: the upper end.
         kind: how it is shown.
         has_interval: whether the interval is always shown.
+        least_digits: significant digits that are shown even if the interval supports fewer.
 
     """
 
@@ -53,6 +54,7 @@ class CellNumber:
     high: float | None = None
     kind: Kind = "quantity"
     has_interval: bool = False
+    least_digits: int = 1
 
     @property
     def half(self) -> float | None:
@@ -65,9 +67,15 @@ class CellNumber:
         """Return the number as a table shows it, with its interval on request and if known."""
         with_interval = intervals or self.has_interval
         if self.kind == "quantity":
-            return format_cell(self.name, self.value, self.half, with_interval=with_interval)
+            return format_cell(
+                self.name,
+                self.value,
+                self.half,
+                with_interval=with_interval,
+                least_digits=self.least_digits,
+            )
         show = format_number if self.kind == "number" else format_multiplier
-        return show(self.value, self.half, with_interval=with_interval)
+        return show(self.value, self.half, with_interval=with_interval, least_digits=self.least_digits)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The plot of members evaluated per ms and n_eff per ms."""
 
+import re
+
 import pytest
 
 from esbench.report.analysis.ranking import Rankings, best_of_each_scheme
@@ -10,7 +12,7 @@ from tests.report import ranking_cases
 from tests.report.plots.figures import along, drawn, texts
 from tests.report.ranking_cases import SQUARE, STEPS, rows
 from tests.report.table_examples import without
-from tests.synthetic import DENSE, time_row
+from tests.synthetic import DENSE, time_row, variant
 
 
 def ranking(stored: list[Row]) -> Rankings:
@@ -59,6 +61,17 @@ def test_the_title_compares_the_fastest_scheme_with_the_best() -> None:
     single = time_row(DENSE, SQUARE, STEPS[DENSE], phase="step")
     text = finding(ranking([*without(rows(), DENSE, "latency_ns"), single]).of(SQUARE))
     assert "dense noise" not in text
+
+
+def test_the_title_says_a_tie() -> None:
+    """A scheme whose interval overlaps that of the best is named; so is the tie behind an exact estimate."""
+    other = variant("FlippedSign")
+    times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
+    tied = [*rows(), time_row(other, SQUARE, *times, phase="step")]
+    tied.append(ranking_cases.figure(other, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0))
+    for more in ([], ranking_cases.orthogonal(SQUARE)):
+        text = finding(ranking([*tied, *more]).of(SQUARE))
+        assert re.search(r"(Hadamard, tied with FlippedSign|FlippedSign, tied with Hadamard), keeps", text)
 
 
 def test_a_single_scheme_is_not_drawn() -> None:
