@@ -40,6 +40,7 @@ def compare(
     for warning, words in (
         ("INVALID, do not use these figures", comparison.invalid(a, b)),
         ("DIFFERENT DEVICES", comparison.different_devices(a, b)),
+        ("UNRELIABLE", comparison.disturbed(compared)),
     ):
         if words:
             typer.secho(one_line(f"{warning}: {words}"), bold=True, err=as_json)

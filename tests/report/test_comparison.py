@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.errors import UserError
-from esbench.report.analysis.comparison import Comparison, compare, differences, different_devices
+from esbench.report.analysis.comparison import (
+    Comparison,
+    compare,
+    differences,
+    different_devices,
+    disturbed,
+)
 from esbench.report.tables.comparison import as_json, summary, text
 from esbench.schema import Row, Run
 from tests import synthetic
@@ -40,6 +46,16 @@ def side_by_side(a: Iterable[Row], b: Iterable[Row]) -> Comparison:
 def changed(rows: list[Row], **fields: object) -> list[Row]:
     """Return the rows with some fields replaced."""
     return [msgspec.structs.replace(row, **fields) for row in rows]
+
+
+def test_a_run_under_load_is_named() -> None:
+    """If base takes at least twice as long in one run, the comparison says so; other variants may."""
+    for factor, words in ((526.0, "526x as long in B as in A"), (0.25, "4x as long in A as in B"), (1.9, "")):
+        assert words in disturbed(side_by_side(times(), times(factor)))
+        assert bool(disturbed(side_by_side(times(), times(factor)))) == bool(words)
+        assert disturbed(side_by_side(times()[1:], times(factor)[1:])) == ""
+        other = synthetic.changed(synthetic.run(times(factor)), device_name="Other")
+        assert disturbed(compare(synthetic.run(times()), other, across_devices=True)) == ""
 
 
 def test_other_rows_do_not_match() -> None:
