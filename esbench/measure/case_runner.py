@@ -190,7 +190,6 @@ class CoResidentGroup:
         while self.variants:
             before(self.variants[0].entry)
             del self.variants[0]
-            gc.collect()
         free_memory()
 
     def _set_up(self, entry: Entry, checks: ExactChecks, around: ContextFor) -> PreparedVariant | None:
