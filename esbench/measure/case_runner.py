@@ -9,6 +9,7 @@ import gc
 import json
 import math
 import random
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -188,8 +189,12 @@ class CoResidentGroup:
     def free(self, before: Callable[[Entry], object] = lambda _: None) -> None:
         """Free everything that was set up, one variant after another; ``before`` is called with each."""
         while self.variants:
-            before(self.variants[0].entry)
-            del self.variants[0]
+            prepared = self.variants.pop(0)
+            before(prepared.entry)
+            workload = weakref.ref(prepared.workload)
+            del prepared
+            if workload():  # in a reference cycle; a collection takes 0.1 s, too long for each variant
+                gc.collect()
         free_memory()
 
     def _set_up(self, entry: Entry, checks: ExactChecks, around: ContextFor) -> PreparedVariant | None:

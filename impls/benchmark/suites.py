@@ -76,7 +76,7 @@ SUITES = (
             conv2d(16, 16, (3, 3), (16, 16), members=256),
         ),
         phases=(*PHASES, QUALITY),
-        cell_s=0.1,
+        cell_s=0.08,
     ),
     Suite(
         name="population",
