@@ -149,7 +149,7 @@ def rows_of(
             else:
                 yield from times(variant, case, phase, method, factor, group)
         readings = (
-            bytes_row(variant, case, "peak_bytes", round(1e6 * factor), phase),
+            bytes_row(variant, case, "peak_bytes", round(1e9 * factor), phase),
             bytes_row(variant, case, "reserved_bytes", 2**21, phase),
             metric_row(variant, case, phase, "launches", "profiler", 3.0),
         )

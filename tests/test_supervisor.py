@@ -214,7 +214,7 @@ signal.signal(signal.SIGINT, stop)
 if child.announcement.excluded: end(0)
 watch()
 other = subprocess.Popen(["sleep", "1000"])
-open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{other.pid}}\\n")
+with open({str(pids)!r}, "w") as file: print(os.getpid(), other.pid, file=file)
 while True: time.sleep(1)
 """
     command = [sys.executable, "-c", PRELUDE + body]

@@ -18,7 +18,8 @@ from tests import synthetic
 from tests.gate.fake_worker import VICTIM, FakeWorkers
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
-WAIVER = '[[accept]]\ncell = "*"\nmetric = "latency_ns"\nreason = "meant to be so"\nexpires = 2999-01-01\n'
+LAST_DAY = dt.date.today() + dt.timedelta(days=300)  # noqa: DTZ011  a waiver's last day is a local date
+WAIVER = f'[[accept]]\ncell = "*"\nmetric = "latency_ns"\nreason = "meant to be so"\nexpires = {LAST_DAY}\n'
 
 
 def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tuple[int, str]:
