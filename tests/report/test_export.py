@@ -22,7 +22,7 @@ from tests.report.golden_tables import exported
 from tests.report.report_cases import ROOT
 from tests.synthetic import BASE, DENSE, linear, skipped, time_row
 
-QUICK = ROOT / "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
+QUICK = ROOT / "results/amd-epyc/20261125T104612Z-quick-1cf6.jsonl.gz"
 CASE = linear(128, members=256)
 
 

@@ -31,7 +31,7 @@ from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, embedded, evil, figures, parsed, usual
 from tests.synthetic import BASE, DENSE, time_row, variant
 
-QUICK = ROOT / "results/amd-epyc/20261122T151454Z-quick-c095.jsonl.gz"
+QUICK = ROOT / "results/amd-epyc/20261125T104612Z-quick-1cf6.jsonl.gz"
 RANKING = {
     "n_eff / ms": "n_eff / ms",
     "rate, x Perturbed": "x dense noise",
