@@ -10,6 +10,7 @@ import copy
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
@@ -35,7 +36,44 @@ ROUNDINGS = 4
 """The allowed error of each output in :func:`_check_product`, in multiples of its rounding."""
 
 DRAWN_MEMBERS, DRAWN_STEPS = 64, 16
-"""Noise has to differ in one of so many members and steps: few masks of dropout are often equal."""
+"""Noise has to differ within this many members and steps: few masks of dropout are often equal."""
+
+
+@dataclass(frozen=True)
+class _Update:
+    """An update that is checked, or that of a step.
+
+    Attributes:
+        phase: the name in messages.
+        population: the population.
+        noise: the noise of its step.
+        x: rows [repeats * members, ...].
+        gradients: the result, by parameter name.
+        utilities: [sides, members] in float64: those of the reference in float64, and of the one in the
+            model's dtype.
+        eps: see :func:`check_close`.
+
+    """
+
+    phase: str
+    population: Population
+    noise: PopulationNoise
+    x: Tensor
+    gradients: Mapping[str, Tensor]
+    utilities: tuple[Tensor, Tensor]
+    eps: float | None
+
+    @property
+    def spacing(self) -> float:
+        """The machine epsilon of matrix products of the rows."""
+        return torch.finfo(self.x.dtype).eps if self.eps is None else self.eps
+
+    def check_complete(self) -> None:
+        """Check that every parameter has a gradient."""
+        for name, _ in self.population.model.named_parameters():
+            if self.gradients.get(name) is None:
+                message = f"{self.phase} of {name}: the call returned nothing"
+                raise WrongResultError(message)
 
 
 def random_members(count: int) -> Iterator[int]:
@@ -174,7 +212,8 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
         learns_from_rows = any(layer.learns_from_rows for layer in population.layers)
         record = population.call_with_activations(x, noise)[1] if learns_from_rows else None
         gradients = compute_update(population, noise, utilities, record)
-    _check_gradients("update", population, noise, x, gradients, (utilities, utilities), eps, members)
+    result = _Update("update", population, noise, x, gradients, (utilities, utilities), eps)
+    _check_gradients(result, members)
 
 
 @torch.no_grad()
@@ -219,7 +258,8 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
     _check_outputs("step", population, noise, x, y, members, eps)
     wide = torch.promote_types(torch.float32, y.dtype)
     utilities = _shape_utilities(population, y.double()), _shape_utilities(population, y.to(wide))
-    _check_gradients("step", population, noise, x, changes, utilities, eps, range(population.members))
+    result = _Update("step", population, noise, x, changes, utilities, eps)
+    _check_gradients(result, range(population.members))
 
 
 def _shape_utilities(population: Population, y: Tensor) -> Tensor:
@@ -245,14 +285,14 @@ def _check_noise_varies(population: Population) -> None:
     def products(step: int) -> dict[str, list[float]]:
         """Return products of members' noise with a random direction, until one differs from the first."""
         noise = population.sample(step, part)
-        found: dict[str, list[float]] = {name: [] for name in weights}
+        sums: dict[str, list[float]] = {name: [] for name in weights}
         for member in range(len(part)):
             change = population.perturbation(noise, member)
-            for name, values in found.items():
+            for name, values in sums.items():
                 values.append(float((change[name].double() * directions[name]).sum()))
-            if all(len({*values}) > 1 for values in found.values()):
+            if all(len({*values}) > 1 for values in sums.values()):
                 break
-        return found
+        return sums
 
     first = products(0)
     names = [name for name, values in first.items() if len({*values}) > 1]
@@ -271,30 +311,18 @@ def _check_noise_varies(population: Population) -> None:
     raise WrongResultError(message)
 
 
-def _check_gradients(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
-    phase: str,
-    population: Population,
-    noise: PopulationNoise,
-    x: Tensor,
-    gradients: Mapping[str, Tensor],
-    utilities: tuple[Tensor, Tensor],
-    eps: float | None,
-    members: Sequence[int],
-) -> None:
-    """Check gradients by parameter name for utilities [sides, members] in float64.
-
-    ``utilities`` are those of the reference in float64, and of the one in the model's dtype.
-    """
-    parameters = dict(population.model.named_parameters())
-    dense_numbers = population.members * sum(parameter.numel() for parameter in parameters.values())
-    device = population.layers[0].weight.device
-    is_large = dense_numbers > MAX_DENSE.get(device.type, MAX_DENSE["cpu"])
-    if is_large and len(members) == population.members and population.layers[0].module is population.model:
+def _check_gradients(update: _Update, members: Sequence[int]) -> None:
+    """Check the gradients of an update of which only these members have utilities."""
+    population, noise, utilities = update.population, update.noise, update.utilities
+    layer, model = population.layers[0], population.model
+    dense_numbers = population.members * sum(parameter.numel() for parameter in model.parameters())
+    is_large = dense_numbers > MAX_DENSE.get(layer.weight.device.type, MAX_DENSE["cpu"])
+    if is_large and len(members) == population.members and layer.module is model:
         if _is_affine(population):
-            _check_product(phase, population, noise, x, gradients, utilities[0], eps)
+            _check_product(update)
             return
-        if population.layers[0].learns_from_rows:
-            _check_node_gradient(phase, population, noise, x, gradients, utilities[0], eps)
+        if layer.learns_from_rows:
+            _check_node_gradient(update)
             return
     row_layers = {
         f"{layer.name}.weight".removeprefix("."): layer
@@ -303,12 +331,11 @@ def _check_gradients(  # noqa: PLR0913, PLR0917  the arguments of an update and 
     }
     expected, narrow = _weighted_sums(population, noise, members, utilities, row_layers)
     if row_layers:
-        evaluation = (population, noise, x, members)
-        model_float64 = to_float64(population.model)
-        expected |= _node_gradients(model_float64, row_layers, *evaluation, utilities[0])
-        narrow |= _node_gradients(population.model, row_layers, *evaluation, utilities[1])
+        evaluation = (population, noise, update.x, members)
+        expected |= _node_gradients(to_float64(model), row_layers, *evaluation, utilities[0])
+        narrow |= _node_gradients(model, row_layers, *evaluation, utilities[1])
     for name, value in expected.items():
-        check_close(f"{phase} of {name}", gradients.get(name), value, narrow[name], eps)
+        check_close(f"{update.phase} of {name}", update.gradients.get(name), value, narrow[name], update.eps)
 
 
 def _weighted_sums(
@@ -360,25 +387,18 @@ def _is_affine(population: Population) -> bool:
     return not (scheme.learns_from_rows or scheme.draws_binary_weights or scheme.update_directions_differ)
 
 
-def _check_product(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
-    phase: str,
-    population: Population,
-    noise: PopulationNoise,
-    x: Tensor,
-    gradients: Mapping[str, Tensor],
-    utilities: Tensor,
-    eps: float | None,
-) -> None:
+def _check_product(update: _Update) -> None:
     """Check a layer's gradient without dense noise, by its product with a random row.
 
     A layer f(v; W) is linear in its parameters: sum_m c_m (f(v; W + sigma E_m) - f(v; W)) / sigma is
     f(v; sum_m c_m E_m). The population's forward computes the left side; the gradient gives the right one.
     """
+    update.check_complete()
+    population, x, utilities = update.population, update.x, update.utilities[0]
     model, sides = population.model, len(utilities)
-    _check_complete(phase, population, gradients)
     row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=random_generator(x.device))
     rows = row.to(x.dtype).expand(sides * population.members, *row.shape)
-    outputs = population(rows, noise).unflatten(0, (sides, population.members))
+    outputs = population(rows, update.noise).unflatten(0, (sides, population.members))
     wide_row = rows[:1].double()
     plain = to_float64(model)(wide_row)[0]
     factor = -1 / (utilities.numel() * population.sigma**2)
@@ -390,27 +410,19 @@ def _check_product(  # noqa: PLR0913, PLR0917  the arguments of an update and it
             values = y.double()
             squares += float((c.square() @ values.flatten(1).square()).sum())
             expected += factor * torch.tensordot(c, values - plain, dims=1)
-    doubles = {name: gradients[name].double() for name, _ in model.named_parameters()}
+    doubles = {name: update.gradients[name].double() for name, _ in model.named_parameters()}
     result = torch.func.functional_call(to_float64(model), doubles, (wide_row,))[0]
-    spacing = torch.finfo(x.dtype).eps if eps is None else eps
-    allowed = ROUNDINGS * spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
-    _check_error(f"{phase}: the gradient's product with a row", result, expected, allowed)
+    allowed = ROUNDINGS * update.spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
+    _check_error(f"{update.phase}: the gradient's product with a row", result, expected, allowed)
 
 
-def _check_node_gradient(  # noqa: PLR0913, PLR0917  the arguments of an update and its result
-    phase: str,
-    population: Population,
-    noise: PopulationNoise,
-    x: Tensor,
-    gradients: Mapping[str, Tensor],
-    utilities: Tensor,
-    eps: float | None,
-) -> None:
+def _check_node_gradient(update: _Update) -> None:
     """Check a layer's node-perturbation gradient without dense noise, by the outputs of the forward.
 
     An output differs by u = sigma E_m x from that of the plain layer, apart from the noise of the bias.
     """
-    _check_complete(phase, population, gradients)
+    update.check_complete()
+    population, noise, x, utilities = update.population, update.noise, update.x, update.utilities[0]
     layer, model, members = population.layers[0], to_float64(population.model), population.members
     outputs, bias = population(x, noise), noise.layers[layer.name].bias
     centered = utilities - utilities.mean(0) if population.antithetic else utilities
@@ -435,18 +447,9 @@ def _check_node_gradient(  # noqa: PLR0913, PLR0917  the arguments of an update 
             expected += torch.autograd.grad(products @ c, weight)[0]
         norms = c * y.flatten(1).norm(dim=1) * rows.flatten(1).norm(dim=1)
         squares += float(norms.square().sum())
-    spacing = torch.finfo(x.dtype).eps if eps is None else eps
     taps = weight[0, 0].numel()
-    allowed = ROUNDINGS * spacing * ((taps * squares) ** 0.5 + float(expected.norm()))
-    _check_error(f"{phase} of weight", gradients["weight"].double(), expected, allowed)
-
-
-def _check_complete(phase: str, population: Population, gradients: Mapping[str, Tensor]) -> None:
-    """Check that every parameter has a gradient."""
-    for name, _ in population.model.named_parameters():
-        if gradients.get(name) is None:
-            message = f"{phase} of {name}: the call returned nothing"
-            raise WrongResultError(message)
+    allowed = ROUNDINGS * update.spacing * ((taps * squares) ** 0.5 + float(expected.norm()))
+    _check_error(f"{update.phase} of weight", update.gradients["weight"].double(), expected, allowed)
 
 
 def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) -> None:
