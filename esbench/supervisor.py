@@ -300,9 +300,9 @@ class _Interrupts:
 def _start_child(
     command: Sequence[str], descriptor: int, interrupts: _Interrupts
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """Start a child in a session of its own; yield it, and a pipe that is closed when it ends.
+    """Start a child in its own session; yield it, and a pipe that is closed when it ends.
 
-    In a session of its own it receives the Ctrl-C of the terminal only from the supervisor, and can be killed
+    In its own session it receives the Ctrl-C of the terminal only from the supervisor, and can be killed
     together with the processes that it has started.
     """
     pipe, held_by_child = os.pipe()

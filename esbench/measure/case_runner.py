@@ -78,7 +78,7 @@ class RunContext:
         """Return the row of a failure.
 
         Raises:
-            DeviceLostError: the device no longer responds, so nothing more can be measured.
+            DeviceLostError: the device stopped responding, so nothing more can be measured.
 
         """
         if not self.instruments.alive():
@@ -343,7 +343,7 @@ class CaseRunner:
 
     def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
-        return self._charge(entry, "audit")
+        return self._charge(entry, "check")
 
     def _write_failures(self) -> None:
         """Store a row for each failure of the group since the last call."""

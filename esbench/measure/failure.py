@@ -13,7 +13,7 @@ ALLOCATION = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 
 
 class DeviceLostError(UserError):
-    """The device no longer responds: finished rows are stored, nothing more can be measured."""
+    """The device stopped responding: finished rows are stored, nothing more can be measured."""
 
 
 class Failure(NamedTuple):
@@ -42,5 +42,5 @@ def classify(error: BaseException) -> Failure:
         detail = allocation.group() if allocation else text or "nothing left"
         return Failure("unavailable", f"{OUT_OF_MEMORY}: {detail}")
     if isinstance(error, WrongResultError):
-        return Failure("failed", f"oracle: {text}")
+        return Failure("failed", f"wrong result: {text}")
     return Failure("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)

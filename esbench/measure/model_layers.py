@@ -135,7 +135,7 @@ def _as_user_error(message: str, advice: str = "") -> Iterator[None]:
     """Turn any error inside the context into a UserError of one line: message, error, advice."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a model is foreign code, which may raise anything
         text = f"{message} {classify(error).reason}{advice}"
         raise UserError(text) from error
 

@@ -119,7 +119,7 @@ def run(  # noqa: PLR0913  # the parts of a run
     notes: tuple[str, ...] = ()
     try:
         if not (past and past.device_peaks):
-            with stopwatch.on("ceilings"):
+            with stopwatch.on("device peaks"):
                 notes = _measure_peaks(plan, instruments, writer)
         summary = run_cases(
             plan,
@@ -163,7 +163,7 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
     measurements. ``KeyboardInterrupt`` and errors of ``store`` are raised.
 
     Raises:
-        DeviceLostError: the device no longer responds.
+        DeviceLostError: the device stopped responding.
 
     """
     recorder = Recorder(store, progress, past, stopwatch, watch)
@@ -270,7 +270,7 @@ def _find_largest_populations(case: Case, context: RunContext) -> Iterator[Measu
         recorder.announce(entry.variant, case, "largest population")
         fits = max_population.fit_test(entry, case, phase, plan.device, plan.seed)
         try:
-            with recorder.stopwatch.on("capacity"):
+            with recorder.stopwatch.on("largest population"):
                 largest = max_population.find_largest(
                     fits, case.members, min(SEARCH_CELLS * plan.cell_s, spare_s), recorder.stopwatch.seconds
                 )

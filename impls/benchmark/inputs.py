@@ -154,7 +154,7 @@ def random_bits(*shape: int, device: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def refill(case: Case, tensors: Iterable[Tensor]) -> None:
-    """Write new values into rows of a case, in place; nobody can predict them."""
+    """Write new values into rows of a case, in place, from random seeds."""
     for tensor in tensors:
         seed = secrets.randbits(62)
         if is_packed(case):

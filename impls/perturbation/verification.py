@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from impls.perturbation.population import Population
 
 CHECKED = 4
-"""At most so many members, and so many repeats of each, are evaluated."""
+"""The most members, and the most repeats of each, that are evaluated."""
 
 
 def check_rows(population: "Population", x: Tensor) -> None:

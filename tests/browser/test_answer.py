@@ -128,7 +128,7 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
 
 
 def test_little_or_nothing_is_said(opened: Open) -> None:
-    """Without runs, with one variant or with failures only the page says so in words."""
+    """Without runs, with one variant or with failures only the page says so."""
     page = opened([], left_out=["left out, of another schema version: old-run"], name="none")
     assert page.inner_text("h1") == "No run to show"
     assert "of another schema version" in page.inner_text("#answer-notes")

@@ -143,7 +143,7 @@ def test_two_runs_compared(opened: Open) -> None:
 
 
 def test_runs_that_cannot_be_compared(opened: Open) -> None:
-    """Different devices, an unknown run and an unknown quantity are said."""
+    """Different devices, an unknown run and an unknown quantity each have a message."""
     page = opened(link=f"#a={NEW}&b=2025&quantity=forward: nothing")
     assert "Different devices (device_name: Test CPU in A, GPU 1 in B" in page.inner_text("#compare-status")
     assert "Not in both runs: forward: nothing." in page.inner_text("#compare-status")

@@ -66,7 +66,7 @@ def test_what_cannot_be_profiled_says_why(capsys: Captured, tmp_path: Path) -> N
     plugin.write_text(WRONG)
     assert run("profile", "--plugin", str(plugin), "--variant", "Doubled", *ON, "--out", out) == 1
     text = capsys.readouterr().out
-    assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: oracle: " in text
+    assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: wrong result: " in text
     assert "launches" not in text
     assert not Path(out).exists()
 

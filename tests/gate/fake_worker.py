@@ -97,7 +97,7 @@ class FakeWorker(WorkerProcess):
         if (self.fault == "missing" and is_victim) or (self.fault == "new" and not self.is_head):
             return Surveyed(cell, self.arm, "absent", reason="no such variant")
         if self.fault == "wrong" and is_victim:
-            return Surveyed(cell, self.arm, "failed", reason="oracle: forward is off by 1")
+            return Surveyed(cell, self.arm, "failed", reason="wrong result: forward is off by 1")
         counts = {name: count + (self.fault == name and is_victim) for name, count in COUNTS.items()}
         return Surveyed(cell, self.arm, "ok", counts)
 

@@ -131,7 +131,7 @@ def test_a_missing_or_wrong_row_fails_by_name(
     assert decision.opening.revisions["head"].asked == "worktree"
     assert {(verdict.cell.split()[0], verdict.code, verdict.reason) for verdict in decision.verdicts} == {
         ("TinyOneTiny", "missing", "no variant TinyOneTiny"),
-        ("TinyTwoTiny", "wrong", "oracle: the sum is off"),
+        ("TinyTwoTiny", "wrong", "wrong result: the sum is off"),
     }
     assert "FAIL" in done.out
     page = (place.out / "summary.md").read_text(encoding="utf-8")

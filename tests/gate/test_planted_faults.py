@@ -54,7 +54,7 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
         ("everywhere", FAIL, "geometric mean"),  # every cell is slower by 1.2 %
         ("missing", FAIL, VICTIM),  # a variant was removed
         ("dropped", FAIL, "no longer has it"),  # a row was removed from the suite
-        ("wrong", FAIL, "oracle"),
+        ("wrong", FAIL, "wrong result"),
         ("peak_bytes", FAIL, "peak_bytes"),  # one more byte
         ("dies", INVALID, "the worker of head ended"),
         ("deaf", INVALID, "2 % more work was not found"),

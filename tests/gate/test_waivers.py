@@ -19,7 +19,7 @@ SLOWER = fail(BAKER.name)
 WHOLE = fail(MEAN)
 HEAVIER = Verdict(cell=BAKER.name, metric="peak_bytes", status="FAIL", code="more-bytes", base=1, head=2)
 GONE = Verdict(cell=ABLE.name, metric="row", status="FAIL", code="missing", reason="no variant Able")
-WRONG = Verdict(cell=ABLE.name, metric="output", status="FAIL", code="wrong", reason="oracle: off")
+WRONG = Verdict(cell=ABLE.name, metric="output", status="FAIL", code="wrong", reason="wrong result: off")
 NOISY = Verdict(cell=ABLE.name, metric="latency_ns", status="INCONCLUSIVE", code="noisy", bounds=bounds(0))
 FINE = no_sign(ABLE.name)
 GOOD = """

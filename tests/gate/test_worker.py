@@ -134,15 +134,15 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
     for name, status, reason in (
         ("TinyGone", "absent", "no variant TinyGoneTiny"),
         ("TinyNot", "unavailable", "needs a quantum computer"),
-        ("TinyWrong", "failed", "oracle: the sum is off"),
+        ("TinyWrong", "failed", "wrong result: the sum is off"),
         ("TinyExits", "failed", "SystemExit: 7"),
         ("TinyRaises", "failed", "ValueError: two lines"),
         ("TinyGreedy", "failed", "it changed a global setting: the number of threads from 1 to 2"),
         ("TinyTimeless", "failed", "it replaced a timer: time.perf_counter_ns"),
         ("TinyRude", "failed", "ValueError: left so"),
-        ("TinyChanges", "failed", "oracle: it is off now; found after timing"),
+        ("TinyChanges", "failed", "wrong result: it is off now; found after timing"),
         ("TinyHoards", "failed", "bytes more after every call"),
-        ("TinyStale", "failed", "oracle: forward returns the same result for different inputs"),
+        ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):
         (row,) = survey(process, name)
         assert row.status == status, name

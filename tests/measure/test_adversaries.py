@@ -112,7 +112,7 @@ def test_a_call_that_cheats_is_caught() -> None:
     ]
     for phase, act, changes, reason in cheats:
         tools = dataclasses.replace(world.tools, **changes)
-        assert reason_of(act, world, tools, phase) == f"oracle: {phase} {reason}"
+        assert reason_of(act, world, tools, phase) == f"wrong result: {phase} {reason}"
 
 
 def test_a_call_that_synchronizes_has_a_label() -> None:
@@ -139,7 +139,7 @@ def test_a_call_that_replaces_a_timer_is_caught(monkeypatch: pytest.MonkeyPatch)
         for number in (1, 12):
             words = reason_of(since(number, partial(setattr, owner, name, lambda *_: 0)), World())
             assert getattr(owner, name) is right
-            assert words.startswith("oracle: it replaced a timer: ")
+            assert words.startswith("wrong result: it replaced a timer: ")
             assert words.endswith(name)
 
 
@@ -166,13 +166,13 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
     for change, words in changes:
         for number in (1, 12):
             found = reason_of(since(number, change), World())
-            assert found.startswith(f"oracle: it changed a global setting: {words}")
+            assert found.startswith(f"wrong result: it changed a global setting: {words}")
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
             assert (torch.empty(0).device.type, gc.get_threshold()) == ("cpu", thresholds)
 
     # Earlier, reading a result on this device fails.
     found = reason_of(since(12, partial(torch.set_default_device, "meta")), World())
-    assert found == "oracle: it changed a global setting: the default device from cpu to meta"
+    assert found == "wrong result: it changed a global setting: the default device from cpu to meta"
 
     def change_and_raise() -> None:
         torch.set_default_device("meta")

@@ -254,7 +254,7 @@ def refusing(error: Exception, dtype: str = "") -> Callable[[Case], None]:
 def test_a_variant_that_fails_its_check_gets_no_number() -> None:
     """It is never called, and its row has the error; a variant that cannot run is unavailable, not failed."""
     for error, status, reason in (
-        (WrongResultError("forward is off by 3"), "failed", "oracle: forward is off by 3"),
+        (WrongResultError("forward is off by 3"), "failed", "wrong result: forward is off by 3"),
         (UnavailableError("needs a GPU"), "unavailable", "needs a GPU"),
     ):
         world = World()
@@ -277,7 +277,7 @@ def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
     larger = msgspec.structs.replace(CASE, members=16)
     entry = FakeScheme("A", world, check=check).entry()
     _, lines = measure(entry, world=world, checks=checks, cases=(CASE, larger))
-    assert {row[1:] for row in skipped(lines)} == {(None, "failed", f"oracle: off (on {exact.label})")}
+    assert {row[1:] for row in skipped(lines)} == {(None, "failed", f"wrong result: off (on {exact.label})")}
     assert seen == [exact]
     declining = FakeScheme("A", world, check=refusing(UnavailableError("float32 only"), "float64"))
     assert measure(declining.entry(), world=world, checks=checks)[0] == RunSummary(measured=2)
@@ -301,7 +301,7 @@ def test_an_output_that_is_not_finite_is_wrong() -> None:
             return wrap(torch.tensor([1.0, value if number >= first else turn, 2.0]))
 
         summary, lines = measure(FakeScheme("A", world, act=act).entry(), world=world, phases=("forward",))
-        reason = "oracle: forward gives values that are not finite"
+        reason = "wrong result: forward gives values that are not finite"
         assert [row[2:] for row in skipped(lines)] == [("failed", reason)], first
         assert summary == RunSummary(failed=1)
 

@@ -72,7 +72,7 @@ class DeclaringWorkload(FakeWorkload):
         self._random = ("work", "noise_bytes", "unavailable", "phases", "inputs", "quality")[scheme.seed % 6]
 
     def work(self, phase: Phase) -> Any:
-        """Return numbers that are none, or raise."""
+        """Return values that are not numbers, or raise."""
         if self._random != "work":
             return super().work(phase)
         if self._rng.random() < 1 / 4:
@@ -82,7 +82,7 @@ class DeclaringWorkload(FakeWorkload):
 
     @property
     def noise_bytes(self) -> Any:
-        """Return a number that is none."""
+        """Return a value that is not a number."""
         return self._rng.choice(NUMBERS) if self._random == "noise_bytes" else super().noise_bytes
 
     @property
@@ -94,7 +94,7 @@ class DeclaringWorkload(FakeWorkload):
 
     @property
     def phases(self) -> Any:
-        """Return calls that are none, and phases that do not exist."""
+        """Return values that are not callable, and phases that do not exist."""
         calls: Mapping[Any, Callable[[], object]] = super().phases
         if self._random != "phases":
             return calls

@@ -115,7 +115,7 @@ before = resource.getrlimit(resource.RLIMIT_DATA)
 def refused(call):
     try:
         call()
-    except BaseException as error:
+    except BaseException as error:  # each error is named and printed
         return f"{type(error).__name__} {is_out_of_memory(error)}"
     return "fits"
 
@@ -225,7 +225,7 @@ def test_an_error_becomes_a_status_and_a_line() -> None:
         (CUDA_FULL, Failure("unavailable", "out of memory: Tried to allocate 20.00 GiB")),
         (MemoryError(), Failure("unavailable", "out of memory: nothing left")),
         (UnavailableError("needs a GPU"), Failure("unavailable", "needs a GPU")),
-        (WrongResultError("off by 3"), Failure("failed", "oracle: off by 3")),
+        (WrongResultError("off by 3"), Failure("failed", "wrong result: off by 3")),
         (IndexError("a\n  b"), Failure("failed", "IndexError: a b")),
         (AssertionError(), Failure("failed", "AssertionError")),
     ):

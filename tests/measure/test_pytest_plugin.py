@@ -63,8 +63,8 @@ def test_a_suite_is_benchmarked_and_wrong_variants_have_no_time(tmp_path: Path) 
     assert base["quality"]
     failed = ended.outcomes("FAILED")
     for variant, words in (
-        ("WrongLinear", "oracle: update of"),
-        ("LyingLinear", "oracle: a shortcut was taken; found after timing"),
+        ("WrongLinear", "wrong result: update of"),
+        ("LyingLinear", "wrong result: a shortcut was taken; found after timing"),
     ):
         assert failed.count(variant) == 6
         assert words in failed
@@ -203,7 +203,7 @@ def test_a_phase_without_a_time_has_its_reason() -> None:
     for door, reasons in (
         (
             front(FakeScheme("A", World(), act=act)),
-            [Failure("failed", "oracle: sample gives values that are not finite")] * 2,
+            [Failure("failed", "wrong result: sample gives values that are not finite")] * 2,
         ),
         (
             front(FakeScheme("A", World()), phases=("update", "step")),

@@ -73,7 +73,7 @@ def test_the_end_of_a_run_has_the_seconds_of_each_activity(
     assert run.end is not None
     assert run.end.status == "complete"
     assert sum(run.end.spent_s.values()) == pytest.approx(run.end.wall_s, abs=0.1)
-    assert {"set-up", "audit", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
+    assert {"set-up", "check", "warm-up", "rounds", "memory", "other"} <= set(run.end.spent_s)
     earlier = Checkpoint(case=CASE, group=1, phase="forward", wall_s=100.0, spent_s={"rounds": 100.0})
     monkeypatch.setattr(store, "LARGE_BYTES", 100)
     _, run = conduct(tmp_path / "resumed", past=earlier)

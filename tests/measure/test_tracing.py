@@ -147,7 +147,7 @@ def test_labels_of_a_trace_are_read_with_the_times(tmp_path: Path, monkeypatch: 
     summary, run, _ = labels(Trace(launches=3, other_streams=(17,)))
     assert {row.variant.scheme for row in run.measurements} == {"Base"}
     assert {row.reason for row in run.rows if isinstance(row, Skipped)} == {
-        f"oracle: {phase} works on another stream (17), where it is not timed"
+        f"wrong result: {phase} works on another stream (17), where it is not timed"
         for phase in ("sample", "forward")
     }
     assert (summary.measured, summary.failed) == (4, 4)

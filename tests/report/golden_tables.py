@@ -87,7 +87,7 @@ def exported() -> Run:
         skipped(DENSE, linear(512), "=1: out of memory, in vain"),
         time_row(variant("Roundless"), case),
         time_row(variant("Wrong"), case, 7.0, 7.0),
-        msgspec.structs.replace(skipped(variant("Wrong"), case, "oracle: wrong"), status="failed"),
+        msgspec.structs.replace(skipped(variant("Wrong"), case, "wrong result: wrong"), status="failed"),
         *(time_row(variant(text), case, 1.0) for text in FORMULAS),
     ]
     return synthetic.run(rows, run_id="=cmd()", device_name='"GPU", 🚀', invalid=("other processes",))
