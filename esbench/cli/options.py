@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def seconds_option(text: str) -> Any:  # noqa: ANN401  # what typer returns
+    """Return an option that takes a number of seconds; ``text`` is its help."""
+    return typer.Option(help=text, metavar="SECONDS", min=1, max=10**8)
+
 
 Variants = Annotated[
     list[str] | None,

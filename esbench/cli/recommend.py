@@ -26,6 +26,7 @@ from esbench.cli.options import (
     load_usual,
     note,
     print_problems,
+    seconds_option,
 )
 from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
 from esbench.cli.screening import KEPT, SHARE, Screened, choose, screen, small_case
@@ -111,12 +112,7 @@ def recommend(
     ] = False,
     budget: Annotated[
         float,
-        typer.Option(
-            help="Time limit in seconds; variants for which no time is left are named.",
-            metavar="SECONDS",
-            min=1,
-            max=10**8,
-        ),
+        seconds_option("Time limit in seconds; variants for which no time is left are named."),
     ] = 60,
     offline: Annotated[
         bool, typer.Option("--offline", help="Measure nothing; answer from stored runs of this device.")

@@ -22,6 +22,7 @@ from esbench.cli.options import (
     load_entries,
     note,
     print_problems,
+    seconds_option,
 )
 from esbench.errors import UserError
 from esbench.progress import COLUMNS
@@ -87,22 +88,16 @@ def run(
     ] = True,
     budget: Annotated[
         float | None,
-        typer.Option(
-            help="Time limit of this command in seconds, also with --resume: to keep it, fewer samples are "
-            "taken, then the last variants are left out.",
-            metavar="SECONDS",
-            min=1,
-            max=10**8,
+        seconds_option(
+            "Time limit of this command in seconds, also with --resume: to keep it, fewer samples are "
+            "taken, then the last variants are left out."
         ),
     ] = None,
     cell_limit: Annotated[
         float | None,
-        typer.Option(
-            help="A variant that makes no progress for this many seconds is ended and gets a row with that "
-            "reason; by default 60, more in suites with slow calls.",
-            metavar="SECONDS",
-            min=1,
-            max=10**8,
+        seconds_option(
+            "A variant that makes no progress for this many seconds is ended and gets a row with that "
+            "reason; by default 60, more in suites with slow calls."
         ),
     ] = None,
     tables: Annotated[
