@@ -318,7 +318,7 @@ CHECKS = (
     update(9, 8, dtype="float64"),
     update(4, 3, (3, 3), dtype="float64"),
     mlp(64, 8, dtype="float64"),
-    cnn(6, 8, 4, dtype="float64"),
+    cnn(16, 8, 4, dtype="float64"),
 )
 """For the suite ``check``."""
 
