@@ -289,10 +289,10 @@ def _find_unfinished(context: typer.Context, results: Path, here: Environment) -
 
 
 def check_unchanged(torch_state: "TorchState") -> None:
-    """Check that loading plugins or a model changed neither the timers nor torch's global settings.
+    """Check that loading plugins or a model changed none of torch's global settings.
 
     Raises:
-        UserError: a timer or a global setting was changed.
+        UserError: a global setting was changed.
 
     """
     try:

@@ -1,7 +1,4 @@
-"""The CUDA operations that the clocks use: streams, events, graphs and flushing the cache.
-
-torch's functions are bound at import: a variant that replaces them in torch does not change the times.
-"""
+"""The CUDA operations that the clocks use: streams, events, graphs and flushing the cache."""
 
 import contextlib
 import math

@@ -1,8 +1,7 @@
 """Clocks: the latency of calls in nanoseconds, by the host's timer or by CUDA events.
 
 A clock returns one number for each call. The result of a call is freed before the clock is read again, so
-freeing it is part of the time. The functions that read time are bound at import, so that a variant that
-replaces them in their modules does not change the times.
+freeing it is part of the time.
 """
 
 import contextlib

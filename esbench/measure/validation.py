@@ -1,10 +1,10 @@
-"""Checks that a variant must pass for its times to be stored: correct results, and no cheating.
+"""Checks that a variant must pass for its times to be stored: correct results, and no shortcuts.
 
 Before its set-up, a variant is checked on small cases in float64 (:class:`ExactChecks`). Before a phase is
 timed, its call is made twice on different inputs (:func:`precheck`): results must be finite, differ between
 inputs, and not change after they are returned. After timing, the call is compared with the reference
 implementation on new inputs, with garbage collection off as in timing (:func:`postcheck`). A call must not
-keep memory, work on another stream, or change the timers or torch's global settings (:class:`TorchState`).
+keep memory, work on another stream, or change torch's global settings (:class:`TorchState`).
 
 Every check raises WrongResultError, whose message becomes the reason of the row.
 """
@@ -18,13 +18,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator
 
-from esbench.measure import cuda, interleave, timers
+from esbench.measure import timers
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import Footprint
 from esbench.measure.profiler import Trace
@@ -276,21 +275,14 @@ def wait_labels(trace: Trace) -> tuple[str, ...]:
 
 
 class TorchState:
-    """The timers and torch's global settings, which no variant may change."""
+    """Torch's global settings, which no variant may change."""
 
     def __init__(self) -> None:
-        """Store the current settings. The timers were stored when this module was imported."""
+        """Store the current settings."""
         self._settings = _settings()
 
     def check(self) -> None:
-        """Check that timers and settings are unchanged, and restore them if not."""
-        patched = [timer for timer in _TIMERS if vars(timer.owner)[timer.name] is not timer.original]
-        for timer in patched:
-            setattr(timer.owner, timer.name, timer.original)
-        if patched:
-            names = sorted({f"{timer.owner.__name__}.{timer.name}" for timer in patched})
-            message = f"it replaced a timer: {', '.join(names)}"
-            raise WrongResultError(message)
+        """Check that settings are unchanged, and restore them if not."""
         changed = {name: value for name, value in _settings().items() if value != self._settings[name]}
         for name in changed:
             _SETTINGS[name][1](self._settings[name])
@@ -300,35 +292,10 @@ class TorchState:
             raise WrongResultError(message)
 
     def restore(self) -> None:
-        """Restore timers and settings that a variant changed before it failed."""
+        """Restore settings that a variant changed before it failed."""
         with contextlib.suppress(WrongResultError):
             self.check()
 
-
-class _Timer(NamedTuple):
-    """A function that measures time, or that runs while time is measured."""
-
-    owner: Any
-    name: str
-    original: object
-
-
-def _timers() -> Iterator[_Timer]:
-    """Yield all functions that a variant may not replace; this module is imported before any plug-in."""
-    for name in ("perf_counter_ns", "perf_counter", "monotonic", "monotonic_ns", "time", "time_ns"):
-        yield _Timer(time, name, vars(time)[name])
-    yield _Timer(torch.cuda, "synchronize", torch.cuda.synchronize)
-    for module in (timers, cuda, interleave):
-        for name, value in list(vars(module).items()):
-            if callable(value):
-                yield _Timer(module, name, value)
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                for method, function in list(vars(value).items()):
-                    if isinstance(function, FunctionType):
-                        yield _Timer(value, method, function)
-
-
-_TIMERS = tuple(_timers())
 
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
