@@ -76,7 +76,7 @@ def render(
     In every format there is a page ``<device>/<suite>/tables`` for each run (``<suite>-<dtype>`` for a run
     with ``--dtype``) and a page ``published``. LaTeX also has ``references.bib``. Markdown also has plots,
     ``<device>/history.md`` for devices with enough runs, the studies (``accuracy.md``, ``digits.md``,
-    ``gate.md``, ``kernels.md``) and the web page ``index.html``.
+    ``gate.md``, and ``kernels.md`` with runs on a GPU) and the web page ``index.html``.
 
     Returns:
         The files written, and the problems of reading and writing.
@@ -108,7 +108,7 @@ def render(
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),
         lambda: gate_power.render(results, out),
-        lambda: kernels.render(results, out, selected.runs),
+        lambda: kernels.render(out, selected.runs),
     )
     for write_study in studies:
         try:

@@ -1,4 +1,4 @@
-"""Studies: accuracy of the timers, power of the gate, training on digits, compiled kernels."""
+"""Studies: accuracy of the timers, power of the gate, training on digits, goals of kernels."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,16 +1,10 @@
-"""The page ``reports/kernels.md``: the goals of fused kernels, and their compiled code.
-
-Records of compiled kernels are stored in ``<results>/compiled/kernels.json``.
-"""
+"""The page ``kernels.md`` of a report: the times of fused kernels on a GPU, and their goals."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from esbench import store
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, operators
 from esbench.report.analysis.run_selection import select_newest
@@ -19,77 +13,13 @@ from esbench.report.formats.markdown import join, table
 from esbench.schema import Measurement, Phase, Run, Skipped
 from esbench.stats import Ratio, median
 from esbench.text import escape
-from esbench.units import ABSENT, format_multiplier, format_number, format_value
+from esbench.units import format_multiplier, format_number, format_value
 
-SCHEMA = 2
-FILE = Path("compiled", "kernels.json")
-"""The path of the file in the folder of results."""
 PAGE = "kernels.md"
 SUITES = ("kernels", "unstored")
 """The suites whose runs are shown, in this order."""
 METHODS = ("graph", "eager")
 """Only the first of these methods that was measured is shown."""
-NO_RUN = "not measured: no GPU run yet"
-
-
-# Records of compiled kernels
-
-Amount = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record whose decoding rejects unknown fields."""
-
-
-class Compilation(_Strict, frozen=True, kw_only=True):
-    """The compiled code of one launch of a kernel.
-
-    ``capability`` is 90 for 9.0. ``registers`` are per thread, ``shared_bytes`` per program.
-    """
-
-    title: str
-    kernel: str
-    capability: Positive
-    warps: Positive
-    stages: Positive
-    registers: Positive
-    shared_bytes: Amount
-    spilled_bytes: Amount
-
-
-class Refused(_Strict, frozen=True, kw_only=True):
-    """A launch that does not compile, and why."""
-
-    title: str
-    kernel: str
-    capability: Positive
-    reason: str
-
-
-class Compilations(_Strict, frozen=True, kw_only=True):
-    """All compiled launches, with the compiler and the revision."""
-
-    schema: int
-    triton: str
-    commit: str | None
-    dirty: bool | None
-    found: tuple[Compilation, ...]
-    refused: tuple[Refused, ...] = ()
-
-
-def read_compilations(results: Path) -> Compilations | None:
-    """Read the records of compiled kernels; None if there is no file.
-
-    Raises:
-        UserError: the file is invalid; the message names the file and the field.
-
-    """
-    path = results / FILE
-    what, again = "study of compiled kernels", "compile again with `nox -s kernels`"
-    if not path.exists():
-        return None
-    return store.read_document(path, Compilations, what=what, schema=SCHEMA, again=again)
 
 
 # Goals
@@ -165,27 +95,14 @@ _INTRODUCTION = (
     f"newest runs of the suites {' and '.join(f'`{name}`' for name in SUITES)} (`esbench run --suite "
     f"{SUITES[0]}` on a GPU). Goals are for an H200 in bfloat16 with CUDA graphs; a missed goal is "
     "reported and fails nothing. Tile sizes come from `impls/kernels/tuned` if the GPU is listed there, "
-    "and are defaults otherwise. `nox -s kernels` compiles every kernel for GPUs that need not be "
-    "present."
+    "and are defaults otherwise."
 )
 
 
-def render(results: Path, out: Path, measured: Iterable[Run] = ()) -> list[Path]:
-    """Write ``<out>/kernels.md``; nothing if no kernel was compiled or measured.
-
-    Args:
-        results: the folder of results with the records of compiled kernels.
-        out: the folder to write to.
-        measured: all runs under ``results``.
-
-    Raises:
-        UserError: the records cannot be read.
-
-    """
-    compilations, runs = read_compilations(results), newest_runs(measured)
-    if not (compilations or runs):
-        return []
-    return [write(out / PAGE, page(compilations, runs))]
+def render(out: Path, measured: Iterable[Run]) -> list[Path]:
+    """Write ``<out>/kernels.md`` from all runs; nothing if none measured kernels on a GPU."""
+    runs = newest_runs(measured)
+    return [write(out / PAGE, page(runs))] if runs else []
 
 
 def newest_runs(runs: Iterable[Run]) -> list[Run]:
@@ -198,7 +115,7 @@ def newest_runs(runs: Iterable[Run]) -> list[Run]:
     return [select_newest(same) for _, same in sorted(candidates.items())]
 
 
-def page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
+def page(runs: Sequence[Run]) -> str:
     """Return the page as Markdown; the runs are those of :func:`newest_runs`."""
     parts = ["# Fused kernels", _INTRODUCTION]
     for _, group in itertools.groupby(runs, lambda run: run.header.environment.slug):
@@ -207,19 +124,14 @@ def page(compilations: Compilations | None, runs: Sequence[Run]) -> str:
         parts += [
             f"## Goals on {escape(device_runs[0].header.environment.device_name)}",
             *(escape(captions.origin(run)) for run in device_runs),
-            _goals_table({goal: _result(goal, cells.get(goal[:3])) for goal in GOALS}),
+            table(("variant", "phase", "case", "goal", "found"), [_row(goal, cells) for goal in GOALS]),
         ]
-    if not runs:
-        parts += ["## Goals", _goals_table(dict.fromkeys(GOALS, NO_RUN))]
-    return join([*parts, *(_compiled(compilations) if compilations else [])])
+    return join(parts)
 
 
-def _goals_table(results: Mapping[KernelGoal, str]) -> str:
-    rows = [
-        (goal.variant, goal.phase, goal.case, f"{goal.format(goal.limit)} at most", result)
-        for goal, result in results.items()
-    ]
-    return table(("variant", "phase", "case", "goal", "found"), rows)
+def _row(goal: KernelGoal, cells: Mapping[tuple[str, str, Phase], _Cell]) -> tuple[str, ...]:
+    result = _result(goal, cells.get(goal[:3]))
+    return goal.variant, goal.phase, goal.case, f"{goal.format(goal.limit)} at most", result
 
 
 def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
@@ -252,43 +164,3 @@ def _result(goal: KernelGoal, cell: _Cell | None) -> str:
         return "no number"
     excess = value / goal.limit - 1
     return f"{goal.format(value)}: {f'missed by {format_number(100 * excess)} %' if excess > 0 else 'met'}"
-
-
-def _compiled(compilations: Compilations) -> list[str]:
-    """Return tables of the compiled kernels, one per capability, and the launches that do not compile."""
-    commit = f"commit {compilations.commit[:7]}" if compilations.commit else "commit unknown"
-    dirty = " with uncommitted changes" if compilations.dirty else ""
-    parts = [
-        "## What they compile to",
-        escape(f"Compiled by triton {compilations.triton} at {commit}{dirty}.")
-        + " Registers are per thread, shared memory is per program, and `programs` is the number of programs "
-        "that fit on a multiprocessor.",
-    ]
-    header = ("kernel", "warps", "stages", "registers", "shared (B)", "spilled (B)", "programs")
-    for capability in dict.fromkeys(launch.capability for launch in compilations.found):
-        rows = [
-            (
-                *(launch.title, launch.warps, launch.stages, launch.registers),
-                *(launch.shared_bytes, launch.spilled_bytes, _programs(launch)),
-            )
-            for launch in compilations.found
-            if launch.capability == capability
-        ]
-        parts += [f"### Capability {capability / 10:.1f}", table(header, rows)]
-    refused = [
-        f"- {escape(f'{launch.title}, {launch.capability / 10:.1f}: {launch.reason}')}"
-        for launch in compilations.refused
-    ]
-    return [*parts, *(["\n".join(["Not compiled:", "", *refused])] if refused else [])]
-
-
-def _programs(launch: Compilation) -> str:
-    """Return the number of programs that fit on a multiprocessor by registers, shared memory and warps."""
-    registers, warps, reserved = 65536, 64, 1024
-    shared = {80: 164 * 1024, 90: 228 * 1024}.get(launch.capability)
-    if shared is None:
-        return ABSENT
-    # Registers are allocated in steps of 8 per thread.
-    registers_each = -(-launch.registers // 8) * 8 * 32 * launch.warps
-    by_shared = shared // (launch.shared_bytes + reserved)
-    return str(min(registers // registers_each, by_shared, warps // launch.warps))
