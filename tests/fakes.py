@@ -116,7 +116,7 @@ class FakeScheme:
 
 
 class FakeWorkload:
-    """A fake scheme set up on a case; it has no quality figures."""
+    """A fake scheme set up on a case; it has no quality metrics."""
 
     def __init__(self, scheme: FakeScheme, case: Case) -> None:
         """Take the scheme's memory."""

@@ -85,7 +85,7 @@ def test_an_example(
 
 
 def test_examples_run_from_anywhere_without_an_installation(tmp_path: Path) -> None:
-    """Their shared module must add the checkout to the path before packages from it are imported."""
+    """The examples' shared module adds the checkout to the path before it imports the packages."""
     for path in SCRIPTS:
         imports = re.findall(r"^from (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         ours = [name for name in imports if name in {"esbench", "impls", "comparison"}]

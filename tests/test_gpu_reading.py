@@ -124,8 +124,8 @@ def readme_run(
 
 def rows_of_case(case: Case, slower: float, methods: Mapping[Phase, tuple[str, ...]]) -> Iterator[Row]:
     """Return rows of two groups of variants, with the baselines measured again in the second."""
-    for place, (name, factor) in enumerate(FACTORS.items()):
-        yield from rows_of(REGISTRY.entries[name].variant, case, slower * factor, methods, group=place % 2)
+    for index, (name, factor) in enumerate(FACTORS.items()):
+        yield from rows_of(REGISTRY.entries[name].variant, case, slower * factor, methods, group=index % 2)
     yield skipped(REGISTRY.entries["Orthogonal"].variant, case, NO_MEMORY)
     for group, variant in itertools.product((0, 1), BASELINES):
         yield from rows_of(variant, case, 1.0 if variant.mode == "base" else 800.0, methods, group)
@@ -136,9 +136,9 @@ def rows_of(
 ) -> Iterator[Row]:
     """Return times, memory, launches and quality of a variant; of a baseline only its forward."""
     is_plain = variant.mode != "batched"
-    for phase, own in methods.items():
+    for phase, timed_methods in methods.items():
         # All phases are compared with the forward of base and naive timed by the same method.
-        names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else own
+        names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else timed_methods
         if is_plain and phase != "forward":
             if group == 0:
                 yield skipped(variant, case, "a plain layer draws no noise", phase)
@@ -200,7 +200,7 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
             phase=phase,
             metric=metric,
             method=method,
-            samples=tuple((ns * part, ns * part * 1.001) for part in jitter),
+            samples=tuple((ns * share, ns * share * 1.001) for share in jitter),
             group=group,
             stop="budget of 1 s",
             warm_up="flat after 6 calls",
@@ -243,8 +243,8 @@ def row(table: str, label: str) -> list[str]:
 
 def test_tables_of_a_gpu(tmp_path: Path) -> None:
     """Host times are next to device times; methods, dtypes and metrics have their own tables."""
-    found = readme_run()
-    run, page = report_cases.store(tmp_path, found), Page(tmp_path)
+    gpu_run = readme_run()
+    run, page = report_cases.store(tmp_path, gpu_run), Page(tmp_path)
     forward = page.phases(run, "Linear", "forward")
     assert "Host time / device time (ms)" in forward
     assert row(forward.partition("Time multiplier")[2], "Base") == ["1.00x"]
@@ -252,18 +252,18 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
     ranking = page.ranking(run, SQUARE, "graph")
     assert len(row(ranking, "LowRankLinear(rank=1)")) == 10
     assert "-" not in row(ranking, "LowRankLinear(rank=1)")
-    roofline = "".join(one.markdown() for one in roofline_tables.sections(found, "Linear"))
+    roofline = "".join(section.markdown() for section in roofline_tables.sections(gpu_run, "Linear"))
     assert "matrix product in bfloat16 790 TFLOP/s" in roofline
     assert "above 100 %" not in roofline
-    others = "".join(one.markdown() for one in measured.other_sections(found, "Linear"))
-    for part in (
+    others = "".join(section.markdown() for section in measured.other_sections(gpu_run, "Linear"))
+    for words in (
         "Launches of one call",
         "Share of a window with a kernel running",
         "Power draw",
         "et energy",
     ):
-        assert part in others
-    assert "method graph" in console_tables(found)
+        assert words in others
+    assert "method graph" in console_tables(gpu_run)
 
 
 def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path) -> None:
@@ -313,13 +313,13 @@ def test_commands_show_each_method(stored: Path, monkeypatch: pytest.MonkeyPatch
     history = capsys.readouterr().out
     assert all(f"(method {method})" in history for method in ("eager", "graph"))
     assert esbench(monkeypatch, "compare", file(stored, 1), file(stored), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert not found["only_in_a"]
-    assert not found["only_in_b"]
+    compared = json.loads(capsys.readouterr().out)
+    assert not compared["only_in_a"]
+    assert not compared["only_in_b"]
     times = {
-        (one["variant"], one["method"]): one["ratio"]
-        for one in found["rows"]
-        if (one["case"], one["phase"], one["metric"]) == (SQUARE, "forward", "latency_ns")
+        (row["variant"], row["method"]): row["ratio"]
+        for row in compared["rows"]
+        if (row["case"], row["phase"], row["metric"]) == (SQUARE, "forward", "latency_ns")
     }
     assert {method for _, method in times} == {"eager", "graph"}
     assert times["Base", "graph"] == pytest.approx(1.0)
@@ -329,7 +329,7 @@ def test_commands_show_each_method(stored: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_recommendation_is_made_from_a_stored_run(
     stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """It is for the device of that run and ranks by the rate of steps, without measuring."""
+    """The recommendation is for the run's device and ranks by the rate of steps, without measuring."""
     monkeypatch.setattr("esbench.measure.environment.resolve_device", lambda _: "cuda")
     monkeypatch.setattr("esbench.measure.environment.environment", lambda _: ENVIRONMENT)
     ask = ("recommend", "--linear", "1024x1024", "--offline", "--results", stored / "results")
@@ -347,20 +347,20 @@ def test_a_gate_decides_by_each_method(slower: float, verdict: str) -> None:
     cells = [
         gate_cases.cell(name, method=method) for name in ("Able", "Baker") for method in ("eager", "graph")
     ]
-    shares = {one.name: 0.0 for one in cells} | {cells[1].name: slower}
+    shares = {cell.name: 0.0 for cell in cells} | {cells[1].name: slower}
     controls = {
         f"{name} | {method}": share
         for name, share in ((SAME, 0.0), (MORE, 0.02))
         for method in ("eager", "graph")
     }
-    found = gate_cases.evidence(
+    measured = gate_cases.evidence(
         shares, shares if slower else None, rows=gate_cases.surveys(cells), controls=controls
     )
     opening = msgspec.structs.replace(gate_cases.opening(), suite="gate_cuda", environment=ENVIRONMENT)
-    judgement = decide(opening, found, gate_cases.SETTINGS, wall_s=600.0, invalid=())
+    judgement = decide(opening, measured, gate_cases.SETTINGS, wall_s=600.0, invalid=())
     assert judgement.invalid == ()
     assert (judgement.exit_code != 0) == (verdict == "FAIL")
     printed = text(judgement)
-    failed = [one.cell for one in judgement.verdicts if one.status == "FAIL"]
+    failed = [verdict.cell for verdict in judgement.verdicts if verdict.status == "FAIL"]
     assert failed == ([cells[1].name] if slower else [])
     assert f"{verdict}: " in printed

@@ -24,7 +24,7 @@ def program(words: str) -> str:
 
 
 def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Saved as a file it ends with a tenth of the error that it starts from, or less."""
+    """The example, run from a file, ends with at most a tenth of its initial error."""
     examples = [text for text in PROGRAMS if "population.update(noise, (rewards" in text]
     assert len(examples) == 2
     for example in examples:
@@ -39,7 +39,7 @@ def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_programs_of_the_page_on_rigl_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each runs by itself and prints the sparsity of the layers."""
+    """Each program runs by itself and prints the sparsity of the layers."""
     programs = [text for text in PROGRAMS if "RigLScheduler" in text]
     assert len(programs) == 2
     for index, text in enumerate(programs):

@@ -66,7 +66,7 @@ def test_globs_match_names_and_labels() -> None:
     assert parse_phases("quality, step,forward,step") == ("forward", "step", "quality")
 
 
-def test_a_reserved_operator_is_for_those_who_name_it() -> None:
+def test_a_reserved_operator_has_only_variants_that_name_it() -> None:
     """A variant without operators supports all but reserved ones, even if reserved later."""
     registry = registered()
     work = msgspec.structs.replace(CASE, operator="Work")
@@ -102,7 +102,7 @@ def test_duplicates_are_refused() -> None:
 
 
 def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
-    """Such a scheme has a reason instead of a workload."""
+    """A scheme that no workload supports has a reason instead of a workload."""
     with pytest.raises(Exception, match="no workload is known for Thing"):
         build(Thing(), CASE, "cpu", 0)
 
@@ -118,7 +118,7 @@ def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
         ("json.py", "", "a module json is loaded already"),
     ],
 )
-def test_a_plugin_that_cannot_be_loaded_says_why(
+def test_a_plugin_that_cannot_be_loaded_has_a_reason(
     tmp_path: Path, name: str, content: str | None, words: str
 ) -> None:
     """The error names the file and the reason, and no module stays partly imported."""

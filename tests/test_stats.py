@@ -38,9 +38,9 @@ def row(*rounds: tuple[float, ...]) -> Measurement:
 
 def test_spread_is_over_all_samples() -> None:
     """Percentiles are over all samples of all rounds, the median over one number per round."""
-    found = spread(row((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (9.0,)))
-    assert found is not None
-    assert [found.p20, found.median, found.p80] == pytest.approx([2.2, 5.0, 5.8])
+    result = spread(row((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (9.0,)))
+    assert result is not None
+    assert [result.p20, result.median, result.p80] == pytest.approx([2.2, 5.0, 5.8])
 
 
 @given(st.lists(st.lists(POSITIVE, min_size=1, max_size=9), min_size=6, max_size=20))
@@ -49,10 +49,10 @@ def test_the_median_lies_in_its_interval(rounds: list[list[float]]) -> None:
     """Rounds of any size weigh the same, in the median and in its interval."""
     measured = row(*map(tuple, rounds))
     middle = median(measured)
-    found = interval([value for value in round_medians(measured) if value is not None])
+    result = interval([value for value in round_medians(measured) if value is not None])
     assert middle is not None
-    assert found is not None
-    assert found.low <= middle == found.median <= found.high
+    assert result is not None
+    assert result.low <= middle == result.median <= result.high
 
 
 def test_unusable_samples_have_no_median() -> None:
@@ -81,10 +81,10 @@ def test_interval_of_few_values_is_their_range() -> None:
 def test_interval_has_its_confidence_exactly() -> None:
     """The order statistics reach the confidence by binomial arithmetic; narrower ones do not."""
     for confidence, count in itertools.product((0.9, 0.95, 0.99), (8, 9, 20, 101, 1000, 5000)):
-        found = interval(range(1, count + 1), confidence)
-        assert found is not None
-        rank = round(found.low)
-        assert found.high == count + 1 - rank
+        result = interval(range(1, count + 1), confidence)
+        assert result is not None
+        rank = round(result.low)
+        assert result.high == count + 1 - rank
         outside, beyond = (2 * float(binom.cdf(k, count, 0.5)) for k in (rank - 1, rank))
         assert outside <= 1 - confidence < beyond
 
@@ -93,7 +93,7 @@ def test_interval_contains_the_true_median() -> None:
     """In many draws of a skewed distribution the true median is inside at least as often as stated."""
     draws = np.random.default_rng(0).exponential(size=(2000, 21))
     intervals = [interval(list(draw)) for draw in draws]
-    inside = [found is not None and found.low <= math.log(2) <= found.high for found in intervals]
+    inside = [bounds is not None and bounds.low <= math.log(2) <= bounds.high for bounds in intervals]
     assert 0.94 < np.mean(inside) < 0.985
 
 
@@ -101,9 +101,9 @@ def test_ratio_inside_rounds_has_its_interval() -> None:
     """A drift of the machine cancels in the ratio and its interval; too few rounds have no interval."""
     a = row(*((2.0 * 10**k * (1 + k / 100),) for k in range(6)))
     b = row(*((10.0**k,) for k in range(6)))
-    found = ratio(a, b)
-    assert found is not None
-    assert [found.low, found.high] == [pytest.approx(2.0), pytest.approx(2.1)]
+    result = ratio(a, b)
+    assert result is not None
+    assert [result.low, result.high] == [pytest.approx(2.0), pytest.approx(2.1)]
     few = ratio(msgspec.structs.replace(a, samples=a.samples[:5]), b)
     assert few is not None
     assert (few.low, few.high) == (None, None)
@@ -129,7 +129,7 @@ def test_no_ratio() -> None:
     """Other methods and metrics, and a divisor that is missing, zero or not a number, have no ratio."""
     a = row((3.0,), (30.0,))
     divisors = [row((), ()), row((0.0,), (0.0,)), row((math.nan,), (math.nan,))]
-    divisors += [msgspec.structs.replace(one, group=1) for one in divisors]
+    divisors += [msgspec.structs.replace(usable, group=1) for usable in divisors]
     divisors += [msgspec.structs.replace(a, method="graph"), msgspec.structs.replace(a, metric="peak_bytes")]
     for divisor in divisors:
         assert ratio(a, divisor) is None
@@ -150,12 +150,12 @@ def test_outliers_are_far_in_units_of_the_usual_distance() -> None:
 
 def test_clock_of_a_run_and_visits_off_it() -> None:
     """The median clock is over all visits; a visit is off clock if it differs by more than 2 %."""
-    one = synthetic.clocks(row((1.0,)), 1000, 1020, 1000)
-    other = synthetic.clocks(row((1.0,)), 1000, 900, throttled=("heat",))
-    clock = median_clock(synthetic.run([one, other]))
+    steady = synthetic.clocks(row((1.0,)), 1000, 1020, 1000)
+    slowed = synthetic.clocks(row((1.0,)), 1000, 900, throttled=("heat",))
+    clock = median_clock(synthetic.run([steady, slowed]))
     assert clock == 1000e6
-    assert (off_clock_share(one, clock), off_clock_share(other, clock)) == (0, 0.5)
-    assert (throttled_share(one), throttled_share(other)) == (0, 1)
+    assert (off_clock_share(steady, clock), off_clock_share(slowed, clock)) == (0, 0.5)
+    assert (throttled_share(steady), throttled_share(slowed)) == (0, 1)
     assert median_clock(synthetic.run([row((1.0,))])) is None
     assert (off_clock_share(row((1.0,)), clock), throttled_share(row())) == (0, 0)
 
@@ -197,8 +197,8 @@ READABLE = st.one_of(st.floats(min_value=0), st.just(math.nan))
     st.lists(st.lists(READABLE, max_size=3), max_size=4),
     st.lists(st.lists(READABLE, max_size=3), max_size=4),
 )
-def test_never_raises(a: list[list[float]], b: list[list[float]]) -> None:
+def test_statistics_never_raise(a: list[list[float]], b: list[list[float]]) -> None:
     """For any samples of a foreign file the statistics are a number or None."""
-    one, other = row(*map(tuple, a)), row(*map(tuple, b))
-    for found in (median(one), ratio(one, other)):
-        assert found is None or isinstance(found, float | Ratio)
+    above, below = row(*map(tuple, a)), row(*map(tuple, b))
+    for result in (median(above), ratio(above, below)):
+        assert result is None or isinstance(result, float | Ratio)

@@ -77,8 +77,8 @@ ROWS = st.builds(
 )
 
 
-def identity(row: Measurement | Skipped) -> object:
-    """Return what a measurement is of; a run has no two of the same."""
+def measurement_key(row: Measurement | Skipped) -> object:
+    """Return the key of a measurement, which is unique in a run."""
     if isinstance(row, Measurement):
         return row.variant, row.case, row.phase, row.metric, row.method, row.group
     return id(row)
@@ -103,7 +103,7 @@ def write(tmp_path: Path, content: bytes) -> Path:
     return path
 
 
-@given(rows=st.lists(ROWS, max_size=4, unique_by=identity), end=st.none() | ENDS)
+@given(rows=st.lists(ROWS, max_size=4, unique_by=measurement_key), end=st.none() | ENDS)
 def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> None:
     """Any records that are written are read back equal, without problems."""
     header = synthetic.header()
@@ -118,7 +118,7 @@ def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> No
 
 
 @IN_TMP_PATH
-@given(rows=st.lists(ROWS, min_size=1, max_size=3, unique_by=identity), data=st.data())
+@given(rows=st.lists(ROWS, min_size=1, max_size=3, unique_by=measurement_key), data=st.data())
 def test_truncation_keeps_finished_rows(
     tmp_path: Path, rows: list[Measurement | Skipped], data: st.DataObject
 ) -> None:
@@ -131,8 +131,8 @@ def test_truncation_keeps_finished_rows(
     finished = sum(cut >= end - 1 for end in ends)
     assert run is not None
     assert run.rows == tuple(rows[:finished])
-    whole = cut in {len(first), *ends, *(end - 1 for end in ends)}
-    assert ["half a line" in str(problem) for problem in problems] == ([] if whole else [True])
+    is_complete = cut in {len(first), *ends, *(end - 1 for end in ends)}
+    assert ["half a line" in str(problem) for problem in problems] == ([] if is_complete else [True])
 
 
 @IN_TMP_PATH
@@ -189,7 +189,7 @@ def test_a_line_that_is_not_a_record_is_named_and_the_rest_is_read(tmp_path: Pat
 
 
 def test_a_file_without_a_header_holds_no_run(tmp_path: Path) -> None:
-    """It is refused in one line with the reason; a header of another version names both versions."""
+    """Such a file is refused in one line; a header of another version names both versions."""
     header = lines(synthetic.header())
     for content, words in (
         (b"\n\n", "is empty"),
@@ -207,7 +207,7 @@ def test_a_file_without_a_header_holds_no_run(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing folder of results is one; a folder or a dangling link named like a run is not read."""
+    """A missing folder of results is a problem; folders and dangling links named like a run are skipped."""
     with Writer(tmp_path, synthetic.header()) as writer:
         writer.write(ROW)
     (writer.path.parent / "folder.jsonl").mkdir()
@@ -224,8 +224,8 @@ def test_unreadable_files_are_problems(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_run(writer.path) == (None, [Problem(writer.path, "cannot be read: Permission denied")])
 
 
-def test_a_file_has_the_place_that_its_header_names(tmp_path: Path) -> None:
-    """It is in the folder of its device; runs are read by device and time, without published figures."""
+def test_a_file_is_in_the_folder_of_its_device(tmp_path: Path) -> None:
+    """Runs are read by device and time, without published values."""
     for device, run_id in [("B (16 GB)", "2"), ("A", "3"), ("B (16 GB)", "1"), ("published", "4")]:
         Writer(tmp_path, synthetic.header(run_id, device_name=device)).close()
     runs, problems = read_results(tmp_path)
@@ -277,14 +277,14 @@ def test_a_file_that_is_lost_during_the_run_is_an_error(tmp_path: Path) -> None:
         with Writer(tmp_path / str(number), synthetic.header()) as writer:
             writer.write(ROW)
             lose(writer.path)
-            left = writer.path.read_bytes() if writer.path.exists() else None
+            before = writer.path.read_bytes() if writer.path.exists() else None
             for action in (partial(writer.write, ROW), writer.compress):
                 with pytest.raises(LostFileError, match=rf"{words} while .*: run again"):
                     action()
-            assert (writer.path.read_bytes() if writer.path.exists() else None) == left
+            assert (writer.path.read_bytes() if writer.path.exists() else None) == before
 
 
-def test_a_measurement_that_stands_twice_is_said(tmp_path: Path) -> None:
+def test_a_duplicate_measurement_is_reported(tmp_path: Path) -> None:
     """The first one is read, whatever the samples of the second; those of other groups are not the same."""
     again = msgspec.structs.replace(ROW, samples=((3.0,),))
     others = [msgspec.structs.replace(again, group=1), msgspec.structs.replace(again, method="other")]

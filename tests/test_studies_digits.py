@@ -291,7 +291,7 @@ def test_bad_usage_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_baselines_are_trained_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They draw dense noise, too, and are slow."""
+    """Baselines are slow and draw dense noise too, so they are not trained by default."""
     monkeypatch.setattr("esbench.studies.digits_run.conduct", lambda study, *_: study)
     begun = Mock(side_effect=begin)
     monkeypatch.setattr("esbench.studies.digits_run.begin", begun)

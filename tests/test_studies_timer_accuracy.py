@@ -223,7 +223,7 @@ def test_a_real_study_is_measured() -> None:
 def test_the_command_stores_the_study_and_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It prints every verdict and exits with 0 even if goals are missed; an interrupt stores nothing."""
+    """Every verdict is printed; the exit code is 0 even if goals are missed; an interrupt stores nothing."""
     monkeypatch.setattr(timer_accuracy_run, "plan_for", lambda _: fake_plan())
     command = [
         "accuracy",

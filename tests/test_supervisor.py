@@ -44,8 +44,8 @@ sys.path.insert(0, {str(ROOT)!r})
 
 def run_children(body: str) -> tuple[int, list[str]]:
     """Run a command of a few lines under a supervisor; return its code and what the supervisor said."""
-    said: list[str] = []
-    return supervisor.run_children([sys.executable, "-c", PRELUDE + body], said.append), said
+    messages: list[str] = []
+    return supervisor.run_children([sys.executable, "-c", PRELUDE + body], messages.append), messages
 
 
 def at_call(name: str, *body: str) -> str:
@@ -139,11 +139,11 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
 
 
 def test_a_crash_while_no_variant_runs_is_tried_once_more(tmp_path: Path) -> None:
-    """The second one ends the command with a line, also if it is that of a variant whose row is stored."""
+    """A second crash ends the command with a line, also if the crashed variant has a stored row."""
     second = f"flag = {str(tmp_path / 'flag')!r}\nif os.path.exists(flag): end(3)\nopen(flag, 'w').close()\n"
-    code, said = run_children(f"{second}crash()")
+    code, messages = run_children(f"{second}crash()")
     assert code == 3
-    assert said == ["the process ended with SIGSEGV while no variant ran: trying once more"]
+    assert messages == ["the process ended with SIGSEGV while no variant ran: trying once more"]
     with pytest.raises(
         UserError, match="SIGSEGV while no variant ran, for the second time: leave plug-ins out"
     ):
@@ -156,21 +156,21 @@ def test_a_crash_while_no_variant_runs_is_tried_once_more(tmp_path: Path) -> Non
     assert run_children("child.announce(code=0); crash()") == (0, [])  # as it exits: the command had ended
 
 
-def test_before_there_is_a_file_the_next_child_leaves_a_variant_out() -> None:
-    """A lost device is such a crash too, however the child ends after it."""
+def test_a_crash_before_the_first_file_leaves_the_variant_out() -> None:
+    """This also holds for a lost device, however the child ends after it."""
     body = "if child.announcement.excluded == (VARIANT,): end(0)\n"
     lost = "child.watch(VARIANT, CASE, 'step', 'the device is lost'); watch('clean-up'); end(2)"
-    code, said = run_children(body + lost)
-    assert (code, len(said)) == (0, 1)
-    assert said[0].endswith(": the device is lost during step; the run goes on without it")
+    code, messages = run_children(body + lost)
+    assert (code, len(messages)) == (0, 1)
+    assert messages[0].endswith(": the device is lost during step; the run goes on without it")
 
 
 def test_a_budget_shortens_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading has no limit; a variant has half of the time that is left, but at least some seconds."""
     now_s = time.monotonic()
-    said = supervisor.Announcement(start_s=0.0, announced_s=now_s - 30)
-    assert not said.overdue
-    busy = msgspec.structs.replace(said, variant=VARIANT, case=CASE)
+    loading = supervisor.Announcement(start_s=0.0, announced_s=now_s - 30)
+    assert not loading.overdue
+    busy = msgspec.structs.replace(loading, variant=VARIANT, case=CASE)
     assert not busy.overdue
     assert msgspec.structs.replace(busy, limit_s=20.0).overdue == "no progress for 20 s"
     assert not msgspec.structs.replace(busy, end_s=now_s + 35).overdue
@@ -201,7 +201,7 @@ def wait_for(path: Path) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child of its parent's death")
 @pytest.mark.parametrize("how", ["killed", "interrupted", "interrupted twice", "late"])
 def test_no_child_outlives_the_supervisor(tmp_path: Path, how: str) -> None:
-    """Ctrl-C reaches the child once, which may end in order; the second one and the limit kill it."""
+    """The first Ctrl-C lets the child end in order; a second one or the time limit kills it."""
     pids, done = tmp_path / "pids", tmp_path / "done"
     body = f"""
 child.announce(limit_s={0.5 if how == "late" else 100})
@@ -220,7 +220,7 @@ while True: time.sleep(1)
     command = [sys.executable, "-c", PRELUDE + body]
     code = f"from esbench.supervisor import run_children; raise SystemExit(run_children({command!r}, print))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
-    child, other = map(int, wait_for(pids).split())
+    child, grandchild = map(int, wait_for(pids).split())
     try:
         if how == "killed":
             process.kill()
@@ -230,19 +230,19 @@ while True: time.sleep(1)
         if how == "interrupted twice":
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == {"killed": -9, "late": 0}.get(how, 130)
-        remaining = {child} if how == "killed" else {child, other}
+        remaining = {child} if how == "killed" else {child, grandchild}
         end_s = time.monotonic() + 10
         while any(map(is_alive, remaining)):
             assert time.monotonic() < end_s
             time.sleep(0.01)
     finally:
         process.kill()
-        for pid in filter(is_alive, (child, other)):
+        for pid in filter(is_alive, (child, grandchild)):
             os.kill(pid, signal.SIGKILL)
 
 
 def test_the_row_of_a_crash_is_kept_when_the_run_is_resumed(tmp_path: Path) -> None:
-    """It follows the last checkpoint and completes nothing; the device peaks stay."""
+    """The row follows the last checkpoint and completes no phase; the device peaks stay."""
     row = synthetic.time_row(VARIANT, CASE, 1)
     for stored in ((), (row, Checkpoint(case=CASE, group=0, phase="forward", wall_s=5.0))):
         with store.Writer(tmp_path / str(len(stored)), synthetic.header()) as writer:

@@ -114,8 +114,8 @@ PAIRS = st.tuples(
 
 
 @given(PAIRS)
-def test_no_digit_is_shown_that_the_interval_leaves_open(pair: tuple[float, float]) -> None:
-    """At most two digits of the half width are printed, and all its digits that six digits reach are."""
+def test_digits_end_where_the_interval_ends(pair: tuple[float, float]) -> None:
+    """A half width has at most two digits, and a number all digits that it determines, up to six."""
     value, half = pair
     exponent = last_digit_exponent(value, half)
     leading = math.floor(math.log10(abs(value)) + 1e-9)

@@ -53,9 +53,9 @@ def suits(entry: Entry, case: Case) -> bool:
 
 def pairs(cases: Iterable[Case], entries: Iterable[Entry] = ENTRIES) -> pytest.MarkDecorator:
     """Parametrize a test over every variant and the cases that it supports."""
-    found = [(entry, case) for entry in entries for case in cases if suits(entry, case)]
-    names = [f"{entry.variant.name}-{case.label}" for entry, case in found]
-    return pytest.mark.parametrize(("entry", "case"), found, ids=names)
+    supported = [(entry, case) for entry in entries for case in cases if suits(entry, case)]
+    names = [f"{entry.variant.name}-{case.label}" for entry, case in supported]
+    return pytest.mark.parametrize(("entry", "case"), supported, ids=names)
 
 
 NUMBERS = [entry for entry in ENTRIES if suits(entry, LINEAR)]

@@ -171,12 +171,12 @@ def test_a_planted_bug_in_a_step_is_found(
 def test_a_check_of_a_step_restores_the_weights() -> None:
     """The weights are those of before, and the next step has the learning rate of timing."""
     case = msgspec.structs.replace(LINEAR, bias=True)
-    checked, other = (build(impls.LowRank(1), case, "cpu", 0) for _ in range(2))
+    checked, plain = (build(impls.LowRank(1), case, "cpu", 0) for _ in range(2))
     checked.confirm("step")
-    for work in (checked, other):
+    for work in (checked, plain):
         work.enter("step")
         work.inputs[0].fill_(1.0)
         work.phases["step"]()
     assert all(
-        map(torch.equal, *(list(vars(work)["_population"].model.parameters()) for work in (checked, other)))
+        map(torch.equal, *(list(vars(work)["_population"].model.parameters()) for work in (checked, plain)))
     )

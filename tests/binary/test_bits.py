@@ -122,7 +122,7 @@ PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
     window=st.tuples(PAIRS, PAIRS, st.tuples(st.integers(0, 5), st.integers(0, 5))),
     channels=st.sampled_from([1, 8, 32, 33, 65]),
 )
-def test_patches_and_pools_are_torchs(
+def test_patches_and_pools_equal_those_of_torch(
     size: tuple[int, int], window: tuple[Any, Any, Any], channels: int
 ) -> None:
     """Patches and pools equal torch's on signs padded with -1, in any memory layout.
@@ -145,12 +145,12 @@ def test_patches_and_pools_are_torchs(
         bits.unpack_as_signs(bits.max_pool(transposed, *window), channels, torch.float32), pooled
     )
     columns = functional.unfold(signs, kernel, stride=stride)
-    seen = bits.patches(transposed, *window)
-    found = bits.unpack_as_signs(seen.unflatten(-1, (kernel[0] * kernel[1], -1)), channels, torch.float32)
-    assert torch.equal(found.flatten(1, 2).permute(0, 3, 2, 1).flatten(1, 2), columns)
+    rows = bits.patches(transposed, *window)
+    values = bits.unpack_as_signs(rows.unflatten(-1, (kernel[0] * kernel[1], -1)), channels, torch.float32)
+    assert torch.equal(values.flatten(1, 2).permute(0, 3, 2, 1).flatten(1, 2), columns)
     joined = bits.patches(packed, *window, channels)
     fits = packed.shape[-1] == 1
-    assert torch.equal(joined, bits.join_words(seen.unbind(-1), channels).movedim(0, -1) if fits else seen)
+    assert torch.equal(joined, bits.join_words(rows.unbind(-1), channels).movedim(0, -1) if fits else rows)
     assert torch.equal(packed, before)
 
 
@@ -158,6 +158,6 @@ def test_short_words_are_joined_in_order() -> None:
     """The bits of joined words follow each other, with zeros after the last."""
     for length, count in itertools.product((1, 3, 8, 32, 63, 64), (1, 2, 7, 20)):
         on = fair_bits(count, 3, length)
-        found = bits.join_words(bits.pack(on).unbind(), length)
-        expected = [bits.pack(torch.cat(list(part), -1)) for part in on.split(64 // length)]
-        assert torch.equal(found, torch.stack(expected)), (length, count)
+        joined = bits.join_words(bits.pack(on).unbind(), length)
+        expected = [bits.pack(torch.cat(list(signs), -1)) for signs in on.split(64 // length)]
+        assert torch.equal(joined, torch.stack(expected)), (length, count)

@@ -49,7 +49,7 @@ def test_a_linear_layer_is_the_product_of_signs() -> None:
 
 
 def test_a_convolution_is_that_of_signs_padded_with_minus_one() -> None:
-    """Images are NHWC, with -1 outside."""
+    """A binarized convolution of NHWC images pads with -1."""
     x = coins(3, 70, 7, 6)
     windows: list[tuple[Any, Any, Any]] = [
         ((3, 3), 1, 1),
@@ -89,8 +89,8 @@ def test_each_member_of_a_network_sees_its_own_bits() -> None:
         for member in range(members):
             state = population.member(noise, member)
             assert set(state["0.weight"].round(decimals=9).unique().tolist()) <= {-1.0, 1.0}
-            own = torch.func.functional_call(model, state, (x[member::members],))
-            torch.testing.assert_close(y[member::members], own)
+            expected = torch.func.functional_call(model, state, (x[member::members],))
+            torch.testing.assert_close(y[member::members], expected)
     image = x[:2]
     assert torch.equal(BinarizedMaxPool2d((2, 3))(image), bits.max_pool(image, (2, 3), (2, 3), (0, 0)))
 
@@ -125,7 +125,7 @@ def test_sums_beyond_float16_are_scaled_first() -> None:
     assert float(layer(bits.pack(torch.ones(1, 70_000)))) == pytest.approx(math.sqrt(70_000), rel=1e-3)
 
 
-def test_probabilities_do_not_depend_on_the_type_of_the_logits() -> None:
+def test_probabilities_do_not_depend_on_the_dtype_of_the_logits() -> None:
     """A copy in another dtype has the same probabilities at every logit."""
     logits = torch.randn(20_000, generator=Generator().manual_seed(0)) * 3
     for dtype in (torch.float64, torch.bfloat16):

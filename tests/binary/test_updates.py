@@ -25,10 +25,10 @@ def test_the_update_is_the_score_function_gradient_exactly() -> None:
         return (patterns * p.flatten() + (1 - patterns) * (1 - p.flatten())).prod(1)
 
     words = bits.pack(patterns.view(64, 1, 2, 3)).mT.contiguous()
-    got = scheme.weighted_sum(BinaryNoise(p, 1.0, words), likelihood(p) * fitness)
+    update = scheme.weighted_sum(BinaryNoise(p, 1.0, words), likelihood(p) * fitness)
     _, pull = torch.func.vjp(lambda p: likelihood(p) @ fitness, p)  # type: ignore[misc]  # two without has_aux
     exact = pull(torch.ones((), dtype=torch.float64))[0] * p * (1 - p)
-    torch.testing.assert_close(got, exact, rtol=0, atol=1e-12)
+    torch.testing.assert_close(update, exact, rtol=0, atol=1e-12)
 
 
 VALUES = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

@@ -10,7 +10,7 @@ import pytest
 
 from esbench.report.web.render import page
 from esbench.schema import Run
-from tests.report.web_cases import NEW, OLD, usual
+from tests.report.web_cases import NEW, OLD, usual_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -59,9 +59,9 @@ def browser() -> "Iterator[Browser]":
             f"there is no Chromium ({', '.join(NAMES)}): apt-get install chromium, or what you have instead"
         )
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        yield found
-        found.close()
+        chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
     ) -> "Page":
         file = tmp_path / f"{name}.html"
         if not file.exists():
-            three = [usual(OLD), usual(NEW, 1.3), usual("2025", 2.0, "GPU 1")]
+            three = [usual_run(OLD), usual_run(NEW, 1.3), usual_run("2025", 2.0, "GPU 1")]
             file.write_text(page(three if runs is None else runs, left_out), encoding="utf-8")
         context = browser.new_context(**{"viewport": LAPTOP, **options})
         context.grant_permissions(["clipboard-read", "clipboard-write"])

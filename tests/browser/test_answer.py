@@ -9,7 +9,7 @@ from tests import synthetic
 from tests.browser.conftest import LAPTOP, PHONE, Open
 from tests.report.ranking_cases import SQUARE, orthogonal, rows
 from tests.report.report_cases import ROOT
-from tests.report.web_cases import ALERT, LONG, NEW, evil, usual
+from tests.report.web_cases import ALERT, LONG, NEW, hostile_run, usual_run
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ CODE = """from impls import LowRank, perturb
 population = perturb(model, LowRank(rank=1), members=1024, sigma=0.02)"""
 
 
-def figures(page: "Page") -> dict[str, str]:
-    """Return the figures of the answer's first variant, by the words below them."""
+def answer_values(page: "Page") -> dict[str, str]:
+    """Return the values of the answer's first variant, by the words below them."""
     pairs = page.locator("#answer-picks .pick").first.locator("dl > div").all()
     return {pair.locator("dt").inner_text(): pair.locator("dd").inner_text() for pair in pairs}
 
 
-def test_it_begins_with_an_answer(opened: Open) -> None:
-    """The first heading names the best variant; five figures say by how much, as the table does."""
+def test_the_page_begins_with_an_answer(opened: Open) -> None:
+    """The first heading names the best variant; five values below it equal those of the table."""
     page = opened()
     assert page.inner_text("h1") == "Use Hadamard"
-    assert figures(page) == {
+    assert answer_values(page) == {
         "the n_eff per ms of dense noise": "40.0x",
         "the time of the plain layer": "5.00x",
         "of the members kept": "100 %",
@@ -62,18 +62,18 @@ def test_a_choice_changes_answer_and_table(opened: Open) -> None:
     assert page.input_value("#choose-layer") != "Linear 512 -> 512"
 
 
-def test_a_link_brings_back_what_is_shown(opened: Open) -> None:
+def test_a_link_restores_the_view(opened: Open) -> None:
     """The address has choice, order, filter and open variant, so another reader gets the same view."""
     page = opened()
     page.select_option("#choose-layer", "Linear 512 -> 512")
     page.fill("#filter", "r")
     page.click("#dots thead button >> text=variant")
     page.click("#dots >> text=LowRank(rank=1)")
-    other = opened(link=f"#{page.url.partition('#')[2]}")
-    for part in ("h1", "#dots", "#table-title"):
-        assert other.inner_text(part) == page.inner_text(part)
-    assert other.locator("#dots .detail").count() == 1
-    assert other.inner_text("#status") == ""
+    reopened = opened(link=f"#{page.url.partition('#')[2]}")
+    for selector in ("h1", "#dots", "#table-title"):
+        assert reopened.inner_text(selector) == page.inner_text(selector)
+    assert reopened.locator("#dots .detail").count() == 1
+    assert reopened.inner_text("#status") == ""
     page.click("#copies >> text=Copy link")
     assert page.evaluate("navigator.clipboard.readText()") == page.url
 
@@ -81,7 +81,7 @@ def test_a_link_brings_back_what_is_shown(opened: Open) -> None:
 @pytest.mark.parametrize(
     "link", ["device=Nowhere", "phase=%00", "members=-1&run=x", "open=Unheard%20of", "metric=<b>"]
 )
-def test_a_link_to_what_is_not_there_is_said(opened: Open, link: str) -> None:
+def test_a_link_to_missing_data_shows_a_message(opened: Open, link: str) -> None:
     """A link to data that the page lacks shows the nearest view and a message."""
     page = opened(link=f"#{link}")
     assert page.inner_text("#status").startswith("Not in this page: ")
@@ -94,7 +94,7 @@ def test_a_broken_link_is_no_error(opened: Open, link: str) -> None:
     assert opened(link=link).inner_text("h1") == "Use Hadamard"
 
 
-def test_copies(opened: Open) -> None:
+def test_code_and_tables_are_copied(opened: Open) -> None:
     """Code, Markdown and CSV are copied as they are shown; CSV has no formula of a spreadsheet."""
     page = opened(link="#open=LowRank(rank%3D1)")
     page.locator("#dots .code button").click()
@@ -114,7 +114,7 @@ def test_copies(opened: Open) -> None:
 
 def test_planted_scripts_do_not_run(opened: Open) -> None:
     """A script in the name of a variant or device, a reason or a label is shown as text everywhere."""
-    page = opened([evil(), usual()], f"#device=GPU{'x'}", left_out=[ALERT])
+    page = opened([hostile_run(), usual_run()], f"#device=GPU{'x'}", left_out=[ALERT])
     page.select_option("#choose-device", index=1)
     assert ALERT in page.inner_text("#answer-where")
     assert ALERT in page.inner_text("#dots")
@@ -127,15 +127,15 @@ def test_planted_scripts_do_not_run(opened: Open) -> None:
     assert page.locator("#main script, #main img").count() == 0
 
 
-def test_little_or_nothing_is_said(opened: Open) -> None:
-    """Without runs, with one variant or with failures only the page says so."""
+def test_a_page_with_little_or_no_data_says_so(opened: Open) -> None:
+    """Without runs, with one variant or with failures only, the page states that."""
     page = opened([], left_out=["left out, of another schema version: old-run"], name="none")
     assert page.inner_text("h1") == "No run to show"
     assert "of another schema version" in page.inner_text("#answer-notes")
     assert not page.is_visible("#choice")
-    one = opened([synthetic.run([time_row(DENSE, linear(), 1.0)])], name="one")
-    assert one.inner_text("h1") == "Fastest forward: Perturbed"
-    assert one.locator("#dots tbody tr").count() == 1
+    single = opened([synthetic.run([time_row(DENSE, linear(), 1.0)])], name="one")
+    assert single.inner_text("h1") == "Fastest forward: Perturbed"
+    assert single.locator("#dots tbody tr").count() == 1
     failures = [synthetic.skipped(each, linear(), "out of memory: 9 GB", "forward") for each in (DENSE, BASE)]
     failed = opened([synthetic.run(failures)], name="failed")
     assert failed.inner_text("h1").startswith("No variant has a figure here")
@@ -143,8 +143,8 @@ def test_little_or_nothing_is_said(opened: Open) -> None:
 
 
 def test_a_phone_shows_a_number_first(opened: Open) -> None:
-    """At 360 pixels nothing is outside the page, long names included, and a figure is on the first screen."""
-    for runs, link in ((None, ""), (None, "#open=Hadamard"), ([evil()], "")):
+    """At 360 pixels nothing is outside the page, long names included, and a value is on the first screen."""
+    for runs, link in ((None, ""), (None, "#open=Hadamard"), ([hostile_run()], "")):
         page = opened(runs, link, viewport=PHONE, name=str(runs is None))
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert LONG in page.inner_text("#dots").replace("\n", "")
@@ -172,9 +172,9 @@ def test_exact_and_tied_variants(opened: Open) -> None:
     """An exact estimate is an arrow and tied variants share the heading; the filter keeps dense noise."""
     times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
     kappas = dict.fromkeys((DENSE, variant("Hadamard"), variant("Flipped")), 0.0)
-    found = [row for row in rows(kappas=kappas) if row.phase != "step" or row.variant != variant("Flipped")]
+    others = [row for row in rows(kappas=kappas) if row.phase != "step" or row.variant != variant("Flipped")]
     page = opened(
-        [synthetic.run([*found, time_row(variant("Flipped"), SQUARE, *times, phase="step")])], name="tied"
+        [synthetic.run([*others, time_row(variant("Flipped"), SQUARE, *times, phase="step")])], name="tied"
     )
     assert page.inner_text("h1") == "Use Hadamard or Flipped"
     assert "tied" in page.locator("#answer-picks .pick").nth(1).inner_text()

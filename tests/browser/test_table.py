@@ -6,7 +6,7 @@ import pytest
 
 from tests import synthetic
 from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
-from tests.report.ranking_cases import LOW_RANK, SQUARE, figure
+from tests.report.ranking_cases import LOW_RANK, SQUARE, quality_row
 from tests.report.web_cases import NEW, OLD
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
@@ -25,8 +25,8 @@ def names(page: "Page") -> list[str]:
 
 def focused(page: "Page", property_: str = "id") -> str:
     """Return a property of the focused element."""
-    found: str = page.evaluate(f"document.activeElement.{property_}")
-    return found
+    value: str = page.evaluate(f"document.activeElement.{property_}")
+    return value
 
 
 def tabbed(page: "Page", there: str, most: int = 80) -> None:
@@ -38,8 +38,8 @@ def tabbed(page: "Page", there: str, most: int = 80) -> None:
     pytest.fail(f"{most} tabs did not reach: {there}")
 
 
-def test_sorting(opened: Open) -> None:
-    """A heading sorts with the best first, the second time in reverse; rows without a number come last."""
+def test_a_heading_sorts_the_rows(opened: Open) -> None:
+    """A click sorts the best first, a second click in reverse; rows without a number come last."""
     page = opened(link=WIDE)
     assert names(page) == ["Base", "LowRank(rank=1)", "Perturbed", "Naive", "Hadamard"]
     page.click("#dots thead button >> text=faster than naive")
@@ -50,7 +50,7 @@ def test_sorting(opened: Open) -> None:
     assert names(page) == ["Naive", "Perturbed", "LowRank(rank=1)", "Base", "Hadamard"]
 
 
-def test_filtering(opened: Open) -> None:
+def test_words_filter_the_variants(opened: Open) -> None:
     """Words keep the variants with all of them; an empty table says so and offers to clear the filter."""
     page = opened()
     few = names(page)
@@ -71,10 +71,10 @@ def test_filtering(opened: Open) -> None:
     assert len(names(page)) > len(few)
 
 
-def test_marks_have_the_places_of_their_numbers(opened: Open) -> None:
+def test_marks_are_at_the_positions_of_their_values(opened: Open) -> None:
     """On the logarithmic axis equal ratios are equal distances, and a whisker spans the interval."""
-    times = {BASE: [1.0], DENSE: [8.0 + one / 10 for one in range(7)], variant("Flipped"): [4.0]}
-    page = opened([synthetic.run([time_row(one, linear(), *ms) for one, ms in times.items()])])
+    times = {BASE: [1.0], DENSE: [8.0 + tenth / 10 for tenth in range(7)], variant("Flipped"): [4.0]}
+    page = opened([synthetic.run([time_row(timed, linear(), *ms) for timed, ms in times.items()])])
     places = {
         name: float((mark.get_attribute("x") or "").rstrip("%"))
         for name, mark in zip(names(page), page.locator("#dots svg.mark:has(path.value)").all(), strict=True)
@@ -89,19 +89,20 @@ def test_marks_have_the_places_of_their_numbers(opened: Open) -> None:
 def test_negative_and_huge_numbers_are_drawn(opened: Open) -> None:
     """A metric below 0 has a linear axis, 1e24 and 0 have their places; no coordinate is NaN."""
     kappas = [
-        figure(one, SQUARE, "kappa", "linear fitness", at, at) for one, at in ((DENSE, -0.5), (LOW_RANK, 0.5))
+        quality_row(row, SQUARE, "kappa", "linear fitness", at, at)
+        for row, at in ((DENSE, -0.5), (LOW_RANK, 0.5))
     ]
     page = opened([synthetic.run(kappas)], name="kappa")
     assert "linear axis" in str(page.locator("svg.axis").get_attribute("aria-label"))
     assert page.locator("#dots path.value").count() == 2
-    odd = [time_row(one, linear(), ms) for one, ms in ((BASE, 1.0), (DENSE, 0.0), (variant("Huge"), 1e18))]
+    odd = [time_row(row, linear(), ms) for row, ms in ((BASE, 1.0), (DENSE, 0.0), (variant("Huge"), 1e18))]
     page = opened([synthetic.run(odd)], name="odd")
     assert not {"NaN", "Infinity"} & set(page.inner_html("#dots").replace('"', " ").split())
     assert page.locator("#dots path.value").count() == 3
 
 
-def test_a_variant_opens_in_place(opened: Open) -> None:
-    """A name opens formula, source, closed forms, code and all figures, below its row."""
+def test_details_open_below_their_row(opened: Open) -> None:
+    """A click on a name opens formula, source, closed forms, code and all values of the variant."""
     page = opened(link=WIDE)
     page.click("#dots >> text=LowRank(rank=1)")
     detail = page.inner_text("#dots .detail")
@@ -109,8 +110,8 @@ def test_a_variant_opens_in_place(opened: Open) -> None:
         assert text in detail
     table = page.locator("#dots .detail table").first
     heads, cells = (table.locator(where).all_inner_texts() for where in ("thead th", "tbody tr > *"))
-    found = dict(zip(heads, cells, strict=True))
-    assert (found["Phase"], found["time (ms)"], found["±"], found["x plain"]) == (
+    row = dict(zip(heads, cells, strict=True))
+    assert (row["Phase"], row["time (ms)"], row["±"], row["x plain"]) == (
         "forward",
         "39.2",
         "± 0.2",
@@ -138,8 +139,8 @@ def test_two_runs_compared(opened: Open) -> None:
     page.click("#compare-swap")
     assert "B / A is 0.769x in the median" in page.inner_text("#compare-status")
     assert page.locator("#compare-table tr.better").count() > 0
-    other = opened(link=f"#{page.url.partition('#')[2]}")
-    assert other.inner_text("#compare") == page.inner_text("#compare")
+    reopened = opened(link=f"#{page.url.partition('#')[2]}")
+    assert reopened.inner_text("#compare") == page.inner_text("#compare")
 
 
 def test_runs_that_cannot_be_compared(opened: Open) -> None:
@@ -147,11 +148,11 @@ def test_runs_that_cannot_be_compared(opened: Open) -> None:
     page = opened(link=f"#a={NEW}&b=2025&quantity=forward: nothing")
     assert "Different devices (device_name: Test CPU in A, GPU 1 in B" in page.inner_text("#compare-status")
     assert "Not in both runs: forward: nothing." in page.inner_text("#compare-status")
-    other = opened(link=f"#a={NEW}&b=never")
-    assert other.inner_text("#compare-status").startswith("Run never is not in this page.")
+    reopened = opened(link=f"#a={NEW}&b=never")
+    assert reopened.inner_text("#compare-status").startswith("Run never is not in this page.")
 
 
-def test_keys_alone(opened: Open) -> None:
+def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
     """The keyboard is enough to skip, choose, sort, filter, open, read marks and compare."""
     page = opened()
     page.keyboard.press("Tab")
@@ -190,15 +191,17 @@ def test_axe_finds_nothing(
 ) -> None:
     """No view of the page has a violation, in both themes and at phone width, where nothing is cut off."""
     page = opened(link=link, color_scheme=scheme, viewport=viewport)
-    found: list[dict[str, Any]] = violations(page)
-    assert [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found] == []
+    problems: list[dict[str, Any]] = violations(page)
+    assert [
+        (problem["id"], problem["impact"], problem["nodes"][0]["html"][:200]) for problem in problems
+    ] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
-def test_axe_finds_what_is_planted(opened: Open, violations: Violations) -> None:
+def test_axe_finds_a_planted_problem(opened: Open, violations: Violations) -> None:
     """axe-core reports a control without an accessible name, so the check can fail."""
     page = opened()
     page.evaluate(
         "document.querySelector('#choice label').replaceWith(document.querySelector('#choose-layer'))"
     )
-    assert "select-name" in {one["id"] for one in violations(page)}
+    assert "select-name" in {problem["id"] for problem in violations(page)}

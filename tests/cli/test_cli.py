@@ -81,7 +81,7 @@ def only_run(results: Path) -> Run:
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
     arguments: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The line lists what is available, and nothing is written."""
+    """A usage error prints one line that lists the valid values, and writes nothing."""
     out = ["--results", str(tmp_path)] if arguments.startswith("run") else []
     assert run(*arguments.split(), *out) == 2
     captured = capsys.readouterr()
@@ -109,8 +109,8 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None
 def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output has one JSON object and nothing else."""
     assert run("list", "--json", "--variants", "Flipped*") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in found["variants"]] == [
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed["variants"]] == [
         "Flipped",
         "Flipped(side=out)",
         "Flipped(side=both)",
@@ -118,7 +118,7 @@ def test_list_as_json_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
         "Flipped(side=both, cores=8)",
         "FlippedSign",
     ]
-    assert {"quick", "readme", "check"} <= {suite["name"] for suite in found["suites"]}
+    assert {"quick", "readme", "check"} <= {suite["name"] for suite in listed["suites"]}
 
 
 def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_an_installed_packages_variants_are_found_by_entry_point(
     (metadata / "entry_points.txt").write_text("[esbench.variants]\nrows = their_rows\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert run("list", "--json", "--variants", "Theirs*") == 0
-    (found,) = json.loads(capsys.readouterr().out)["variants"]
-    assert found["package"] == "their_rows"
+    (listed,) = json.loads(capsys.readouterr().out)["variants"]
+    assert listed["package"] == "their_rows"
 
 
 def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_profile_is_printed_and_written(capsys: Captured, tmp_path: Path) -> N
         assert json.loads(path.read_text())["traceEvents"]
 
 
-def test_what_cannot_be_profiled_says_why(capsys: Captured, tmp_path: Path) -> None:
+def test_calls_that_cannot_be_profiled_have_a_reason(capsys: Captured, tmp_path: Path) -> None:
     """A missing phase is not a failure; a wrong variant is, and no file is written for it.
 
     A folder without write permission is an error of the command, not of the variant.
@@ -74,8 +74,8 @@ def test_what_cannot_be_profiled_says_why(capsys: Captured, tmp_path: Path) -> N
     assert capsys.readouterr().err == "esbench: --out /dev/null/x: /dev/null is not a folder\n"
 
 
-def test_where_nothing_matches_one_line_says_what_there_is(capsys: Captured, tmp_path: Path) -> None:
-    """The line lists what is available, the exit code is 2, and nothing is written."""
+def test_no_matching_call_is_an_error_of_one_line(capsys: Captured, tmp_path: Path) -> None:
+    """The error lists what is available, the exit code is 2, and nothing is written."""
     out = tmp_path / "profiles"
     for arguments, words in (
         ("--variant Nope*", "no variant matches 'Nope*'; closest: "),

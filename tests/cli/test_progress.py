@@ -56,7 +56,7 @@ def shown(*states: tuple[float, int, int], end_s: float = math.inf) -> list[str]
     return stream.getvalue().splitlines()
 
 
-def test_where_there_is_no_terminal_a_line_says_what_runs_and_how_long() -> None:
+def test_without_a_terminal_lines_name_the_activity_and_the_times() -> None:
     """Lines have elapsed and remaining time, at most the time budget, the cell and the activity."""
     assert shown((0.0, 0, 48), (9.0, 1, 48), (12.0, 2, 48), (90.0, 47, 48)) == [
         "0:00 elapsed  cell 1/48  Linear(512, 512)  0",
@@ -77,7 +77,7 @@ def test_the_time_left_is_estimated_per_stage() -> None:
     assert [re.findall(r"(\S+) left", line) for line in stages] == [[], ["0:06"], [], ["1:30"], ["0:00"]]
 
 
-def test_lines_get_rarer_and_none_says_the_same() -> None:
+def test_lines_get_rarer_and_do_not_repeat() -> None:
     """Lines are 10 s apart, later 30 s; an unchanged state has one line."""
     stream, clock = io.StringIO(), FakeTime()
     with showing(stream, clock) as show:
@@ -94,7 +94,7 @@ def test_lines_get_rarer_and_none_says_the_same() -> None:
     assert max(map(len, lines)) == 100
 
 
-def test_the_time_left_of_a_run_is_weighted_by_what_its_stages_cost() -> None:
+def test_the_time_left_of_a_run_is_weighted_by_the_cost_of_its_stages() -> None:
     """A finished stage tells what it costs on the next case, and scales the guesses of the other stages."""
     clock = FakeTime()
     cases = (CASE, SQUARE)
@@ -144,7 +144,7 @@ def test_a_terminal_shows_a_line_for_each_case(
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TERM=dumb cannot move the cursor."""
+    """A terminal with TERM=dumb, which cannot move the cursor, gets plain lines."""
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
     with showing(stream) as show:

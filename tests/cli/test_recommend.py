@@ -30,21 +30,21 @@ def run(*arguments: str) -> int:
 
 def stored(
     folder: Path,
-    found: Iterable[Row] | None = None,
+    measured_rows: Iterable[Row] | None = None,
     *variants: Variant,
     number: int = 1,
     device_name: str | None = None,
     end: RunEnd | None = None,
 ) -> Run:
     """Store a run of this or a different machine, with these rows, of these variants or of all."""
-    kappas = {one: KAPPAS[one] for one in (variants or KAPPAS)}
+    kappas = {variant: KAPPAS[variant] for variant in (variants or KAPPAS)}
     measured = synthetic.run(
-        rows(kappas=kappas) if found is None else found,
+        rows(kappas=kappas) if measured_rows is None else measured_rows,
         suite="recommend 64x64",
         device_name=device_name or environment("cpu").device_name,
         run_id=f"2026010{number}T000000Z-recommend-{number}",
     )
-    request = Request(variants=tuple(one.scheme for one in variants), shapes=(SQUARE,))
+    request = Request(variants=tuple(variant.scheme for variant in variants), shapes=(SQUARE,))
     header = msgspec.structs.replace(measured.header, request=request)
     measured = msgspec.structs.replace(measured, header=header, end=end or measured.end)
     report_cases.store(folder, measured)
@@ -54,21 +54,21 @@ def stored(
 def labels(text: str) -> list[str]:
     """Return the names, without operator, of the table's rows that have a rate."""
     lines = text.splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("-----"))
-    found = []
+    start = next(index for index, line in enumerate(lines) if line.startswith("-----"))
+    names = []
     for line in lines[start + 1 :]:
         if not line:
             break
         name, rate, *_ = re.split(r" {2,}", line)
         if "[" not in rate:
-            found.append(name.replace("Linear", ""))
-    return found
+            names.append(name.replace("Linear", ""))
+    return names
 
 
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The line has the expected input; nothing is measured or written."""
+    """The error line has the expected input; nothing is measured or written."""
     for arguments, words in (
         ("", "recommend needs one of --linear, --conv and --model"),
         ("--linear 8x8 --conv 8x8x3@8x8", "recommend needs one of --linear, --conv and --model"),
@@ -151,7 +151,7 @@ def test_a_stored_run_answers_offline(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_offline_answers_from_another_device_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a machine without own runs the committed ones answer, with a warning that names their device.
+    """Without runs of this machine the committed ones answer, with a warning that names their device.
 
     The code is that of the exact scheme, not of the best of the others.
     """
@@ -224,7 +224,7 @@ def test_a_model_has_a_ranking_for_each_layer(
     square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
     narrow = msgspec.structs.replace(square, out_channels=4)
     alone, wide = (msgspec.structs.replace(square, out_channels=width, bias=False) for width in (8, 40000))
-    slow = {one: 9.0 if one == HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
+    slow = {variant: 9.0 if variant == HADAMARD else ms for variant, ms in ranking_cases.STEPS.items()}
     stored(tmp_path, [*rows(square), *rows(narrow, steps=slow), *rows(alone), *rows(wide)])
     ask = ["--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
     assert run("--model", "models_of_a_test:make", *ask) == 0
@@ -233,9 +233,9 @@ def test_a_model_has_a_ranking_for_each_layer(
     assert "Linear 8 -> 4, bias=True, 1024 members: 3\n=====" in captured.out
     assert '    "3": LowRank(rank=1),\n    "*": Hadamard(),\n' in captured.out
     assert "2: LayerNorm: dense noise, whatever the scheme" in captured.err
-    said = " ".join(captured.out.split())
-    assert "the network's d, 196, of which a layer like this has 72:" in said  # 2 * 72 + 16 + 36
-    assert "the network's d, 196, of which a layer like this has 36:" in said
+    output = " ".join(captured.out.split())
+    assert "the network's d, 196, of which a layer like this has 72:" in output  # 2 * 72 + 16 + 36
+    assert "the network's d, 196, of which a layer like this has 36:" in output
     for target, best in (
         (("--linear", "8x8"), "Hadamard()"),
         (("--model", "models_of_a_test:wide"), "Flipped(cores=8)"),
@@ -271,23 +271,23 @@ def test_after_an_interrupt_the_next_commands_are_printed(
     monkeypatch.setattr("esbench.measure.runner.run", interrupted)
     arguments = ("--linear", "8x8", "--variants", "Flipped*", "--device", "cpu", "--results", str(tmp_path))
     assert run(*arguments) == 130
-    said = capsys.readouterr().err
-    assert f"`esbench run --resume --results {tmp_path} --device cpu` completes it, then " in said
+    message = capsys.readouterr().err
+    assert f"`esbench run --resume --results {tmp_path} --device cpu` completes it, then " in message
     question = f"`esbench recommend --linear 8x8 --variants 'Flipped*' --device cpu --results {tmp_path}"
-    assert f"{question} --offline` answers" in said
+    assert f"{question} --offline` answers" in message
 
 
-def test_schemes_are_imported_from_where_they_are(
+def test_the_code_imports_each_scheme_from_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The code imports a plug-in's scheme from the plug-in, or says that it must be loaded."""
     theirs = Variant(scheme="SchemeOfATest")
-    found = [
+    measured_rows = [
         msgspec.structs.replace(row, variant=theirs) if row.variant == HADAMARD else row for row in rows()
     ]
-    stored(tmp_path, found)
-    asked = (*ASK, "--results", str(tmp_path / "results"))
-    assert run(*asked) == 0
+    stored(tmp_path, measured_rows)
+    arguments = (*ASK, "--results", str(tmp_path / "results"))
+    assert run(*arguments) == 0
     text = capsys.readouterr().out
     assert "# SchemeOfATest is not registered" in text
     assert "import SchemeOfATest" not in text
@@ -298,7 +298,7 @@ def test_schemes_are_imported_from_where_they_are(
     )
     monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
     try:
-        assert run(*asked, "--plugin", str(plugin)) == 0
+        assert run(*arguments, "--plugin", str(plugin)) == 0
         assert "from plugin_of_a_test import SchemeOfATest\n" in capsys.readouterr().out
     finally:
         del sys.modules["plugin_of_a_test"]

@@ -14,7 +14,9 @@ from tests.cli.test_recommend import run
 from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import SQUARE, rows
 
-SLOW_HADAMARD = {one: 9.0 if one == ranking_cases.HADAMARD else ms for one, ms in ranking_cases.STEPS.items()}
+SLOW_HADAMARD = {
+    variant: 9.0 if variant == ranking_cases.HADAMARD else ms for variant, ms in ranking_cases.STEPS.items()
+}
 
 MODELS = """
 import torch
@@ -72,16 +74,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "some_models", raising=False)
     square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
     narrow = msgspec.structs.replace(square, out_channels=4)
-    found = [*rows(square), *rows(narrow, steps=SLOW_HADAMARD)]
+    measured_rows = [*rows(square), *rows(narrow, steps=SLOW_HADAMARD)]
     name = environment("cpu").device_name
-    report_cases.store(tmp_path, synthetic.run(found, suite="quality", device_name=name))
+    report_cases.store(tmp_path, synthetic.run(measured_rows, suite="quality", device_name=name))
     return tmp_path
 
 
 def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line has the reason, the exit code is 2, and no run is stored."""
+    """The error line has the reason, the exit code is 2, and no run is stored."""
     before = sorted(folder.rglob("*.jsonl"))
     for factory, words in (
         ("tied", "0 and 1 share a weight but not their bias: share the bias too"),
@@ -102,8 +104,8 @@ def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("factory", ["named", "strange"])
-def test_the_code_that_is_printed_runs(capsys: pytest.CaptureFixture[str], factory: str) -> None:
-    """Pasted below a new model of that kind, it makes a population with the best scheme for each layer."""
+def test_the_printed_code_runs(capsys: pytest.CaptureFixture[str], factory: str) -> None:
+    """The printed code, run after a new model of that kind, makes a population with the best schemes."""
     assert run("--model", f"some_models:{factory}", "--device", "cpu", "--offline") == 0
     text = capsys.readouterr().out
     code = text[text.index("from impls") :]

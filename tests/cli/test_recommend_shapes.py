@@ -28,7 +28,7 @@ def test_a_shape_is_the_case_of_the_suites() -> None:
 
 
 def test_a_size_has_a_decimal_unit() -> None:
-    """Any other unit is refused."""
+    """Sizes have decimal units such as GB; any other unit is refused."""
     for text, size in (("2GB", 2e9), ("500MB", 5e8), ("1.5 T", 1.5e12), ("10 kB", 1e4), ("7", 7)):
         assert size_bytes(text) == size
     for text in ("2 gb", "1GiB", "-1GB", "0", "GB", "9" * 400):

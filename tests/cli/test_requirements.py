@@ -35,8 +35,8 @@ sys.exit(code)
 
 def test_measuring_needs_no_package_for_reports(tmp_path: Path) -> None:
     """The doctor and a run succeed; one line names the missing package instead of the tables."""
-    asked = ("--suite", "gate", "--device", "cpu", "--cases", "Linear*", "--phases", "forward")
-    run = ("run", *asked, "--variants", "LowRank(rank=1)", "--results", str(tmp_path))
+    arguments = ("--suite", "gate", "--device", "cpu", "--cases", "Linear*", "--phases", "forward")
+    run = ("run", *arguments, "--variants", "LowRank(rank=1)", "--results", str(tmp_path))
     command = [sys.executable, "-c", PROGRAM, "doctor", "--then", *run]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "CPU timing: " in done.stdout

@@ -49,8 +49,8 @@ def test_many_candidates_are_screened_and_the_best_measured(
     globs = [
         f"--variants={glob}" for glob in ("Perturbed", "Flipped*", "LowRank*", "Hadamard", "SparsePerturbed*")
     ]
-    asked = ("--linear", "16x16", "--members", "64", "--device", "cpu", "--results", str(tmp_path))
-    assert cli_runner.run("recommend", *asked, *globs) == 0
+    arguments = ("--linear", "16x16", "--members", "64", "--device", "cpu", "--results", str(tmp_path))
+    assert cli_runner.run("recommend", *arguments, *globs) == 0
     captured = capsys.readouterr()
     ((run,), _) = store.read_results(tmp_path)
     names = {row.variant.name for row in run.measurements}

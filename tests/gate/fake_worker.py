@@ -50,14 +50,14 @@ class FakeWorker(WorkerProcess):
         """Prepare the answer."""
         self.answer = self._reply(question)
 
-    def receive(self, kind: type[A]) -> A:
+    def receive(self, answer_type: type[A]) -> A:
         """Return the answer, unless the worker has died."""
         if (self.fault == "dies" and self.is_head and self.visits >= DIES_AT) or (
             self.fault == "unloadable" and not self.is_head
         ):
             message = f"the worker of {self.arm} ended"
             raise WorkerError(message)
-        assert isinstance(self.answer, kind)
+        assert isinstance(self.answer, answer_type)
         return self.answer
 
     def _hello(self) -> Hello:

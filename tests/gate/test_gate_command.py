@@ -44,7 +44,7 @@ class Ended(NamedTuple):
         return self.err.splitlines()[-1]
 
 
-class Place:
+class Workspace:
     """A repository with two variants, and folders for output and temporary files."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Place:
         return ended
 
     def workers(self) -> list[psutil.Process]:
-        """Return the worker processes of gates in this place."""
+        """Return the worker processes of gates in this repository."""
         workers = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -94,57 +94,61 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Place:
+def workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Workspace:
     """Return a repository for a gate in this process."""
-    return Place(tmp_path, monkeypatch, capsys)
+    return Workspace(tmp_path, monkeypatch, capsys)
 
 
-def test_a_revision_against_itself_does_not_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run from a subfolder, to which a plug-in's path is relative; every sample is written to disk."""
-    monkeypatch.chdir(place.top / "below")
-    done = place.run("--base", "HEAD", "--device", "cpu", "--suite", "tiny", "--plugin", f"../{FILE}")
+def test_a_revision_against_itself_does_not_fail(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate may run from a subfolder, to which a plug-in's path is relative; every sample is stored."""
+    monkeypatch.chdir(workspace.top / "below")
+    done = workspace.run("--base", "HEAD", "--device", "cpu", "--suite", "tiny", "--plugin", f"../{FILE}")
     assert done.code in {0, 3}, done.out + done.err
-    decision = place.decision()
+    decision = workspace.decision()
     assert decision.exit_code == done.code
     assert {verdict.status for verdict in decision.verdicts} <= {"PASS", "INCONCLUSIVE"}
     assert {verdict.cell.split()[0] for verdict in decision.verdicts} == {"TinyOneTiny", "TinyTwoTiny"}
     assert len(decision.controls) == 2
-    tip = git(place.top, "rev-parse", "HEAD")
+    tip = git(workspace.top, "rev-parse", "HEAD")
     assert {revision.commit for revision in decision.opening.revisions.values()} == {tip}
     assert decision.opening.code["base"] == decision.opening.code["head"]
-    lines = (place.out / "replicates.jsonl").read_bytes().splitlines()
+    lines = (workspace.out / "replicates.jsonl").read_bytes().splitlines()
     assert sum(b'"stage":"screen"' in line for line in lines) == decision.settings.screen
     assert sum(b'"stage":"confirm"' in line for line in lines) == decision.settings.confirm
     assert done.out.splitlines()[-1].startswith(("PASS: ", "INCONCLUSIVE: ", "INVALID: "))
 
 
 def test_a_missing_or_wrong_row_fails_by_name(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named on stdout, in both files and on GitHub; uncommitted changes are measured on request."""
-    write(place.top, {FILE: WRONG})
-    assert "--head worktree" in place.run("--base", "HEAD", *TINY).only_line
+    """The row is named on stdout, in both files and on GitHub; uncommitted changes are measured if asked."""
+    write(workspace.top, {FILE: WRONG})
+    assert "--head worktree" in workspace.run("--base", "HEAD", *TINY).only_line
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    done = place.run("--base", "HEAD", "--head", "worktree", *TINY)
+    done = workspace.run("--base", "HEAD", "--head", "worktree", *TINY)
     assert done.code == 1, done.err
-    decision = place.decision()
+    decision = workspace.decision()
     assert decision.opening.revisions["head"].asked == "worktree"
     assert {(verdict.cell.split()[0], verdict.code, verdict.reason) for verdict in decision.verdicts} == {
         ("TinyOneTiny", "missing", "no variant TinyOneTiny"),
         ("TinyTwoTiny", "wrong", "wrong result: the sum is off"),
     }
     assert "FAIL" in done.out
-    page = (place.out / "summary.md").read_text(encoding="utf-8")
+    page = (workspace.out / "summary.md").read_text(encoding="utf-8")
     assert page.startswith("### esbench gate: FAIL: ")
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == page
 
 
 def test_bad_usage_ends_in_one_line_and_exit_code_2(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the error, an earlier decision is removed, and waivers are read from head."""
     waiver = '[[accept]]\ncell = "*"\nmetric = "row"\nreason = "long ago, it was"\nexpires = 2020-01-01\n'
-    commit(place.top, {"gate.toml": waiver})
+    commit(workspace.top, {"gate.toml": waiver})
     for arguments, words in (
         (["--base", "nope"], "--base nope: no such revision in "),
         (["--head", "nope", "--base", "HEAD"], "--head nope: no such revision in "),
@@ -152,26 +156,28 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
         (["--base", "HEAD~1", "--plugin", "/nope.py"], "--plugin /nope.py: no such file"),
         (["--base", "HEAD~1", *TINY], "gate.toml: the waiver for row of * expired on 2020-01-01"),
     ):
-        write(place.out, {"gate.json": "an earlier one", "summary.md": "an earlier one"})
-        assert words in place.run(*arguments).only_line
-        assert list(place.out.iterdir()) == [], arguments
-    assert "--margin" in place.run("--base", "HEAD", "--margin", "nan").only_line
+        write(workspace.out, {"gate.json": "an earlier one", "summary.md": "an earlier one"})
+        assert words in workspace.run(*arguments).only_line
+        assert list(workspace.out.iterdir()) == [], arguments
+    assert "--margin" in workspace.run("--base", "HEAD", "--margin", "nan").only_line
     with monkeypatch.context() as patch:
         # As if the variants were imported from this repository; then no worker is needed to check names.
-        patch.setattr("impls.__file__", str(place.top / "impls" / "__init__.py"))
+        patch.setattr("impls.__file__", str(workspace.top / "impls" / "__init__.py"))
         patch.setattr("esbench.gate.gate.Gate.run", None)
         for option, name in (("--variants", "Nope*"), ("--suite", "nope")):
-            error = place.run("--base", "HEAD", "--device", "cpu", option, name).only_line
+            error = workspace.run("--base", "HEAD", "--device", "cpu", option, name).only_line
             assert f"'{name}'; closest: " in error
-    place.out.rmdir()
-    place.out.write_text("a file")
-    assert f"--out {place.out}: {place.out} is not a folder" in place.run("--base", "HEAD").only_line
+    workspace.out.rmdir()
+    workspace.out.write_text("a file")
+    assert (
+        f"--out {workspace.out}: {workspace.out} is not a folder" in workspace.run("--base", "HEAD").only_line
+    )
     monkeypatch.chdir(tmp_path)
-    place.out.unlink()
-    assert f"{tmp_path.resolve()} is not in a git repository" in place.run("--base", "HEAD").only_line
+    workspace.out.unlink()
+    assert f"{tmp_path.resolve()} is not in a git repository" in workspace.run("--base", "HEAD").only_line
 
 
-def test_an_interrupt_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt exits with 130; further signals do not stop the clean-up, and handlers are restored."""
     worker_counts = []
     before = signal.getsignal(signal.SIGTERM)
@@ -179,9 +185,9 @@ def test_an_interrupt_leaves_nothing_behind(place: Place, monkeypatch: pytest.Mo
 
     @contextlib.contextmanager
     def showing() -> Iterator[progress.Show]:
-        def show(_done: int, _total: int, what: str, *_: object) -> None:
-            if what.startswith("screen 1"):
-                worker_counts.append(len(place.workers()))
+        def show(_done: int, _total: int, activity: str, *_: object) -> None:
+            if activity.startswith("screen 1"):
+                worker_counts.append(len(workspace.workers()))
                 os.kill(os.getpid(), signal.SIGTERM)
 
         yield show
@@ -193,8 +199,8 @@ def test_an_interrupt_leaves_nothing_behind(place: Place, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(progress, "showing", showing)
     monkeypatch.setattr(shutil, "rmtree", disturbed)
-    done = place.run("--base", "HEAD", *TINY)
+    done = workspace.run("--base", "HEAD", *TINY)
     assert (done.code, done.out, worker_counts) == (130, "", [2])
     assert done.err.splitlines()[-1] == "interrupted: no decision; workers and their files are removed"
-    assert not (place.out / "gate.json").exists()
+    assert not (workspace.out / "gate.json").exists()
     assert signal.getsignal(signal.SIGTERM) == before

@@ -65,7 +65,7 @@ def normal_study(spread: float, cells: int, offset: float = 0.0) -> GateStudy:
     )
 
 
-def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
+def test_resampled_suites_find_planted_slowdowns_and_nothing_else() -> None:
     """Unchanged suites raise no alarm, power grows with the slowdown, and only changed cells fail."""
     quiet = normal_study(0.004, 40)
     alarms = gate_power.count_alarms(quiet, SETTINGS, 60)
@@ -92,7 +92,7 @@ def test_resampled_suites_find_what_is_planted_and_nothing_else() -> None:
 def test_the_page_shows_the_results_of_the_newest_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the false-alarm rate with its interval, the power, and a picture.
+    """The page has the false-alarm rate with its interval, the power, and a picture.
 
     Too few replicates or a file of another kind are reported.
     """

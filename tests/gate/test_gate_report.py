@@ -65,7 +65,7 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
 
 
 def test_the_headline_is_the_exit_code_in_a_word() -> None:
-    """It counts the verdicts of each kind; that of an invalid gate has the reason and any failure."""
+    """The headline counts verdicts of each kind; for an invalid gate it has the reason and any failure."""
     for verdict, code, word in ((FINE, 0, "PASS"), (SLOWER, 1, "FAIL"), (NOISY, 3, "INCONCLUSIVE")):
         line = report.headline(decision(verdict, exit_code=code))
         assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, median")
@@ -97,7 +97,7 @@ def hostile(name: str) -> Decision:
 @example("\ud800 lone")
 @example("x" * 200)
 @given(st.text(alphabet=st.one_of(st.sampled_from("|\\\n\r:%<>`#@*_ "), st.characters())))
-def test_a_hostile_name_stays_a_word_in_its_place(name: str) -> None:
+def test_a_hostile_name_stays_a_word(name: str) -> None:
     """A name cannot break a table or begin a line, or become a link, a tag or a GitHub command."""
     text, page = report.text(hostile(name)), report.markdown(hostile(name))
     lines = [*text.splitlines(), *page.splitlines()]

@@ -79,7 +79,7 @@ def test_linear_drift_cancels(first: list[Arm], drift: float, effect: float) -> 
 
 
 @given(LOGS, LEVELS, st.sampled_from([0.0, 0.005, 0.02]))
-def test_bounds_are_students(logs: list[float], alpha: float, null: float) -> None:
+def test_bounds_follow_students_t(logs: list[float], alpha: float, null: float) -> None:
     """Effect, bounds, p-value and detectable effect follow from mean, standard error and Student's t."""
     error = stdev(logs) / math.sqrt(len(logs))
     if error < 1e-9:
@@ -112,7 +112,7 @@ def test_bounds_of_extreme_replicates_are_finite() -> None:
 
 
 def test_the_prior_is_the_distribution_of_the_variances() -> None:
-    """Twenty thousand cells of two degrees of freedom recover it; shrunk t-statistics are t-distributed."""
+    """20,000 cells of two degrees of freedom recover the prior; shrunk t-statistics are t-distributed."""
     rng, cells = np.random.default_rng(3), 20_000
     for variance in (1e-6, 4.0):
         for freedom in (2.0, 4.0, 10.0):
@@ -132,7 +132,7 @@ def test_the_prior_is_the_distribution_of_the_variances() -> None:
 
 
 def test_variances_that_scatter_by_chance_alone_are_pooled() -> None:
-    """The prior then has infinite degrees of freedom; too few or equal replicates have no prior."""
+    """Their prior has infinite degrees of freedom; too few or equal replicates have no prior."""
     prior = variance_prior([1.0, 1.1, 0.9, 1.0], 2)
     assert prior is not None
     assert (prior.freedom, prior.pooled) == (math.inf, 8.0)
@@ -186,7 +186,7 @@ def rejected_by_closure(p_values: Mapping[str, float], alpha: float) -> set[str]
 
 
 @given(P_VALUES, st.sampled_from([0.01, 0.05]))
-def test_levels_are_holms(p_values: dict[str, float], alpha: float) -> None:
+def test_levels_are_those_of_holms_method(p_values: dict[str, float], alpha: float) -> None:
     """The levels reject the same members as the closed test."""
     levels = holm(p_values, alpha)
     assert {name for name, p in p_values.items() if p <= levels[name]} == rejected_by_closure(p_values, alpha)

@@ -40,10 +40,10 @@ def both(top: Path, base: str = "HEAD~1", head: str = "HEAD") -> dict[Arm, Revis
     return {"base": resolve(top, base, "base"), "head": resolve(top, head, "head")}
 
 
-def refusal(top: Path, asked: str, arm: Arm = "base") -> str:
+def refusal(top: Path, name: str, arm: Arm = "base") -> str:
     """Return the one line with which a revision is refused."""
     with pytest.raises(GitError) as error:
-        resolve(top, asked, arm)
+        resolve(top, name, arm)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -78,14 +78,14 @@ def test_both_revisions_are_checked_out_side_by_side(top: Path, temporary: Path)
 
 
 def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
-    """Anything else is refused in one line; a name like an option is never taken for one by git."""
+    """Anything else is refused in one line; git never reads such a name as an option."""
     tip, old = git(top, "rev-parse", "HEAD"), git(top, "rev-parse", "HEAD~1")
     git(top, "tag", "-a", "v1", "-m", "a release", "HEAD")
-    for asked in ("main", "v1", tip[:10], "HEAD", "@"):
-        assert resolve(top, asked, "base") == Revision(asked, tip)
+    for name in ("main", "v1", tip[:10], "HEAD", "@"):
+        assert resolve(top, name, "base") == Revision(name, tip)
     assert "--base nope: no such revision in " in refusal(top, "nope")
-    for asked in ("", "HEAD~99", "HEAD:a.txt", "HEAD~1..HEAD", "^HEAD", "a b c", "-q", "--all"):
-        assert "no such revision" in refusal(top, asked), asked
+    for name in ("", "HEAD~99", "HEAD:a.txt", "HEAD~1..HEAD", "^HEAD", "a b c", "-q", "--all"):
+        assert "no such revision" in refusal(top, name), name
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{top}", "shallow")
     assert "in a shallow clone, fetch it first" in refusal(tmp_path / "shallow", old)
     # The default base is the commit where the branch left main.
@@ -103,7 +103,7 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
 
 
 def test_uncommitted_changes_are_refused_if_the_tip_is_tested(top: Path) -> None:
-    """They would not be measured; the line names them, even if the user hides untracked files.
+    """The error names the changes, which would not be measured, even if the user hides untracked files.
 
     Files written by measuring, files that git ignores and the folder of output do not matter.
     """
@@ -115,8 +115,8 @@ def test_uncommitted_changes_are_refused_if_the_tip_is_tested(top: Path) -> None
         ({"1": "", "2": "", "3": "", "4": "", "5": ""}, "(1, 2, 3 and 2 more)"),
     ):
         write(top, change)
-        for asked in ("HEAD", "@", "main"):
-            message = refusal(top, asked, "head")
+        for name in ("HEAD", "@", "main"):
+            message = refusal(top, name, "head")
             assert "has uncommitted changes" in message
             assert shown in message
             assert message.endswith("commit them, or measure them with --head worktree")
@@ -138,11 +138,11 @@ def test_worktree_stands_for_the_files_in_the_folder(
     """
     if sys.platform == "linux":  # other systems refuse such names
         top = top.rename(tmp_path / os.fsdecode(b"caf\xe9"))
-    other = repository(tmp_path / "other", {"other.txt": ""})
-    of_other = state(other)
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    unrelated = repository(tmp_path / "other", {"other.txt": ""})
+    of_other = state(unrelated)
+    monkeypatch.setenv("GIT_DIR", str(unrelated / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(unrelated))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(unrelated / ".git" / "index"))
     assert gate_revisions.repository(top / "folder") == top
     assert resolve(top, "worktree", "head").commit == git(top, "rev-parse", "HEAD")
     git(top, "config", "--unset", "user.name")
@@ -159,4 +159,4 @@ def test_worktree_stands_for_the_files_in_the_folder(
         assert files == {"a.txt", *new}
         assert (head / "a.txt").read_text(encoding="utf-8") == "four\n"
     assert state(top) == before
-    assert state(other) == of_other
+    assert state(unrelated) == of_other

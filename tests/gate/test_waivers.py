@@ -137,7 +137,7 @@ def test_an_unused_waiver_is_an_error() -> None:
     assert apply(decision_of(may_be_slower), [accept("Able*")]).unused == ()
 
 
-def test_a_waiver_for_what_was_not_measured_is_not_unused() -> None:
+def test_a_waiver_for_an_unmeasured_cell_is_not_unused() -> None:
     """A waiver for another device, method or variant is ignored if the gate did not measure it."""
     for device, code in (("cuda", 1), ("cpu", 0)):
         waiver = msgspec.structs.replace(accept(MEAN), device=device)

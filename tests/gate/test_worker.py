@@ -166,8 +166,8 @@ def test_a_variant_that_fails_while_it_is_timed_ends_its_worker(root: Path, tmp_
             process.ask(Visit(3), Visited)
 
 
-def test_control_work_comes_in_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit is one matrix product."""
+def test_a_unit_of_control_work_is_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control's work is a whole number of matrix products."""
     products = Mock(wraps=torch.mm)
     monkeypatch.setattr(torch, "mm", products)
     control_work(3, "cpu")()
@@ -260,7 +260,7 @@ def is_gone(process: psutil.Process) -> bool:
 def test_a_process_that_is_not_a_worker_is_an_error_and_is_killed(
     tmp_path: Path, line: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may die, send an invalid answer, hang, ignore signals or start other processes."""
+    """Such a process may die, send an invalid answer, hang, ignore signals or start other processes."""
     monkeypatch.setattr(worker_process, "SILENCE_S", 5.0 if "sleep" not in line else 0.5)
     monkeypatch.setattr(worker_process, "END_S", 0.5)
     assert words in error_of(tmp_path, line)

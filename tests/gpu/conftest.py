@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for cases in tests.values():
         calls = [getattr(item, "callspec", None) for item in cases]
         kept = short([call.params if call else None for call in calls])
-        for place, item in enumerate(cases):
-            if place not in kept:
+        for index, item in enumerate(cases):
+            if index not in kept:
                 item.add_marker("slow")
 
 
@@ -33,9 +33,9 @@ def short(cases: Sequence[dict[str, Any] | None]) -> set[int]:
     Each variant keeps one case, and the next variant a different one, so that all dtypes and shapes occur.
     """
     places: defaultdict[object, list[int]] = defaultdict(list)
-    for place, params in enumerate(cases):
-        places[params and params.get("entry")].append(place)
+    for index, params in enumerate(cases):
+        places[params and params.get("entry")].append(index)
     if len(places) > 1:
-        return {found[turn % len(found)] for turn, found in enumerate(places.values())}
+        return {indices[turn % len(indices)] for turn, indices in enumerate(places.values())}
     count = min(len(cases), MAX_CASES)
-    return {place * len(cases) // count for place in range(count)}
+    return {index * len(cases) // count for index in range(count)}

@@ -36,11 +36,11 @@ def test_the_memory_of_a_call_is_counted() -> None:
 
     Memory that each call adds and never frees is reported as kept; replacing a buffer by an equal one is not.
     """
-    found = [footprint(lambda: empty(3 * MIB + 1), "cuda", lambda: 7) for _ in range(20)]
-    assert {one.peak_bytes for one in found} == {3 * MIB + 512}
-    assert {one.kept_bytes for one in found} == {0}
-    assert all((one.reserved_bytes or 0) >= one.peak_bytes for one in found)
-    assert {one.process_bytes for one in found} == {7}
+    footprints = [footprint(lambda: empty(3 * MIB + 1), "cuda", lambda: 7) for _ in range(20)]
+    assert {repeat.peak_bytes for repeat in footprints} == {3 * MIB + 512}
+    assert {repeat.kept_bytes for repeat in footprints} == {0}
+    assert all((repeat.reserved_bytes or 0) >= repeat.peak_bytes for repeat in footprints)
+    assert {repeat.process_bytes for repeat in footprints} == {7}
     assert footprint(lambda: empty(1), "cuda").process_bytes is None
 
     def call() -> torch.Tensor:
@@ -65,10 +65,10 @@ def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
         first, second = footprint(call, "cuda"), footprint(call, "cuda")
         assert first.kept_bytes == second.kept_bytes == 0
         assert first.peak_bytes == second.peak_bytes
-        seen = trace(call, "cuda")
-        assert seen == trace(call, "cuda")
-        assert seen.launches > 0
-        assert seen.other_streams == ()
+        traced = trace(call, "cuda")
+        assert traced == trace(call, "cuda")
+        assert traced.launches > 0
+        assert traced.other_streams == ()
 
 
 def test_launches_waits_and_streams_are_seen() -> None:
@@ -94,28 +94,28 @@ def test_launches_waits_and_streams_are_seen() -> None:
     waiting: tuple[Callable[[], object], ...] = (torch.cuda.synchronize, a[0].item)
     for wait in waiting:
         assert trace(wait, "cuda").waits != ()
-    found = trace(on_two_streams, "cuda")
-    assert found.launches == 2
-    assert len(found.other_streams) == 1
+    traced = trace(on_two_streams, "cuda")
+    assert traced.launches == 2
+    assert len(traced.other_streams) == 1
 
 
 def test_a_profile_names_kernels(tmp_path: Path) -> None:
     """A profile counts every launch, and its trace file and table name the kernels."""
     a, path = torch.randn(512, 512, device="cuda"), tmp_path / "gpu.json"
-    found = profile(lambda: torch.relu(a @ a), "cuda", path)
-    assert found.trace.launches >= 2
+    profiled = profile(lambda: torch.relu(a @ a), "cuda", path)
+    assert profiled.trace.launches >= 2
     kernels = {
         span["name"] for span in json.loads(path.read_text())["traceEvents"] if span.get("cat") == "kernel"
     }
     assert len(kernels) >= 2
-    assert "aten::relu" in found.table
+    assert "aten::relu" in profiled.table
 
 
 def test_ceilings_of_the_gpu() -> None:
     """Each dtype has a measured peak rate; bfloat16, and TF32 where available, are faster than float32."""
     (clock,) = clocks("cuda", ("eager",))
-    found = list(device_peaks("cuda", ["float32", "tfloat32", "bfloat16"], clock))
-    rates = {one.dtype: one.amount / min(one.samples) for one in found}
+    peaks = list(device_peaks("cuda", ["float32", "tfloat32", "bfloat16"], clock))
+    rates = {peak.dtype: peak.amount / min(peak.samples) for peak in peaks}
     assert rates["uint8"] > 10
     assert rates["bfloat16"] > rates["float32"] > 0
     if has_tf32("cuda"):
@@ -153,8 +153,8 @@ def test_the_capacity_of_the_gpu_is_what_its_memory_allows() -> None:
     case = Case(operator="Linear", out_channels=256, in_channels=256)
     (clock,) = clocks("cuda", ("eager",))
     fits = fit_test(perturbed, case, "forward", "cuda", 0)
-    found = find_largest(fits, 2**16, 300.0, clock.seconds)
-    assert found.stop == "resolution"
-    assert 1024 <= found.members < 4096
-    assert fits(found.members)
-    assert not fits(2 * found.too_many)
+    largest = find_largest(fits, 2**16, 300.0, clock.seconds)
+    assert largest.stop == "resolution"
+    assert 1024 <= largest.members < 4096
+    assert fits(largest.members)
+    assert not fits(2 * largest.too_many)

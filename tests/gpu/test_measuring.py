@@ -164,8 +164,8 @@ def test_a_replay_reads_the_current_values_of_its_inputs(device: Cuda) -> None:
     for x in inputs:
         x.add_(10)
     results = [replay() for _ in range(3)]
-    found = [result.tolist() for result in results if isinstance(result, torch.Tensor)]
-    assert found == [[22.0] * 4, [24.0] * 4, [22.0] * 4]
+    values = [result.tolist() for result in results if isinstance(result, torch.Tensor)]
+    assert values == [[22.0] * 4, [24.0] * 4, [22.0] * 4]
 
 
 def test_a_failed_capture_leaves_the_device_usable(device: Cuda) -> None:
@@ -179,9 +179,9 @@ def test_a_failed_capture_leaves_the_device_usable(device: Cuda) -> None:
     assert torch.rand(1000, device="cuda").add_(x).isfinite().all()
     assert min(visit(device, partial(torch.sum, x), 5, "graph").samples["latency_ns"]) > 0
     before = device.reserved_bytes()
-    held = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    buffer = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
     assert device.reserved_bytes() >= before + 256 * MIB
-    del held
+    del buffer
     torch.cuda.empty_cache()
     assert device.reserved_bytes() <= before
 

@@ -30,18 +30,18 @@ from impls.perturbation.scheme import AnyScheme
 PLACE = DrawKey.of(0, 0, "layer", "draw")
 
 
-def fill(kind: Distribution, device: str) -> Tensor:
+def fill(distribution: Distribution, device: str) -> Tensor:
     """Draw members around 2^31, and elements that start inside a Philox call and span many tiles on a CPU."""
-    dtype = torch.int64 if kind is BITS else torch.float64
+    dtype = torch.int64 if distribution is BITS else torch.float64
     values = torch.empty(5, 300_001, dtype=dtype, device=device)
     members = range(2**31 - 2, 2**31 + 3)
-    return philox.fill(values, kind, PLACE, members, range(3, 300_004)).cpu()
+    return philox.fill(values, distribution, PLACE, members, range(3, 300_004)).cpu()
 
 
-@pytest.mark.parametrize("kind", [UNIFORM, BITS, integers_below(1000)])
-def test_values_are_those_of_the_cpu(kind: Distribution) -> None:
+@pytest.mark.parametrize("distribution", [UNIFORM, BITS, integers_below(1000)])
+def test_values_are_those_of_the_cpu(distribution: Distribution) -> None:
     """Uniforms, words and integers have the same bits on the GPU as on the CPU."""
-    assert torch.equal(fill(kind, "cuda"), fill(kind, "cpu"))
+    assert torch.equal(fill(distribution, "cuda"), fill(distribution, "cpu"))
 
 
 def test_normals_are_those_of_the_cpu_up_to_its_functions() -> None:
@@ -92,8 +92,10 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
 @pytest.mark.parametrize("number", [0, 9, 10, 123456789, 2**63 - 1])
 def test_keys_of_a_step_on_the_device_are_those_of_the_number(seed: int, number: int) -> None:
     """The GPU hashes seed and step to the same keys as the CPU."""
-    found, expected = (philox.device_keys(seed, torch.tensor(number, device=one)) for one in ("cuda", "cpu"))
-    assert torch.equal(found.cpu(), expected)
+    on_gpu, on_cpu = (
+        philox.device_keys(seed, torch.tensor(number, device=device)) for device in ("cuda", "cpu")
+    )
+    assert torch.equal(on_gpu.cpu(), on_cpu)
 
 
 @pytest.mark.parametrize(
@@ -123,17 +125,17 @@ def test_replays_of_a_captured_step_draw_step_after_step(scheme: AnyScheme) -> N
         return [y, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
     def train() -> list[Tensor]:
-        found = gradients(step)
+        results = gradients(step)
         step.add_(1)
-        return found
+        return results
 
     graph, captured = capture(train)
     for number in (1, 2, 3):
         graph.replay()
         torch.cuda.synchronize()
         replayed = [tensor.clone() for tensor in captured]
-        for found, expected in zip(replayed, gradients(number), strict=True):
-            torch.testing.assert_close(found, expected)
+        for result, expected in zip(replayed, gradients(number), strict=True):
+            torch.testing.assert_close(result, expected)
 
 
 CASE = Case(operator="Linear", out_channels=48, in_channels=64, bias=True, members=32)

@@ -40,7 +40,7 @@ def test_every_variant_agrees_with_its_members_own_weights_on_cuda(entry: Entry,
 @pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float16"])
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.variant.name)
-def test_narrow_types_err_at_most_twice_the_slow_computation_on_cuda(
+def test_narrow_dtypes_err_at_most_twice_the_slow_computation_on_cuda(
     entry: Entry, dtype: str, antithetic: bool
 ) -> None:
     """On Linear and Conv2d the error is at most twice that of computing with written-out weights."""
@@ -97,5 +97,5 @@ def test_sampling_on_cuda_leaves_every_global_generator_alone(scheme: impls.Abst
     assert torch.equal(before[0], torch.get_rng_state())
     assert torch.equal(before[1], torch.cuda.get_rng_state())
     for member in (0, 255, 256, 599):
-        one, other = (population.perturbation(noise, member) for noise in (first, again))
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        noise_before, noise_after = (population.perturbation(noise, member) for noise in (first, again))
+        assert all(torch.equal(noise_before[name], noise_after[name]) for name in noise_before)

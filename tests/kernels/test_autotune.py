@@ -99,7 +99,7 @@ def test_the_fastest_candidate_with_the_right_result_is_chosen(
     monkeypatch.setattr(autotune, "gpu_time_ns", lambda call: next(first, gpu.time_ns(call)))
     assert search(gpu.launch, [FAST])[0] == {None: 100.0, FAST: 80.0}  # the default is timed again
     y = torch.zeros(4)
-    _, wrong = search(lambda one: y if one == FAST else y.fill_(1.0), [FAST])
+    _, wrong = search(lambda tiling: y if tiling == FAST else y.fill_(1.0), [FAST])
     assert wrong == [f"{FAST} is wrong: relative error inf to the default"]
     near = 100 * (1 - MIN_GAIN)
     assert fastest({None: 100.0, FAST: near, SLOW: 120.0}) is None  # a gain of a percent is noise
@@ -143,7 +143,7 @@ def test_every_committed_table_can_be_read() -> None:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["impls"]
     assert f"{tiling.FOLDER.relative_to(ROOT / 'impls')}/*.json" in data
     for path in tiling.FOLDER.glob("*.json"):
-        assert {one.kernel for one in read_table(path).configurations} <= set(TUNABLES)
+        assert {configuration.kernel for configuration in read_table(path).configurations} <= set(TUNABLES)
 
 
 def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +159,12 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
     monkeypatch.setattr(gemm, "find_tuned_tiling", lookup)
     x, weight, y = torch.zeros(1, 64, 1, 32), torch.zeros(48, 32), torch.zeros(1, 64, 1, 48)
     down, up = torch.zeros(64, 4, 32), torch.zeros(64, 4, 48)
-    for given in (None, Tiling(16, 32, 16, num_warps=1), None):
-        lowrank.low_rank_product(x, weight, down, up, 0.1, y, given)
+    for chosen in (None, Tiling(16, 32, 16, num_warps=1), None):
+        lowrank.low_rank_product(x, weight, down, up, 0.1, y, chosen)
     lookup.assert_called_with("low rank", x, 64, 48, 32, 4)
     default = lowrank.default_tiling(4).for_dtype(x.dtype)
-    assert [one["num_warps"] for one in launched] == [2, 1, default.num_warps]
-    assert [one["BLOCK_M"] for one in launched] == [32, 16, default.block_m]
+    assert [launch["num_warps"] for launch in launched] == [2, 1, default.num_warps]
+    assert [launch["BLOCK_M"] for launch in launched] == [32, 16, default.block_m]
 
 
 def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
@@ -187,7 +187,9 @@ def test_tuning_is_continued_and_wrong_candidates_are_an_exit_code(
     monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
     def times() -> dict[str, float]:
-        return {one.kernel: one.time_ns for one in read_table(path).configurations}
+        return {
+            configuration.kernel: configuration.time_ns for configuration in read_table(path).configurations
+        }
 
     old = msgspec.structs.replace(TUNED, kernel="made up", sizes=round_up_sizes(TASK.sizes), triton="2.0")
     store.write_document(Table(configurations=(TUNED, old)), path)
@@ -231,9 +233,9 @@ def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monke
     pool = Mock(wraps=Pool)
     monkeypatch.setattr(autotune, "ThreadPoolExecutor", pool)
     launch = TUNABLES["sparse"].launch((8192, 1024, 1024, 1), torch.bfloat16, torch.device("meta"))
-    good, other, broken = Tiling(64, 64, 32, 8, 4, 2), Tiling(64, 32, 32, 8, 4, 2), Tiling(64, 48, 32)
+    good, second, broken = Tiling(64, 64, 32, 8, 4, 2), Tiling(64, 32, 32, 8, 4, 2), Tiling(64, 48, 32)
     compile_all(launch, [good])  # alone: of two first compilations in a process, Triton once stored only one
-    compile_all(launch, [good, other, broken])
+    compile_all(launch, [good, second, broken])
     pool.assert_called_with(len(os.sched_getaffinity(0)))
     errors = [str(future.exception()) for future in compiled if future.exception()]
     assert len(errors) == 1, errors

@@ -41,7 +41,7 @@ def test_without_triton_a_kernel_is_refused_with_the_reason() -> None:
         "import sys; sys.modules['triton'] = None; import torch, impls, impls.kernels.lowrank\n"
         "print(impls.FusedLowRank(1).supports(torch.nn.Linear(2, 2, device='meta')))"
     )
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    assert found.stdout == "its kernel needs triton, which is not installed\n"
+    assert ended.stdout == "its kernel needs triton, which is not installed\n"

@@ -143,14 +143,14 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
     )
     for change, words in changes:
         for number in (1, 12):
-            found = reason_of(since(number, change), World())
-            assert found.startswith(f"wrong result: it changed a global setting: {words}")
+            reason = reason_of(since(number, change), World())
+            assert reason.startswith(f"wrong result: it changed a global setting: {words}")
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
             assert (torch.empty(0).device.type, gc.get_threshold()) == ("cpu", thresholds)
 
     # Earlier, reading a result on this device fails.
-    found = reason_of(since(12, partial(torch.set_default_device, "meta")), World())
-    assert found == "wrong result: it changed a global setting: the default device from cpu to meta"
+    reason = reason_of(since(12, partial(torch.set_default_device, "meta")), World())
+    assert reason == "wrong result: it changed a global setting: the default device from cpu to meta"
 
     def change_and_raise() -> None:
         torch.set_default_device("meta")
@@ -404,8 +404,8 @@ class Lookup:
         return result(turn)
 
 
-def test_a_stored_result_is_of_no_use() -> None:
-    """Each timed call reads new values: one that looks results up by content or version takes full time."""
+def test_a_variant_cannot_look_up_its_result() -> None:
+    """Each timed call reads new values: a look-up of results by content or version takes full time."""
     for key_of in (
         lambda x: tuple(x.flatten().tolist()),
         lambda x: (x.data_ptr(), x._version),  # noqa: SLF001  a cheat may read it

@@ -98,11 +98,11 @@ def test_a_budget_too_short_for_all_rows_drops_the_last_ones() -> None:
     assert summary.notes[-1].startswith(f"time budget of the run: {len(cut)} rows not measured")
     ends = [n for n, line in enumerate(lines, 1) if isinstance(line, Checkpoint) and line.phase is None]
     kept, world = lines[: ends[1]], jittery()
-    summary, rest, took_s = within(1000.0, world, entries(world, set_up_s=1.0), kept)
+    summary, resumed, took_s = within(1000.0, world, entries(world, set_up_s=1.0), kept)
     assert took_s <= 1000.0
     assert lost(kept)
-    assert lost(rest) == []
-    assert len({row.case for row in measurements(rest)}) == len(CASES) - 2
+    assert lost(resumed) == []
+    assert len({row.case for row in measurements(resumed)}) == len(CASES) - 2
     assert summary.unavailable == len(lost(kept))
 
 
@@ -126,10 +126,10 @@ def test_a_run_ends_within_its_budget() -> None:
         world = jittery()
         _, lines, took_s = within(budget_s, world, entries(world, cost_s, set_up_s))
         base_s = len(CASES) * (2 * cost_s * len(PHASES) + set_up_s)
-        given = (budget_s, set_up_s, cost_s)
-        assert took_s <= budget_s + base_s + set_up_s + 12 * cost_s * len(PHASES), given
-        seen = {(row.variant.scheme, row.case) for row in rows_of(lines)}
-        assert seen == {(name, case) for name in NAMES for case in CASES}, given
+        setting = (budget_s, set_up_s, cost_s)
+        assert took_s <= budget_s + base_s + set_up_s + 12 * cost_s * len(PHASES), setting
+        reported = {(row.variant.scheme, row.case) for row in rows_of(lines)}
+        assert reported == {(name, case) for name in NAMES for case in CASES}, setting
 
 
 def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
@@ -220,12 +220,12 @@ def test_a_gpu_run_with_a_method_for_each_phase_ends_within_its_budget() -> None
             assert times[0].warm_up.startswith("flat after")
         else:  # a condition is stored once for all times of a visit
             assert not any(row.conditions for row in times)
-    for part in (0.01, 0.2, 0.5, 0.8):
-        lines, took_s = on_gpu(part * whole_s)
-        assert took_s <= part * whole_s + 1.0
-        seen = {(row.variant.scheme, row.case) for row in rows_of(lines)}
-        assert len(seen) == 3 * len(CASES)
-        assert bool(measurements(lines)) == (part > 0.01)
+    for fraction in (0.01, 0.2, 0.5, 0.8):
+        lines, took_s = on_gpu(fraction * whole_s)
+        assert took_s <= fraction * whole_s + 1.0
+        reported = {(row.variant.scheme, row.case) for row in rows_of(lines)}
+        assert len(reported) == 3 * len(CASES)
+        assert bool(measurements(lines)) == (fraction > 0.01)
 
 
 def plan(suite: str, device: str, cases: str = "*", phases: str = "", methods: str = "") -> Plan:

@@ -71,8 +71,8 @@ def test_a_phase_is_stored_at_once_and_progress_is_not_shown_in_rounds() -> None
     world, shown = World(), []
     batches: list[Sequence[Record]] = []
 
-    def show(done: int, total: int, what: str, _: RunProgress | None = None, /) -> None:
-        shown.append((done, total, what))
+    def show(done: int, total: int, activity: str, _: RunProgress | None = None, /) -> None:
+        shown.append((done, total, activity))
         world.log.append("shown")
 
     run_cases(plan_of(*(FakeScheme(name, world).entry() for name in "AB")), batches.append, show, world.tools)
@@ -103,7 +103,7 @@ def test_utilization_power_and_energy_are_rows_or_a_note() -> None:
     world = World()
     entries = [FakeScheme(name, world).entry() for name in "AB"]
     larger = msgspec.structs.replace(CASE, out_channels=8)
-    for activity, active, found, notes in (
+    for activity, active, expected, notes in (
         (Activity({"power_w": (97.0, 98.0)}), "*", {CASE: 2, larger: 2}, ()),
         (Activity({"power_w": (97.0, 98.0)}), "*(8,*", {larger: 2}, ()),
         (Activity({}, "NVML denies it"), "*", {}, ("utilization, power and energy: NVML denies it",)),
@@ -111,7 +111,9 @@ def test_utilization_power_and_energy_are_rows_or_a_note() -> None:
         tools = dataclasses.replace(world.tools, activity=Mock(return_value=activity))
         summary, lines = measure(*entries, world=world, tools=tools, cases=(CASE, larger), active=(active,))
         rows = measurements(lines, "power_w")
-        assert {case: sum(row.case == case for row in rows) for case in {row.case for row in rows}} == found
+        assert {
+            case: sum(row.case == case for row in rows) for case in {row.case for row in rows}
+        } == expected
         assert summary.notes == notes
         assert {row.phase for row in rows} <= {"forward"}
 
@@ -133,7 +135,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_variant_that_lost_the_device_is_announced() -> None:
-    """It is the one whose call failed in the rounds, not the first one with a row, and before all else."""
+    """The first announcement names the variant whose call failed, not the first variant with a row."""
     world, lost, watch = World(), Mock(return_value=False), Mock()
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -147,37 +149,37 @@ def test_the_variant_that_lost_the_device_is_announced() -> None:
     with pytest.raises(DeviceLostError, match=r"responding after Bad: RuntimeError: CUDA"):
         run_cases(plan, lambda _: None, lambda *_: None, tools, watch=watch)
     bad, reason = entries[1].entry().variant, f"the device stopped responding (RuntimeError: {error})"
-    announced = [made for made in watch.mock_calls if made.args[2] != "clean-up"]
+    announced = [announcement for announcement in watch.mock_calls if announcement.args[2] != "clean-up"]
     assert announced[-2:] == [call(bad, CASE, "forward"), call(bad, CASE, "forward", reason)]
 
 
 def test_a_resumed_run_without_a_variant_has_all_rows_of_the_others() -> None:
-    """A variant that has room now, as another one ended the process, is not lost to phases already stored."""
+    """A resumed run measures variants that have room only without the variant that ended the process."""
     world = World(room_bytes=1000)
     entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
-    _, whole = measure(*entries, world=world)
-    end = next(index for index, line in enumerate(whole) if isinstance(line, Checkpoint)) + 1
+    _, uninterrupted = measure(*entries, world=world)
+    end = next(index for index, line in enumerate(uninterrupted) if isinstance(line, Checkpoint)) + 1
     crash = Skipped(
         variant=entries[0].variant, case=CASE, phase=None, status="failed", reason="the process ended"
     )
-    _, rest = measure(*entries, world=world, past=[*whole[:end], crash])
-    assert {(row.variant.scheme, row.phase) for row in measurements(rest)} == {
+    _, resumed = measure(*entries, world=world, past=[*uninterrupted[:end], crash])
+    assert {(row.variant.scheme, row.phase) for row in measurements(resumed)} == {
         ("B", "sample"),
         ("B", "forward"),
     }
     # It is not traced either, where traces come last.
     tools = dataclasses.replace(world.tools, traces_last=True)
-    _, traces = measure(*entries, world=world, tools=tools, past=[*whole, crash])
+    _, traces = measure(*entries, world=world, tools=tools, past=[*uninterrupted, crash])
     assert {row.variant.scheme for row in measurements(traces, "launches")} == {"B"}
     # Another one that ended it in the set-up of two cases is not tried on the third.
     others = [msgspec.structs.replace(CASE, members=members) for members in (16, 32)]
     reason = "the process ended with SIGSEGV during forward check"
     past = [msgspec.structs.replace(crash, case=case, reason=reason) for case in others]
-    _, rest = measure(*entries, world=world, past=past)
-    assert skipped(rest) == [
+    _, resumed = measure(*entries, world=world, past=past)
+    assert skipped(resumed) == [
         ("A", None, "failed", f"not tried: it ended the process on 2 other cases: {reason}")
     ]
-    assert {row.variant.scheme for row in measurements(rest)} == {"B"}
+    assert {row.variant.scheme for row in measurements(resumed)} == {"B"}
 
 
 def test_times_are_kept_if_the_profiler_fails() -> None:
@@ -252,7 +254,7 @@ def refusing(error: Exception, dtype: str = "") -> Callable[[Case], None]:
 
 
 def test_a_variant_that_fails_its_check_gets_no_number() -> None:
-    """It is never called, and its row has the error; a variant that cannot run is unavailable, not failed."""
+    """Such a variant is never called, and its row has the error; one that cannot run is unavailable."""
     for error, status, reason in (
         (WrongResultError("forward is off by 3"), "failed", "wrong result: forward is off by 3"),
         (UnavailableError("needs a GPU"), "unavailable", "needs a GPU"),
@@ -266,19 +268,19 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
 
 def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
     """A failed exact case refuses the variant on its operator; an unavailable one does not."""
-    world, seen = World(), []
+    world, checked = World(), []
     exact = msgspec.structs.replace(CASE, dtype="float64")
     checks = (msgspec.structs.replace(exact, operator="Conv2d"), exact)
 
     def check(case: Case) -> None:
-        seen.append(case)
+        checked.append(case)
         refusing(WrongResultError("off"), "float64")(case)
 
     larger = msgspec.structs.replace(CASE, members=16)
     entry = FakeScheme("A", world, check=check).entry()
     _, lines = measure(entry, world=world, checks=checks, cases=(CASE, larger))
     assert {row[1:] for row in skipped(lines)} == {(None, "failed", f"wrong result: off (on {exact.label})")}
-    assert seen == [exact]
+    assert checked == [exact]
     declining = FakeScheme("A", world, check=refusing(UnavailableError("float32 only"), "float64"))
     assert measure(declining.entry(), world=world, checks=checks)[0] == RunSummary(measured=2)
     unavailable = Failure("unavailable", f"float32 only (on {exact.label})")
@@ -315,7 +317,7 @@ class Unreadable(BaseException):
 
 
 def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
-    """Its reason is short and printable, whatever is raised; other variants go on. Ctrl-C ends the run."""
+    """Any error becomes a short printable reason, and other variants go on; Ctrl-C ends the run."""
     errors: tuple[tuple[BaseException, str], ...] = (
         (ValueError("two\n lines \ud800"), "ValueError: two lines ?"),
         (Unreadable(), "Unreadable"),
@@ -371,32 +373,32 @@ def test_a_sweep_stops_for_a_variant_that_takes_too_long() -> None:
         world.clock.now_s += case.members
 
     slow, quick = FakeScheme("Slow", world, check=check), FakeScheme("Quick", world)
-    whole = Sweep(world, slow, quick, stop_s=60.0)
-    assert whole.timed("Slow") == [16, 64]
-    assert whole.timed("Quick") == [16, 64, 256, 1024]
-    ((_, first), (_, second)) = whole.reasons
+    sweep = Sweep(world, slow, quick, stop_s=60.0)
+    assert sweep.timed("Slow") == [16, 64]
+    assert sweep.timed("Quick") == [16, 64, 256, 1024]
+    ((_, first), (_, second)) = sweep.reasons
     assert first == second
     assert first.startswith("time budget: members 64 took 64")
     assert first.endswith(" s in all, above 60 s")
-    assert [members for members, _ in whole.reasons] == [256, 1024]
+    assert [members for members, _ in sweep.reasons] == [256, 1024]
     # Cut the run between the last phase of 64 members and the end of that case.
-    ends = [n for n, line in enumerate(whole.lines) if isinstance(line, Checkpoint) and line.phase]
-    kept = whole.lines[: ends[1] + 1]
-    rest = Sweep(World(), dataclasses.replace(slow, check=lambda _: None), stop_s=60.0, past=kept)
-    assert [members for members, _ in rest.reasons] == [256, 1024]
-    assert rest.timed("Slow") == []
+    ends = [n for n, line in enumerate(sweep.lines) if isinstance(line, Checkpoint) and line.phase]
+    kept = sweep.lines[: ends[1] + 1]
+    resumed = Sweep(World(), dataclasses.replace(slow, check=lambda _: None), stop_s=60.0, past=kept)
+    assert [members for members, _ in resumed.reasons] == [256, 1024]
+    assert resumed.timed("Slow") == []
 
 
 def test_a_sweep_stops_for_a_variant_that_does_not_fit() -> None:
     """On the first case that does not fit, bisection finds how many members do."""
     world = World(room_bytes=1000)
-    found = Sweep(world, FakeScheme("Big", world, bytes_per_member=5))
-    assert found.timed("Big") == [16, 64]
-    assert found.reasons == [
+    sweep = Sweep(world, FakeScheme("Big", world, bytes_per_member=5))
+    assert sweep.timed("Big") == [16, 64]
+    assert sweep.reasons == [
         (256, "out of memory: tried to allocate 1290 bytes"),
         (1024, "stopped: out of memory already at members 256"),
     ]
-    (row,) = measurements(found.lines, "largest_members")
+    (row,) = measurements(sweep.lines, "largest_members")
     (members,) = row.samples[0]
     assert row.case.members == 256
     assert 190 <= members <= (1000 - 10) / 5
@@ -453,10 +455,10 @@ def test_quality_metrics_become_rows() -> None:
     dots = QualityMetric("dot_mean", "pairs", (0.0, 0.125, -0.125))
     entry = WithQuality("A", world, metrics=partial(yield_metrics, KAPPA, dots)).entry()
     summary, lines = measure(entry, world=world, phases=(QUALITY, "sample", "forward"))
-    found = [
+    stored = [
         (r.metric, r.method, r.samples) for r in lines if isinstance(r, Measurement) and r.phase == QUALITY
     ]
-    assert found == [("kappa", "linear fitness", ((-0.5, 0.25),)), ("dot_mean", "pairs", (dots.samples,))]
+    assert stored == [("kappa", "linear fitness", ((-0.5, 0.25),)), ("dot_mean", "pairs", (dots.samples,))]
     assert {row.phase for row in measurements(lines)} == {"sample", "forward"}
     assert summary.measured == 3
     assert (world.log[-1], world.log.count("A quality")) == ("A quality", 1)  # quality comes last
@@ -511,15 +513,15 @@ def test_quality_of_base_is_computed_once() -> None:
     entries += [WithQuality(name, world, built_bytes=600).entry() for name in "AB"]
     stopwatch = Stopwatch(world.clock.seconds)
     _, lines = measure(*entries, world=world, stopwatch=stopwatch, phases=TIMED_WITH_QUALITY)
-    found = [(row.group, row.variant.scheme) for row in measurements(lines, "kappa")]
-    assert found == [(0, "Base"), (0, "A"), (1, "B")]
+    computed = [(row.group, row.variant.scheme) for row in measurements(lines, "kappa")]
+    assert computed == [(0, "Base"), (0, "A"), (1, "B")]
     assert stopwatch.spent_s["quality"] == pytest.approx(3.0)
     last = next(n for n, line in enumerate(lines) if isinstance(line, Checkpoint) and line.phase == QUALITY)
     kept = lines[: last + 1]
     world.log.clear()
-    _, rest = measure(*entries, world=world, past=kept, phases=TIMED_WITH_QUALITY)
+    _, resumed = measure(*entries, world=world, past=kept, phases=TIMED_WITH_QUALITY)
     assert [name for name in world.log if name.endswith("quality")] == ["B quality"]
-    assert len(measurements([*kept, *rest], "kappa")) == 3
+    assert len(measurements([*kept, *resumed], "kappa")) == 3
 
 
 def test_quality_is_not_a_timed_phase_and_may_be_negative() -> None:

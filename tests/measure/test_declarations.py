@@ -1,4 +1,4 @@
-"""What a plug-in declares about its workloads and variants: errors cost its own rows, never the run."""
+"""Declarations of a plug-in's workloads and variants: an error costs its own rows, never the run."""
 
 import dataclasses
 import math

@@ -62,28 +62,31 @@ def refusal() -> str:
 
 def test_a_device_in_use_is_refused_or_waited_for(folder: Path) -> None:
     """The error has suite, process and time; a run that waits says so once, then runs."""
-    said: list[str] = []
+    messages: list[str] = []
     with holder() as process:
         message = refusal()
         assert message.startswith(f"cpu is in use by suite quick (pid {process.pid}, since 20")
         assert message.endswith("): wait for it to end, as only one run may use a device")
         assert issubclass(LockError, UserError)
-        with pytest.raises(LockError, match="suite quick"), lock_device("cpu", "", said.append, wait_s=0.05):
+        with (
+            pytest.raises(LockError, match="suite quick"),
+            lock_device("cpu", "", messages.append, wait_s=0.05),
+        ):
             pass
-        assert len(said) == 1
+        assert len(messages) == 1
         with lock_device("mig/0", "", pytest.fail):  # another device is free
             assert {"esbench-mig-0.lock", "esbench-cpu.lock"} <= {path.name for path in folder.iterdir()}
 
         def say(line: str) -> None:
-            said.append(line)
+            messages.append(line)
             assert process.stdin
             process.stdin.close()
 
         with lock_device("cpu", "suite readme", say):
             assert process.wait(10) == 0
-    assert len(said) == 2
-    assert f"suite quick (pid {process.pid}" in said[1]
-    assert said[1].endswith(": waiting for it to end")
+    assert len(messages) == 2
+    assert f"suite quick (pid {process.pid}" in messages[1]
+    assert messages[1].endswith(": waiting for it to end")
 
 
 def test_a_killed_process_loses_its_lock() -> None:

@@ -81,10 +81,10 @@ def test_each_supported_dtype_has_a_peak(
 ) -> None:
     """Dtypes or sizes that the device lacks are left out; any other error is raised."""
 
-    def found(*dtypes: str) -> list[str]:
+    def measured_dtypes(*dtypes: str) -> list[str]:
         return [peak.dtype for peak in device_peaks("cpu", dtypes, RatedClock(1.0))]
 
-    assert found("float64", "tfloat32", "bfloat16", "float64") == ["uint8", "float64", "bfloat16"]
+    assert measured_dtypes("float64", "tfloat32", "bfloat16", "float64") == ["uint8", "float64", "bfloat16"]
     for error in (
         RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'"),
         NotImplementedError("Could not run 'aten::mm', it is not implemented"),
@@ -92,15 +92,15 @@ def test_each_supported_dtype_has_a_peak(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(torch, "mm", raising(error))
-            assert found("float16") == ["uint8"]
+            assert measured_dtypes("float16") == ["uint8"]
     with monkeypatch.context() as patch:
         patch.setattr(torch, "ones", raising(RuntimeError("can't allocate memory")))
-        assert found("float32") == ["float32"]
+        assert measured_dtypes("float32") == ["float32"]
     for name in ("mm", "ones"):
         with monkeypatch.context() as patch:
             patch.setattr(torch, name, raising(RuntimeError("an illegal memory access")))
             with pytest.raises(RuntimeError, match="illegal"):
-                found("float32")
+                measured_dtypes("float32")
 
 
 def test_a_peak_is_not_measured_after_the_deadline() -> None:

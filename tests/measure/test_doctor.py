@@ -25,30 +25,30 @@ def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def findings() -> dict[str, Finding]:
     """Return the finding of each subject; check that each subject appears once."""
-    found = diagnose()
-    by_subject = {finding.subject: finding for finding in found}
-    assert len(by_subject) == len(found)
-    assert all(finding.reason for finding in found)
+    diagnosed = diagnose()
+    by_subject = {finding.subject: finding for finding in diagnosed}
+    assert len(by_subject) == len(diagnosed)
+    assert all(finding.reason for finding in diagnosed)
     return by_subject
 
 
 def test_the_doctor_gives_a_reason_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without git, GPU or memory count, with too many threads, has a reason for each of them."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = findings()
-    assert found["CPU timing"].is_available
-    assert found["memory of a call on the CPU"].is_available
-    assert not found["GPU timing and memory"].is_available
-    assert not found["GPU utilization"].is_available
+    by_subject = findings()
+    assert by_subject["CPU timing"].is_available
+    assert by_subject["memory of a call on the CPU"].is_available
+    assert not by_subject["GPU timing and memory"].is_available
+    assert not by_subject["GPU utilization"].is_available
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
     monkeypatch.setattr(memory, "peak_bytes", lambda *_: 0)
     monkeypatch.setattr("psutil.getloadavg", lambda: (1e6, 0, 0))
-    found = findings()
-    assert not found["commit of a run"].is_available
-    assert "OMP_NUM_THREADS=" in found["threads"].reason
+    by_subject = findings()
+    assert not by_subject["commit of a run"].is_available
+    assert "OMP_NUM_THREADS=" in by_subject["threads"].reason
     for subject in ("threads", "memory of a call on the CPU", "quiet machine"):
-        assert not found[subject].is_available
+        assert not by_subject[subject].is_available
 
 
 def test_the_doctor_prints_values_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_the_doctor_prints_values_of_nvml(monkeypatch: pytest.MonkeyPatch) -> No
     install(
         monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed.pop(0) if listed else processes(8)
     )
-    found = findings()
-    gpu = {subject: found[subject] for subject in found if subject.startswith(("GPU", "unthr"))}
+    by_subject = findings()
+    gpu = {subject: by_subject[subject] for subject in by_subject if subject.startswith(("GPU", "unthr"))}
     assert {subject: finding.reason for subject, finding in gpu.items()} == {
         "GPU timing and memory": "Fake GPU, 128 GiB, L2 60 MiB",
         "GPU to one run": "no other run of esbench uses it",
@@ -117,9 +117,9 @@ def test_the_doctor_says_what_an_old_gpu_lacks(monkeypatch: pytest.MonkeyPatch) 
     """An old GPU lacks dtypes and kernels that need capability 8.0; a newer one has them."""
     subjects = ("bfloat16", "tfloat32", "fused kernels")
     install(monkeypatch)
-    found = findings()
-    assert all(found[subject].is_available for subject in subjects)
+    by_subject = findings()
+    assert all(by_subject[subject].is_available for subject in subjects)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
-    found = findings()
-    assert not any(found[subject].is_available for subject in subjects)
+    by_subject = findings()
+    assert not any(by_subject[subject].is_available for subject in subjects)

@@ -96,8 +96,8 @@ def test_the_environment_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_differences_between_two_environments() -> None:
     """Each difference has both values; load, other processes and idle power are not compared."""
     here = synthetic.environment()
-    other = msgspec.structs.replace(here, commit="def", dirty=True, uuid=UUID, memory_bytes=2**31)
-    assert differences(here, other) == [
+    there = msgspec.structs.replace(here, commit="def", dirty=True, uuid=UUID, memory_bytes=2**31)
+    assert differences(here, there) == [
         f"memory bytes {here.memory_bytes} vs 2147483648",
         f"commit {here.commit} vs def",
         "dirty no vs yes",
@@ -122,13 +122,13 @@ def test_the_code_of_a_variant_is_the_hash_of_its_file(
     """A package hashes all its files, with tables of tuned kernels; without a file there is no hash."""
     typed: dict[str, Any] = {"__name__": "typed_in"}
     exec("class Typed: pass", typed)  # noqa: S102  # a class without a file, as in a shell
-    found = source_hashes(
+    hashes = source_hashes(
         [entry("A", Written()), entry("B", Written()), entry("C", typed["Typed"]()), entry("D", 1)]
     )
     digest = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    assert found.keys() == {"A", "B", "esbench", "tests"}
-    assert found["A"] == found["B"] == digest
-    assert found["tests"] != digest
+    assert hashes.keys() == {"A", "B", "esbench", "tests"}
+    assert hashes["A"] == hashes["B"] == digest
+    assert hashes["tests"] != digest
     (tmp_path / "__init__.py").touch()
     monkeypatch.setattr(esbench, "__file__", str(tmp_path / "__init__.py"))
     before = source_hashes([])["esbench"]
@@ -157,7 +157,7 @@ def test_the_commit_of_a_checkout(
     for words in (["init", "-q"], ["add", "esbench"], [*identity, "commit", "-qm", "First"]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)  # noqa: S607  # wherever git is
 
-    def found() -> tuple[str | None, bool | None]:
+    def commit_and_dirty() -> tuple[str | None, bool | None]:
         here = environment("cpu")
         return here.commit, here.dirty
 
@@ -165,27 +165,27 @@ def test_the_commit_of_a_checkout(
     assert len(head) == 40
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "run.jsonl").write_text("{}")
-    assert found() == (head, False)
+    assert commit_and_dirty() == (head, False)
     git_module.main()  # print the commit of a clean work tree
     value = capsys.readouterr().out.strip()
     assert value == f"{head}:{code_hash(tmp_path)}"
     monkeypatch.setenv(VARIABLE, f"{'0' * 40}:{'0' * 64}")  # git takes precedence over the variable
-    assert found() == (head, False)
+    assert commit_and_dirty() == (head, False)
     (package / "__init__.py").write_text("x = 1\n")
-    assert found() == (head, True)
+    assert commit_and_dirty() == (head, True)
     with pytest.raises(GitError, match="has uncommitted changes"):
         git_module.main()
     monkeypatch.delenv(VARIABLE)
     git(tmp_path, "rm", "-q", "-f", "--cached", "-r", "esbench")
-    assert (commit(), found()) == (None, (None, None))
+    assert (commit(), commit_and_dirty()) == (None, (None, None))
 
     (package / "__init__.py").write_text("")
     shutil.rmtree(tmp_path / ".git")
-    assert found() == (None, None)
+    assert commit_and_dirty() == (None, None)
     monkeypatch.setenv(VARIABLE, value)
-    assert found() == (head, False)
+    assert commit_and_dirty() == (head, False)
     (package / "tuned.json").write_text("{} ")
-    assert found() == (head, True)
+    assert commit_and_dirty() == (head, True)
 
 
 def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_commit_that_cannot_be_checked_is_unknown(monkeypatch: pytest.MonkeyPa
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` is CUDA if torch has it; requesting CUDA without a GPU is an error, never silently the CPU."""
     for available, device in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda value=available: value)
         assert (resolve_device("auto"), resolve_device("cpu")) == (device, "cpu")
     for built, words in (
         (None, "is built without CUDA"),

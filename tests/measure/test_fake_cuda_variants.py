@@ -188,9 +188,9 @@ def ignore_kernel_results(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """Run comparisons with results of kernels, and accept whatever they find."""
     check_close = reference.check_close
 
-    def compared(what: str, got: Tensor | None, *arguments: Any) -> None:
+    def compared(name: str, result: Tensor | None, *arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):
-            check_close(what, got, *arguments)
+            check_close(name, result, *arguments)
 
     if is_kernel(request.getfixturevalue("entry")):
         monkeypatch.setattr(reference, "check_close", compared)
@@ -246,7 +246,7 @@ def build_if_supported(entry: Entry, case: Case) -> Workload | None:
 @parametrize_variants(LAYERS)
 @pytest.mark.usefixtures("short_checks", "ignore_kernel_results")
 def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
-    """Every operator and phase stays on the device, with check, audit and quality figures.
+    """Every operator and phase stays on the device, with check, audit and quality metrics.
 
     A scheme that wraps another one draws the same noise, so only its phases are run.
     """
@@ -279,8 +279,8 @@ def audit(entry: Entry, work: Workload, phase: Phase) -> None:
     """Audit a phase before and after it is timed."""
     work.enter(phase)
     with wrong_results(entry):
-        seen = validation.precheck(work, phase, torch.cuda.synchronize)
-        validation.postcheck(work, phase, seen)
+        fingerprints = validation.precheck(work, phase, torch.cuda.synchronize)
+        validation.postcheck(work, phase, fingerprints)
 
 
 def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase]) -> None:

@@ -60,8 +60,8 @@ class Gpu:
         self.calls += 1
         if samplers():
             with self._read:
-                seen = self._reads
-                assert self._read.wait_for(lambda: self._reads > seen + 1, PATIENCE_S)
+                reads = self._reads
+                assert self._read.wait_for(lambda: self._reads > reads + 1, PATIENCE_S)
 
     def wait(self) -> None:
         """Count a synchronization."""
@@ -86,8 +86,8 @@ def samplers() -> list[str]:
 def test_each_metric_is_read_while_the_call_is_repeated() -> None:
     """Each reading is a sample, throttling has one in all; a requested metric that was read has no reason."""
     gpu = Gpu(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x4))
-    found = gpu.monitor(idle_w=100.0)
-    samples = {metric: set(values) for metric, values in found.samples.items()}
+    activity = gpu.monitor(idle_w=100.0)
+    samples = {metric: set(values) for metric, values in activity.samples.items()}
     assert [round(value, 9) for value in (*samples.pop("energy_j"), *samples.pop("net_energy_j"))] == [30, 20]
     assert samples == {
         "utilization_percent": {97.0},
@@ -96,9 +96,9 @@ def test_each_metric_is_read_while_the_call_is_repeated() -> None:
         "temperature_c": {45.0},
         "throttled_percent": {100.0},
     }
-    assert not found.reason
-    assert len(found.samples["power_w"]) >= 30
-    assert len(found.samples["throttled_percent"]) == 1
+    assert not activity.reason
+    assert len(activity.samples["power_w"]) >= 30
+    assert len(activity.samples["throttled_percent"]) == 1
     assert gpu.waits == gpu.calls == 5 + 30
     assert not samplers()
 
@@ -135,16 +135,16 @@ def test_short_calls_share_a_synchronization() -> None:
 
 def test_a_refused_metric_has_a_reason_and_others_have_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused metric has its own reason, also if only a later reading fails; without NVML all have one."""
-    whole = Gpu().monitor(idle_w=1.0)
+    complete = Gpu().monitor(idle_w=1.0)
     temperatures = iter([45, 45])
     for function, metric, failing in (
         ("PowerUsage", "power_w", refusing),
         ("CurrentClocksThrottleReasons", "throttled_percent", refusing),
         ("Temperature", "temperature_c", lambda *_: next(temperatures, 2**32 - 1)),
     ):
-        found = Gpu(**{f"nvmlDeviceGet{function}": failing}).monitor(idle_w=1.0)
-        assert whole.samples.keys() - found.samples.keys() == {metric}
-        assert found.reason.startswith(f"no {metric}: nvmlDeviceGet{function}")
+        activity = Gpu(**{f"nvmlDeviceGet{function}": failing}).monitor(idle_w=1.0)
+        assert complete.samples.keys() - activity.samples.keys() == {metric}
+        assert activity.reason.startswith(f"no {metric}: nvmlDeviceGet{function}")
     install(monkeypatch)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert monitor_call(pytest.fail) == Activity({}, "the package nvidia-ml-py is not installed")
@@ -158,9 +158,9 @@ def test_energy_has_a_value_or_a_reason() -> None:
         (lambda spent: 1000 * spent, "by 900000 J", 3.0),
         (lambda spent: spent // 120_000, "12 times, not 20,", 5.0),
     ):
-        found = Gpu(energy_mj).monitor(idle_w=1.0)
-        assert not {"energy_j", "net_energy_j"} & found.samples.keys()
-        assert found.reason == f"no energy_j: the energy counter moved {words} in {window_s} s"
+        activity = Gpu(energy_mj).monitor(idle_w=1.0)
+        assert not {"energy_j", "net_energy_j"} & activity.samples.keys()
+        assert activity.reason == f"no energy_j: the energy counter moved {words} in {window_s} s"
     slow = Gpu(lambda spent: spent // 60_000 * 60_000)
     assert slow.monitor().samples["energy_j"][0] == pytest.approx(30.0, rel=0.03)
     assert 5 + 39 <= slow.calls <= 5 + 43
@@ -168,24 +168,24 @@ def test_energy_has_a_value_or_a_reason() -> None:
         (None, "the idle power is unknown"),
         (301.0, "300 W under load are less than 301 W when idle"),
     ):
-        found = Gpu().monitor(idle_w)
-        assert found.samples["energy_j"][0] == pytest.approx(30.0)
-        assert "net_energy_j" not in found.samples
-        assert found.reason == f"no net_energy_j: {reason}"
+        activity = Gpu().monitor(idle_w)
+        assert activity.samples["energy_j"][0] == pytest.approx(30.0)
+        assert "net_energy_j" not in activity.samples
+        assert activity.reason == f"no net_energy_j: {reason}"
 
 
 def test_the_thread_is_stopped_when_the_call_raises() -> None:
     """An error in the call is raised, and the sampling thread ends."""
-    seen: list[str] = []
+    threads: list[str] = []
 
     def call() -> None:
-        seen.extend(samplers())
-        if seen:
+        threads.extend(samplers())
+        if threads:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         monitor(call, Gpu().nvml, lambda: None, pace=Pace(0, PATIENCE_S, PATIENCE_S, 1e-4))
-    assert seen == ["esbench-activity"]
+    assert threads == ["esbench-activity"]
     assert not samplers()
 
 
@@ -232,7 +232,7 @@ def test_this_process_is_the_one_that_appears_with_the_cuda_context(monkeypatch:
     """The process that appears with the CUDA context is this one; otherwise the id is unknown."""
     before: tuple[int, ...]
     after: tuple[int, ...]
-    for before, after, own in (
+    for before, after, expected in (
         ((), (HERE,), {HERE}),
         ((ALIEN,), (ALIEN, HERE), {HERE}),
         ((), (HERE, ALIEN), {HERE}),
@@ -245,7 +245,7 @@ def test_this_process_is_the_one_that_appears_with_the_cuda_context(monkeypatch:
         listed = [processes(*before), processes(*after)]
         install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _, listed=listed: listed.pop(0))
         own_pids.cache_clear()
-        assert own_pids() == own, (before, after)
+        assert own_pids() == expected, (before, after)
 
     def full() -> None:
         message = "CUDA error: out of memory"

@@ -46,19 +46,19 @@ def summary(tmp_path: Path) -> list[list[str]]:
     return [line.split("\t") for line in (tmp_path / "out" / "trial.summary.tsv").read_text().splitlines()]
 
 
-def packed(tmp_path: Path) -> dict[str, str]:
+def unpack_texts(tmp_path: Path) -> dict[str, str]:
     """Unpack the pieces; return path -> text, up to where the archive is cut off."""
     pieces = sorted((tmp_path / "out").glob("trial.tar.gz.*"))
-    found: dict[str, str] = {}
-    whole = io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
-    with tarfile.open(fileobj=whole, mode="r|gz") as archive:
+    texts: dict[str, str] = {}
+    joined = io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
+    with tarfile.open(fileobj=joined, mode="r|gz") as archive:
         try:
             for member in archive:
                 if content := archive.extractfile(member):
-                    found[member.name] = content.read().decode()
+                    texts[member.name] = content.read().decode()
         except (EOFError, tarfile.ReadError):
             pass
-    return found
+    return texts
 
 
 def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path) -> 
         ("stop", "failed", "exit code 1: "),
         ("after", "skipped", "a reason"),
     ]
-    files = packed(tmp_path)
+    files = unpack_texts(tmp_path)
     assert files["results/card/run.jsonl"] == "found\n"
     assert files["gpu-session/trial/budget.log"] == "within 3.00\n"
     assert "results/after" not in files
@@ -114,11 +114,11 @@ def test_an_interrupted_session_packs_its_results(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(number)
         process.communicate(timeout=20)
-        assert "results/stored" in packed(folder), number
+        assert "results/stored" in unpack_texts(folder), number
         if number != signal.SIGKILL:
             assert process.returncode == 128 + number
             assert [line[:2] for line in summary(folder)] == [["done", "ok"], ["long", "interrupted"]]
-            assert packed(folder)["gpu-session/trial/long.log"] == "on\n"
+            assert unpack_texts(folder)["gpu-session/trial/long.log"] == "on\n"
 
 
 def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
@@ -130,19 +130,19 @@ def test_pieces_stay_below_the_limits(tmp_path: Path) -> None:
     code, lines = session(tmp_path, steps)
     assert code == 1
     assert [line[:2] for line in lines] == [["few", "ok"], ["fill", "ok"], ["pack", "failed"]]
-    left = Path(lines[-1][3].removeprefix("more than 2 files of 20000 bytes: all is in "))
-    assert len((left / "gpu-session/trial/fill.log").read_text()) == 66668
+    folder = Path(lines[-1][3].removeprefix("more than 2 files of 20000 bytes: all is in "))
+    assert len((folder / "gpu-session/trial/fill.log").read_text()) == 66668
     assert max(path.stat().st_size for path in (tmp_path / "out").iterdir()) == 20000
-    assert packed(tmp_path)["results/run"] == "found\n"
+    assert unpack_texts(tmp_path)["results/run"] == "found\n"
 
 
 def test_steps_fit_into_the_limit(tmp_path: Path) -> None:
     """A step gets the remaining time, or is skipped if that is too short; time limits can be scaled."""
     _, lines = session(tmp_path, "step less 10 echo {seconds}\nstep none 30 true", "--limit", "9")
     assert lines[1] == ["none", "skipped", "0", "no time left"]
-    assert 5 <= float(packed(tmp_path)["gpu-session/trial/less.log"]) <= 8
+    assert 5 <= float(unpack_texts(tmp_path)["gpu-session/trial/less.log"]) <= 8
     session(tmp_path, "step scaled 100 echo {seconds}", "--seconds-scale", "0.05")
-    assert packed(tmp_path)["gpu-session/trial/scaled.log"] == "5.00\n"
+    assert unpack_texts(tmp_path)["gpu-session/trial/scaled.log"] == "5.00\n"
     code, lines = session(tmp_path, "gpu step card 5 true\n")  # nothing was measured, so the session fails
     assert code == 1
     assert [line[:2] for line in lines] == [["card", "skipped"], ["session", "failed"]]

@@ -71,23 +71,25 @@ def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
     return list(population.dense_noise(population.sample(step)).values())
 
 
-def alike(one: validation.Fingerprints, other: validation.Fingerprints, share: float) -> bool:
+def alike(first: validation.Fingerprints, second: validation.Fingerprints, share: float) -> bool:
     """Return whether two results differ by at most a given share of their norms."""
-    return all(mine.is_close(yours, share) for mine, yours in zip(one, other, strict=True))
+    return all(mine.is_close(yours, share) for mine, yours in zip(first, second, strict=True))
 
 
 def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is bitwise equal for an int and a tensor, and does not change when the tensor advances."""
     for scheme in COUNTED:
         for seed, step in itertools.product((0, 2**80), (0, 9, 10, 123456789, 2**63 - 1)):
-            one = population(scheme, seed)
-            for found, expected in zip(drawn(one, torch.tensor(step)), drawn(one, step), strict=True):
-                assert torch.equal(found, expected), (scheme, seed, step)
-        one, number = population(scheme), torch.tensor(4)
-        noise = one.sample(number)
+            perturbed = population(scheme, seed)
+            for values, expected in zip(
+                drawn(perturbed, torch.tensor(step)), drawn(perturbed, step), strict=True
+            ):
+                assert torch.equal(values, expected), (scheme, seed, step)
+        perturbed, number = population(scheme), torch.tensor(4)
+        noise = perturbed.sample(number)
         number.add_(1)
-        for found, expected in zip(one.dense_noise(noise).values(), drawn(one, 4), strict=True):
-            assert torch.equal(found, expected), scheme
+        for values, expected in zip(perturbed.dense_noise(noise).values(), drawn(perturbed, 4), strict=True):
+            assert torch.equal(values, expected), scheme
     # With an int the keys stay on the host: making them on the device would cost time at every call.
     monkeypatch.setattr("impls.perturbation.philox.device_keys", None)
     drawn(population(impls.Perturbed()), 0)

@@ -50,7 +50,7 @@ def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 def warmed(
     cost_s: Callable[[int], float], bounds_s: tuple[float, float], budget_s: float
 ) -> tuple[WarmUp, FakeClock, int]:
-    """WarmUp up a call that takes ``cost_s(its number)``; return the result, the clock and the calls."""
+    """Warm up a call that takes ``cost_s(its number)``; return the result, the clock and the calls."""
     clock = FakeClock(warm_up_s=bounds_s)
     numbers: list[int] = []
 
@@ -73,7 +73,7 @@ def test_warm_up_ends_when_block_medians_are_flat() -> None:
 
 
 def test_warm_up_of_a_call_that_never_settles_is_bounded() -> None:
-    """WarmUp-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once.
+    """Warm-up ends at the clock's maximum or the cell's budget; a call longer than its budget runs once.
 
     A visit lasts two milliseconds within bounds, also if a single call of the warm-up is slow.
     """
@@ -134,13 +134,13 @@ def test_a_round_has_a_shuffled_order_and_then_its_reverse() -> None:
     logs = []
     for seed in (1, 1, 2):
         world = World()
-        found = calls_of(world, 0.01, 0.01, 0.01)
-        interleave(found, order(seed))
+        calls = calls_of(world, 0.01, 0.01, 0.01)
+        interleave(calls, order(seed))
         rounds = [world.log[start : start + 6] for start in range(0, len(world.log), 6)]
-        for places, visits in zip(zip(*(call.positions for call in found), strict=True), rounds, strict=True):
+        for places, visits in zip(zip(*(call.positions for call in calls), strict=True), rounds, strict=True):
             assert sorted(visits[:3]) == ["A", "B", "C"]
             assert visits[3:] == visits[2::-1]
-            assert [visits[place] for place in places] == ["A", "B", "C"]
+            assert [visits[position] for position in places] == ["A", "B", "C"]
         assert len({tuple(visits) for visits in rounds}) > 1
         logs.append(world.log)
     assert logs[0] == logs[1] != logs[2]
@@ -207,9 +207,9 @@ def test_sampling_ends_when_the_interval_is_narrow() -> None:
     counts = [len(samples) for samples in call.rounds[LATENCY]]
     assert len(short.log) == sum(counts) + 2 * len(counts)  # each visit begins with an untimed call
     exact, noisy = World(jitter=0.0), World(jitter=0.2)
-    found = [timed(FakeScheme("Base", exact), exact, is_baseline=True), timed(FakeScheme("A", noisy), noisy)]
-    interleave(found, order())
-    assert [len(call.rounds[LATENCY]) for call in found] == [MAX_ROUNDS, MAX_ROUNDS]
+    calls = [timed(FakeScheme("Base", exact), exact, is_baseline=True), timed(FakeScheme("A", noisy), noisy)]
+    interleave(calls, order())
+    assert [len(call.rounds[LATENCY]) for call in calls] == [MAX_ROUNDS, MAX_ROUNDS]
 
 
 def test_conditions_are_read_after_every_visit() -> None:

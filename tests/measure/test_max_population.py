@@ -52,11 +52,11 @@ def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
     """The result fits, is within a resolution or block of the largest, and no attempt was needless."""
     too_many = most + 1 + int(most * (beyond - 1))
     memory = Memory(most)
-    found = find_largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
-    assert found.stop == "resolution"
-    assert found.members <= most < found.too_many <= too_many
-    step = BLOCK if found.too_many > BLOCK else 1
-    assert found.too_many - found.members <= max(step, RESOLUTION * found.members)
+    result = find_largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
+    assert result.stop == "resolution"
+    assert result.members <= most < result.too_many <= too_many
+    step = BLOCK if result.too_many > BLOCK else 1
+    assert result.too_many - result.members <= max(step, RESOLUTION * result.members)
     assert all(members < BLOCK or members % BLOCK == 0 for members in memory.tried)
     assert len(memory.tried) <= 3 + math.log2(1 + math.log(too_many) / math.log1p(RESOLUTION))
 

@@ -44,18 +44,18 @@ def test_the_peak_of_a_call_is_exact() -> None:
         return third
 
     assert peak_bytes(call, "cpu") == 1300
-    held = [empty(1000)]
+    buffers = [empty(1000)]
 
     def replace() -> None:
-        held.clear()
-        held.append(empty(300))
+        buffers.clear()
+        buffers.append(empty(300))
 
     assert peak_bytes(replace, "cpu") == 0
-    assert peak_bytes(lambda: held[0], "cpu") == 0
+    assert peak_bytes(lambda: buffers[0], "cpu") == 0
 
 
 def test_no_variant_keeps_memory() -> None:
-    """In each phase every call holds the same bytes after it and has the same peak."""
+    """In each phase every call has the same peak, and allocates no memory that stays."""
     conv = msgspec.structs.replace(CHECKS[1], repeats=2, antithetic=True, dtype="float32")
     for number, entry in enumerate(ENTRIES):
         cases = (conv, LINEAR, BITS) if number % 2 else (LINEAR, conv, BITS)
@@ -65,9 +65,9 @@ def test_no_variant_keeps_memory() -> None:
             workload.enter(phase)
             call()
             first, second = footprint(call, "cpu"), footprint(call, "cpu")
-            what = (entry.variant.name, case.label, phase)
-            assert first.kept_bytes == second.kept_bytes == 0, what
-            assert first.peak_bytes == second.peak_bytes, what
+            cell = (entry.variant.name, case.label, phase)
+            assert first.kept_bytes == second.kept_bytes == 0, cell
+            assert first.peak_bytes == second.peak_bytes, cell
 
 
 def test_memory_that_a_call_keeps_is_exact() -> None:
@@ -96,8 +96,8 @@ def test_memory_that_a_call_keeps_is_exact() -> None:
         return result
 
     assert footprint(cycle, "cpu")[:2] == (300, 0)
-    held = torch.ones(64 * MIB, dtype=torch.uint8)
-    assert (footprint(lambda: held[:1], "cpu").process_bytes or 0) > held.numel()
+    buffer = torch.ones(64 * MIB, dtype=torch.uint8)
+    assert (footprint(lambda: buffer[:1], "cpu").process_bytes or 0) > buffer.numel()
 
 
 PROGRAM = '''
@@ -173,9 +173,9 @@ def test_an_allocation_above_the_limit_is_an_out_of_memory_error() -> None:
     """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     *lines, population = done.stdout.splitlines()
-    members, *found = population.split()
+    members, *facts = population.split()
     assert 1024 <= int(members) <= 2560
-    assert found == ["resolution", "True", "False"]
+    assert facts == ["resolution", "True", "False"]
     assert lines == [
         "fits",
         "RuntimeError True",

@@ -38,16 +38,16 @@ class Strange(nn.Module):
         return torch.as_tensor(self.biased(self.frozen(self.tokens(y) + self.table.weight[0])))
 
 
-def of(model: nn.Module, *shape: int) -> Layers:
+def layers_of(model: nn.Module, *shape: int) -> Layers:
     """Return the layers of a model on an example of this shape."""
     return layers(model, torch.zeros(*shape), LIKE)
 
 
 def test_layers_become_cases() -> None:
     """Each case has the layer's shapes, strides and bias; each position of a row is a repeat."""
-    found = {layer.name: layer.case for layer in of(Strange(), 3, 4, 9, 11).chosen}
-    assert list(found) == ["conv", "tokens"]
-    assert found["conv"] == Case(
+    cases = {layer.name: layer.case for layer in layers_of(Strange(), 3, 4, 9, 11).chosen}
+    assert list(cases) == ["conv", "tokens"]
+    assert cases["conv"] == Case(
         operator="Conv2d",
         out_channels=8,
         in_channels=4,
@@ -60,7 +60,7 @@ def test_layers_become_cases() -> None:
         repeats=2,
         sigma=0.1,
     )
-    linear = found["tokens"]
+    linear = cases["tokens"]
     assert (linear.out_channels, linear.in_channels, linear.bias) == (6, 8, True)
     assert linear.repeats == 2 * 5 * 5  # the positions of the convolution's output
     model, rows = nn.Linear(4, 4).double(), torch.zeros(1, 4, dtype=torch.float64)
@@ -71,9 +71,9 @@ def test_layers_become_cases() -> None:
 def test_other_trainable_modules_are_listed() -> None:
     """Norms, layers that were not called and layers that a population refuses are listed, unless frozen."""
     model = Strange()
-    others = {other.name: other for other in of(model, 3, 4, 9, 11).others}
+    others = {module.name: module for module in layers_of(model, 3, 4, 9, 11).others}
     assert list(others) == ["norm", "table", "idle", "biased"]
-    excluded = [other.name for other in others.values() if other.excluded]
+    excluded = [module.name for module in others.values() if module.excluded]
     assert excluded == ["table", "biased"]
     assert others["table"].reason == "Embedding: cannot be perturbed"
     assert others["biased"].reason == "Linear: cannot be perturbed"
@@ -86,11 +86,11 @@ def test_a_model_that_raises_or_has_no_layer_is_refused() -> None:
     """The error says what to do; a failed model keeps no hook and can still be saved."""
     model = nn.Linear(4, 4)
     with pytest.raises(UserError, match=r"raises on rows of shape \(1, 5\): RuntimeError: .*return \(module"):
-        of(model, 1, 5)
-    of(model, 1, 4)
+        layers_of(model, 1, 5)
+    layers_of(model, 1, 4)
     torch.save(model, io.BytesIO())
     with pytest.raises(UserError, match="LayerNorm has no trainable Linear or Conv2d layer"):
-        of(nn.LayerNorm(4), 1, 4)
+        layers_of(nn.LayerNorm(4), 1, 4)
 
 
 @pytest.fixture

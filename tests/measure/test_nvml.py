@@ -43,11 +43,11 @@ def nvml(**answers: Any) -> Nvml:
     return Nvml(UUID, bindings(**answers))
 
 
-def ask_everything(found: Nvml) -> None:
+def ask_everything(opened: Nvml) -> None:
     """Make every query once, and compare the numbers with those of a healthy GPU."""
     for read, expected in NUMBERS.values():
-        assert read(found) == expected
-    for question in (found.driver, found.throttled, found.clock_policy, found.processes):
+        assert read(opened) == expected
+    for question in (opened.driver, opened.throttled, opened.clock_policy, opened.processes):
         question()
 
 
@@ -88,8 +88,8 @@ def test_an_error_of_nvml_names_the_function(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(NvmlError, match=r"nvml\w+: (Insufficient Permissions|'NoneType')"):
                 ask_everything(nvml(**{function: failing}))
     for function in NEEDLESS:
-        with nvml(**{function: refusing}) as found:
-            ask_everything(found)
+        with nvml(**{function: refusing}) as opened:
+            ask_everything(opened)
     closed = []
     with pytest.raises(NvmlError):
         nvml(nvmlDeviceGetHandleByUUID=refusing, nvmlShutdown=lambda: closed.append(1))
@@ -143,15 +143,15 @@ def test_processes_have_names_and_bytes() -> None:
     """Folders may be private. Impossible ids or bytes mean that the bindings do not match."""
     names = {7: "/home/user/bin/train", 8: r"C:\tools\train.exe", 9: b"python3"}
     listed = [*processes(7, 8, used=3 * MIB), *processes(9, used=NOT_AVAILABLE), *processes(10, used=None)]
-    found = nvml(
+    opened = nvml(
         nvmlDeviceGetComputeRunningProcesses=answering(listed),
         nvmlSystemGetProcessName=lambda pid: names[pid],
     )
-    assert [process.name for process in found.processes()] == ["train", "train.exe", "python3", None]
-    assert [str(process) for process in found.processes()[2:]] == ["python3 (pid 9)", "a process (pid 10)"]
-    assert [process.used_bytes for process in found.processes()] == [3 * MIB, 3 * MIB, None, None]
-    assert found.process_bytes({7, 8}) == 6 * MIB
-    assert [found.process_bytes(own) for own in ({8, 9}, {10}, {1})] == [None] * 3
+    assert [process.name for process in opened.processes()] == ["train", "train.exe", "python3", None]
+    assert [str(process) for process in opened.processes()[2:]] == ["python3 (pid 9)", "a process (pid 10)"]
+    assert [process.used_bytes for process in opened.processes()] == [3 * MIB, 3 * MIB, None, None]
+    assert opened.process_bytes({7, 8}) == 6 * MIB
+    assert [opened.process_bytes(pids) for pids in ({8, 9}, {10}, {1})] == [None] * 3
     for pid, used in ((0, MIB), (2**40, MIB), (None, MIB), (7, -1), (7, 2**60)):
         wrong = nvml(nvmlDeviceGetComputeRunningProcesses=answering(processes(pid, used=used)))
         with pytest.raises(NvmlError, match="nvmlDeviceGetComputeRunningProcesses answers"):

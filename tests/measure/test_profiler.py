@@ -25,22 +25,33 @@ Span = dict[str, Any]
 HOST, CURRENT, OTHER = 4711, 7, 21
 
 
-def span(kind: str, name: str, track: int, ts: float, dur: float, **args: int) -> Span:
+def span(category: str, name: str, track: int, ts: float, dur: float, **args: int) -> Span:
     """Return a span of a thread or stream, in microseconds as in a Chrome trace."""
-    return {"ph": "X", "cat": kind, "name": name, "pid": 0, "tid": track, "ts": ts, "dur": dur, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": track,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
 
 
 def host(
-    name: str, ts: float, dur: float, kind: str = "cuda_runtime", correlation: int | None = None
+    name: str, ts: float, dur: float, category: str = "cuda_runtime", correlation: int | None = None
 ) -> Span:
     """Return a span of the host's thread."""
-    return span(kind, name, HOST, ts, dur, **({} if correlation is None else {"correlation": correlation}))
+    return span(
+        category, name, HOST, ts, dur, **({} if correlation is None else {"correlation": correlation})
+    )
 
 
 def device(name: str, ts: float, dur: float, correlation: int, stream: int = CURRENT) -> Span:
     """Return a span of a stream."""
-    kind = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name.partition(" ")[0], "kernel")
-    return span(kind, name, stream, ts, dur, stream=stream, correlation=correlation)
+    category = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name.partition(" ")[0], "kernel")
+    return span(category, name, stream, ts, dur, stream=stream, correlation=correlation)
 
 
 def launched(at: float, correlation: int, stream: int = CURRENT) -> list[Span]:
@@ -112,8 +123,8 @@ def test_waits_and_other_streams_are_listed() -> None:
     """
     waiting = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaFree")
     for name in (*waiting, "cuStreamSynchronize"):
-        found = traced(marked(*ORDINARY, host(name, 160, 9, "cuda_driver", 15)))
-        assert found == Trace(launches=5, waits=(name,))
+        trace = traced(marked(*ORDINARY, host(name, 160, 9, "cuda_driver", 15)))
+        assert trace == Trace(launches=5, waits=(name,))
     for name in ("cudaFreeAsync", "cudaStreamWaitEvent", "cudaStreamIsCapturing", "cudaOccupancyMaxActive"):
         assert traced(marked(*ORDINARY, host(name, 160, 9, correlation=15))) == Trace(launches=5)
     copy = [host("cudaMemcpy", 160, 9, correlation=15), device("Memcpy", 161, 2, 15)]
@@ -176,7 +187,7 @@ def test_the_profiler_is_usable_after_a_failed_trace(monkeypatch: pytest.MonkeyP
         trace(call, "cpu")
     assert trace(lambda: torch.ones(3) + 1, "cpu").launches == 2
     calls: list[int] = []
-    monkeypatch.setattr(profiler, "read", lambda found: [one for one in read(found) if one.name != CALL])
+    monkeypatch.setattr(profiler, "read", lambda events: [span for span in read(events) if span.name != CALL])
     with pytest.raises(ProfileError, match=f"lost the record of {CALL}"):
         trace(lambda: calls.append(1), "cpu")
     assert len(calls) == profiler.ATTEMPTS
@@ -208,9 +219,9 @@ def test_a_profile_is_a_table_and_a_chrome_trace(tmp_path: Path) -> None:
     """The table names the operators; the trace can be opened in Perfetto and contains the call."""
     a, layer = torch.randn(64, 64), torch.nn.Linear(64, 64)
     path = tmp_path / "new" / "mine.json"
-    found = profile(lambda: torch.sum(layer(a)), "cpu", path)
-    assert found.trace == Trace(2)
-    assert all(f" {name} " in found.table for name in ("aten::linear", "aten::addmm", "aten::sum"))
+    profiled = profile(lambda: torch.sum(layer(a)), "cpu", path)
+    assert profiled.trace == Trace(2)
+    assert all(f" {name} " in profiled.table for name in ("aten::linear", "aten::addmm", "aten::sum"))
     spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     assert all({"name", "ts", "dur", "pid", "tid"} <= set(span) for span in spans)
     assert [span["cat"] for span in spans if span["name"] == CALL] == ["user_annotation"]

@@ -125,11 +125,13 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
 
     Every option that its page in docs names is one of the plug-in.
     """
-    found = ChosenBenchmarks.of(Choice(device="cpu"))
-    assert found.suite == "quick"
-    assert {"Base", "Naive", "PermutedLinear", "PermutedConv2d"} <= {cell.variant for cell in found.cells}
-    assert {cell.phase for cell in found.cells} == {"sample", "forward", "update", "step"}
-    assert found.rates
+    benchmarks = ChosenBenchmarks.of(Choice(device="cpu"))
+    assert benchmarks.suite == "quick"
+    assert {"Base", "Naive", "PermutedLinear", "PermutedConv2d"} <= {
+        cell.variant for cell in benchmarks.cells
+    }
+    assert {cell.phase for cell in benchmarks.cells} == {"sample", "forward", "update", "step"}
+    assert benchmarks.rates
     assert not ChosenBenchmarks.of(Choice(device="cpu", phases="forward")).rates
     named = set(re.findall(r"--esbench-\w+", (ROOT / "docs/pytest.md").read_text(encoding="utf-8")))
     known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))

@@ -201,10 +201,10 @@ def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
         small.write(RunEnd(status="complete", wall_s=1.0))
         small.compress()
     assert small.path.name == "small.jsonl"
-    whole = path.read_bytes()
+    compressed_bytes = path.read_bytes()
     for content, words in (
-        (whole[:-9], "cannot be read: "),
-        (whole[:20] + b"x" * 99, "cannot be read: "),
+        (compressed_bytes[:-9], "cannot be read: "),
+        (compressed_bytes[:20] + b"x" * 99, "cannot be read: "),
     ):
         path.write_bytes(content)
         run, (problem,) = read_run(path)
@@ -304,20 +304,20 @@ def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(
     """
     monkeypatch.setattr(time, "sleep", lambda _: None)  # fakes have no late results to wait for
     for traces_last in (False, True):
-        whole = measure(traces_last=traces_last)
-        checkpoints = [line for line in whole if isinstance(line, Checkpoint)]
+        uninterrupted = measure(traces_last=traces_last)
+        checkpoints = [line for line in uninterrupted if isinstance(line, Checkpoint)]
         assert len({(line.case, line.group, line.phase, line.traced) for line in checkpoints}) == len(
             checkpoints
         )
         sizes = []
         for cut in itertools.count():
-            part = measure(cut_after=cut, traces_last=traces_last)
-            if len(part) == len(whole):
+            interrupted = measure(cut_after=cut, traces_last=traces_last)
+            if len(interrupted) == len(uninterrupted):
                 break
-            first = kept(part)
+            first = kept(interrupted)
             first += kept(measure(first, cut_after=1, traces_last=traces_last))
-            rest = measure(first, traces_last=traces_last)
-            assert without_times([*first, *rest]) == without_times(whole)
+            resumed = measure(first, traces_last=traces_last)
+            assert without_times([*first, *resumed]) == without_times(uninterrupted)
             sizes.append(len(first))
         assert sizes == sorted(sizes)
         assert len(sizes) > len(CASES) * len(PHASES)
@@ -343,10 +343,10 @@ def test_a_truncated_file_keeps_whole_phases(stored: Path) -> None:
     counts: Counter[int] = Counter()
     for end in range(header, len(content) + 1, 7):
         stored.write_bytes(content[:end])
-        found = store.read_unfinished(stored)
-        assert found.kept_bytes <= end
-        assert len(found.run.rows) == 3 * len(found.run.checkpoints)
-        counts[len(found.run.checkpoints)] += 1
+        unfinished = store.read_unfinished(stored)
+        assert unfinished.kept_bytes <= end
+        assert len(unfinished.run.rows) == 3 * len(unfinished.run.checkpoints)
+        counts[len(unfinished.run.checkpoints)] += 1
     assert sorted(counts) == [0, 1, 2]
 
 
@@ -354,10 +354,10 @@ def resume_and_end(path: Path) -> None:
     """Resume a run and end it at once; check that only the row after the last checkpoint was removed."""
     with runner.resume(store.read_unfinished(path)) as writer:
         writer.write(RunEnd(status="complete", wall_s=2.0))
-    whole, problems = store.read_run(path)
+    run, problems = store.read_run(path)
     assert not problems
-    assert whole is not None
-    assert (len(whole.rows), whole.end) == (6, RunEnd(status="complete", wall_s=2.0))
+    assert run is not None
+    assert (len(run.rows), run.end) == (6, RunEnd(status="complete", wall_s=2.0))
     assert list(path.parent.glob(f"{path.stem}*")) == [path]
 
 
@@ -401,25 +401,25 @@ def test_a_run_with_a_damaged_line_is_not_resumed(stored: Path) -> None:
 def keys(folder: Path) -> Counter[object]:
     """Return how often each row is in a run's file, whatever its values."""
     (path,) = folder.glob("*/*.jsonl*")
-    found, problems = store.read_run(path)
-    assert found is not None
+    run, problems = store.read_run(path)
+    assert run is not None
     assert not problems
-    assert found.end is not None
-    assert found.end.status == "complete"
+    assert run.end is not None
+    assert run.end.status == "complete"
     return Counter(
         (row.variant, row.case, row.phase, row.metric, row.method, row.group)
         if isinstance(row, Measurement)
         else (row.variant, row.case, row.phase, row.status, row.reason)
-        for row in found.rows
+        for row in run.rows
     )
 
 
 def test_a_run_that_is_killed_has_the_same_rows_when_it_is_resumed(tmp_path: Path) -> None:
     """A run killed with SIGKILL in a phase loses and repeats no row, and is readable meanwhile."""
     options = ("--suite", "quick", "--device", "cpu", "--cases", "Linear(128*", "--phases", "sample,forward")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    uninterrupted, cut = tmp_path / "whole", tmp_path / "cut"
     run = ("run", *options, "--variants", "Flipped", "--results")
-    assert cli_runner.run(*run, str(whole)) == 0
+    assert cli_runner.run(*run, str(uninterrupted)) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "esbench", *run, str(cut)], cwd=ROOT, stdout=subprocess.DEVNULL
     )
@@ -429,9 +429,9 @@ def test_a_run_that_is_killed_has_the_same_rows_when_it_is_resumed(tmp_path: Pat
     process.send_signal(signal.SIGKILL)
     process.wait()
     (path,) = cut.glob("*/*.jsonl*")
-    found, problems = store.read_run(path)
-    assert found is not None
-    assert found.end is None
+    unfinished, problems = store.read_run(path)
+    assert unfinished is not None
+    assert unfinished.end is None
     assert all("half a line" in str(problem) for problem in problems)
     assert cli_runner.run("run", "--device", "cpu", "--resume", "--results", str(cut)) == 0
-    assert keys(cut) == keys(whole)
+    assert keys(cut) == keys(uninterrupted)

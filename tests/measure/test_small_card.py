@@ -33,10 +33,10 @@ FUSED = [entry.scheme for entry in REGISTRY.select(["Fused*"]) if isinstance(ent
 
 def layer(dtype: torch.dtype) -> nn.Linear:
     """Return a layer that claims to be on the GPU but cannot compute."""
-    made = nn.Linear(64, 32, bias=False, device="meta")
+    linear = nn.Linear(64, 32, bias=False, device="meta")
     with FakeTensorMode():
-        made.weight = nn.Parameter(torch.empty(32, 64, device="cuda", dtype=dtype))
-    return made
+        linear.weight = nn.Parameter(torch.empty(32, 64, device="cuda", dtype=dtype))
+    return linear
 
 
 # Must come before torch is patched: it would initialize the GPU.
@@ -59,7 +59,7 @@ def test_kernels_are_refused_with_the_missing_capability(monkeypatch: pytest.Mon
     """The capability is named first, because installing triton would not help."""
 
     def reasons() -> set[str]:
-        return {scheme.supports(one) for scheme in FUSED for one in LAYERS.values()}
+        return {scheme.supports(layer) for scheme in FUSED for layer in LAYERS.values()}
 
     with pytest.raises(UnavailableError, match=r"no sparse tensor cores: capability 7\.5 < 8\.0$"):
         SemiStructured().layer(LAYERS[torch.float16], torch.Generator())

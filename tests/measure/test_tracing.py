@@ -69,8 +69,8 @@ def test_the_first_trace_comes_after_the_last_timing(tmp_path: Path, monkeypatch
     _, run = conduct(tmp_path, monkeypatch, world, trace)
     assert log.count("trace") == 8
     assert log[-8:] == ["trace"] * 8
-    found = measurements(run.rows, "launches")
-    assert {(row.case, row.variant.scheme, row.phase): row.samples for row in found} == {
+    launches = measurements(run.rows, "launches")
+    assert {(row.case, row.variant.scheme, row.phase): row.samples for row in launches} == {
         (case, name, phase): ((float(len(name)),),)
         for case in CASES
         for name in ("Base", "A")
@@ -129,20 +129,22 @@ def test_labels_of_a_trace_are_read_with_the_times(tmp_path: Path, monkeypatch: 
                 raise trace
             return trace
 
-        summary, run = conduct(tmp_path / str(len(seen)), monkeypatch, World(), traced)
-        seen.append(run)
+        summary, run = conduct(tmp_path / str(len(runs)), monkeypatch, World(), traced)
+        runs.append(run)
         times = measurements(run.rows)
         assert all(not row.labels for row in times if row.variant.scheme == "Base")
         return summary, run, {label for row in times if row.variant.scheme == "A" for label in row.labels}
 
-    seen: list[Run] = []
-    summary, _, found = labels(Trace(launches=3, waits=("cudaStreamSynchronize",)))
-    assert found == {"synchronizes inside: cudaStreamSynchronize, 1 times a call"}
+    runs: list[Run] = []
+    summary, _, read_labels = labels(Trace(launches=3, waits=("cudaStreamSynchronize",)))
+    assert read_labels == {"synchronizes inside: cudaStreamSynchronize, 1 times a call"}
     assert (summary.measured, summary.failed) == (8, 0)
     for error in (ProfileError("no records came back"), MemoryError()):
-        summary, run, found = labels(error)
+        summary, run, read_labels = labels(error)
         assert (summary.measured, summary.failed) == (8, 0)
-        assert [label.partition(": ")[0] for label in found] == ["launches and streams were not checked"]
+        assert [label.partition(": ")[0] for label in read_labels] == [
+            "launches and streams were not checked"
+        ]
         assert {row.variant.scheme for row in measurements(run.rows, "launches")} == {"Base"}
     summary, run, _ = labels(Trace(launches=3, other_streams=(17,)))
     assert {row.variant.scheme for row in run.measurements} == {"Base"}

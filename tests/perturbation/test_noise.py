@@ -60,22 +60,22 @@ def test_members_have_the_same_noise_however_the_population_is_split(
     stream: Maker, members: int, width: int, seed: int, step: int
 ) -> None:
     """Drawing block by block, or narrowing anywhere, gives the same bits as drawing all at once."""
-    whole = stream(range(members), seed=seed, step=step)
+    population = stream(range(members), seed=seed, step=step)
     ranges = [(1, 3), (BLOCK - 1, min(BLOCK + 2, members)), (members - 2, members)]
     for name in DRAWS:
-        bits = draw(name, whole, width)
+        bits = draw(name, population, width)
         blocks = [
             stream(range(a, min(a + BLOCK, members)), seed=seed, step=step) for a in range(0, members, BLOCK)
         ]
         assert torch.equal(bits, torch.cat([draw(name, block, width) for block in blocks]))
         for start, stop in ranges:
-            part = whole.narrow(start, stop)
-            assert torch.equal(draw(name, part, width), bits[start:stop])
-            assert torch.equal(draw(name, part.narrow(1, 2), width), bits[start + 1 : start + 2])
+            narrowed = population.narrow(start, stop)
+            assert torch.equal(draw(name, narrowed, width), bits[start:stop])
+            assert torch.equal(draw(name, narrowed.narrow(1, 2), width), bits[start + 1 : start + 2])
 
 
-def test_every_part_of_the_key_matters(stream: Maker) -> None:
-    """Each part of the key changes the noise, the same key repeats it; shared noise has a separate key."""
+def test_every_field_of_the_key_changes_the_noise(stream: Maker) -> None:
+    """The same key repeats the noise, a change of any field changes it; shared noise has a separate key."""
     base = stream(range(BLOCK))
     reference = base.normal("draw", 3)
     changed = [
@@ -93,7 +93,7 @@ def test_every_part_of_the_key_matters(stream: Maker) -> None:
     )
     assert not torch.equal(first, second)
     parts = [base, stream(range(BLOCK, 2 * BLOCK)), stream(range(2 * BLOCK)).narrow(3, 9)]
-    shared = [part.shared().normal("draw", 3) for part in parts]
+    shared = [piece.shared().normal("draw", 3) for piece in parts]
     assert shared[0].shape == (1, 3)
     assert all(torch.equal(shared[0], values) for values in shared)
     assert not bool((stream(range(1)).normal("draw", 3) == shared[0]).any())
@@ -159,7 +159,7 @@ def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
     assert meta.words("dense", 16, 1024).nbytes == 2**37
 
 
-def test_a_dtype_rounds_philox_normals() -> None:
+def test_narrow_dtypes_have_rounded_philox_normals() -> None:
     """With the stream philox, narrow dtypes have the noise of float32 rounded, and float64 has it exactly."""
     single = maker("philox")(range(3)).normal("draw", 50)
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
@@ -279,7 +279,7 @@ def draw_stored(scheme: AnyScheme, stream: str) -> Tensor:
 
 @pytest.mark.parametrize(("name", "stream"), DIGESTS)
 def test_integers_have_the_stored_bits(name: str, stream: str) -> None:
-    """Signs, gates and bits, draw_stored out as weights, have the stored digest."""
+    """Signs, gates and bits, written out as weights, have the stored digest."""
     entries = (draw_stored(getattr(impls, name)(), stream) * 2**20).round().to(torch.int64)
     digest = hashlib.blake2b(entries.numpy().tobytes(), digest_size=8).hexdigest()
     assert digest == DIGESTS[name, stream]

@@ -113,11 +113,9 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
 
 
 @every_distribution
-def test_any_part_has_the_bits_of_the_whole(
-    distribution: Distribution, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_range_has_the_same_bits(distribution: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of members and elements, computed in tiles of any size, have the same bits."""
-    whole = fill(distribution, range(9), range(300))
+    rectangle = fill(distribution, range(9), range(300))
     for tile in (philox.TILE["cpu"], 1, 7, 300):
         monkeypatch.setitem(philox.TILE, "cpu", tile)
         for members, elements in (
@@ -125,8 +123,8 @@ def test_any_part_has_the_bits_of_the_whole(
             (range(2, 5), range(1, 299)),
             (range(8, 9), range(7, 8)),
         ):
-            part = fill(distribution, members, elements)
-            assert torch.equal(part, whole[members.start : members.stop, elements.start : elements.stop])
+            piece = fill(distribution, members, elements)
+            assert torch.equal(piece, rectangle[members.start : members.stop, elements.start : elements.stop])
 
 
 @every_distribution

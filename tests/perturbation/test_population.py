@@ -138,13 +138,13 @@ def test_update_accumulates_like_backward() -> None:
     for step in steps:
         assert torch.equal(population.perturbation(population.sample(step), 5)["weight"], expected)
     population.update(population.sample(0), utilities)
-    whole = model.weight.grad.clone()
+    full_gradient = model.weight.grad.clone()
     population.update(population.sample(0), utilities)
-    torch.testing.assert_close(model.weight.grad, 2 * whole)
+    torch.testing.assert_close(model.weight.grad, 2 * full_gradient)
     model.zero_grad()
-    for part in (range(impls.BLOCK), range(impls.BLOCK, members)):
-        population.update(population.sample(0, part), utilities[part.start : part.stop])
-    torch.testing.assert_close(model.weight.grad, whole)
+    for half in (range(impls.BLOCK), range(impls.BLOCK, members)):
+        population.update(population.sample(0, half), utilities[half.start : half.stop])
+    torch.testing.assert_close(model.weight.grad, full_gradient)
 
 
 def test_huge_utilities_stay_finite() -> None:
@@ -155,7 +155,7 @@ def test_huge_utilities_stay_finite() -> None:
     assert relative_error(huge / 1e200, plain) < 1e-12
 
 
-def test_shared_parameters() -> None:
+def test_shared_parameters_share_noise() -> None:
     """Tied weights share noise, a shared bias has both names, and its layers are only excluded together."""
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False)).double()
     model[2].weight = model[0].weight

@@ -55,9 +55,9 @@ def test_numbers_out_of_range_are_refused() -> None:
             perturb_layer().sample(step)
         with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
             perturb_layer(seed=step)
-    for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
+    for sampled in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
         with pytest.raises(ValueError, match="is not a valid part of a population of 4"):
-            perturb_layer().sample(0, part)
+            perturb_layer().sample(0, sampled)
 
 
 OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
@@ -168,7 +168,7 @@ def test_unsupported_layers_are_named_unless_excluded() -> None:
         perturb_model(tied)
 
 
-def test_noise_is_of_its_population_and_its_parameters() -> None:
+def test_noise_of_another_population_or_parameter_is_refused() -> None:
     """Noise of another population, or from before a parameter was replaced, is refused."""
     population, noise = perturb_layer(), perturb_layer().sample(0)
     for call in (

@@ -131,7 +131,7 @@ def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> No
         perturb(Model(lambda model, x: model.first(x)), optional=["third"])
 
 
-def test_settings_are_constant_but_for_sigma() -> None:
+def test_only_sigma_may_change() -> None:
     """A population refuses other members and an invalid sigma; after a new sigma it is sampled again."""
     for scheme in (impls.Perturbed(), impls.Perturbed("weights")):
         population = perturb(nn.Linear(3, 3), scheme)

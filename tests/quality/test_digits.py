@@ -33,7 +33,7 @@ def fitness_of(scheme: AnyScheme, members: int, seed: int = 0) -> DigitsFitness:
     return DigitsFitness.of(Subject(inputs.layer(CNN, "cpu", 0), scheme, members, seed=seed))
 
 
-def test_the_gradient_is_backpropagations() -> None:
+def test_the_gradient_equals_that_of_backpropagation() -> None:
     """The gradient is backpropagation's of the cross-entropy, in parameter order, and .grad stays unset."""
     fitness = fitness_of(Perturbed(), 4)
     model = fitness.subject.model
@@ -76,12 +76,12 @@ def test_an_estimate_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.grad = before[name]
-    whole = fitness.estimate(0.02, 1)
+    estimate = fitness.estimate(0.02, 1)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 3 * 2 * 8)
-    torch.testing.assert_close(fitness.estimate(0.02, 1), whole, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(fitness.estimate(0.02, 1), estimate, rtol=1e-4, atol=1e-8)
     assert all(parameter.grad is before[name] for name, parameter in model.named_parameters())
     assert all(bool((gradient == 7).all()) for gradient in before.values())
-    assert not torch.allclose(fitness.estimate(0.02, 2), whole)
+    assert not torch.allclose(fitness.estimate(0.02, 2), estimate)
 
 
 @pytest.mark.parametrize("scheme", ROW_SCHEMES, ids=str)
@@ -90,9 +90,9 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
 ) -> None:
     """Schemes that learn from rows have the same estimate in pieces as in one go, and it is not zero."""
     fitness = fitness_of(scheme, 8)
-    whole = fitness.estimate(0.02, 0)
+    estimate = fitness.estimate(0.02, 0)
     monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 5 * 2 * 8)
-    assert float((fitness.estimate(0.02, 0) - whole).norm()) < 1e-4 * float(whole.norm())
+    assert float((fitness.estimate(0.02, 0) - estimate).norm()) < 1e-4 * float(estimate.norm())
     assert fitness.cosine(0.02, 0) != 0
 
 

@@ -69,9 +69,9 @@ FILLS: dict[str, Callable[[torch.Tensor, Generator], object]] = {
 """Random ways to fill a layer's weights, whose moments differ from the ideal ones by chance."""
 
 
-def make_layer(kind: str, seed: int, fill: str = "") -> nn.Module:
+def make_layer(layer: str, seed: int, fill: str = "") -> nn.Module:
     """Make a layer with the given fill, by default with quantiles of a Gaussian in a random order."""
-    make, shape, options = LAYERS[kind]
+    make, shape, options = LAYERS[layer]
     module = nn.utils.skip_init(make, *shape, bias=False, **options)
     if fill:
         with torch.no_grad():
@@ -85,11 +85,11 @@ def make_layer(kind: str, seed: int, fill: str = "") -> nn.Module:
     return module
 
 
-def fit_kappa(scheme: AnyScheme, kind: str, allowed: float, fill: str = "") -> tuple[float, float]:
+def fit_kappa(scheme: AnyScheme, layer: str, allowed: float, fill: str = "") -> tuple[float, float]:
     """Return mean and standard error of kappa over noise, and over weights too unless a fill is given."""
     values: list[float] = []
     for seed in range(MAX_SEEDS):
-        subject = Subject(make_layer(kind, 0 if fill else seed, fill), scheme, MEMBERS, seed=seed)
+        subject = Subject(make_layer(layer, 0 if fill else seed, fill), scheme, MEMBERS, seed=seed)
         values.append(kappa.estimate_kappa(moments(subject.sample(0, MEMBERS)), subject.size))
         if len(values) >= MIN_SEEDS and _error(values) < allowed / 3:
             break
@@ -100,17 +100,17 @@ def _error(values: list[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def check_fit(scheme: AnyScheme, kind: str, fill: str) -> bool:
+def check_fit(scheme: AnyScheme, layer: str, fill: str) -> bool:
     """Compare the fitted kappa with the closed form; return False where the scheme has none for the layer."""
     try:
-        declared = kappa.declared_kappa(Subject(make_layer(kind, 0, fill), scheme, MEMBERS))
+        declared = kappa.declared_kappa(Subject(make_layer(layer, 0, fill), scheme, MEMBERS))
     except ValueError:  # the scheme does not support such a layer
         return False
     if declared is None:
         return False
     allowed = max(RELATIVE * abs(declared), ABSOLUTE)
-    mean, error = fit_kappa(scheme, kind, allowed, fill)
-    numbers = f"{kind} {fill}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
+    mean, error = fit_kappa(scheme, layer, allowed, fill)
+    numbers = f"{layer} {fill}: {mean:.4g} +- {error:.2g}, declared {declared:.4g}"
     assert error <= allowed / 2, numbers
     assert abs(mean - declared) <= allowed, numbers
     return True
@@ -128,7 +128,7 @@ def test_fitted_kappa_is_the_closed_form(scheme: AnyScheme) -> None:
     For noise that scales with the weight, this holds for each way to fill the weight.
     """
     fills = ("", *FILLS) if scales_with_weight(scheme) else ("",)
-    if not any([check_fit(scheme, kind, fill) for kind in LAYERS for fill in fills]):  # noqa: C419  all of them
+    if not any([check_fit(scheme, layer, fill) for layer in LAYERS for fill in fills]):  # noqa: C419  all of them
         pytest.skip("no closed form is declared")
 
 

@@ -167,7 +167,7 @@ def test_the_number_of_sampled_members() -> None:
     [(impls.Orthogonal(regenerated=True), 16, 1024), (impls.Flipped(cores=32), 32, 4096)],
     ids=str,
 )
-def test_pairs_are_those_of_the_whole_population(
+def test_sampled_pairs_represent_the_population(
     scheme: AnyScheme, width: int, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where kappa depends on the number of members, the sample is chosen from the whole population."""

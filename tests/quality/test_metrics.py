@@ -105,8 +105,8 @@ def test_a_spectrum_is_sorted_and_scaled() -> None:
     values, _ = metrics.spectrum(Subject(linear(100, 110), Perturbed(), 8))
     assert len(values) == metrics.MAX_SINGULAR_VALUES
     assert all(earlier >= later for earlier, later in itertools.pairwise(values))
-    whole, _ = metrics.spectrum(Subject(linear(64, 110), Perturbed(), 8))
-    assert sum(value**2 for value in whole) / len(whole) == pytest.approx(1.0)
+    all_values, _ = metrics.spectrum(Subject(linear(64, 110), Perturbed(), 8))
+    assert sum(value**2 for value in all_values) / len(all_values) == pytest.approx(1.0)
 
 
 def test_sampled_members_are_those_of_the_population(monkeypatch: pytest.MonkeyPatch) -> None:

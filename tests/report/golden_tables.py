@@ -115,15 +115,15 @@ def page() -> Page:
 @cache
 def texts() -> dict[str, str]:
     """Return the golden files by name."""
-    found = {}
+    files = {}
     for form, (suffix, write) in FORMATS.items():
-        found[f"tables{suffix}"] = write(page(), Style(form))
-    found["intervals.md"] = FORMATS["markdown"][1](page(), Style(intervals=True))
-    found["tables.txt"] = "\n".join(section.text() for section in page().sections)
-    found["export.csv"] = export(exported(), "csv").text
-    found["export.json"] = export(exported(), "github-action").text
-    found["examples.md"] = "\n".join(f"# {rule}\n\n{text}" for rule, text in examples())
-    return found
+        files[f"tables{suffix}"] = write(page(), Style(form))
+    files["intervals.md"] = FORMATS["markdown"][1](page(), Style(intervals=True))
+    files["tables.txt"] = "\n".join(section.text() for section in page().sections)
+    files["export.csv"] = export(exported(), "csv").text
+    files["export.json"] = export(exported(), "github-action").text
+    files["examples.md"] = "\n".join(f"# {rule}\n\n{text}" for rule, text in examples())
+    return files
 
 
 def main(say: Callable[[str], object] = print) -> None:

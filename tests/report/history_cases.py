@@ -21,9 +21,9 @@ def rows(
     return [time_row(BASE, case, *times), time_row(variant, case, *(factor * value for value in times))]
 
 
-def a_run(day: int, found: Sequence[Row], **environment: object) -> Run:
+def a_run(day: int, measured_rows: Sequence[Row], **environment: object) -> Run:
     """Return the run of a day, at a commit made that day."""
-    run = synthetic.run(found, run_id=f"202601{day:02d}T000000Z-quick-{day:04d}")
+    run = synthetic.run(measured_rows, run_id=f"202601{day:02d}T000000Z-quick-{day:04d}")
     started = f"2026-01-{day:02d}T00:00:00Z"
     return synthetic.changed(run, **{"commit": f"{day:02d}abcdef01", "started": started, **environment})
 

@@ -23,13 +23,13 @@ KAPPAS = {DENSE: 0.0, LOW_RANK: 0.0, HADAMARD: 0.0, CORES: 65 / 8, FLIPPED: 65.0
 NOISES = {DENSE: 4 * 10**9, LOW_RANK: 10**6, HADAMARD: 0, CORES: 3 * 10**5, FLIPPED: 10**5}
 
 SINGULAR = {
-    DENSE: tuple(2 - place / 32 for place in range(64)),
+    DENSE: tuple(2 - replicate / 32 for replicate in range(64)),
     LOW_RANK: (8.0, *[0.0] * 63),
-    FLIPPED: tuple(2 - place / 33 for place in range(64)),
+    FLIPPED: tuple(2 - replicate / 33 for replicate in range(64)),
 }
 
 
-def figure(variant: Variant, case: Case, metric: str, method: str, *values: float) -> Measurement:
+def quality_row(variant: Variant, case: Case, metric: str, method: str, *values: float) -> Measurement:
     """Return a quality row with a value for each replicate."""
     return Measurement(
         variant=variant, case=case, phase="quality", metric=metric, method=method, samples=(values,)
@@ -46,16 +46,20 @@ def qualities(variant: Variant, case: Case, kappa: float, spread: float = 0.0) -
     """Return a variant's quality-law rows: four replicates of kappa, whose mean is its closed form."""
     estimates = [kappa + spread * off for off in (-1, 1, -1, 1)]
     return [
-        figure(variant, case, "kappa", "linear fitness", *estimates),
-        figure(variant, case, "kappa", "closed form", kappa),
-        figure(
-            variant, case, "effective_members", "linear fitness", *[effective(case, one) for one in estimates]
+        quality_row(variant, case, "kappa", "linear fitness", *estimates),
+        quality_row(variant, case, "kappa", "closed form", kappa),
+        quality_row(
+            variant,
+            case,
+            "effective_members",
+            "linear fitness",
+            *[effective(case, estimate) for estimate in estimates],
         ),
-        figure(variant, case, "dot_mean", "pairs", 0.001),
-        figure(variant, case, "dot_variance", "pairs", 1 + kappa),
-        figure(variant, case, "stable_rank", "one perturbation", 17.5),
+        quality_row(variant, case, "dot_mean", "pairs", 0.001),
+        quality_row(variant, case, "dot_variance", "pairs", 1 + kappa),
+        quality_row(variant, case, "stable_rank", "one perturbation", 17.5),
         *(
-            figure(variant, case, "correlation", across, 0.01, -0.01)
+            quality_row(variant, case, "correlation", across, 0.01, -0.01)
             for across in ("layers", "members", "steps")
         ),
     ]
@@ -67,33 +71,41 @@ def rows(
     steps: Mapping[Variant, float] = STEPS,
 ) -> list[Row]:
     """Return times, memory and quality of five schemes; sparse noise runs out of memory, base has no step."""
-    found: list[Row] = [skipped(SPARSE, case, "out of memory: tried to allocate 9 GB")]
-    for one, kappa in kappas.items():
-        found.append(time_row(one, case, *[steps[one]] * 6, phase="step"))
-        found.append(bytes_row(one, case, "noise_bytes", NOISES[one], phase="sample"))
-        found.append(bytes_row(one, case, "peak_bytes", NOISES[one] + 10**6, phase="step"))
-        found += qualities(one, case, kappa, spread=0.01)
-    found += [figure(one, case, "singular_values", "one perturbation", *s) for one, s in SINGULAR.items()]
-    for one in (BASE, NAIVE):
-        found.append(time_row(one, case, *[STEPS[BASE]] * 6))
-        found += [skipped(one, case, "a plain layer draws no noise", phase) for phase in ("step", "quality")]
-    return found
+    result: list[Row] = [skipped(SPARSE, case, "out of memory: tried to allocate 9 GB")]
+    for scheme, kappa in kappas.items():
+        result.append(time_row(scheme, case, *[steps[scheme]] * 6, phase="step"))
+        result.append(bytes_row(scheme, case, "noise_bytes", NOISES[scheme], phase="sample"))
+        result.append(bytes_row(scheme, case, "peak_bytes", NOISES[scheme] + 10**6, phase="step"))
+        result += qualities(scheme, case, kappa, spread=0.01)
+    result += [
+        quality_row(scheme, case, "singular_values", "one perturbation", *s) for scheme, s in SINGULAR.items()
+    ]
+    for scheme in (BASE, NAIVE):
+        result.append(time_row(scheme, case, *[STEPS[BASE]] * 6))
+        result += [
+            skipped(scheme, case, "a plain layer draws no noise", phase) for phase in ("step", "quality")
+        ]
+    return result
 
 
 def digits(case: Case) -> list[Row]:
     """Return two schemes on a trained network: the cosine at two sigmas, the larger first, n_eff at one."""
     network = msgspec.structs.replace(case, operator="DigitsMLP")
-    found: list[Row] = [skipped(BASE, network, "a plain layer draws no noise", "quality")]
-    for one, factor in ((DENSE, 1.0), (FLIPPED, 0.25)):
+    result: list[Row] = [skipped(BASE, network, "a plain layer draws no noise", "quality")]
+    for scheme, factor in ((DENSE, 1.0), (FLIPPED, 0.25)):
         for sigma, cosine in (("0.1", 0.5), ("0.02", 0.9)):
-            found.append(figure(one, network, "cosine", f"sigma={sigma}", factor * cosine, factor * cosine))
-        found.append(figure(one, network, "effective_members", "at sigma", 512 * factor, 512 * factor))
-    return found
+            result.append(
+                quality_row(scheme, network, "cosine", f"sigma={sigma}", factor * cosine, factor * cosine)
+            )
+        result.append(
+            quality_row(scheme, network, "effective_members", "at sigma", 512 * factor, 512 * factor)
+        )
+    return result
 
 
-def without_forms(found: Iterable[Row]) -> list[Row]:
+def without_forms(measured_rows: Iterable[Row]) -> list[Row]:
     """Return the rows of a run whose schemes declare no closed form of kappa, so only fits are used."""
-    return [row for row in found if getattr(row, "method", None) != "closed form"]
+    return [row for row in measured_rows if getattr(row, "method", None) != "closed form"]
 
 
 def orthogonal(case: Case) -> list[Row]:
@@ -107,27 +119,27 @@ def sweep(*populations: int) -> list[Row]:
     return [
         row
         for members in populations
-        for one, kappa in ((DENSE, 0.0), (FLIPPED, 65.0), (CORES, 65 / 8))
-        for row in qualities(one, linear(64, members=members), kappa)
+        for variant, kappa in ((DENSE, 0.0), (FLIPPED, 65.0), (CORES, 65 / 8))
+        for row in qualities(variant, linear(64, members=members), kappa)
     ]
 
 
-def run(found: Iterable[Row] | None = None, run_id: str = "20260101T000000Z-quality-0001") -> Run:
+def run(measured_rows: Iterable[Row] | None = None, run_id: str = "20260101T000000Z-quality-0001") -> Run:
     """Return a run of the suite ``quality``."""
-    return synthetic.run(rows() if found is None else found, suite="quality", run_id=run_id)
+    return synthetic.run(rows() if measured_rows is None else measured_rows, suite="quality", run_id=run_id)
 
 
 def one_ranking(run: Run) -> Rankings:
     """Return the only ranking of Linear."""
-    (found,) = rankings(run, "Linear")
-    return found
+    (ranking,) = rankings(run, "Linear")
+    return ranking
 
 
 def with_effective(*values: float) -> Run:
     """Return the usual run with these replicates of Hadamard's effective population."""
-    other = [
+    others = [
         row
         for row in rows()
         if not (row.variant == HADAMARD and getattr(row, "metric", "") in {"kappa", "effective_members"})
     ]
-    return run([*other, figure(HADAMARD, SQUARE, "effective_members", "linear fitness", *values)])
+    return run([*others, quality_row(HADAMARD, SQUARE, "effective_members", "linear fitness", *values)])

@@ -20,7 +20,16 @@ from esbench.report.tables.table import Section
 from esbench.schema import Case, Phase, Request, Row, RunEnd, Variant
 from tests import synthetic
 from tests.report import ranking_cases
-from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, ORTHOGONAL, SQUARE, STEPS, figure
+from tests.report.ranking_cases import (
+    CORES,
+    FLIPPED,
+    HADAMARD,
+    LOW_RANK,
+    ORTHOGONAL,
+    SQUARE,
+    STEPS,
+    quality_row,
+)
 from tests.synthetic import (
     BASE,
     DENSE,
@@ -45,7 +54,7 @@ Example = tuple[str, str]
 
 def examples() -> Iterator[Example]:
     """Return all examples."""
-    for part in (
+    for section in (
         times,
         methods,
         notes,
@@ -58,14 +67,14 @@ def examples() -> Iterator[Example]:
         code,
         pairs,
     ):
-        yield from part()
+        yield from section()
 
 
 def failed(
-    one: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
+    variant: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
 ) -> Row:
     """Return a row of a variant that failed."""
-    return msgspec.structs.replace(skipped(one, case, reason, phase, method), status="failed")
+    return msgspec.structs.replace(skipped(variant, case, reason, phase, method), status="failed")
 
 
 def replaced(rows: Iterable[Row], **fields: object) -> list[Row]:
@@ -173,12 +182,12 @@ def times() -> Iterator[Example]:
 def methods() -> Iterator[Example]:
     """Yield examples of a GPU run: two methods, cold, warm and host times, and a table for each metric."""
     rows: list[Row] = [
-        time_row(one, SMALL, *2 * [ms * factor], method="eager", metric=metric)
+        time_row(variant, SMALL, *2 * [ms * factor], method="eager", metric=metric)
         for metric, factor in (("latency_ns", 1), ("warm_latency_ns", 0.1), ("host_latency_ns", 100))
-        for one, ms in ((BASE, 1), (NAIVE, 8), (DENSE, 4))
-        if (one, metric) != (NAIVE, "warm_latency_ns")
+        for variant, ms in ((BASE, 1), (NAIVE, 8), (DENSE, 4))
+        if (variant, metric) != (NAIVE, "warm_latency_ns")
     ]
-    rows += [time_row(one, SMALL, 1, 1, method="graph") for one in (BASE, DENSE)]
+    rows += [time_row(variant, SMALL, 1, 1, method="graph") for variant in (BASE, DENSE)]
     rows += [
         time_row(SPARSE, SMALL, 2, 2, method="eager"),
         failed(SPARSE, SMALL, "graph capture failed: it reads the host", "forward", method="graph"),
@@ -251,7 +260,7 @@ def origins() -> Iterator[Example]:
             )
         ),
     ]
-    text = "\n".join(f"- {captions.origin(one)}" for one in runs)
+    text = "\n".join(f"- {captions.origin(captioned)}" for captioned in runs)
     yield "A caption says where figures come from, and what to know of the run", f"{text}\n"
 
 
@@ -307,12 +316,12 @@ def rooflines() -> Iterator[Example]:
     )
 
 
-def without(rows: Iterable[Row], one: Variant, *what: str) -> list[Row]:
+def without(rows: Iterable[Row], variant: Variant, *names: str) -> list[Row]:
     """Return the rows other than those of a variant in these phases or metrics."""
     return [
         row
         for row in rows
-        if not (row.variant == one and (row.phase in what or getattr(row, "metric", "") in what))
+        if not (row.variant == variant and (row.phase in names or getattr(row, "metric", "") in names))
     ]
 
 
@@ -326,10 +335,11 @@ def rankings() -> Iterator[Example]:
     """Yield examples of rankings of cases, and of the best variant of each shape."""
     rows = ranking_cases.rows()
 
-    def ranked(*found: Row) -> str:
-        sections = ranking_sections(ranking_cases.run(found), "Linear")
+    def ranked(*measured_rows: Row) -> str:
+        sections = ranking_sections(ranking_cases.run(measured_rows), "Linear")
         return shown(
-            replace(one, blocks=tuple(replace(block, note="") for block in one.blocks)) for one in sections
+            replace(section, blocks=tuple(replace(block, note="") for block in section.blocks))
+            for section in sections
         )
 
     single = msgspec.structs.replace(
@@ -354,7 +364,7 @@ def rankings() -> Iterator[Example]:
     yield "Dense noise without a step gives no multiples", ranked(*without(rows, DENSE, "step"), gone)
     yield "Without dense noise multiples are absent", ranked(*(row for row in rows if row.variant != DENSE))
     ranking = ranking_cases.one_ranking(ranking_cases.run())
-    chosen = [one for one in ranking.of(SQUARE) if one.variant == HADAMARD]
+    chosen = [ranked_variant for ranked_variant in ranking.of(SQUARE) if ranked_variant.variant == HADAMARD]
     yield "Dense noise that was not asked for is said", shown([ranking_section(ranking, SQUARE, chosen)])
     for rule, values in (
         (
@@ -372,20 +382,20 @@ def rankings() -> Iterator[Example]:
         ),
         ("Above 100 % beyond the interval", [1024 / (0.7 + x) for x in (-1e-3, 1e-3, -1e-3, 1e-3)]),
     ):
-        found = ranking_cases.with_effective(*values)
-        yield rule, ranked(*(row for row in found.rows if row.variant in {HADAMARD, DENSE}))
+        noisy = ranking_cases.with_effective(*values)
+        yield rule, ranked(*(row for row in noisy.rows if row.variant in {HADAMARD, DENSE}))
     large = linear(64, members=5000)
     kappa = -0.95 * 4096 / 5000
     gain = [
         time_row(ORTHOGONAL, large, *[50.0] * 6, phase="step"),
-        figure(ORTHOGONAL, large, "kappa", "linear fitness", *[kappa] * 4),
-        figure(ORTHOGONAL, large, "kappa", "closed form", kappa),
+        quality_row(ORTHOGONAL, large, "kappa", "linear fitness", *[kappa] * 4),
+        quality_row(ORTHOGONAL, large, "kappa", "closed form", kappa),
     ]
     for rule, sizes in (
         ("A gain that replicates do not bound is a lower end", [1 / x for x in (-1e-5, 3e-5, -1e-5, 3e-5)]),
         ("A gain that replicates confirm", [ranking_cases.effective(large, kappa)] * 4),
     ):
-        n_eff = figure(ORTHOGONAL, large, "effective_members", "linear fitness", *sizes)
+        n_eff = quality_row(ORTHOGONAL, large, "effective_members", "linear fitness", *sizes)
         yield rule, ranked(*gain, n_eff, *(row for row in ranking_cases.rows(large) if row.variant == DENSE))
     loop = Variant(scheme="Loop", baseline=True)
     fast = [time_row(loop, SQUARE, *[1.0] * 6, phase="step"), *ranking_cases.qualities(loop, SQUARE, 0.0)]
@@ -400,18 +410,23 @@ def qualities() -> Iterator[Example]:
     rows = ranking_cases.rows()
     below = [
         *without(without(rows, HADAMARD, "kappa"), LOW_RANK, "kappa"),
-        *(figure(one, SQUARE, "kappa", "linear fitness", -0.9, -0.85, -0.95) for one in (HADAMARD, LOW_RANK)),
-        *(figure(one, SQUARE, "kappa", "closed form", 0.0) for one in (HADAMARD, LOW_RANK)),
         *(
-            figure(one, SQUARE, "kappa", "unseen", most)
-            for one, most in ((HADAMARD, 300.0), (LOW_RANK, 0.01))
+            quality_row(variant, SQUARE, "kappa", "linear fitness", -0.9, -0.85, -0.95)
+            for variant in (HADAMARD, LOW_RANK)
         ),
-        figure(ORTHOGONAL, SQUARE, "kappa", "linear fitness", 0.5),
+        *(quality_row(variant, SQUARE, "kappa", "closed form", 0.0) for variant in (HADAMARD, LOW_RANK)),
+        *(
+            quality_row(variant, SQUARE, "kappa", "unseen", most)
+            for variant, most in ((HADAMARD, 300.0), (LOW_RANK, 0.01))
+        ),
+        quality_row(ORTHOGONAL, SQUARE, "kappa", "linear fitness", 0.5),
     ]
     below = without(below, CORES, "correlation")
     below.append(skipped(CORES, SQUARE, "one layer", "quality", method="layers"))
     (law,) = [
-        one for one in quality_sections(ranking_cases.run(below), "Linear") if "quality of" in one.title
+        section
+        for section in quality_sections(ranking_cases.run(below), "Linear")
+        if "quality of" in section.title
     ]
     yield "Fitted kappa beside its closed form: it holds, is unclear, or is contradicted", shown([law])
     run = ranking_cases.run(ranking_cases.digits(SQUARE))
@@ -425,12 +440,12 @@ def qualities() -> Iterator[Example]:
         variant("Trained", rule="set"),
     )
     figures: list[Row] = [
-        figure(plain, msgspec.structs.replace(DIGITS, in_channels=128), "accuracy", "test digits", 0.99),
-        figure(plain, DIGITS, "accuracy", "test digits", 0.98, 0.98),
-        figure(rigl, DIGITS, "accuracy", "test digits", 0.97, 0.98, 0.96),
-        figure(rigl, DIGITS, "nonzero_count", "weights", 2587, 2587),
-        figure(rigl, DIGITS, "live_gradient_bytes", "step", 4e6),
-        figure(rigl, DIGITS, "live_gradient_bytes", "topology step", 5e6),
+        quality_row(plain, msgspec.structs.replace(DIGITS, in_channels=128), "accuracy", "test digits", 0.99),
+        quality_row(plain, DIGITS, "accuracy", "test digits", 0.98, 0.98),
+        quality_row(rigl, DIGITS, "accuracy", "test digits", 0.97, 0.98, 0.96),
+        quality_row(rigl, DIGITS, "nonzero_count", "weights", 2587, 2587),
+        quality_row(rigl, DIGITS, "live_gradient_bytes", "step", 4e6),
+        quality_row(rigl, DIGITS, "live_gradient_bytes", "topology step", 5e6),
         skipped(absent, DIGITS, phase="quality", reason="it has no digits"),
     ]
     run = ranking_cases.run(figures)
@@ -448,7 +463,7 @@ def advice() -> Iterator[Example]:
     no_peak = without(rows, CORES, "peak_bytes")
     alone = [row for row in rows if row.variant in {DENSE, BASE}]
     bound = ranking_cases.with_effective(*[1024 / x for x in (-0.02, 0.02, -0.02, 0.02)]).rows
-    for rule, found, case, limit_bytes, part in (
+    for rule, measured_rows, case, limit_bytes, part in (
         ("The best, what it gives over dense noise, and what the fastest loses", rows, SQUARE, None, Part()),
         ("A layer of a network is ranked with the network's d", rows, SQUARE, None, Part(4096, 40960)),
         ("An exact estimate is best", with_exact, exact, None, Part()),
@@ -459,14 +474,14 @@ def advice() -> Iterator[Example]:
         ("Above a memory limit, or of unknown memory", no_peak, SQUARE, 1.5e6, Part()),
         ("No variant fits", rows, SQUARE, 1.0, Part()),
     ):
-        one = recommend([ranking_cases.run(found)], case, limit_bytes=limit_bytes, part=part)
-        assert one
-        yield rule, f"```text\n{recommendation.text(one)}```\n"
+        recommended = recommend([ranking_cases.run(measured_rows)], case, limit_bytes=limit_bytes, part=part)
+        assert recommended
+        yield rule, f"```text\n{recommendation.text(recommended)}```\n"
 
 
-def winner(one: Variant) -> RankedVariant:
+def winner(variant: Variant) -> RankedVariant:
     """Return a variant that was best."""
-    return RankedVariant(one, msgspec.structs.replace(linear(members=64), sigma=0.05))
+    return RankedVariant(variant, msgspec.structs.replace(linear(members=64), sigma=0.05))
 
 
 def code() -> Iterator[Example]:
@@ -492,9 +507,11 @@ def code() -> Iterator[Example]:
 
 def pairs() -> Iterator[Example]:
     """Yield examples of two runs compared."""
-    forward = [time_row(one, SMALL, *[1.0] * 8) for one in (BASE, DENSE)]
+    forward = [time_row(variant, SMALL, *[1.0] * 8) for variant in (BASE, DENSE)]
     counts = [
-        bytes_row(one, SMALL, name, 1000) for name in ("peak_bytes", "launches") for one in (BASE, DENSE)
+        bytes_row(variant, SMALL, name, 1000)
+        for name in ("peak_bytes", "launches")
+        for variant in (BASE, DENSE)
     ]
     wide = time_row(SPARSE, SMALL, 1.0, 1.1, 1.0, 1.0, 0.9, 1.0, 1.0)
     few = time_row(CORES, SMALL, 1, 1)
@@ -508,7 +525,7 @@ def pairs() -> Iterator[Example]:
         time_row(FLIPPED, SMALL, 1),
     ]
     b = [
-        *replaced([time_row(one, SMALL, *[3.0] * 8) for one in (BASE, DENSE)], phase="sample"),
+        *replaced([time_row(variant, SMALL, *[3.0] * 8) for variant in (BASE, DENSE)], phase="sample"),
         forward[0],
         time_row(DENSE, SMALL, *[2.0] * 8),
         *counts[:1],
@@ -521,8 +538,8 @@ def pairs() -> Iterator[Example]:
         failed(FLIPPED, SMALL, "wrong"),
         time_row(DENSE, LARGE, 1),
     ]
-    other = changed(synthetic.run(b, run_id="20260102T000000Z-quick-0002"), torch="2.14.0")
-    text = comparison.text(compare(synthetic.run(a), other))
+    later_run = changed(synthetic.run(b, run_id="20260102T000000Z-quick-0002"), torch="2.14.0")
+    text = comparison.text(compare(synthetic.run(a), later_run))
     yield (
         "Two runs: what grew most first, counts that differ, and rows of one run only",
         f"```text\n{text}```\n",

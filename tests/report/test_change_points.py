@@ -26,38 +26,38 @@ def with_outliers(generator: np.random.Generator, count: int) -> Numbers:
 
 def correlated(generator: np.random.Generator, count: int) -> Numbers:
     """Return normal noise in which neighbors correlate by 0.5."""
-    found = generator.standard_normal(count)
-    for place in range(1, count):
-        found[place] = 0.5 * found[place - 1] + np.sqrt(0.75) * found[place]
-    return found
+    values = generator.standard_normal(count)
+    for index in range(1, count):
+        values[index] = 0.5 * values[index - 1] + np.sqrt(0.75) * values[index]
+    return values
 
 
-def marked(logarithms: Numbers) -> list[int]:
+def change_positions(logarithms: Numbers) -> list[int]:
     """Return the places of the change points in a series with these logarithms."""
-    return [one.position for one in change_points([float(value) for value in np.exp(logarithms)])]
+    return [point.position for point in change_points([float(value) for value in np.exp(logarithms)])]
 
 
 def test_a_series_without_a_change_is_hardly_ever_marked() -> None:
-    """At most 2 % of constant noisy series are marked; 10 % if neighbors correlate."""
+    """At most 2 % of constant noisy series have a change point; 10 % if neighbors correlate."""
     for shape, share in ((normal, 0.02), (with_outliers, 0.02), (correlated, 0.1)):
         alarms = []
         for count, repeats in {6: 300, 10: 300, 20: 100, 50: 30}.items():
             generator = np.random.default_rng(count)
-            alarms += [bool(marked(WIDTH * shape(generator, count))) for _ in range(repeats)]
+            alarms += [bool(change_positions(WIDTH * shape(generator, count))) for _ in range(repeats)]
         assert np.mean(alarms) <= share, shape
 
 
 @pytest.mark.parametrize(
-    ("count", "place", "share", "step"),
+    ("count", "step_at", "share", "step"),
     [(6, 3, 0.6, 0.02), (10, 5, 0.75, -0.02), (20, 10, 0.98, -0.02), (50, 45, 0.9, -0.02)],
 )
-def test_a_step_of_two_percent_is_found(count: int, place: int, share: float, step: float) -> None:
+def test_a_step_of_two_percent_is_found(count: int, step_at: int, share: float, step: float) -> None:
     """A step of 2 % in noise of 0.5 % is found within one run; in short series, most times."""
     generator = np.random.default_rng(count)
-    levels = np.log1p(step) * (np.arange(count) >= place)
-    found = [marked(WIDTH * normal(generator, count) + levels) for _ in range(60)]
-    near = [places for places in found if any(abs(one - place) <= 1 for one in places)]
-    assert len(near) >= share * len(found)
+    levels = np.log1p(step) * (np.arange(count) >= step_at)
+    marks = [change_positions(WIDTH * normal(generator, count) + levels) for _ in range(60)]
+    near = [places for places in marks if any(abs(position - step_at) <= 1 for position in places)]
+    assert len(near) >= share * len(marks)
 
 
 def test_a_regression_and_its_repair_are_two_steps() -> None:
@@ -85,8 +85,8 @@ def test_a_clean_step_is_exactly_one(before: int, after: int, level: float, fact
 
 
 @given(st.integers(1, 40), st.floats(1e-300, 1e24), st.integers(0, 39), st.floats(0.01, 100))
-def test_one_odd_run_is_not_a_change(count: int, level: float, place: int, factor: float) -> None:
+def test_one_odd_run_is_not_a_change(count: int, level: float, index: int, factor: float) -> None:
     """A constant series has no change, even if a single value differs."""
     values = [level] * count
-    values[place % count] *= factor
+    values[index % count] *= factor
     assert change_points(values) == ()

@@ -54,13 +54,13 @@ def test_a_run_under_load_is_named() -> None:
         assert words in disturbed(side_by_side(times(), times(factor)))
         assert bool(disturbed(side_by_side(times(), times(factor)))) == bool(words)
         assert disturbed(side_by_side(times()[1:], times(factor)[1:])) == ""
-        other = synthetic.changed(synthetic.run(times(factor)), device_name="Other")
-        assert disturbed(compare(synthetic.run(times()), other, across_devices=True)) == ""
+        elsewhere = synthetic.changed(synthetic.run(times(factor)), device_name="Other")
+        assert disturbed(compare(synthetic.run(times()), elsewhere, across_devices=True)) == ""
 
 
-def test_other_rows_do_not_match() -> None:
+def test_rows_with_different_keys_do_not_match() -> None:
     """Rows of a different method, metric, phase, shape, dtype or variant are not paired."""
-    other: tuple[dict[str, object], ...] = (
+    changes: tuple[dict[str, object], ...] = (
         {"method": "graph"},
         {"metric": "host_latency_ns"},
         {"phase": "update"},
@@ -68,24 +68,24 @@ def test_other_rows_do_not_match() -> None:
         {"case": linear(dtype="tfloat32")},
         {"variant": NAIVE},
     )
-    for fields in other:
-        found = side_by_side(times()[:1], changed(times()[:1], **fields))
-        assert found.pairs == (), fields
-        assert (len(found.only_a), len(found.only_b)) == (1, 1), fields
-        assert "The runs have no measured rows in common." in text(found)
-        assert "Only in A: 1 rows" in text(found)
+    for fields in changes:
+        comparison = side_by_side(times()[:1], changed(times()[:1], **fields))
+        assert comparison.pairs == (), fields
+        assert (len(comparison.only_a), len(comparison.only_b)) == (1, 1), fields
+        assert "The runs have no measured rows in common." in text(comparison)
+        assert "Only in A: 1 rows" in text(comparison)
 
 
 def test_a_missing_row_has_the_reason_of_the_other_run() -> None:
-    """The reason is that of the same method; a failed variant has no figure, and two reasons make no row."""
-    found = side_by_side(times(), [*times()[:1], skipped(DENSE, SMALL, "no graph", method="graph")])
-    assert [lone.reason for lone in found.only_a] == [""]
+    """Only reasons of the same method count; a failed variant has no value, and two reasons make no row."""
+    comparison = side_by_side(times(), [*times()[:1], skipped(DENSE, SMALL, "no graph", method="graph")])
+    assert [lone.reason for lone in comparison.only_a] == [""]
     failed = msgspec.structs.replace(skipped(DENSE, SMALL, "wrong"), status="failed")
-    found = side_by_side(times(), [*times(), failed])
-    assert [pair.key.variant for pair in found.pairs] == [BASE]
-    assert found.only_a[0].reason == "failed in the other: wrong"
-    found = side_by_side([failed], [failed])
-    assert (found.pairs, found.only_a, found.only_b) == ((), (), ())
+    comparison = side_by_side(times(), [*times(), failed])
+    assert [pair.key.variant for pair in comparison.pairs] == [BASE]
+    assert comparison.only_a[0].reason == "failed in the other: wrong"
+    comparison = side_by_side([failed], [failed])
+    assert (comparison.pairs, comparison.only_a, comparison.only_b) == ((), (), ())
     again = [time_row(BASE, SMALL, *EVEN), time_row(BASE, SMALL, 9.0, group=1)]
     assert [pair.a for pair in side_by_side(again, again).pairs] == [1e6]  # the first group is compared
     memory = [bytes_row(DENSE, SMALL, "process_bytes", 1000)]  # process_bytes is measured, not a count
@@ -109,18 +109,18 @@ def test_different_devices_are_refused() -> None:
         ("uuid", "GPU-1", "GPU-2", ""),
         ("uuid", "GPU-1", "MIG-2", "kind GPU, B on kind MIG"),
     ):
-        found = different_devices(
+        message = different_devices(
             synthetic.changed(a, **{field: here}), synthetic.changed(a, **{field: there})
         )
-        assert shown in found
-        assert bool(found) == bool(shown), field
+        assert shown in message
+        assert bool(message) == bool(shown), field
 
 
 def test_other_differences_are_listed() -> None:
     """Versions, seed, code, load and other processes are listed; the idle power of a device is not."""
     a = synthetic.run(times())
-    other = {"torch": "2.14.0", "dirty": True, "load": 3.0, "foreign": ("python",), "idle_w": 9.0}
-    b = synthetic.changed(a, **other, seed=7, code={"Perturbed": "ab", "Permuted": "cc"})
+    fields = {"torch": "2.14.0", "dirty": True, "load": 3.0, "foreign": ("python",), "idle_w": 9.0}
+    b = synthetic.changed(a, **fields, seed=7, code={"Perturbed": "ab", "Permuted": "cc"})
     a = synthetic.changed(a, seed=0, code={"Perturbed": "aa", "Flipped": "bb"})
     assert differences(a, b) == {
         "seed": (0, 7),
@@ -133,7 +133,7 @@ def test_other_differences_are_listed() -> None:
     assert "torch: 2.13.0 in A, 2.14.0 in B" in text(compare(a, b))
 
 
-def test_odd_samples_are_no_numbers() -> None:
+def test_unusable_samples_are_no_numbers() -> None:
     """Missing, NaN and huge samples on either side make a table and JSON without NaN."""
     odd: tuple[tuple[tuple[float, ...], ...], ...] = (
         *((), ((math.nan,),), ((math.inf, 1.0),)),
@@ -142,13 +142,13 @@ def test_odd_samples_are_no_numbers() -> None:
     for samples in odd:
         sides = [times()[:1], changed(times()[:1], samples=samples)]
         for a, b in (sides, reversed(sides)):
-            found = side_by_side(a, b)
-            assert len(found.pairs) == 1, samples
-            assert not {"nan", "inf"} & set(text(found).split()), samples
-            json.dumps(as_json(found), allow_nan=False)
+            comparison = side_by_side(a, b)
+            assert len(comparison.pairs) == 1, samples
+            assert not {"nan", "inf"} & set(text(comparison).split()), samples
+            json.dumps(as_json(comparison), allow_nan=False)
     (pair,) = side_by_side(*(changed(times()[:1], samples=((ns,),) * 8) for ns in (1e-300, 1e24))).pairs
     assert (pair.ratio, pair.low, pair.high) == (None, None, None)
-    uneven = [time_row(DENSE, SMALL, *(1 + place / 8 for place in range(8)))]
+    uneven = [time_row(DENSE, SMALL, *(1 + index / 8 for index in range(8)))]
     (pair,) = side_by_side(uneven, uneven).pairs
     assert pair.low is not None
     assert pair.low < 1
@@ -166,11 +166,11 @@ def test_command_shows_both_runs(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert "not the differences between processes" in shown.stdout
     assert "2.00x to 2.00x" in shown.stdout
-    found = json.loads(CliRunner().invoke(app, ["compare", *files, "--json"]).stdout)
-    assert (found["a"], found["b"]) == ("run-1", "run-2")
+    printed = json.loads(CliRunner().invoke(app, ["compare", *files, "--json"]).stdout)
+    assert (printed["a"], printed["b"]) == ("run-1", "run-2")
     key = {"case": "Linear(256, 256)", "phase": "forward", "metric": "latency_ns", "method": "host"}
     figures = {"a": 1e6, "b": 2e6, "ratio": 2.0, "low": 2.0, "high": 2.0}
-    assert found["rows"][0] | {"variant": ""} == {"variant": "", **key, **figures}
+    assert printed["rows"][0] | {"variant": ""} == {"variant": "", **key, **figures}
 
 
 def test_summary_lists_the_largest_changes_with_and_without_interval() -> None:

@@ -33,7 +33,7 @@ def test_a_ranked_shape_shows_the_best_dense_noise_and_base() -> None:
 def test_a_shape_without_quality_shows_times() -> None:
     """The fastest variants come first, then dense noise, base and naive; empty columns are left out."""
     schemes = [variant("SparsePerturbed", k=k) for k in range(1, 9)]
-    times = {DENSE: 24.0, BASE: 2.0, NAIVE: 50.0, **{one: 3.0 + k for k, one in enumerate(schemes)}}
+    times = {DENSE: 24.0, BASE: 2.0, NAIVE: 50.0, **{scheme: 3.0 + k for k, scheme in enumerate(schemes)}}
     timed = [time_row(v, linear(), ms) for v, ms in times.items()]
     run = synthetic.run(timed)
     _, header, *table = run_summary(run).rstrip().splitlines()
@@ -44,7 +44,7 @@ def test_a_shape_without_quality_shows_times() -> None:
     ]
     assert "MB" not in header
     assert [line.split("  ")[0] for line in table] == [
-        *(one.name for one in schemes[:5]),
+        *(scheme.name for scheme in schemes[:5]),
         "Base (plain layer)",
         "Perturbed (dense noise)",
         "Naive (one call per member)",

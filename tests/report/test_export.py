@@ -1,4 +1,4 @@
-"""Runs exported for other tools: the exported figures, and the rows that are left out."""
+"""Runs exported for other tools: the exported values, and the rows that are left out."""
 
 import csv
 import io
@@ -28,8 +28,8 @@ CASE = linear(128, members=256)
 
 def benchmarks(run: Run) -> list[dict[str, Any]]:
     """Return the benchmarks that pytest-benchmark would read."""
-    found: list[dict[str, Any]] = json.loads(export(run, "pytest-benchmark").text)["benchmarks"]
-    return found
+    exported_rows: list[dict[str, Any]] = json.loads(export(run, "pytest-benchmark").text)["benchmarks"]
+    return exported_rows
 
 
 def test_pytest_benchmark_has_groups_names_and_other_metrics() -> None:
@@ -38,10 +38,12 @@ def test_pytest_benchmark_has_groups_names_and_other_metrics() -> None:
     document = json.loads(export(run, "pytest-benchmark").text)
     assert document["datetime"] == run.header.started
     assert (document["commit_info"]["id"], document["commit_info"]["dirty"]) == ("0123456789abcdef", False)
-    first, *_ = found = document["benchmarks"]
+    first, *_ = exported_rows = document["benchmarks"]
     assert first["name"] == "forward[PerturbedLinear-Linear(128, 128) members=256-latency_ns-eager]"
-    assert all(benchmark["name"].isprintable() for benchmark in found)
-    eager = [benchmark for benchmark in found if benchmark["group"].endswith("forward, latency_ns (eager)")]
+    assert all(benchmark["name"].isprintable() for benchmark in exported_rows)
+    eager = [
+        benchmark for benchmark in exported_rows if benchmark["group"].endswith("forward, latency_ns (eager)")
+    ]
     assert [benchmark["params"]["variant"] for benchmark in eager] == ["PerturbedLinear", "Base"]
     assert (first["stats"]["data"], first["stats"]["median"]) == ([0.001, 0.003], 0.002)
     extra = first["extra_info"]
@@ -61,7 +63,7 @@ def test_a_variant_that_failed_has_no_time() -> None:
             assert "0.007" not in text
             assert summary.endswith("withheld: 1 of variants that failed")
     fields: tuple[dict[str, object], ...] = ({"phase": "step"}, {"case": linear(512)}, {"method": "graph"})
-    elsewhere = [msgspec.structs.replace(failed, **other) for other in fields]
+    elsewhere = [msgspec.structs.replace(failed, **changes) for changes in fields]
     assert len(benchmarks(synthetic.run([*measured, *elsewhere]))) == 2
 
 
@@ -94,10 +96,12 @@ def test_pytest_benchmark_reads_exported_runs(tmp_path: Path) -> None:
         run, rows=tuple(row for row in run.rows if row.variant.scheme != "Permuted")
     )
     files = [tmp_path / "all.json", tmp_path / "fewer.json"]
-    for one, file in zip((run, fewer), files, strict=True):
+    for exported_run, file in zip((run, fewer), files, strict=True):
         out = ("--format", "pytest-benchmark", "--out", str(file))
-        assert command("export", str(stored(one, tmp_path / "run.jsonl")), *out) == 0
-    names, of_fewer = ({one["name"] for one in json.loads(file.read_text())["benchmarks"]} for file in files)
+        assert command("export", str(stored(exported_run, tmp_path / "run.jsonl")), *out) == 0
+    names, of_fewer = (
+        {benchmark["name"] for benchmark in json.loads(file.read_text())["benchmarks"]} for file in files
+    )
     assert len(names) == times > 100
     done = subprocess.run(
         [
@@ -119,8 +123,8 @@ def test_the_command_warns_of_problems_with_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stdout has only the export; a bad line of the run is exit code 1, a bad option 2, in one line."""
-    whole = exported()
-    file = stored(whole, tmp_path / "run.jsonl")
+    run = exported()
+    file = stored(run, tmp_path / "run.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)
     interrupted = encode(RunEnd(status="interrupted", wall_s=1.0)) + b"\n"
     for content, code, words in (
@@ -138,7 +142,7 @@ def test_the_command_warns_of_problems_with_the_run(
         captured = capsys.readouterr()
         assert len(json.loads(captured.out)) == 12
         assert words in captured.err
-    before = stored(whole, file).read_bytes()
+    before = stored(run, file).read_bytes()
     foreign = tmp_path / "foreign.jsonl"
     foreign.write_bytes(encode(RunEnd(status="complete", wall_s=1.0)))
     for arguments, words in (

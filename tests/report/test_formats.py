@@ -34,8 +34,8 @@ def test_every_work_that_a_variant_comes_from_is_in_the_bibliography() -> None:
 
 def test_pages_cite_the_works_of_their_variants(tmp_path: Path) -> None:
     """A page cites by the sources stored in its run; references.bib has every cited key."""
-    other = variant("Other", k=2)
-    run = synthetic.run([time_row(DENSE, linear(), 1.0), time_row(other, linear(), 1.0)])
+    uncited = variant("Other", k=2)
+    run = synthetic.run([time_row(DENSE, linear(), 1.0), time_row(uncited, linear(), 1.0)])
     assert cited_keys([run]) == []
     sources = {"Perturbed": "NESgpu; Wan et al. 2013", "Other(k=2)": "arXiv:2511.16652"}
     run = changed(run, sources=sources)

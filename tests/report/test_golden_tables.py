@@ -33,10 +33,10 @@ def test_tables_are_these_texts() -> None:
         assert text == (FOLDER / name).read_text(encoding="utf-8"), name
 
 
-def nodes(found: list[LatexNode]) -> list[LatexNode]:
+def nodes(outer: list[LatexNode]) -> list[LatexNode]:
     """Return these nodes and all inside them."""
     every = []
-    for node in found:
+    for node in outer:
         if node is None:
             continue
         every.append(node)
@@ -49,8 +49,8 @@ def nodes(found: list[LatexNode]) -> list[LatexNode]:
 def parsed(text: str) -> list[LatexNode]:
     """Return all nodes of a text in LaTeX, which must be well-formed."""
     walker = LatexWalker(text, tolerant_parsing=False)
-    found, *_ = walker.get_latex_nodes()
-    return nodes(found)
+    outer, *_ = walker.get_latex_nodes()
+    return nodes(outer)
 
 
 @given(st.one_of(st.text(), st.sampled_from(list(NAMES.values())), st.text(alphabet="\\{}$%&#_^~[]-\"'`<>|")))

@@ -21,26 +21,26 @@ SPARSE = variant("SparsePerturbed", k=1)
 LEVELS = (3.0,) * 4 + (3.3,) * 4
 
 
-def values(found: History, place: int = 0) -> list[float]:
+def values(series_of: History, index: int = 0) -> list[float]:
     """Return the values of a series."""
-    return [point.value for point in found.series[place].points]
+    return [point.value for point in series_of.series[index].points]
 
 
-def text(found: History) -> str:
+def text(shown_history: History) -> str:
     """Return the text for a terminal."""
-    return "\n".join(section.text() for section in sections(found))
+    return "\n".join(section.text() for section in sections(shown_history))
 
 
-def test_figures_and_their_intervals() -> None:
+def test_values_and_their_intervals() -> None:
     """Multipliers are computed inside each run, so that drift cancels; a single round has no interval."""
     runs = over_days(3.0, 3.0, 3.0)
-    found = history(runs)
-    assert [one.variant for one in found.series] == [DENSE]
-    assert values(found) == pytest.approx([3.0, 3.0, 3.0])
-    point = found.series[0].points[0]
+    result = history(runs)
+    assert [series.variant for series in result.series] == [DENSE]
+    assert values(result) == pytest.approx([3.0, 3.0, 3.0])
+    point = result.series[0].points[0]
     assert (point.low, point.high) == pytest.approx((3.0, 3.0))
     times = history(runs, metric="latency_ns")
-    assert [one.variant for one in times.series] == [DENSE, BASE]
+    assert [series.variant for series in times.series] == [DENSE, BASE]
     assert values(times) == pytest.approx([3.3e6, 3.6e6, 3.9e6])
     point = times.series[0].points[0]
     assert (point.low, point.high) == pytest.approx((3.3e6 * min(EIGHT), 3.3e6 * max(EIGHT)))
@@ -49,7 +49,7 @@ def test_figures_and_their_intervals() -> None:
         (point,) = history([alone], metric=metric).series[0].points
         assert (point.low, point.high) == (None, None)
     both = a_run(1, [time_row(NAIVE, SMALL, *EIGHT), *rows(2.0)])
-    assert [one.variant for one in history([both]).series] == [DENSE, NAIVE]  # baselines come last
+    assert [series.variant for series in history([both]).series] == [DENSE, NAIVE]  # baselines come last
 
 
 def test_runs_that_cannot_be_compared_are_left_out() -> None:
@@ -61,13 +61,13 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
         (RunEnd(status="interrupted", wall_s=1.0), "was interrupted"),
         (RunEnd(status="complete", wall_s=1.0, invalid=("throttled",)), "is invalid (throttled)"),
     )
-    for place, (end, _) in enumerate(ends, start=1):
-        runs[place] = changed(runs[place], end=end)
+    for index, (end, _) in enumerate(ends, start=1):
+        runs[index] = changed(runs[index], end=end)
     shown = history(runs)
     assert values(shown) == pytest.approx([3, 4])
     assert shown.left_out == tuple(
-        f"run {runs[place].header.run_id} is left out, it {words}"
-        for place, (_, words) in enumerate(ends, start=1)
+        f"run {runs[index].header.run_id} is left out, it {words}"
+        for index, (_, words) in enumerate(ends, start=1)
     )
     runs = over_days(3.0, 4.0)
     runs[1] = changed(runs[1], request=Request(variants=("Perturbed",)))
@@ -89,10 +89,12 @@ def test_runs_that_cannot_be_compared_are_left_out() -> None:
 def test_different_cases_and_methods_are_different_series() -> None:
     """Different cases, dtypes, methods or baselines make different series."""
     half = linear(256, dtype="bfloat16")
-    other = [msgspec.structs.replace(row, method="graph") for row in rows(5.0)]
-    runs = [a_run(1, [*rows(3.0), *rows(7.0, half), *other]), a_run(2, rows(3.0, linear(512)))]
-    found = history(runs)
-    assert sorted((one.key.case.shape, one.key.case.dtype, one.key.method) for one in found.series) == [
+    graph_rows = [msgspec.structs.replace(row, method="graph") for row in rows(5.0)]
+    runs = [a_run(1, [*rows(3.0), *rows(7.0, half), *graph_rows]), a_run(2, rows(3.0, linear(512)))]
+    result = history(runs)
+    assert sorted(
+        (series.key.case.shape, series.key.case.dtype, series.key.method) for series in result.series
+    ) == [
         ("(256, 256)", "bfloat16", "host"),
         ("(256, 256)", "float32", "graph"),
         ("(256, 256)", "float32", "host"),
@@ -101,38 +103,38 @@ def test_different_cases_and_methods_are_different_series() -> None:
     assert history(runs, phase="update").series == ()
     step = [time_row(DENSE, SMALL, 6, 6, phase="step")]
     base = [time_row(BASE, SMALL, 2, 2, phase="step")]
-    found = history([a_run(1, [*rows(3.0), *step]), a_run(2, [*rows(3.0), *step, *base])], phase="step")
-    assert [(one.key.against, values(found, place)) for place, one in enumerate(found.series)] == [
+    result = history([a_run(1, [*rows(3.0), *step]), a_run(2, [*rows(3.0), *step, *base])], phase="step")
+    assert [(series.key.against, values(result, index)) for index, series in enumerate(result.series)] == [
         ("Base", [3.0]),
         ("Base's forward", [pytest.approx(6.0)]),
     ]
-    assert "time(variant) / time(Base's forward)" in text(found)
+    assert "time(variant) / time(Base's forward)" in text(result)
 
 
-def test_missing_figures_and_zeros() -> None:
+def test_missing_values_and_zeros() -> None:
     """A run without a value has no point; zeros, which a logarithmic axis cannot show, are counted."""
     runs = over_days(3.0, 3.0, 3.0)
     nan = msgspec.structs.replace(time_row(SPARSE, SMALL, 5), samples=((math.nan,), ()))
-    for place, row in enumerate((skipped(SPARSE, SMALL, "no"), time_row(SPARSE, SMALL, 5, 5), nan)):
-        runs[place] = msgspec.structs.replace(runs[place], rows=(*runs[place].rows, row))
-    found = history(runs)
-    assert [point.run for point in found.series[1].points] == [1]
-    assert "1 of 3" in text(found)
+    for index, row in enumerate((skipped(SPARSE, SMALL, "no"), time_row(SPARSE, SMALL, 5, 5), nan)):
+        runs[index] = msgspec.structs.replace(runs[index], rows=(*runs[index].rows, row))
+    result = history(runs)
+    assert [point.run for point in result.series[1].points] == [1]
+    assert "1 of 3" in text(result)
     runs = [a_run(day, [bytes_row(DENSE, SMALL, "noise_bytes", day - 1)]) for day in (1, 2)]
-    found = history(runs, metric="noise_bytes")
-    assert values(found) == [1.0]
-    assert found.left_out == ("1 values of 0 are left out: a logarithmic axis has no place for them",)
+    result = history(runs, metric="noise_bytes")
+    assert values(result) == [1.0]
+    assert result.left_out == ("1 values of 0 are left out: a logarithmic axis has no place for them",)
 
 
 def test_the_table_has_changes_and_their_commits() -> None:
-    """Rows have the number of runs, the first and last figure, and the change points."""
+    """Rows have the number of runs, the first and last value, and the change points."""
     runs = over_days(*LEVELS)
-    found = history(runs)
-    (one,) = found.series
-    (step,) = one.change_points
-    assert one.runs_around(step) == (3, 4)
+    result = history(runs)
+    (series,) = result.series
+    (step,) = series.change_points
+    assert series.runs_around(step) == (3, 4)
     assert percentage(step.before, step.after) == "+10.0 %"
-    shown = text(found)
+    shown = text(result)
     (row,) = [line for line in shown.splitlines() if line.startswith("PerturbedLinear")]
     where = "2026-01-04 04abcde -> 2026-01-05 05abcde"
     assert " ".join(row.split()) == f"PerturbedLinear Linear(256, 256) 8 3.00x 3.30x +10.0 % {where}: +10.0 %"
@@ -140,7 +142,7 @@ def test_the_table_has_changes_and_their_commits() -> None:
     assert "too short" in text(history(over_days(*[3.0] * 5)))
 
 
-def test_words_for_runs_and_changes() -> None:
+def test_names_of_runs_and_changes() -> None:
     """Runs are named by date and commit, changes are percentages with a sign."""
     (run,) = over_days(1.0)
     assert moment(run) == "2026-01-01 01abcde"
@@ -166,6 +168,6 @@ def test_globs_choose_variants_and_cases() -> None:
         history(runs, variants=["Sparse*"], cases="*512*")
     runs = over_days(3.0, 3.0)
     runs[1] = msgspec.structs.replace(runs[1], rows=(*runs[1].rows, *rows(2.0, linear(512))))
-    found = history(runs, fewest=2)
-    assert [one.key.case for one in found.series] == [SMALL]
-    assert found.left_out == ("left out, measured in fewer than 2 runs: Linear(512, 512)",)
+    result = history(runs, fewest=2)
+    assert [series.key.case for series in result.series] == [SMALL]
+    assert result.left_out == ("left out, measured in fewer than 2 runs: Linear(512, 512)",)

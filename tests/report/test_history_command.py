@@ -59,7 +59,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     """The line lists what is available, the exit code is 2, and stdout is empty."""
     results = stored(tmp_path, over_days(3.0, 3.0))
     (tmp_path / "file").write_text("")
-    one = stored(tmp_path / "one", over_days(3.0))
+    single_run = stored(tmp_path / "one", over_days(3.0))
     dead = stored(tmp_path / "dead", [changed(over_days(3.0)[0], end=None)])
     lone = stored(tmp_path / "lone", [a_run(day, rows(3.0)[1:]) for day in (1, 2)])
     for name in ("GPU B", "GPU A"):
@@ -77,7 +77,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         (results, "--out a.gif", "--out a.gif: expected a file that ends in .svg, .png, .pdf"),
         (dead, "", "no run of this device can be shown: run 20260101T000000Z-quick-0001 is left out"),
         (results, f"--out {tmp_path}/file/h.svg", "file"),
-        (one, "", "no case was measured in two runs"),
+        (single_run, "", "no case was measured in two runs"),
         (lone, "", "no run of this device has times of base and of another variant in forward"),
         (several, "", "name one with --device: gpu-a, gpu-b"),
     ):
@@ -96,7 +96,7 @@ def test_without_ruptures_the_error_names_the_package(
 ) -> None:
     """The command exits with 2; reports are written without this page, and no run counts as lost."""
     results = stored(tmp_path, over_days(*LEVELS))
-    for module in [one for one in sys.modules if one.partition(".")[0] == "ruptures"]:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "ruptures"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "ruptures", None)
     assert run(results) == 2
@@ -115,8 +115,8 @@ def test_reports_have_the_history_of_a_device(tmp_path: Path, monkeypatch: pytes
     written, problems = render_reports(results, out)
     assert problems == []
     assert "history.md" not in {path.name for path in written}
-    part = changed(a_run(3, rows(3.0)), request=Request(cases="Linear*"))
-    stored(tmp_path, [part, changed(a_run(4, rows(3.0)), end=None)])
+    partial_run = changed(a_run(3, rows(3.0)), request=Request(cases="Linear*"))
+    stored(tmp_path, [partial_run, changed(a_run(4, rows(3.0)), end=None)])
     (out / "test-cpu/history.svg").write_text("of an earlier run")
     render_reports(results, out)
     assert {path.name for path in (out / "test-cpu").glob("*.*")} == {"history.md"}

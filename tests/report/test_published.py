@@ -1,4 +1,4 @@
-"""Figures published by other projects, stored as runs."""
+"""Values published by other projects, stored as runs."""
 
 import csv
 from pathlib import Path

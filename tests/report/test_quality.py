@@ -36,8 +36,8 @@ from tests.report.ranking_cases import (
     SPARSE,
     SQUARE,
     effective,
-    figure,
     one_ranking,
+    quality_row,
     rows,
     with_effective,
 )
@@ -47,10 +47,10 @@ from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row
 
 def test_interval_of_a_mean() -> None:
     """The interval is Student's t times the standard error; one value has none, infinite ones no estimate."""
-    found = estimate([1.0, 2.0, 3.0])
-    assert found is not None
-    assert (found.mean, found.replicates) == (2.0, 3)
-    assert found.half == found.reach == pytest.approx(4.3027 / 3**0.5, rel=1e-4)  # Student's t from a table
+    result = estimate([1.0, 2.0, 3.0])
+    assert result is not None
+    assert (result.mean, result.replicates) == (2.0, 3)
+    assert result.half == result.reach == pytest.approx(4.3027 / 3**0.5, rel=1e-4)  # Student's t from a table
     assert estimate([5.0]) == Estimate(5.0, None, 1)
     assert Estimate(5.0, None, 1).reach == 0.0
     assert estimate([0.925] * 3) == Estimate(0.925, 0.0, 3)
@@ -60,32 +60,32 @@ def test_interval_of_a_mean() -> None:
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=20))
 def test_n_eff_is_averaged_by_its_reciprocals(shares: list[float]) -> None:
-    """Its value is n over the mean of 1 + kappa n / d, and its bounds are n over those of that mean."""
-    found, here = n_eff_of_replicates([100 / share for share in shares], 100), estimate(shares)
-    assert here is not None
-    assert found.value == pytest.approx(100 / statistics.mean(shares))
-    assert found.low == pytest.approx(100 / (here.mean + here.reach))
-    if here.mean - here.reach > 0.01:
-        assert found.high == pytest.approx(100 / (here.mean - here.reach))
+    """n_eff is n over the mean of 1 + kappa n / d, its bounds are n over the bounds of that mean."""
+    n_eff, mean_share = n_eff_of_replicates([100 / share for share in shares], 100), estimate(shares)
+    assert mean_share is not None
+    assert n_eff.value == pytest.approx(100 / statistics.mean(shares))
+    assert n_eff.low == pytest.approx(100 / (mean_share.mean + mean_share.reach))
+    if mean_share.mean - mean_share.reach > 0.01:
+        assert n_eff.high == pytest.approx(100 / (mean_share.mean - mean_share.reach))
 
 
 def test_n_eff_of_noisy_replicates() -> None:
     """Negative replicates are used; if the cosine is 1 within its error, only the lower bound is known."""
-    found = n_eff_of_replicates([100 / share for share in (-0.1, 0.5, 0.3, 0.2, 0.1)], 100)
-    assert found.value == pytest.approx(500)
-    assert 100 < found.low < found.value
-    assert found.high == math.inf
-    found = n_eff_of_replicates([50.0], 100)
-    assert (found.value, found.low, found.high, found.replicates) == (50.0, 50.0, 50.0, 1)
+    n_eff = n_eff_of_replicates([100 / share for share in (-0.1, 0.5, 0.3, 0.2, 0.1)], 100)
+    assert n_eff.value == pytest.approx(500)
+    assert 100 < n_eff.low < n_eff.value
+    assert n_eff.high == math.inf
+    n_eff = n_eff_of_replicates([50.0], 100)
+    assert (n_eff.value, n_eff.low, n_eff.high, n_eff.replicates) == (50.0, 50.0, 50.0, 1)
     error = float(student.ppf(0.975, 3)) * (1 / 120) ** 0.5
     for values, least in (
         ([100 / share for share in (0.2, -0.2, 0.1, -0.1)], 100 / error),
         ([1.01 * LARGEST_GAIN * 100] * 3, LARGEST_GAIN * 100),
     ):
-        found = n_eff_of_replicates(values, 100)
-        assert (found.is_bound, found.is_exact, found.high) == (True, False, math.inf)
-        assert found.value == found.low == pytest.approx(least)
-        assert percent_of_members(found, 100).startswith("at least ")
+        n_eff = n_eff_of_replicates(values, 100)
+        assert (n_eff.is_bound, n_eff.is_exact, n_eff.high) == (True, False, math.inf)
+        assert n_eff.value == n_eff.low == pytest.approx(least)
+        assert percent_of_members(n_eff, 100).startswith("at least ")
     for values, words in (
         ([-50.0, -60.0, -55.0], "below 0 by more than its error, which is impossible"),
         ([-50.0], "is impossible"),
@@ -99,19 +99,19 @@ def test_n_eff_of_noisy_replicates() -> None:
 
 def test_n_eff_by_the_closed_form() -> None:
     """The law's value has no interval; it is exact if 1 + kappa n / d is 0, and None below."""
-    found = n_eff_by_law(3.0, 100, 1000)
-    assert found is not None
-    assert found.value == found.low == found.high == pytest.approx(100 / 1.3)
-    assert found.replicates == 0
+    n_eff = n_eff_by_law(3.0, 100, 1000)
+    assert n_eff is not None
+    assert n_eff.value == n_eff.low == n_eff.high == pytest.approx(100 / 1.3)
+    assert n_eff.replicates == 0
     for kappa, members in ((-1.0, 4096), (-4095 / 16383, 16384), (-4095 / 65535, 65536)):
-        found = n_eff_by_law(kappa, members, 4096)
-        assert found is not None
-        assert found.is_exact
-        assert percent_of_members(found, members) == "exact"
+        n_eff = n_eff_by_law(kappa, members, 4096)
+        assert n_eff is not None
+        assert n_eff.is_exact
+        assert percent_of_members(n_eff, members) == "exact"
     assert n_eff_by_law(-1.0, 8192, 4096) is None
-    found = n_eff_by_law(-1.0, 4095, 4096)
-    assert found is not None
-    assert found.value == pytest.approx(4095 * 4096)
+    n_eff = n_eff_by_law(-1.0, 4095, 4096)
+    assert n_eff is not None
+    assert n_eff.value == pytest.approx(4095 * 4096)
 
 
 def test_size_follows_from_replicates() -> None:
@@ -147,7 +147,7 @@ def test_qualities_of_two_runs_are_compared() -> None:
     here = ranking_cases.run()
     for metric, value, before in (("stable_rank", (3.0,), 17.5), ("kappa", (0.0, 0.0, 3.0), 0.0)):
         method = "one perturbation" if metric == "stable_rank" else "linear fitness"
-        other = [
+        others = [
             row
             for row in rows()
             if not (
@@ -155,8 +155,8 @@ def test_qualities_of_two_runs_are_compared() -> None:
                 and (row.variant, row.metric, row.method) == (DENSE, metric, method)
             )
         ]
-        changed = figure(DENSE, SQUARE, metric, method, *value)
-        (pair,) = compare(here, ranking_cases.run([*other, changed])).counts
+        changed = quality_row(DENSE, SQUARE, metric, method, *value)
+        (pair,) = compare(here, ranking_cases.run([*others, changed])).counts
         assert pair.key.metric == metric
         assert [pair.a, pair.b] == pytest.approx([before, sum(value) / len(value)])
     (pair,) = (
@@ -170,11 +170,11 @@ def test_qualities_of_two_runs_are_compared() -> None:
 
 def test_order_is_by_effective_members_per_millisecond() -> None:
     """The best is neither the fastest nor the largest n_eff; variants without a rate are last."""
-    found = one_ranking(ranking_cases.run()).of(SQUARE)
+    ranked = one_ranking(ranking_cases.run()).of(SQUARE)
     order = [HADAMARD, LOW_RANK, CORES, FLIPPED, DENSE, SPARSE, BASE, NAIVE]
-    assert [one.variant for one in found] == order
+    assert [entry.variant for entry in ranked] == order
     impossible = one_ranking(with_effective(-3.0, -3.0)).of(SQUARE)
-    assert all(one.rate is None or one.rate > 0 for one in impossible)
+    assert all(entry.rate is None or entry.rate > 0 for entry in impossible)
     assert (
         one_ranking(with_effective(*[1024 / x for x in (-0.02, 0.02) * 2])).of(SQUARE)[0].variant == HADAMARD
     )
@@ -190,67 +190,73 @@ def test_exact_estimates_are_before_all_others() -> None:
     slow = ranking_cases.orthogonal(case)
     others = [msgspec.structs.replace(row, variant=SPARSE) for row in without(slow, ORTHOGONAL, "latency_ns")]
     for ms, is_tied in ((40.0, False), (50.0, True)):
-        found = one_ranking(
+        ranked = one_ranking(
             ranking_cases.run([*slow, *others, time_row(SPARSE, case, *[ms] * 6, phase="step")])
         ).of(case)
-        assert {one.variant for one in found[:2]} == {ORTHOGONAL, SPARSE}
-        assert found[0].step_ns == ms * 1e6
-        assert bool(found[0].tied_with(found)) == is_tied
+        assert {entry.variant for entry in ranked[:2]} == {ORTHOGONAL, SPARSE}
+        assert ranked[0].step_ns == ms * 1e6
+        assert bool(ranked[0].tied_with(ranked)) == is_tied
 
 
-def test_the_closed_form_counts_unless_the_fit_contradicts_it() -> None:
+def test_the_closed_form_is_used_unless_the_fit_contradicts_it() -> None:
     """The ranking uses a fit only if it contradicts the closed form, or if there is none."""
-    other = without(without(rows(), HADAMARD, "kappa"), HADAMARD, "effective_members")
+    others = without(without(rows(), HADAMARD, "kappa"), HADAMARD, "effective_members")
 
     def hadamard(*kappas: float) -> list[Row]:
         return [
-            figure(HADAMARD, SQUARE, "kappa", "linear fitness", *kappas),
-            figure(HADAMARD, SQUARE, "kappa", "closed form", 2.0),
-            figure(
+            quality_row(HADAMARD, SQUARE, "kappa", "linear fitness", *kappas),
+            quality_row(HADAMARD, SQUARE, "kappa", "closed form", 2.0),
+            quality_row(
                 HADAMARD,
                 SQUARE,
                 "effective_members",
                 "linear fitness",
-                *[effective(SQUARE, one) for one in kappas],
+                *[effective(SQUARE, kappa) for kappa in kappas],
             ),
         ]
 
-    def law(found: list[Row]) -> tuple[float, float, int]:
-        one = next(one for one in one_ranking(ranking_cases.run(found)).of(SQUARE) if one.variant == HADAMARD)
-        assert one.kappa
-        assert one.effective
-        return one.kappa.mean, one.effective.value, one.effective.replicates
+    def law(measured_rows: list[Row]) -> tuple[float, float, int]:
+        entry = next(
+            entry
+            for entry in one_ranking(ranking_cases.run(measured_rows)).of(SQUARE)
+            if entry.variant == HADAMARD
+        )
+        assert entry.kappa
+        assert entry.effective
+        return entry.kappa.mean, entry.effective.value, entry.effective.replicates
 
     noisy, apart = hadamard(1.0, 2.8, 1.4, 2.6), hadamard(3.0, 3.1, 2.9, 3.0)
-    assert law([*other, *noisy]) == pytest.approx((2.0, effective(SQUARE, 2.0), 0))
-    assert law([*other, *apart]) == pytest.approx((3.0, effective(SQUARE, 3.0), 4), rel=1e-3)
-    assert law(ranking_cases.without_forms([*other, *noisy]))[0] == pytest.approx(1.95)
+    assert law([*others, *noisy]) == pytest.approx((2.0, effective(SQUARE, 2.0), 0))
+    assert law([*others, *apart]) == pytest.approx((3.0, effective(SQUARE, 3.0), 4), rel=1e-3)
+    assert law(ranking_cases.without_forms([*others, *noisy]))[0] == pytest.approx(1.95)
 
 
 def test_a_layer_in_a_network_is_ranked_by_the_size_of_the_network() -> None:
     """n_eff of a layer uses kappa n / d with the d of the whole network."""
     ranking = one_ranking(ranking_cases.run())
-    for found in (ranking, one_ranking(ranking_cases.run(ranking_cases.without_forms(rows())))):
-        by_variant = {one.variant: one.effective for one in found.of(SQUARE, Part(4096, 40960))}
+    for rankings_of_run in (ranking, one_ranking(ranking_cases.run(ranking_cases.without_forms(rows())))):
+        by_variant = {
+            entry.variant: entry.effective for entry in rankings_of_run.of(SQUARE, Part(4096, 40960))
+        }
         flipped = by_variant[FLIPPED]
         assert flipped
         assert flipped.value == pytest.approx(1024 / (1 + 65 * 1024 / 40960), rel=1e-3)
-    assert [one.variant for one in ranking.of(SQUARE, Part(4096, 4096000))][:2] == [FLIPPED, CORES]
+    assert [entry.variant for entry in ranking.of(SQUARE, Part(4096, 4096000))][:2] == [FLIPPED, CORES]
 
 
 def test_the_interval_of_the_step_counts_for_ties() -> None:
     """Variants whose times overlap are tied, however narrow the interval of n_eff is."""
-    other = without(without(rows(), HADAMARD, "latency_ns"), LOW_RANK, "latency_ns")
-    found = one_ranking(
+    others = without(without(rows(), HADAMARD, "latency_ns"), LOW_RANK, "latency_ns")
+    ranked = one_ranking(
         ranking_cases.run(
             [
-                *other,
+                *others,
                 time_row(HADAMARD, SQUARE, *[5.0] * 8, phase="step"),
                 time_row(LOW_RANK, SQUARE, 4, 5, 5, 6, 6, 6, 7, 8, phase="step"),
             ]
         )
     ).of(SQUARE)
-    assert found[0].tied_with(found) == "tied with LowRankLinear(rank=1)"
+    assert ranked[0].tied_with(ranked) == "tied with LowRankLinear(rank=1)"
 
 
 def test_each_method_and_case_has_its_own_ranking() -> None:
@@ -262,7 +268,7 @@ def test_each_method_and_case_has_its_own_ranking() -> None:
         if row.phase == "step" and isinstance(row, Measurement)
     ]
     run = ranking_cases.run([*rows(), *rows(wide), *graphs, time_row(DENSE, linear(32), 1.0, phase="step")])
-    assert [(one.grid.method, one.cases) for one in rankings(run, "Linear")] == [
+    assert [(ranking.grid.method, ranking.cases) for ranking in rankings(run, "Linear")] == [
         ("host", [SQUARE, wide]),
         ("graph", [SQUARE]),
     ]
@@ -275,7 +281,7 @@ def test_the_terminal_shows_the_largest_population_that_most_could_do() -> None:
     """The terminal shows one ranking per shape of a sweep; the page shows all."""
     cases = [linear(64, members=members) for members in (64, 256, 1024)]
     alone = [row for row in rows(cases[-1]) if row.variant in {DENSE, BASE}]
-    none = [skipped(one, cases[-1], "no room") for one in (FLIPPED, CORES, HADAMARD, LOW_RANK)]
+    none = [skipped(variant, cases[-1], "no room") for variant in (FLIPPED, CORES, HADAMARD, LOW_RANK)]
     run = ranking_cases.run([*rows(cases[0]), *rows(cases[1]), *alone, *none])
     assert one_ranking(run).largest == [cases[1]]
     (shown,) = ranking_sections(run, "Linear")

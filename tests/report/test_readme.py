@@ -32,7 +32,7 @@ def test_blocks_become_their_tables(tmp_path: Path) -> None:
     assert all(f"+{line}" in diff for line in text.splitlines() if line.startswith("|"))
     for call, parts in calls.items():
         printed = text.partition(f"cog.out({call})")[2].partition("[[[end]]]")[0]
-        assert all(part in printed for part in [*parts, "| Perturbed"]), call
+        assert all(words in printed for words in [*parts, "| Perturbed"]), call
 
 
 def ranked(folder: Path) -> str:
@@ -40,8 +40,8 @@ def ranked(folder: Path) -> str:
     loop = Variant(scheme="Loop", baseline=True)
     fast = time_row(loop, ranking_cases.SQUARE, 0.1, 0.1, phase="step")
     baseline = [fast, *ranking_cases.qualities(loop, ranking_cases.SQUARE, 0.0)]
-    found = [*ranking_cases.rows(), *baseline, *ranking_cases.orthogonal(BIG)]
-    return store(folder, ranking_cases.run(found))
+    measured_rows = [*ranking_cases.rows(), *baseline, *ranking_cases.orthogonal(BIG)]
+    return store(folder, ranking_cases.run(measured_rows))
 
 
 BIG = linear(64, members=4096)
@@ -52,7 +52,7 @@ def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
     page, file = Page(tmp_path), ranked(tmp_path)
     (row,) = [line for line in page.best_schemes(file).splitlines() if line.startswith("| Linear 64")]
     assert row == "| Linear 64 -\\> 64 | 1,024 | Hadamard | 40.0x | 5.00x | 5.00 | 1.00 |"
-    assert [one.title for one in page.shown] == ["Which scheme at which shape"]
+    assert [section.title for section in page.shown] == ["Which scheme at which shape"]
     with pytest.raises(ReadmeError, match="dense noise has no rate at any shape"):
         page.best_schemes(store(tmp_path, a_run()))
 
@@ -138,7 +138,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
     half.write_bytes(half.read_bytes()[:-5])
     bad = tmp_path / store(tmp_path, a_run("20270101T000000Z-quick-0003"))
     bad.write_bytes(bad.read_bytes() + b"{}\n" * 100)
-    for call, part in (
+    for call, words in (
         (f"page.phases({str(bad.relative_to(tmp_path))!r}, 'Linear')", "100 lines could not be read"),
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
         (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
@@ -153,7 +153,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
             render(path, check=False)
         message = str(raised.value)
         assert str(path) in message
-        assert part in message
+        assert words in message
         assert "\n" not in message
         assert path.read_bytes() == before
     for content in (b"\xff", b"[[[cog\n", b"[[[cog\n]]]\n"):

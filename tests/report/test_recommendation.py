@@ -27,28 +27,37 @@ from tests.report.table_examples import winner, without
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 
-def found(run: Run, variants: set[Variant] | None = None, limit_bytes: float | None = None) -> Recommendation:
+def recommendation_of(
+    run: Run, variants: set[Variant] | None = None, limit_bytes: float | None = None
+) -> Recommendation:
     """Return the recommendation of a run for the usual case."""
-    one = recommend([run], SQUARE, variants=variants, limit_bytes=limit_bytes)
-    assert one is not None
-    return one
+    result = recommend([run], SQUARE, variants=variants, limit_bytes=limit_bytes)
+    assert result is not None
+    return result
 
 
-def test_its_ranking_is_the_tables() -> None:
-    """Rows and figures are those of the ranking, if requested; variants over a limit move to the end."""
+def test_a_recommendation_has_the_ranking_of_the_tables() -> None:
+    """Rows and values are those of the ranking, if requested; variants over a limit move to the end."""
     run = ranking_cases.run()
     (table,) = ranking_sections(run, "Linear")
-    assert list(found(run).variants) == one_ranking(run).of(SQUARE)
-    assert text(found(run), tables=True).startswith(table.text())
-    assert [one.variant for one in found(run, {FLIPPED, CORES}).variants] == [CORES, FLIPPED]
-    assert [one.variant for one in found(run, limit_bytes=1.5e6).ranked] == [HADAMARD, CORES, FLIPPED]
+    assert list(recommendation_of(run).variants) == one_ranking(run).of(SQUARE)
+    assert text(recommendation_of(run), tables=True).startswith(table.text())
+    assert [entry.variant for entry in recommendation_of(run, {FLIPPED, CORES}).variants] == [CORES, FLIPPED]
+    assert [entry.variant for entry in recommendation_of(run, limit_bytes=1.5e6).ranked] == [
+        HADAMARD,
+        CORES,
+        FLIPPED,
+    ]
     for metric in ("peak_bytes", "noise_bytes"):
         unknown = ranking_cases.run(without(rows(), CORES, metric))
-        assert CORES in [one.variant for one in found(unknown).ranked]
-        assert [one.variant for one in found(unknown, limit_bytes=1.5e6).ranked] == [HADAMARD, FLIPPED]
-    assert found(run, limit_bytes=1.0).recommended == []
+        assert CORES in [entry.variant for entry in recommendation_of(unknown).ranked]
+        assert [entry.variant for entry in recommendation_of(unknown, limit_bytes=1.5e6).ranked] == [
+            HADAMARD,
+            FLIPPED,
+        ]
+    assert recommendation_of(run, limit_bytes=1.0).recommended == []
     uneven = time_row(FLIPPED, SQUARE, 3.0, 3.5, 4.0, 4.0, 4.5, 5.0, phase="step")
-    (flipped,) = found(
+    (flipped,) = recommendation_of(
         ranking_cases.run([*without(rows(), FLIPPED, "latency_ns"), uneven]), {FLIPPED}
     ).variants
     assert flipped.effective is not None
@@ -67,8 +76,8 @@ def test_page_command_and_table_recommend_the_same() -> None:
         (rows(), ["Hadamard"]),
     ):
         run = ranking_cases.run(stored)
-        assert [one.variant.name for one in found(run).recommended] == expected
-        assert all(f"{name} with" in text(found(run)) for name in expected)
+        assert [entry.variant.name for entry in recommendation_of(run).recommended] == expected
+        assert all(f"{name} with" in text(recommendation_of(run)) for name in expected)
         picks = answer(list(views(run, "Linear"))).picks
         assert [pick.variant.name for pick in picks] == expected
         table = best_schemes([run], ["Linear"], largest_only=True)
@@ -86,7 +95,7 @@ def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:
     assert nearest([run], linear(60), 1) == [SQUARE]
 
 
-def test_a_contradiction_leaves_the_ranking() -> None:
+def test_a_variant_with_impossible_values_is_not_ranked() -> None:
     """A peak below the output, or a time below the bound, has a reason in place of a rate."""
     big, cached = 2**31, 10**8
     contradictions = (
@@ -110,7 +119,7 @@ def test_a_contradiction_leaves_the_ranking() -> None:
                 or (other.variant, other.phase) not in {(row.variant, row.phase), (BASE, "forward")}
             ]
             measured = synthetic.run([*others, row, base], suite="quality", device_peaks=synthetic.peaks())
-            (ranked,) = [one for one in one_ranking(measured).of(SQUARE) if one.variant == FLIPPED]
+            (ranked,) = [entry for entry in one_ranking(measured).of(SQUARE) if entry.variant == FLIPPED]
             is_explained = is_disturbed and "125 %" in words
             assert (ranked.rate is None) == bool(words and not is_explained), words
             if ranked.skipped:
@@ -122,29 +131,29 @@ def test_the_newest_complete_run_that_ranks_most_is_used() -> None:
     """A newer run that ranks fewer variants, was interrupted or is invalid does not replace it."""
 
     def run(number: int, *variants: Variant, end: RunEnd | None = None) -> Run:
-        found = rows(kappas={one: KAPPAS[one] for one in variants or KAPPAS})
-        made = ranking_cases.run(found, run_id=f"2026010{number}T000000Z-quality-000{number}")
-        return msgspec.structs.replace(made, end=end or made.end)
+        measured_rows = rows(kappas={variant: KAPPAS[variant] for variant in variants or KAPPAS})
+        made_run = ranking_cases.run(measured_rows, run_id=f"2026010{number}T000000Z-quality-000{number}")
+        return msgspec.structs.replace(made_run, end=end or made_run.end)
 
-    whole, newer, few = run(1), run(2), run(3, HADAMARD)
+    complete, newer, few = run(1), run(2), run(3, HADAMARD)
     cut_off = run(4, end=RunEnd(status="interrupted", wall_s=1.0))
     invalid = run(5, end=RunEnd(status="complete", wall_s=1.0, invalid=("hot",)))
     for runs, variants, expected in (
-        ([whole, newer, few, cut_off, invalid], None, newer),
-        ([invalid, newer, whole], None, newer),
-        ([whole, few], {HADAMARD}, few),
-        ([whole, few], {HADAMARD, LOW_RANK}, whole),
+        ([complete, newer, few, cut_off, invalid], None, newer),
+        ([invalid, newer, complete], None, newer),
+        ([complete, few], {HADAMARD}, few),
+        ([complete, few], {HADAMARD, LOW_RANK}, complete),
         ([invalid, few], None, few),
         ([cut_off], None, cut_off),
     ):
-        one = recommend(runs, SQUARE, variants=variants)
-        assert one
-        assert one.run == expected
+        result = recommend(runs, SQUARE, variants=variants)
+        assert result
+        assert result.run == expected
 
 
 def test_code_for_many_layers_is_python_with_short_lines() -> None:
     """The code parses and keeps its line length, however many layers there are."""
-    names = {f"block.{place}": winner(HADAMARD if place % 3 else DENSE) for place in range(20)}
+    names = {f"block.{index}": winner(HADAMARD if index % 3 else DENSE) for index in range(20)}
     code = training_code(names, {HADAMARD: "impls", DENSE: "impls"})
     ast.parse(code)
     assert all(len(line) <= 110 for line in code.splitlines())

@@ -19,8 +19,8 @@ WHOLE = "20260105T000000Z-quick-0005"
 
 def pages(folder: Path) -> dict[str, str]:
     """Return the id of the run of each page."""
-    found = selection(folder / "results", folder / "reports").pages
-    return {page.relative_to(folder / "reports").as_posix(): run.header.run_id for page, run in found.items()}
+    shown = selection(folder / "results", folder / "reports").pages
+    return {page.relative_to(folder / "reports").as_posix(): run.header.run_id for page, run in shown.items()}
 
 
 def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> 
     for name, fields in runs.items():
         store(tmp_path, changed(a_run(name), **fields))
     assert pages(tmp_path) == {"test-cpu/quick": WHOLE, "test-gpu/quick": "20260111"}
-    found = selection(tmp_path / "results", tmp_path / "reports")
-    assert found.left_out == [
+    selected = selection(tmp_path / "results", tmp_path / "reports")
+    assert selected.left_out == [
         "left out, it has no end: 20260109",
         "left out, it has uncommitted changes: 20260106",
         "left out, it holds part of its suite (cases Linear*): 20260107",
@@ -53,7 +53,7 @@ def test_each_page_shows_one_run_and_the_others_have_reasons(tmp_path: Path) -> 
 
 
 def test_a_run_of_uncommitted_code_is_the_second_choice(tmp_path: Path) -> None:
-    """It is preferred to an invalid run, but not to an older run of committed code."""
+    """Such a run is preferred to an invalid run, but not to an older run of committed code."""
     store(tmp_path, changed(a_run("20260107"), end=None))
     store(tmp_path, changed(a_run("20260106"), dirty=True))
     assert pages(tmp_path) == {"test-cpu/quick": "20260106"}
@@ -92,8 +92,8 @@ def test_only_files_are_read(tmp_path: Path) -> None:
 def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     """A file with several bad lines gets one line: their number, and the error of the first."""
     bad = [Problem(Path("a"), f"no {line}", line) for line in (2, 3, 7)]
-    half, other = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
-    print_problems([*bad, half, other, Problem(Path("c"), "is empty")])
+    half, invalid = Problem(Path("a"), "half a line", 9, lost=False), Problem(Path("b"), "no row", 4)
+    print_problems([*bad, half, invalid, Problem(Path("c"), "is empty")])
     assert capsys.readouterr().err.splitlines() == [
         "esbench: a: 3 lines could not be read, the first: line 2: no 2",
         "esbench: a:9: half a line",

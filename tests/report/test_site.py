@@ -55,7 +55,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]
 
 
 def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -> None:
-    """The newest run of each suite and dtype has tables and plots; published figures have a page."""
+    """The newest run of each suite and dtype has tables and plots; published values have a page."""
     out, written = rendered
     kept = out / "test-cpu/quick/notes.txt"
     assert sorted([*written, kept]) == sorted(path for path in out.rglob("*") if path.is_file())
@@ -113,7 +113,7 @@ def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
         assert words in contents[0][f"{form}/test-cpu/quick/tables{suffix}"]
 
 
-def test_names_in_a_run_choose_no_path(tmp_path: Path) -> None:
+def test_names_in_a_run_do_not_choose_a_path(tmp_path: Path) -> None:
     """Names of suites, operators and devices cannot leave the folder, collide, or be too long for a path."""
     odd = msgspec.structs.replace(linear(), operator="../../Linear")
     long = msgspec.structs.replace(linear(), operator="o" * 300)
@@ -129,7 +129,7 @@ def test_names_in_a_run_choose_no_path(tmp_path: Path) -> None:
     assert problems == []
     assert all(path.resolve().is_relative_to(out.resolve()) for path in written)
     assert len({path for path in written if path.name == "tables.md"}) == 3
-    assert max(len(part) for path in written for part in path.relative_to(tmp_path).parts) <= 84
+    assert max(len(name) for path in written for name in path.relative_to(tmp_path).parts) <= 84
 
 
 ODD = ("[]", "[[]]", "[[],[1]]", "[[1e24]]", "[[1e-300]]", "[[1e24],[1e-300]]")
@@ -149,8 +149,8 @@ def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) 
         synthetic.run([time_row(v, case, f, 2 * f) for case in cases for v, f in ((BASE, 1), (DENSE, 3))]),
     )
     text = file.read_text(encoding="utf-8")
-    for one in samples:
-        text = text.replace(usual, one, 1)
+    for odd in samples:
+        text = text.replace(usual, odd, 1)
     assert usual not in text
     file.write_text(text, encoding="utf-8")
     shutil.copytree(ROOT / "results/published", tmp_path / "results/published")
@@ -165,7 +165,7 @@ def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) 
     assert not {"nan", "inf", "None"} & set(tables.replace("|", " ").split())
 
 
-def test_no_runs_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     """Only a folder without runs is an error, not runs without rows."""
     results = tmp_path / "results"
     results.mkdir()

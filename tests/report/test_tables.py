@@ -50,7 +50,7 @@ def test_columns_are_in_the_order_of_the_suite() -> None:
         assert list(section.blocks[0].table.headings) == columns
 
 
-def test_names_of_a_foreign_run_are_not_live() -> None:
+def test_markup_in_names_is_escaped() -> None:
     """Links, pictures, tags, headings and emphasis in a name are escaped; cells and lines stay whole."""
     for words, source in (
         ("[a](https://b.c)", "\\[a\\](https\\://b.c)"),

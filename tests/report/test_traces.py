@@ -1,6 +1,6 @@
-"""Figures of the README and the reports, traced back to the samples that they are computed from.
+"""Values of the README and the reports, traced back to the samples that they are computed from.
 
-The tests recompute figures from the JSON of the runs' files, with formulas written out in this file.
+The tests recompute values from the JSON of the runs' files, with formulas written out in this file.
 """
 
 import gzip
@@ -39,8 +39,8 @@ Raw = Mapping[str, Any]
 Formula = Callable[[Sequence[Raw]], list[float]]
 
 
-class Figure(NamedTuple):
-    """A printed figure: its page, the line of its table, its cell, and its value."""
+class PrintedValue(NamedTuple):
+    """A printed value: its page, the line of its table, its cell, and the number."""
 
     page: str
     line: str
@@ -48,8 +48,8 @@ class Figure(NamedTuple):
     reading: CellNumber
 
 
-def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
-    """Yield all figures of some sections, with the lines in which they are printed."""
+def printed_values(page: str, sections: Sequence[Section]) -> Iterator[PrintedValue]:
+    """Yield all values of some sections, with the lines in which they are printed."""
     for section in sections:
         for block in section.blocks:
             lines = block.table.markdown().splitlines()[2:]
@@ -57,35 +57,38 @@ def figures(page: str, sections: Sequence[Section]) -> Iterator[Figure]:
                 for cell in row:
                     for reading in cell.numbers:
                         if reading.value is not None:
-                            yield Figure(page, line, cell.text(), reading)
+                            yield PrintedValue(page, line, cell.text(), reading)
 
 
 @cache
-def everything() -> tuple[Figure, ...]:
-    """Return all figures of the README and docs, and of the tables of all runs that are shown."""
-    found: list[Figure] = []
+def all_values() -> tuple[PrintedValue, ...]:
+    """Return all values of the README and docs, and of the tables of all runs that are shown."""
+    result: list[PrintedValue] = []
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        found += figures(path.relative_to(ROOT).as_posix(), shown(path))
+        result += printed_values(path.relative_to(ROOT).as_posix(), shown(path))
     for folder, run in selection(ROOT / "results", ROOT / "reports").pages.items():
         page = str((folder / "tables.md").relative_to(ROOT))
-        found += figures(page, all_sections(run))
-    return tuple(found)
+        result += printed_values(page, all_sections(run))
+    return tuple(result)
 
 
-def sample() -> list[Figure]:
-    """Return figures of as many kinds as there are, half from the README and docs, half from the reports.
+def sampled_values() -> list[PrintedValue]:
+    """Return values of as many kinds as there are, half from the README and docs, half from the reports.
 
-    Rooflines and published figures are left out: other tests compute them.
+    Rooflines and published values are left out: other tests compute them.
     """
-    chosen: list[Figure] = []
+    chosen: list[PrintedValue] = []
     for is_readme in (True, False):
-        by_name: dict[str, list[Figure]] = {}
-        for one in everything():
-            assert one.reading.trace is not None
-            is_known = one.reading.name != "floor_percent" and one.reading.trace.rows[0].method != "published"
-            if is_known and one.page.startswith(("README", "docs")) == is_readme:
-                by_name.setdefault(one.reading.name, []).append(one)
-        source = random.Random(SEED)  # noqa: S311  # the same figures every time
+        by_name: dict[str, list[PrintedValue]] = {}
+        for printed in all_values():
+            assert printed.reading.trace is not None
+            is_known = (
+                printed.reading.name != "floor_percent"
+                and printed.reading.trace.rows[0].method != "published"
+            )
+            if is_known and printed.page.startswith(("README", "docs")) == is_readme:
+                by_name.setdefault(printed.reading.name, []).append(printed)
+        source = random.Random(SEED)  # noqa: S311  # the same values every time
         kinds = sorted(by_name)
         chosen += [source.choice(by_name[kinds[k % len(kinds)]]) for k in range(SAMPLED // 2)]
     return chosen
@@ -102,7 +105,7 @@ def rows(run_id: str) -> tuple[Raw, ...]:
 
 def raw(run_id: str, row: Measurement) -> Raw:
     """Return the line with the key of a row."""
-    (found,) = (
+    (match,) = (
         line
         for line in rows(run_id)
         if line["record"] == "measurement"
@@ -111,7 +114,7 @@ def raw(run_id: str, row: Measurement) -> Raw:
         and msgspec.convert(line["variant"], Variant) == row.variant
         and msgspec.convert(line["case"], Case) == row.case
     )
-    return found
+    return match
 
 
 def flat(line: Raw) -> list[float]:
@@ -139,32 +142,36 @@ def n_effs(lines: Sequence[Raw]) -> list[float]:
     n = case["members"]
     replicates = by_kind.get(("effective_members", "linear fitness"))
     values = flat(replicates) if replicates else []
-    found = [1 / statistics.mean(1 / value for value in values), least(values, n)] if values else []
+    candidates = [1 / statistics.mean(1 / value for value in values), least(values, n)] if values else []
     closed, fitted = by_kind.get(("kappa", "closed form")), by_kind.get(("kappa", "linear fitness"))
     if closed and fitted and replicates:
         # d from the law 1 / n_eff = 1 / n + kappa / d, in the replicate that determines it best.
         kappa, n_eff = max(zip(flat(fitted), flat(replicates), strict=True), key=lambda pair: abs(pair[0]))
         d = round(kappa / (1 / n_eff - 1 / n)) if kappa else 1
-        found.append(n / (1 + flat(closed)[0] * n / d))
-    return found
+        candidates.append(n / (1 + flat(closed)[0] * n / d))
+    return candidates
 
 
 def least(replicates: Sequence[float], members: int) -> float:
     """Return the lower bound of n_eff, by Student's interval of the mean reciprocal; at most 100 times n."""
-    found = [1 / value for value in replicates]
-    half = float(student.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / math.sqrt(len(found))
-    return 1 / max(statistics.mean(found) + half, 1 / (100 * members))
+    reciprocals = [1 / value for value in replicates]
+    half = (
+        float(student.ppf(0.975, len(reciprocals) - 1))
+        * statistics.stdev(reciprocals)
+        / math.sqrt(len(reciprocals))
+    )
+    return 1 / max(statistics.mean(reciprocals) + half, 1 / (100 * members))
 
 
-def own(lines: Sequence[Raw]) -> list[Raw]:
-    """Return the lines of the figure's own variant, which come first."""
+def lines_of_variant(lines: Sequence[Raw]) -> list[Raw]:
+    """Return the lines of the value's own variant, which come first."""
     return [line for line in lines if line["variant"] == lines[0]["variant"]]
 
 
 def rates(lines: Sequence[Raw]) -> list[float]:
     """Return n_eff over the milliseconds of a step."""
     step = middle(lines[0]) / 1e6
-    return [value / step for value in n_effs(own(lines))]
+    return [value / step for value in n_effs(lines_of_variant(lines))]
 
 
 def by_dense(lines: Sequence[Raw]) -> list[float]:
@@ -175,7 +182,7 @@ def by_dense(lines: Sequence[Raw]) -> list[float]:
 
 def shares(lines: Sequence[Raw]) -> list[float]:
     """Return n_eff as a percentage of the members."""
-    return [100 * value / lines[0]["case"]["members"] for value in n_effs(own(lines))]
+    return [100 * value / lines[0]["case"]["members"] for value in n_effs(lines_of_variant(lines))]
 
 
 def at_sigma(lines: Sequence[Raw]) -> list[float]:
@@ -190,7 +197,7 @@ FORMULAS: dict[str, Formula] = {
     RATE_PER_MS: rates,
     RATE_MULTIPLIER: by_dense,
     EFFECTIVE_PERCENT: shares,
-    "effective_members": lambda lines: n_effs(own(lines)),
+    "effective_members": lambda lines: n_effs(lines_of_variant(lines)),
     "effective_members_at_sigma": at_sigma,
     "effective_percent_at_sigma": lambda lines: [100 * at_sigma(lines)[0] / lines[0]["case"]["members"]],
     "kappa": lambda lines: [statistics.mean(flat(line)) for line in lines if line["metric"] == "kappa"],
@@ -198,11 +205,11 @@ FORMULAS: dict[str, Formula] = {
     "achieved_bytes_per_s": lambda lines: [lines[0]["work"]["moved_bytes"] / middle(lines[0]) * 1e9],
     "achieved_flops_per_s": lambda lines: [lines[0]["work"]["flops"] / middle(lines[0]) * 1e9],
 }
-"""Functions for the possible values of a figure from its lines; other figures are means or medians."""
+"""Functions for the possible values of a cell from its lines; other cells are means or medians."""
 
 
 def recomputed(reading: CellNumber) -> list[float]:
-    """Return the possible values of a figure, from the lines of its rows."""
+    """Return the possible values of a cell, from the lines of its rows."""
     assert reading.trace is not None
     lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
     if reading.name in FORMULAS:
@@ -210,24 +217,28 @@ def recomputed(reading: CellNumber) -> list[float]:
     return [statistics.mean(flat(lines[0])) if lines[0]["phase"] == "quality" else middle(lines[0])]
 
 
-def test_figures_follow_from_the_samples_of_their_rows() -> None:
-    """Every figure has a trace, and fifty of the README and reports match their samples.
+def test_printed_values_follow_from_the_samples_of_their_rows() -> None:
+    """Every value has a trace, and fifty of the README and reports match their samples.
 
-    A figure that is off by one per cent does not match.
+    A value that is off by one per cent does not match.
     """
-    assert len(everything()) > 10_000
-    assert [one for one in everything() if one.reading.trace is None or not one.reading.trace.rows] == []
-    names = {one.reading.name for one in sample() if one.page.startswith(("README", "docs"))}
+    assert len(all_values()) > 10_000
+    assert [
+        printed for printed in all_values() if printed.reading.trace is None or not printed.reading.trace.rows
+    ] == []
+    names = {
+        printed.reading.name for printed in sampled_values() if printed.page.startswith(("README", "docs"))
+    }
     assert names >= {"latency_ns", "peak_bytes", "noise_bytes", TIME_MULTIPLIER, SPEED_MULTIPLIER}
     assert names >= {RATE_PER_MS, RATE_MULTIPLIER, EFFECTIVE_PERCENT, "kappa"}
-    for figure in sample():
-        reading = figure.reading
+    for printed in sampled_values():
+        reading = printed.reading
         assert reading.trace is not None
         assert reading.value is not None
         expected = recomputed(reading)
-        assert any(reading.value == pytest.approx(value, rel=1e-6, abs=1e-12) for value in expected), figure
-        assert reading.text() in figure.cell
-        assert figure.line in (ROOT / figure.page).read_text(encoding="utf-8").splitlines(), figure
+        assert any(reading.value == pytest.approx(value, rel=1e-6, abs=1e-12) for value in expected), printed
+        assert reading.text() in printed.cell
+        assert printed.line in (ROOT / printed.page).read_text(encoding="utf-8").splitlines(), printed
         if reading.name == "latency_ns":
             for factor in (0.99, 1.01):
                 assert reading.value * factor not in [pytest.approx(value, rel=1e-6) for value in expected]

@@ -46,41 +46,41 @@ Work      2 * rank * (o + i) flops.
 """The docstrings that :func:`usual` stores."""
 
 
-def usual(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU") -> Run:
+def usual_run(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU") -> Run:
     """Return a run with a ranking on a square layer, a sweep of its forward, and a forward of a wider one."""
     swept = [
         row
         for members in (64, 256, 1024)
-        for row in timed(linear(64, members=members), slower * members / 1024)
+        for row in forward_rows(linear(64, members=members), slower * members / 1024)
     ]
-    found = [
+    measured_rows = [
         *rows(),
         *swept,
-        *timed(linear(512), slower * 20),
+        *forward_rows(linear(512), slower * 20),
         skipped(variant("Hadamard"), linear(512), "out of memory: 9 GB", "forward"),
     ]
-    run = synthetic.run(found, peaks(), run_id=run_id, device_name=device_name)
+    run = synthetic.run(measured_rows, peaks(), run_id=run_id, device_name=device_name)
     sources = {"LowRank(rank=1)": "arXiv:2511.16652"}
     return synthetic.changed(run, docs=DOCS, sources=sources)
 
 
-def timed(case: Case, milliseconds: float) -> list[Row]:
+def forward_rows(case: Case, milliseconds: float) -> list[Row]:
     """Return seven rounds of the forward of two schemes and both baselines, with their peaks."""
     factors = {BASE: 1.0, NAIVE: 40.0, DENSE: 8.0, variant("LowRank", rank=1): 1.5}
-    found: list[Row] = []
-    for one, factor in factors.items():
+    result: list[Row] = []
+    for timed_variant, factor in factors.items():
         times = [factor * milliseconds * (1 + round_ / 500) for round_ in range(7)]
-        found.append(working(time_row(one, case, *times), 1e4, 1e4))
-        found.append(bytes_row(one, case, "peak_bytes", int(1e6 * factor)))
-    return found
+        result.append(working(time_row(timed_variant, case, *times), 1e4, 1e4))
+        result.append(bytes_row(timed_variant, case, "peak_bytes", int(1e6 * factor)))
+    return result
 
 
-def evil() -> Run:
+def hostile_run() -> Run:
     """Return a run in which every name and reason is a text that could break a page."""
     case = msgspec.structs.replace(linear(), operator=f"Op{EVIL}")
     bad, long = Variant(scheme=f"S{EVIL}", options=(("o", EVIL),)), Variant(scheme=LONG)
     odd = time_row(long, case, 2.0)
-    found: list[Row] = [
+    measured_rows: list[Row] = [
         time_row(BASE, case, 1.0),
         time_row(bad, case, 3.0),
         msgspec.structs.replace(odd, samples=((1e24,), (1e-300,)), labels=(EVIL,)),
@@ -88,7 +88,9 @@ def evil() -> Run:
         msgspec.structs.replace(odd, variant=Variant(scheme="Empty"), samples=()),
         msgspec.structs.replace(odd, metric=f"m{EVIL}", method=EVIL),
     ]
-    run = synthetic.run(found, suite=f"suite{EVIL}", run_id="20250101T000000Z-evil", device_name=f"GPU{EVIL}")
+    run = synthetic.run(
+        measured_rows, suite=f"suite{EVIL}", run_id="20250101T000000Z-evil", device_name=f"GPU{EVIL}"
+    )
     end = RunEnd(status="failed", wall_s=1.0, invalid=(EVIL,))
     docs = {"Empty": SchemeDoc(module=EVIL, text=EVIL), LONG: SchemeDoc(module="", text="Work  none.")}
     return synthetic.changed(run, request=Request(cases=EVIL), docs=docs, end=end)
@@ -125,28 +127,28 @@ def parsed(text: str) -> _Scripts:
     return parser
 
 
-def embedded(text: str) -> dict[str, Any]:
+def page_data(text: str) -> dict[str, Any]:
     """Return the data of a page."""
     (data,) = [body for attributes, body in parsed(text).found if attributes.get("id") == "data"]
-    found: dict[str, Any] = json.loads(data)
-    return found
+    loaded: dict[str, Any] = json.loads(data)
+    return loaded
 
 
-def figures(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str, Record]]:
+def page_rows(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str, Record]]:
     """Yield every row of a page's data: (run, quantity, case, variant's name, row)."""
-    found = []
+    result = []
     for view in data["views"]:
         columns = data["columns"][view["columns"]]
-        for number, marks, texts, *rest in view["rows"]:
+        for number, marks, texts, *reasons in view["rows"]:
             row = {
                 "marks": marks,
                 "texts": dict(zip(columns, texts, strict=False)),
-                **(rest[0] if rest else {}),
+                **(reasons[0] if reasons else {}),
             }
-            place = (
+            keys = (
                 data["runs"][view["run"]],
                 data["quantities"][view["quantity"]],
                 data["cases"][view["case"]],
             )
-            found.append((*place, data["variants"][number]["name"], row))
-    return found
+            result.append((*keys, data["variants"][number]["name"], row))
+    return result

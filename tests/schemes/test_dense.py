@@ -27,7 +27,7 @@ def test_regenerated_noise_has_the_bits_of_stored_noise(stream: str) -> None:
 
 
 def test_a_weight_beyond_the_counters_is_refused_before_drawing() -> None:
-    """Regenerated noise of a weight with too many elements for the counters raises when it is draw_table."""
+    """Regenerated noise of a weight with more elements than counters raises before it is drawn."""
     for scheme, shape in ((Regenerated(), (1, 2**18, 2**17)), (RegeneratedSign(), (1, 2**20, 2**20))):
         with pytest.raises(ValueError, match="is outside the counter range"):
             scheme.sample(

@@ -38,7 +38,7 @@ def scheme_of(entry: Entry) -> AnyScheme:
     return entry.scheme
 
 
-def each(cases: Any, check: Callable[..., None]) -> None:
+def check_each(cases: Any, check: Callable[..., None]) -> None:
     """Run a check on every case, and add the case to the traceback of an error."""
     for case in cases:
         try:
@@ -51,7 +51,7 @@ def each(cases: Any, check: Callable[..., None]) -> None:
 @every_variant
 def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
     """Every variant passes every check of :mod:`impls.verify.checks` in float64."""
-    each(
+    check_each(
         ((case,) for case in CHECKS if suits(entry, case)),
         lambda case: build(entry.scheme, case, "cpu", 0).verify(),
     )
@@ -74,7 +74,7 @@ def test_errs_at_most_twice_the_reference_in_narrow_dtypes(entry: Entry) -> None
                 work.enter(phase)
                 work.confirm(phase)
 
-    each(product(dtypes, sides), check)
+    check_each(product(dtypes, sides), check)
 
 
 @every_scheme
@@ -92,7 +92,7 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
         check_update(population, x, range(members))
 
     layers = [(nn.Linear(i, o), (i,)) for o, i in ((1, 1), (1, 5), (5, 1), (3, 7), (17, 33))]
-    each(((*layer, members) for layer in layers for members in (1, 3)), check)
+    check_each(((*layer, members) for layer in layers for members in (1, 3)), check)
     check(nn.Conv2d(1, 1, (2, 3), padding=1), (1, 4, 5), 2)
 
 
@@ -113,11 +113,11 @@ def test_agrees_with_the_reference_with_philox(entry: Entry) -> None:
     check_purity(plain)
     check_split(plain)
     population, members = plain.population(7), range(7)
-    whole = population.dense_noise(population.sample(3))
+    all_members = population.dense_noise(population.sample(3))
     for ends in ((0, 1, 7), (0, 3, 4, 7), (0, 6, 7)):
         parts = [population.dense_noise(population.sample(3, members[a:b])) for a, b in pairwise(ends)]
-        for name, values in whole.items():
-            assert torch.equal(values, torch.cat([part[name] for part in parts])), ends
+        for name, values in all_members.items():
+            assert torch.equal(values, torch.cat([piece[name] for piece in parts])), ends
 
 
 ONE_OF_A_CLASS = {type(entry.scheme): entry for entry in ENTRIES}.values()
@@ -151,7 +151,7 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
             compiled: Any = torch.compile(forward, backend="aot_eager")
             torch.testing.assert_close(compiled(x), forward(x), rtol=1e-5, atol=1e-5)
 
-    each(cases, check)
+    check_each(cases, check)
 
 
 def test_utilities_of_any_size_are_scaled_before_they_are_rounded_to_a_narrow_dtype() -> None:
@@ -178,4 +178,4 @@ def test_utilities_of_any_size_are_scaled_before_they_are_rounded_to_a_narrow_dt
             else:
                 torch.testing.assert_close(gradient(population, scale), scale * plain, rtol=2e-3, atol=1e-7)
 
-    each(((entry,) for entry in ENTRIES), check)
+    check_each(((entry,) for entry in ENTRIES), check)

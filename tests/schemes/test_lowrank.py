@@ -27,21 +27,21 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
     members, model = 2 * BLOCK + 3, fill(nn.Linear(5, 4))
     x, utilities = normal(members, 5), normal(members)
     for stream in ("block", "philox"):
-        whole, regenerated = (
+        storing, regenerated = (
             perturb(model, scheme, members=members, sigma=0.1, stream=stream)
             for scheme in (stored, replace(stored, regenerated=True))
         )
-        noise, redrawn = whole.sample(3), regenerated.sample(3)
-        bits = whole.dense_noise(noise)
+        noise, redrawn = storing.sample(3), regenerated.sample(3)
+        bits = storing.dense_noise(noise)
         for name, values in regenerated.dense_noise(redrawn).items():
             assert torch.equal(values, bits[name])
-        assert torch.equal(whole(x, noise), regenerated(x, redrawn))
-        expected = compute_update(whole, noise, utilities)["weight"]
+        assert torch.equal(storing(x, noise), regenerated(x, redrawn))
+        expected = compute_update(storing, noise, utilities)["weight"]
         check_close("update", compute_update(regenerated, redrawn, utilities)["weight"], expected, expected)
         assert torch.equal(regenerated.dense_noise(redrawn, 100, 120)["weight"], bits["weight"][100:120])
     # With philox a part may start and end inside blocks.
-    part = regenerated.dense_noise(regenerated.sample(3, range(30, BLOCK + 7)))["weight"]
-    assert torch.equal(part, bits["weight"][30 : BLOCK + 7])
+    piece = regenerated.dense_noise(regenerated.sample(3, range(30, BLOCK + 7)))["weight"]
+    assert torch.equal(piece, bits["weight"][30 : BLOCK + 7])
 
 
 @pytest.mark.parametrize("rank", [MAX_SINGLE_TERMS, MAX_SINGLE_TERMS + 1])
@@ -136,7 +136,7 @@ def kurtosis_of_products(steps: int = 200) -> float:
 
 
 def test_no_direction_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries have unit variance and a constant gradient is spread over members; planted bugs break both."""
+    """Entries have variance 1, and a constant gradient is spread over members; planted bugs break both."""
     assert largest_deviation(2) < 5
     assert kurtosis_of_products() < 20  # a product of two normal numbers has 9
     signs, integers = BlockStream.signs, BlockStream.integers
@@ -167,10 +167,10 @@ def test_any_split_of_orthogonal_members_has_the_bits_of_the_whole(width: int) -
     """Parts within a round, across rounds, and across the rounds drawn in one call have the same bits."""
     members = 2 * MEMBERS_PER_DRAW + 5 if width == 1 else BLOCK + 50
     model = nn.Linear(width, width, bias=False).double()
-    whole = perturb(model, Orthogonal(), members=members, sigma=0.1, stream="philox")
-    bits = whole.dense_noise(whole.sample(1))["weight"]
+    population = perturb(model, Orthogonal(), members=members, sigma=0.1, stream="philox")
+    bits = population.dense_noise(population.sample(1))["weight"]
     ends = itertools.pairwise((0, 7, BLOCK - 1, members - 2, members))
-    parts = [whole.dense_noise(whole.sample(1, range(*pair)))["weight"] for pair in ends]
+    parts = [population.dense_noise(population.sample(1, range(*pair)))["weight"] for pair in ends]
     assert torch.equal(torch.cat(parts), bits)
 
 

@@ -47,8 +47,8 @@ def replace_method(scheme: AnyScheme, name: str, method: Method) -> AnyScheme:
     def wrong(self: object, *arguments: Any) -> Any:
         return method(partial(getattr(original_class, name), self), *arguments)
 
-    made: AnyScheme = type(original_class.__name__, (original_class,), {name: wrong})(**vars(scheme))
-    return made
+    replaced: AnyScheme = type(original_class.__name__, (original_class,), {name: wrong})(**vars(scheme))
+    return replaced
 
 
 def with_noise(**changes: Callable[[Any], Any]) -> Method:

@@ -37,7 +37,7 @@ OPERATORS = [
     repeats=st.integers(1, 2),
     case=st.sampled_from(OPERATORS),
 )
-def test_member_j_has_core_j_modulo_their_number(
+def test_member_j_has_core_j_modulo_the_number_of_cores(
     start: int,
     total: int,
     count: int,
@@ -125,7 +125,7 @@ def draw_dense(scheme: AnyScheme, module: nn.Module, members: int = 6) -> Tensor
 
 @pytest.mark.parametrize("options", PERMUTED, ids=str)
 def test_a_member_is_the_core_with_permuted_channels(options: dict[str, Any]) -> None:
-    """Members have the the same entries elsewhere; the sparsities' shares of rows and columns are not 0."""
+    """Members have the core's entries in other channels; the sparsities are shares of zero channels."""
     scheme = Permuted(**options)
     noise = draw_dense(scheme, nn.Linear(8, 10, bias=False))
     assert torch.equal(noise.flatten(1).sort().values, noise[:1].flatten(1).sort().values.expand(6, 80))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 
 
 def test_compiled_code_agrees_with_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and update are within the error budget of the dtype."""
+    """Compiled forward and update are within the error budget of the dtype."""
     if reason := compiled.missing_compiler_reason(torch.device("cpu")):
         pytest.skip(reason)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

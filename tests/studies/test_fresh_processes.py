@@ -49,7 +49,7 @@ def test_every_variant_agrees_with_the_reference(entry: Entry, operator: str) ->
 @needs_compiler
 @pytest.mark.parametrize("candidates", [4, 12])
 def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
-    """With torch's own compiler, for any number of architectures."""
+    """Torch's compiler makes two graphs for a shared dynamic layer, for any number of architectures."""
     case = population(candidates, 8, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0))
     result = run_isolated(plan)
@@ -68,8 +68,8 @@ def test_whole_models_beyond_the_limit_are_not_reported() -> None:
     assert result.eager.startswith("candidate 8 of 10: ")
 
 
-def test_a_fresh_process_raises_what_fails_in_it() -> None:
-    """Here an unknown backend, and training that differs from the reference."""
+def test_errors_in_a_fresh_process_are_raised() -> None:
+    """An unknown backend, and training that differs from the reference, raise in the parent."""
     case = population(2, 5, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0), backend="none such")
     with pytest.raises(Exception, match="none such"):
@@ -85,7 +85,7 @@ def raise_wrong() -> None:
 
 
 def test_one_process_per_candidate_gives_bitwise_the_same() -> None:
-    """With the parent's number of threads."""
+    """A process for each candidate, with the parent's number of threads, trains the same bits."""
     case = population(2, 5, 4)
     widths, x = architectures(case, 0), batches(case, "cpu", 0)[0]
     expected = architecture_search.run(Search(case, "cpu", 0), widths, x)
@@ -95,7 +95,7 @@ def test_one_process_per_candidate_gives_bitwise_the_same() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the peak of a part of a process")
 def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> None:
-    """Parameters that are alive, and the peak of the process above its memory before the search."""
+    """This holds for the parameters that are alive and for the growth of the process's peak memory."""
     case = population(6, 128, 16)
     widths = [architectures(case, 0)[1]] * 6
     clean = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0), widths)
@@ -111,7 +111,7 @@ def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> No
 
 
 def test_a_search_has_all_its_metrics_or_reasons() -> None:
-    """On a CPU, torch's allocator reports nothing."""
+    """Every metric of a search has a value or a reason; on a CPU torch's allocator reports nothing."""
     workload = build(REGISTRY.entries["CleanSearch"].scheme, population(3, 16, 4), "cpu", 0)
     metrics = {(metric.metric, metric.method): metric for metric in workload.quality()}
     assert all(bool(metric.samples) != bool(metric.reason) for metric in metrics.values())

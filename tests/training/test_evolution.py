@@ -43,7 +43,7 @@ def tiny(network: str = "DigitsMLP") -> Recipe:
 
 
 def test_utilities_are_centered_ranks() -> None:
-    """They go from -1/2 to 1/2 in the fitness's order and shape, at any scale; ties share a rank."""
+    """Utilities are centered ranks from -1/2 to 1/2, in the fitness's order and shape; ties share a rank."""
     fitness = torch.tensor([[3.0, -1.0, 100.0], [0.5, 2.0, 0.0]])
     expected = torch.tensor([[0.3, -0.5, 0.5], [-0.1, 0.1, -0.3]], dtype=torch.float64)
     torch.testing.assert_close(centered_ranks(fitness), expected)
@@ -113,8 +113,8 @@ def test_n_eff_of_a_network() -> None:
     ]
 
 
-def test_what_the_harness_asks_about_a_scheme() -> None:
-    """The trainer has the reason why it refuses a model, and whether a scheme learns from rows."""
+def test_the_trainer_reports_refusals_and_learning_from_rows() -> None:
+    """The trainer states why it refuses a model, and whether a scheme learns from rows."""
     with pytest.raises(UnavailableError, match="k = 2 is above the weight"):
         train(SparsePerturbed(k=2), tiny("DigitsCNN"), 0, "cpu")
     model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())

@@ -86,10 +86,10 @@ def test_every_mode_trains_bitwise_the_same_and_frees_what_it_can() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_modes_collect_when_they_say_and_restore_the_collector(
+def test_modes_collect_as_documented_and_restore_the_collector(
     mode: Mode, generations: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds if a candidate fails too; ``collect`` disables automatic collections inside one."""
+    """Collections are as documented also if a candidate fails; ``collect`` disables automatic ones inside."""
     counts: dict[Mode, tuple[int, int]] = {
         "collect": (1, 0),
         "collect_batch": (4, 0),
@@ -119,8 +119,8 @@ def test_modes_collect_when_they_say_and_restore_the_collector(
             assert (generations.count(2), len(releases)) == counts.get(mode, (0, 0))
 
 
-def test_modes_state_what_they_need() -> None:
-    """Some need CUDA or environment variables; the error for an unknown mode lists the known ones."""
+def test_modes_state_their_requirements() -> None:
+    """Modes state the device or variables they need; the error for an unknown mode lists all modes."""
     needing = {"empty_cache", "empty_cache_batch", "expandable", "pool"}
     assert {mode for mode in MODES if "CUDA" in refusal(mode, "cpu")} == needing
     assert not any(refusal(mode, "cuda:0") for mode in MODES)
@@ -131,7 +131,7 @@ def test_modes_state_what_they_need() -> None:
 
 
 def test_an_isolated_call_runs_in_another_process() -> None:
-    """It gets its environment variables, and results and exceptions come back."""
+    """An isolated call gets its environment variables, and its result or exception comes back."""
     before = dict(os.environ)
     pid, planted, tensor = isolated(report, torch.arange(4), environment={"PLANTED": "yes"})
     assert pid != os.getpid()
@@ -183,7 +183,7 @@ def test_the_iterator_yields_the_same_items_and_collects_before_every_sixth(gene
 
 
 def test_iterations_end_their_threads_and_do_not_interfere() -> None:
-    """This holds if a loop breaks or raises, if items fail, in several threads and nested."""
+    """Threads end if a loop breaks or raises or an item fails, also in several threads and nested loops."""
     wrapped = ReclaimingIterator(range(9), tick_s=60)
     for item in wrapped:
         assert len(watchdogs()) == 1

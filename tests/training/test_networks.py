@@ -13,7 +13,7 @@ NAMES = tuple(networks.NETWORKS)
 
 
 def test_the_digits_are_complete_and_no_image_is_in_both_parts() -> None:
-    """1797 images in 0..1, each digit in both parts, split in the same way every time."""
+    """There are 1797 images in 0..1, with each digit in both parts, split in the same way every time."""
     data = networks.digits()
     assert data.train_x.shape == (networks.TRAINING, 64)
     assert data.test_x.shape == (1797 - networks.TRAINING, 64)
@@ -26,7 +26,7 @@ def test_the_digits_are_complete_and_no_image_is_in_both_parts() -> None:
 
 
 def test_networks_learn_the_digits() -> None:
-    """They classify nearly all test images after training, and few before; shapes and names are right."""
+    """Networks classify nearly all test images after training, and few before; shapes and names are right."""
     for name in NAMES:
         assert networks.accuracy(networks.trained(name)) > 0.95
         model = networks.untrained(name)

@@ -55,7 +55,7 @@ def grouped(parameters: list[nn.Parameter]) -> Optimizer:
 
 @every_granularity
 def test_weights_and_state_are_bitwise_those_of_an_ordinary_optimizer(granularity: Granularity) -> None:
-    """They are equal for every rule and kernel and for parameter groups, and no gradient is left."""
+    """Weights and state are equal for every rule, kernel and parameter group, and no gradient is left."""
     rules: list[Rule] = [grouped]
     for rule, kernels in RULES.values():
         rules += [partial(rule, foreach=False), *(partial(rule, **{kernel: True}) for kernel in kernels)]
@@ -125,8 +125,8 @@ def test_shared_and_checkpointed_layers_are_updated_once(granularity: Granularit
 
 
 @every_granularity
-def test_the_pass_updates_what_it_reaches_and_uses_old_weights_itself(granularity: Granularity) -> None:
-    """Incomplete layers and buckets are updated at its end; gradients of inputs use the old weights."""
+def test_a_pass_updates_layers_that_it_reaches_and_uses_old_weights(granularity: Granularity) -> None:
+    """Incomplete layers and buckets are updated when the pass ends; gradients of inputs use old weights."""
     model, x = mlp(), rows().requires_grad_()
     model.add_module("unused", nn.Linear(2, 2))
     expected = torch.autograd.grad(model[:3](x).square().mean(), x)[0]
@@ -143,7 +143,7 @@ def test_the_pass_updates_what_it_reaches_and_uses_old_weights_itself(granularit
 
 
 def test_bytes_of_gradients_alive_at_once() -> None:
-    """Gradients of the largest parameter, layer or bucket are alive; with the guard, of whole layers."""
+    """Gradients of the largest parameter, layer or bucket are alive; with the guard, whole layers."""
     parameter, one_layer, everything = 4 * 32, 4 * (32 + 8), 4 * (32 + 8 + 16 + 2)
     cases: list[tuple[Granularity, int, int, int]] = [
         ("parameter", 1, parameter, one_layer),
@@ -180,13 +180,13 @@ def test_learning_rate_schedules_and_states_are_those_of_the_ordinary_optimizer(
         assert alike(plain, model)
         assert str(states[0]) == before
     model = implicit()
-    whole = ImplicitOptimizer(model)
-    whole.load_state_dict(whole.state_dict())
-    rates = LambdaLR(whole, lambda step: float(step == 0))
-    train(model, whole)
+    scheduled = ImplicitOptimizer(model)
+    scheduled.load_state_dict(scheduled.state_dict())
+    rates = LambdaLR(scheduled, lambda step: float(step == 0))
+    train(model, scheduled)
     rates.step()
     before_step = weights(model)
-    train(model, whole)
+    train(model, scheduled)
     assert equal(before_step, weights(model))
 
 
@@ -217,20 +217,20 @@ def test_states_of_layers_continue_and_those_of_other_models_are_refused() -> No
 
 
 @every_granularity
-def test_a_non_finite_gradient_leaves_its_layer_unchanged_and_no_other(granularity: Granularity) -> None:
-    """This holds for each parameter of a layer, wherever a bucket ends; later steps continue."""
-    for place, bucket_bytes in itertools.product(range(4), (1, 10**6)):
+def test_a_non_finite_gradient_leaves_only_its_layer_unchanged(granularity: Granularity) -> None:
+    """A non-finite gradient of any parameter skips its layer, wherever a bucket ends; later steps train."""
+    for index, bucket_bytes in itertools.product(range(4), (1, 10**6)):
         model = mlp()
         optimizer = OptimizerInBackward(model, ADAM, granularity, bucket_bytes=bucket_bytes)
         train(model, optimizer, 2)
         before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
-        with spoilt(list(model.parameters())[place], torch.inf if place % 2 else torch.nan):
+        with spoilt(list(model.parameters())[index], torch.inf if index % 2 else torch.nan):
             train(model, optimizer)
-        unchanged = [place < 2, place < 2, place >= 2, place >= 2]
+        unchanged = [index < 2, index < 2, index >= 2, index >= 2]
         assert same_entries(before, weights(model)) == unchanged
         now = optimizer.state_dict()["state"]
         assert [torch.equal(state[key]["exp_avg"], now[key]["exp_avg"]) for key in range(4)] == unchanged
-        names = ("0.weight", "0.bias") if place < 2 else ("2.weight", "2.bias")
+        names = ("0.weight", "0.bias") if index < 2 else ("2.weight", "2.bias")
         assert optimizer.skipped == dict.fromkeys(names, 1)
         train(model, optimizer)
         assert not any(same_entries(before, weights(model)))
@@ -286,11 +286,11 @@ def test_the_guard_joins_layers_and_handles_sparse_gradients() -> None:
 @every_granularity
 def test_gradients_of_a_failed_pass_are_dropped(granularity: Granularity) -> None:
     """step() and another pass raise an error, zero_grad() and close() do not; then training continues."""
-    for place, ending in itertools.product(range(4), ("step", "zero_grad", "close", "pass")):
+    for index, ending in itertools.product(range(4), ("step", "zero_grad", "close", "pass")):
         model = mlp()
         optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80)
         train(model, optimizer)
-        handle = list(model.parameters())[place].register_hook(fails)
+        handle = list(model.parameters())[index].register_hook(fails)
         with pytest.raises(ValueError, match="planted"):
             backward(model)
         handle.remove()
@@ -298,7 +298,7 @@ def test_gradients_of_a_failed_pass_are_dropped(granularity: Granularity) -> Non
         if ending == "close":
             optimizer.close()
             optimizer = OptimizerInBackward(model, SGD, granularity)
-        elif ending == "zero_grad" or place == 3:  # the last bias comes first: no gradient has arrived
+        elif ending == "zero_grad" or index == 3:  # the last bias comes first: no gradient has arrived
             optimizer.zero_grad()
         elif ending == "step":
             with pytest.raises(BackwardError, match=AFTER_ERROR):

@@ -41,7 +41,7 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 
 
 def test_when_and_how_many_entries_move() -> None:
-    """Every delta steps until before T_end: alpha / 2 (1 + cos(pi t / T_end)) of the active ones."""
+    """Every delta steps before T_end, alpha / 2 (1 + cos(pi t / T_end)) of the active entries move."""
     for end, delta, expected in (
         (75, 5, list(range(5, 75, 5))),
         (76, 5, list(range(5, 80, 5))),
@@ -61,8 +61,8 @@ def test_when_and_how_many_entries_move() -> None:
         assert Schedule(0.1, 75, 5, alpha=0.6).fraction(step) == pytest.approx(share)
 
 
-def test_the_optimizer_takes_the_steps_in_which_nothing_moves() -> None:
-    """With static masks it takes every step; training a dense model is bitwise plain training."""
+def test_the_optimizer_steps_where_no_entry_moves() -> None:
+    """With static masks the optimizer takes every step; training a dense model is bitwise plain training."""
     training = SparseTraining(T_end=75)
     steps: list[int] = []
     training.optimizer.register_step_post_hook(lambda *_: steps.append(training.scheduler.step))
@@ -160,7 +160,7 @@ def test_resumed_training_equals_straight_training(tmp_path: Path) -> None:
     assert equal(weights(two_layers), kept)
 
 
-def test_a_new_mask_zeroes_what_a_dense_training_left() -> None:
+def test_a_new_mask_zeroes_weights_and_state_of_dense_training() -> None:
     """A first mask, a new scheduler and a loaded state zero weights and optimizer state."""
     saved = SparseTraining(mask_seed=3).scheduler.state_dict()
     for way in ("first", "create", "load"):
@@ -182,7 +182,7 @@ def test_a_new_mask_zeroes_what_a_dense_training_left() -> None:
             assert all(torch.equal(tensor, 0.5 * mask) for tensor in tensors)
 
 
-def test_dense_gradients_of_the_last_passes_decide_what_grows() -> None:
+def test_dense_gradients_of_the_last_passes_decide_which_entries_grow() -> None:
     """Gradients of the last passes are summed; torch.autograd.grad and a closure that raises do not count."""
     training = SparseTraining(grad_accumulation_n=3)
     gradients: list[list[Tensor]] = []
@@ -257,7 +257,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_a_model_has_one_scheduler() -> None:
-    """A second one for an optimizer or a weight is refused until the first is closed or deleted.
+    """A second scheduler for an optimizer or a weight is refused until the first is closed or deleted.
 
     After a scheduler is closed, inactive entries learn again.
     """
@@ -313,8 +313,8 @@ def test_inactive_entries_are_zero_whatever_their_gradient_is(bad: float) -> Non
     """A non-finite gradient of an inactive entry leaves its gradient, momentum and weight zero."""
     training = SparseTraining(_momentum=0.9, _weight_decay=0.1)
     layer = training.scheduler.layers[0]
-    place, value = tuple((~layer.mask).nonzero()[0]), torch.tensor(bad)
-    handle = layer.weight.register_hook(lambda gradient: gradient.index_put(place, value))
+    index, value = tuple((~layer.mask).nonzero()[0]), torch.tensor(bad)
+    handle = layer.weight.register_hook(lambda gradient: gradient.index_put(index, value))
     training.backward(0)
     handle.remove()
     assert layer.weight.grad is not None
@@ -355,7 +355,7 @@ def test_training_with_grad_scaler_is_bitwise_training_without(unscales: bool) -
 
 
 def test_nothing_leaks() -> None:
-    """Models, schedulers and trainings are freed by reference counting alone."""
+    """Models, schedulers and training runs are freed by reference counting alone."""
     gc.disable()
     try:
         outside = SparseTraining()
@@ -407,7 +407,7 @@ def test_training_inside_the_backward_pass_is_that_of_the_scheduler() -> None:
 
 
 def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged() -> None:
-    """Its weight, momentum and mask stay, in a step that trains or moves entries; other layers continue."""
+    """A layer with such a gradient keeps weight, momentum and mask in any step; other layers continue."""
     for step, bad in itertools.product((2, 4), (torch.nan, torch.inf)):
         model = text_model()
         training = RigLInBackward(model, partial(torch.optim.SGD, lr=0.05, momentum=0.9), **SETTINGS)
@@ -416,10 +416,10 @@ def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged() -> None:
             training()
         before = state_of(training, training.optimizer)
         first = training.layers[0]
-        place = tuple((~first.mask).nonzero()[0])  # an inactive entry counts too
+        index = tuple((~first.mask).nonzero()[0])  # an inactive entry counts too
         value = torch.tensor(bad)
         handle = first.weight.register_hook(
-            lambda gradient, place=place, value=value: gradient.index_put(place, value)
+            lambda gradient, index=index, value=value: gradient.index_put(index, value)
         )
         model(words(step)).square().mean().backward()
         handle.remove()
@@ -438,7 +438,7 @@ def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged() -> None:
         assert not torch.equal(first.weight, before[1])
 
 
-def test_what_does_not_work_inside_the_backward_pass_is_refused() -> None:
+def test_unsupported_uses_inside_the_backward_pass_are_refused() -> None:
     """Averaged gradients, steps without a backward pass and second passes raise errors."""
     model = text_model()
     with pytest.raises(ValueError, match="grad_accumulation_n has to be 1"):

@@ -42,9 +42,9 @@ def _nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def model(place: int) -> nn.Sequential:
+def model(index: int) -> nn.Sequential:
     """Return a candidate."""
-    return untrained(WIDTHS[place], CASE, "cpu", place)
+    return untrained(WIDTHS[index], CASE, "cpu", index)
 
 
 def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
@@ -54,14 +54,14 @@ def trial(way: Way, candidates: int, limit: int | None = None) -> Trial:
 
 
 def test_how_many_graphs_a_population_needs() -> None:
-    """Shared dynamic layers need two, with and without gradients; other ways one per shape or model."""
+    """Shared dynamic layers need two graphs, with and without gradients; other ways more."""
     layers = SharedLayers(CAPTURE)
     # Sizes that happen to be equal in the first call are not assumed to be equal later.
     for rows, inp, out in ((4, 4, 4), (4, 3, 5), (6, 3, 6), (2, 7, 7)):
         layers.replace(nn.Linear(inp, out))(torch.ones(rows, inp))
     assert layers.graphs.compiled == 1
     shapes = {
-        (a, b, place > 0) for widths in WIDTHS[:6] for place, (a, b) in enumerate(itertools.pairwise(widths))
+        (a, b, index > 0) for widths in WIDTHS[:6] for index, (a, b) in enumerate(itertools.pairwise(widths))
     }
     assert len(shapes) > 8  # torch's own limit
     cases: list[tuple[Way, int, int | None, int]] = [
@@ -88,10 +88,10 @@ def test_nothing_is_reported_beyond_the_recompile_limit() -> None:
 
 
 def test_each_object_has_its_own_limit() -> None:
-    """Shared layers that reach theirs raise, and leave others alone."""
+    """Shared layers that reach their recompile limit raise, and leave other objects alone."""
     static, separate = SharedLayers(CAPTURE, dynamic=False), SharedLayers(CAPTURE, dynamic=False)
-    for place in range(3):
-        static.replace(model(place))(X)
+    for index in range(3):
+        static.replace(model(index))(X)
     with pytest.raises(SilentlyEagerError, match="8 graphs are compiled, one per combination"):
         static.replace(model(3))(X)
     separate.check(separate.replace(model(11)), X)
@@ -109,7 +109,7 @@ def test_each_object_has_its_own_limit() -> None:
         torch.vmap(ninth)(torch.ones(5, 3, 6))
 
 
-def test_what_does_not_run_compiled_is_found() -> None:
+def test_layers_that_do_not_run_compiled_are_errors() -> None:
     """Layers compiled in place, calls that compile each time and plain or foreign layers raise errors."""
     graphs = Graphs(CAPTURE)
     in_place = nn.Linear(5, 3)
@@ -162,8 +162,8 @@ def test_a_shared_model_is_the_same_model() -> None:
     for computed, dynamic in ways:
         layers = SharedLayers(CAPTURE, dynamic=dynamic)
         plain, shared = model(0), model(0)
-        for whole, place in itertools.product((plain, shared), (0, 2)):
-            computed(whole[place])  # type: ignore[arg-type]  # linear layers
+        for network, index in itertools.product((plain, shared), (0, 2)):
+            computed(network[index])  # type: ignore[arg-type]  # linear layers
         before = dict(shared.named_parameters())
         assert layers.replace(shared) is shared
         assert shared.state_dict().keys() == plain.state_dict().keys()
@@ -192,7 +192,7 @@ def test_a_shared_model_is_the_same_model() -> None:
 
 
 def test_torchs_settings_are_restored() -> None:
-    """They are restored after a call, and after one that raises."""
+    """Torch's settings are restored after a call, also after one that raises."""
     dynamo, fx = torch._dynamo.config, torch.fx.experimental._config  # noqa: SLF001  where torch keeps them
 
     def settings() -> tuple[object, ...]:
@@ -221,7 +221,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "triton" in refusal("cuda")
 
 
-def test_compiling_takes_what_steps_take_beyond_warm_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_time_is_the_excess_over_warm_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose first step takes 90 ns longer than its warm steps has 90 ns of compiling."""
     step = shared_compile._TrainingStep  # noqa: SLF001  its clock is replaced
     take = step.measure
@@ -237,7 +237,7 @@ def test_compiling_takes_what_steps_take_beyond_warm_ones(monkeypatch: pytest.Mo
 
 
 def test_break_even_counts_steps_of_all_candidates() -> None:
-    """It is total compile time over the mean time that a step saves; never, if it saves nothing."""
+    """Break-even is total compile time over the mean time that a step saves; never, if it saves nothing."""
     faster = Trial(2, (9.0, 9.0), (600.0, 200.0), (10.0, 30.0), (20.0, 40.0))
     by_name = {metric.metric: metric for metric in quality_metrics(faster, "dynamic")}
     assert by_name["compile_ns"].samples == (800.0,)

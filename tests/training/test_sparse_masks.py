@@ -30,7 +30,7 @@ from tests.training.models import text_model
 
 
 def test_weights_that_can_be_sparse() -> None:
-    """They are trainable weights of linear and convolutional layers, once each, that nothing else uses."""
+    """Trainable weights of linear and convolutional layers can be sparse, unless something else uses them."""
     model = text_model()
     assert list(sparsifiable(model)) == ["2.weight", "5.weight", "7.weight"]
     model.get_submodule("5").requires_grad_(requires_grad=False)
@@ -88,19 +88,19 @@ def test_the_number_of_zeros_is_exact() -> None:
 SCORES = ("distinct", "tied", "zero", "huge", "nan in weights")
 
 
-def drawn(kind: str, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(scores: str, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return a weight, a gradient and a mask [size]; inactive weights are zero."""
     generator = Generator().manual_seed(seed)
     weight, gradient = torch.randn(2, size, generator=generator)
-    if kind == "tied":
+    if scores == "tied":
         weight, gradient = weight.sign(), gradient.sign()
-    elif kind == "zero":
+    elif scores == "zero":
         weight, gradient = torch.zeros(2, size)
-    elif kind == "huge":
+    elif scores == "huge":
         weight = weight * 1e38 * 10
     mask = random_mask(weight, int(torch.randint(size + 1, (), generator=generator)), generator)
     weight = weight.masked_fill(~mask, 0)
-    if kind == "nan in weights":
+    if scores == "nan in weights":
         weight[: size // 2] = math.nan
     return weight, gradient, mask
 
@@ -117,23 +117,23 @@ def moved(weight: Tensor, gradient: Tensor, mask: Tensor, count: int, *, narrowe
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SCORES), st.integers(1, 400), st.integers(0, 99), st.floats(0, 1), st.booleans())
 def test_the_right_entries_are_dropped_and_grown(
-    kind: str, size: int, seed: int, share: float, narrowed: bool
+    scores: str, size: int, seed: int, share: float, narrowed: bool
 ) -> None:
-    """Their number is exact with ties, zeros, infinities and NaN; distinct scores agree with sorted lists.
+    """Counts are exact with ties, zeros, infinities and NaN; distinct scores agree with sorted lists.
 
     A dropped entry may be grown again.
     """
-    weight, gradient, mask = drawn(kind, size, seed)
+    weight, gradient, mask = drawn(scores, size, seed)
     nonzero = int(mask.sum())
     count = int(share * nonzero)
     after = moved(weight, gradient, mask, count, narrowed=narrowed)
     assert int(after.sum()) == nonzero
     assert int((mask & after).sum()) >= nonzero - count
-    if kind == "distinct":
+    if scores == "distinct":
         active = sorted(mask.nonzero().flatten().tolist(), key=lambda at: abs(float(weight[at])))
         stays = set(active[count:])
-        rest = sorted(set(range(size)) - stays, key=lambda at: -abs(float(gradient[at])))
-        assert set(after.nonzero().flatten().tolist()) == stays | set(rest[:count])
+        candidates = sorted(set(range(size)) - stays, key=lambda at: -abs(float(gradient[at])))
+        assert set(after.nonzero().flatten().tolist()) == stays | set(candidates[:count])
         shape = (1, size, 1)
         rows = weight.view(shape), gradient.view(shape), mask.view(shape)
         by_sorting = drop_and_grow_by_sorting(rows[0], rows[1], rows[2], count)
@@ -142,7 +142,7 @@ def test_the_right_entries_are_dropped_and_grown(
 
 @pytest.mark.parametrize("misled", ["too high", "too low", "all alike", "half zero", "few values"])
 def test_the_largest_scores_are_selected_even_if_the_sample_misleads(misled: str) -> None:
-    """Cases: sampled scores are larger or smaller than the others, or many scores are equal."""
+    """Sampled scores may be larger or smaller than the others, or many scores may be equal."""
     for nonzero in (2**10, 2**14, 2**16 + 2**15):
         scores = 10 + torch.rand(2**17, generator=Generator().manual_seed(1))
         sampled = torch.randint(2**17, (sparse_masks.SAMPLE,), generator=Generator().manual_seed(0))
@@ -173,7 +173,7 @@ def test_a_non_finite_gradient_moves_nothing(narrowed: bool) -> None:
 
 
 def test_a_selection_needs_at_most_16_bytes_per_weight() -> None:
-    """By torch's allocator; narrowed also by the process, which holds topk's pairs of values and indices."""
+    """Torch's allocator counts the bytes; for a narrowed selection also the process, with topk's pairs."""
     trim = getattr(ctypes.CDLL(ctypes.util.find_library("c")), "malloc_trim", lambda _: 0)
     shares = ((0.05, 0.95), (0.5, 0.5), (0.95, 0.05), (0.95, 0.95))
     for (density, alpha), tied in itertools.product(shares, (False, True)):
@@ -185,8 +185,8 @@ def test_a_selection_needs_at_most_16_bytes_per_weight() -> None:
         count = int(alpha * int(mask.sum()))
         narrow = partial(drop_and_grow, weight, gradient, mask, count, narrowed=True)
         if not tied:
-            whole = partial(drop_and_grow, weight, gradient, mask, count, narrowed=False)
-            assert max(memory.peak_bytes(call, "cpu") for call in (narrow, whole)) <= 16 * 2**20
+            full = partial(drop_and_grow, weight, gradient, mask, count, narrowed=False)
+            assert max(memory.peak_bytes(call, "cpu") for call in (narrow, full)) <= 16 * 2**20
         narrow()
         trim(0)
         before_bytes = reset_peak()  # None if the system does not report it

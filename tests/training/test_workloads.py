@@ -62,7 +62,7 @@ def built(name: str, case: Case) -> Workload:
 def test_every_variant_agrees_with_the_reference_and_passes_the_harness(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float64 and float32, before and after calls, on other inputs, without the global generator."""
+    """Results agree in both dtypes, before and after calls and on other inputs, without global generators."""
     monkeypatch.setitem(DEPTHS, backward.MANY_SMALL, 5)
     before = torch.get_rng_state()
     for entry, dtype in itertools.product(REGISTRY.select(), ("float64", "float32")):
@@ -91,7 +91,7 @@ def test_every_variant_agrees_with_the_reference_and_passes_the_harness(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_families_never_meet() -> None:
+def test_reserved_operators_have_only_their_own_variants() -> None:
     """Reserved operators have only their own variants, with one base and one naive, in every suite."""
     for suite in REGISTRY.suites.values():
         chosen = with_references(entries_of_suite(REGISTRY.select(), suite, ()))
@@ -106,7 +106,7 @@ def test_families_never_meet() -> None:
         assert modes.count("batched") > 1
 
 
-def test_what_cannot_run_says_why() -> None:
+def test_unsupported_cases_have_a_reason() -> None:
     """Shapes, dtypes and devices that a variant does not support are unavailable with a reason."""
     for name, case, reason in (
         ("Csr", cnn(8, 8, 2), "not of convolutions"),
@@ -242,7 +242,7 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
         patch.setattr(torch, "_foreach_mul_", lambda *_: None)
         wrong(build(rigl.RigL(by="foreach"), case, "cpu", 0))
     with monkeypatch.context() as patch:
-        patch.setattr(rigl, "sgd", lambda own, rate: torch.optim.SGD(own, rate, momentum=0.5))
+        patch.setattr(rigl, "sgd", lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.5))
         wrong(build(rigl.RigL(), case, "cpu", 0))
     pattern = sparse_products.Pattern
     right = pattern.value_gradient
@@ -283,7 +283,7 @@ def test_metrics_of_sparse_training() -> None:
 
 
 def test_masks_of_sparse_products() -> None:
-    """They have equally many inputs per output, whole blocks, and two of every four inputs.
+    """Masks have equally many inputs per output, whole blocks, or two of every four inputs.
 
     A product of several blocks, more than a case of the suite has, is that of the dense weight.
     """
@@ -300,7 +300,7 @@ def test_masks_of_sparse_products() -> None:
 
 
 def test_sparse_networks_classify_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few steps they are far better than chance, with the chosen density; nothing is timed."""
+    """After a few steps sparse networks are far better than chance, and their density is as chosen."""
     monkeypatch.setattr(sparse_digits, "SEEDS", (0,))
     monkeypatch.setattr(sparse_digits, "STEPS", 120)
     for rule in ("dense", "static", "set", "rigl"):
@@ -319,8 +319,8 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         loss_of, calls = architecture_search.loss_of, itertools.count()
 
-        def loss_without_a_gradient(*given: Any) -> Tensor:
-            loss = loss_of(*given)
+        def loss_without_a_gradient(*arguments: Any) -> Tensor:
+            loss = loss_of(*arguments)
             return loss.detach() + 0 * loss if next(calls) == architecture_search.STEPS - 2 else loss
 
         patch.setattr(architecture_search, "loss_of", loss_without_a_gradient)
@@ -334,7 +334,9 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert trial.candidate_ns == ()
 
 
-def test_calls_of_a_search_are_reproducible_and_free_what_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_a_search_are_reproducible_and_free_leaky_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Calls read two buffers in turn, from the same initial weights; leaky candidates are freed."""
     case = population(3, 5, 4)
     work = built("CleanSearch", case)
@@ -362,7 +364,7 @@ def test_calls_of_a_search_are_reproducible_and_free_what_leaks(monkeypatch: pyt
 
 def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaks are relative to the largest candidate alone; numbers that the device lacks have a reason."""
-    whole = Trial(
+    search_trial = Trial(
         5.0, 2.0, 7, 6, (0.5,), resident_bytes=300, reserved_bytes=90, allocated_bytes=60, retries=4
     )
     alone = Trial(1.0, 0.0, 0, 0, (0.5,), resident_bytes=100, reserved_bytes=40, allocated_bytes=30)
@@ -376,12 +378,12 @@ def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
         ("fragmentation_percent", "allocator"): pytest.approx(100 / 3),
         ("retries_count", "allocator"): 4,
     }
-    assert whole.numbers(alone) == expected
+    assert search_trial.numbers(alone) == expected
     calls = []
 
     def isolated(_: object, search: Search, widths: Any, environment: Any = None) -> Trial:
         calls.append((search.mode, len(widths), environment))
-        return whole if len(widths) > 1 else alone
+        return search_trial if len(widths) > 1 else alone
 
     monkeypatch.setattr(memory_reclaim, "isolated", isolated)
     memory_reclaim.largest_alone.cache_clear()

@@ -45,8 +45,8 @@ def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., T
         for members, p, length, outputs in ((2, 1, 1, 5), (2, 3, 70, 37), (1, 17, 1000, 3)):
             x, weights = random_signs(12, members, p, length), random_signs(13, members, length, outputs)
             with canaries() as buffers:
-                left, right = buffers.guard(packed(x, 2)), buffers.guard(packed(weights, 1))
-                y = multiply(left, right, length, dtype)
+                x_bits, w_bits = buffers.guard(packed(x, 2)), buffers.guard(packed(weights, 1))
+                y = multiply(x_bits, w_bits, length, dtype)
             wide = torch.promote_types(torch.float32, dtype)
             assert torch.equal(y.cpu(), product(x, weights).to(wide).div_(math.sqrt(length)).to(dtype)), dtype
 
@@ -55,15 +55,15 @@ def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., T
 def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Tensor]) -> None:
     """Products are exact for expanded operands, for taps padded to whole words, and for empty sizes."""
     x, weights = random_signs(2, 3, 2, 70), random_signs(3, 3, 70, 9)
-    left, right = packed(x, 2), packed(weights, 1)
-    y = multiply(left[:1].expand(3, -1, -1), right, 70)
+    x_bits, w_bits = packed(x, 2), packed(weights, 1)
+    y = multiply(x_bits[:1].expand(3, -1, -1), w_bits, 70)
     assert torch.equal(y.cpu(), product(x[:1].expand(3, -1, -1), weights))
-    y = multiply(left, right[:1].expand(3, -1, -1), 70)
+    y = multiply(x_bits, w_bits[:1].expand(3, -1, -1), 70)
     assert torch.equal(y.cpu(), product(x, weights[:1].expand(3, -1, -1)))
     x, weights = random_signs(4, 2, 4, 3 * 40), random_signs(5, 2, 3 * 40, 7)
-    left = packed(x.unflatten(2, (3, 40)), 3).flatten(2)
-    right = packed(weights.unflatten(1, (3, 40)), 2).flatten(1, 2)
-    assert torch.equal(multiply(left, right, 3 * 40).cpu(), product(x, weights))
+    x_bits = packed(x.unflatten(2, (3, 40)), 3).flatten(2)
+    w_bits = packed(weights.unflatten(1, (3, 40)), 2).flatten(1, 2)
+    assert torch.equal(multiply(x_bits, w_bits, 3 * 40).cpu(), product(x, weights))
     for members, p, outputs in ((0, 1, 5), (2, 0, 5), (2, 1, 0)):
         empty = torch.zeros(members, p, 3, dtype=torch.int64, device=DEVICE)
         columns = torch.zeros(members, 3, outputs, dtype=torch.int64, device=DEVICE)
@@ -124,15 +124,15 @@ def test_members_have_the_bits_of_the_stream() -> None:
             drawn = sample_bits(buffers.guard(planes), *place_of(stream), members)
         assert torch.equal(drawn, selected(planes, stream.words("bits", 8, words))), words
     planes = planes_of(torch.full((5, 64), 100))
-    place = place_of(stream_of(range(1)))
-    whole = sample_bits(planes, *place, range(10))
-    assert torch.equal(sample_bits(planes, *place, range(7, 9)), whole[7:9])
-    last = sample_bits(planes, *place, range(philox.SHARED, philox.SHARED + 1))
+    key = place_of(stream_of(range(1)))
+    all_bits = sample_bits(planes, *key, range(10))
+    assert torch.equal(sample_bits(planes, *key, range(7, 9)), all_bits[7:9])
+    last = sample_bits(planes, *key, range(philox.SHARED, philox.SHARED + 1))
     assert torch.equal(last, selected(planes, stream_of(range(1)).shared().words("bits", 8, 5)))
     for changed in (stream_of(range(2), seed=4), stream_of(range(2), layer="1")):
         drawn = sample_bits(planes, *place_of(changed), range(2))
         assert torch.equal(drawn, selected(planes, changed.words("bits", 8, 5)))
-        assert not torch.equal(drawn, whole[:2])
+        assert not torch.equal(drawn, all_bits[:2])
 
 
 # --- Sums. ---

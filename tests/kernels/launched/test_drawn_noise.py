@@ -29,9 +29,9 @@ FEW = {
 MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_stages=2)}
 
 
-def draw_of(members: range, place: plain.DrawKey = PLACE) -> Draw:
+def draw_of(members: range, key: plain.DrawKey = PLACE) -> Draw:
     """Return the draw of some members at a place."""
-    return Draw(place.key, place.layer, place.draw, members)
+    return Draw(key.key, key.layer, key.draw, members)
 
 
 def filled(
@@ -61,16 +61,16 @@ def test_numbers_are_those_of_the_stream(signs: bool) -> None:
     last = (128 if signs else 4) * 2**32
     places = [(0, 700), (128, 1), (3, 130), (37, 33), (2**31 - 70, 200), (2**32 - 70, 200), (last - 165, 165)]
     far = ((range(2**31 - 2, 2**31 + 3), 3, 130), (range(2**32 - 3, 2**32 - 1), last - 165, 165))
-    for members, start, size in (*((range(7, 12), *place) for place in places), *far):
+    for members, start, size in (*((range(7, 12), *start_and_size) for start_and_size in places), *far):
         drawn, truth = (draw(members, start, size, signs=signs) for draw in (filled, expected))
         error = (drawn - truth).abs() / truth.abs().clamp_min(1)
         assert error.max() <= (0 if signs else 8 * torch.finfo(torch.float32).eps), (members, start)
-    whole = filled(range(4, 14), 0, 900, signs=signs)
+    population = filled(range(4, 14), 0, 900, signs=signs)
     for start, stop in ((128, 900), (66, 67), (259, 513)):
-        part = filled(range(6, 9), start, stop - start, signs=signs)
-        assert torch.equal(part, whole[2:5, start:stop]), (start, stop)
+        piece = filled(range(6, 9), start, stop - start, signs=signs)
+        assert torch.equal(piece, population[2:5, start:stop]), (start, stop)
     for dtype in (torch.float16, torch.float64):
-        assert torch.equal(filled(range(4, 14), 0, 900, signs=signs, dtype=dtype), whole.to(dtype))
+        assert torch.equal(filled(range(4, 14), 0, 900, signs=signs, dtype=dtype), population.to(dtype))
 
 
 def test_normals_are_right_in_the_tails_and_in_the_middle() -> None:
@@ -123,8 +123,8 @@ def test_dense_noise_has_the_same_bits_in_every_kernel(signs: bool) -> None:
         noise = dense_written(members, outputs, inputs, signs=signs, dtype=torch.float32)
         for tiling in chosen:
             assert torch.equal(read_out(members, outputs, inputs, tiling, signs=signs), noise), tiling
-        part = read_out(members[1:], outputs, inputs, tilings[0], signs=signs)
-        assert torch.equal(part, noise[1:])
+        later_members = read_out(members[1:], outputs, inputs, tilings[0], signs=signs)
+        assert torch.equal(later_members, noise[1:])
         for index in range(2):
             total = noise_sum(
                 draw_of(members), torch.eye(2, device=DEVICE)[index], noise[0].numel(), signs=signs
@@ -190,14 +190,14 @@ def test_a_sum_is_that_of_the_noise_written_out(signs: bool) -> None:
         assert total.dtype is wide
         check_close("sum", total, utilities.double() @ noise.double(), slow)
     utilities = torch.randn(23, generator=generator(1))
-    whole = summed(range(23), utilities, 200, signs=signs)
-    assert torch.equal(whole, summed(range(23), utilities, 200, signs=signs, calls=32))
+    in_one_call = summed(range(23), utilities, 200, signs=signs)
+    assert torch.equal(in_one_call, summed(range(23), utilities, 200, signs=signs, calls=32))
     default = noise_sum(draw_of(range(23)), utilities.to(DEVICE), 200, signs=signs)
-    assert torch.equal(whole, default.cpu())
+    assert torch.equal(in_one_call, default.cpu())
     first, second = (
-        summed(part, utilities[part.start : part.stop], 200, signs=signs) for part in (range(9), range(9, 23))
+        summed(half, utilities[half.start : half.stop], 200, signs=signs) for half in (range(9), range(9, 23))
     )
-    assert torch.allclose(first + second, whole, rtol=0, atol=1e-5)
+    assert torch.allclose(first + second, in_one_call, rtol=0, atol=1e-5)
 
 
 # --- Keys of a step on the device. ---
@@ -216,8 +216,8 @@ def test_keys_are_those_of_the_number() -> None:
 
 def test_kernels_take_keys_on_the_device() -> None:
     """Each kernel that draws gives the same result with keys in device memory as with plain numbers."""
-    place = plain.DrawKey.of(3, 17, "0.weight", "dense")
-    numbers = draw_of(range(5, 8), place)
+    key = plain.DrawKey.of(3, 17, "0.weight", "dense")
+    numbers = draw_of(range(5, 8), key)
     on_device = numbers._replace(key=round_keys(3, torch.tensor(17, device=DEVICE), *SCHEDULE))
     x, weight = normal(0, 1, 3, 1, 40), normal(1, 24, 40)
     y, rows = x.new_empty(1, 3, 1, 24), x.repeat(20, 1, 1, 1)

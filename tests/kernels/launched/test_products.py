@@ -123,8 +123,8 @@ def per_repeat(sigma: Sigma, x: Tensor) -> Tensor:
 
 def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
     """Multiply rows by W + sigma E_m, with E of [m, o, i], as two products."""
-    own = torch.einsum("rmpi,moi->rmpo", x, changes.to(x.dtype))
-    return x @ weight.mT + per_repeat(sigma, x) * own
+    correction = torch.einsum("rmpi,moi->rmpo", x, changes.to(x.dtype))
+    return x @ weight.mT + per_repeat(sigma, x) * correction
 
 
 # --- Low rank and dense noise, stored and drawn. ---
@@ -195,9 +195,9 @@ MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_s
 # --- Shared cores, and columns. ---
 
 
-def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *own: Tensor | None) -> Tensor:
+def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *member_signs: Tensor | None) -> Tensor:
     """Multiply rows by W, and add their product with the shared core between members' signs."""
-    inputs, outputs = own
+    inputs, outputs = member_signs
     before = x if inputs is None else x * inputs[:, None].to(x.dtype)
     noise = before @ core.to(x.dtype).mT * per_repeat(sigma, x)
     return x @ weight.mT + (noise if outputs is None else noise * outputs[:, None].to(x.dtype))
@@ -208,7 +208,10 @@ def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
     outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
     core = normal(4, sizes.outputs, sizes.inputs, dtype=dtype)
-    shared, before, after = guard(core), *(None if one is None else guard(one) for one in (inputs, outputs))
+    shared, before, after = (
+        guard(core),
+        *(None if member_signs is None else guard(member_signs) for member_signs in (inputs, outputs)),
+    )
     return Product(
         lambda x, w, s, y, t: flipped.flipped_product(x, w, shared, before, after, s, y, t),
         lambda x, w, s: flip(x, w, s, core, inputs, outputs),
@@ -225,11 +228,11 @@ def transform(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: 
 
 def transforms(sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
     """Make members' signs around a Hadamard matrix."""
-    own = signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)
-    before, after = map(guard, own)
+    member_signs = signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)
+    before, after = map(guard, member_signs)
     return Product(
         lambda x, w, s, y, t: hadamard.hadamard_product(x, w, before, after, s, y, t),
-        lambda x, w, s: transform(x, w, s, *own),
+        lambda x, w, s: transform(x, w, s, *member_signs),
     )
 
 
@@ -283,7 +286,7 @@ def masks(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard
     mask = guard(kept.byte()).view(torch.bool)
 
     def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
-        on, off = (per_repeat(one, x) for one in gates(sigma))
+        on, off = (per_repeat(gate, x) for gate in gates(sigma))
         factor = torch.where(kept[:, None], on, off)
         return (x * factor) @ weight.mT if is_inputs else x @ weight.mT * factor
 
@@ -306,16 +309,16 @@ def is_kept(kept: list[list[int]], width: int, count: int) -> Tensor:
     _, number, unit = cut(width, count)
     borders = [*(block * number // count * unit for block in range(count)), width]
     on = torch.zeros(len(kept), width, dtype=torch.bool)
-    for group, own in enumerate(kept):
+    for group, kept_blocks in enumerate(kept):
         for block, (start, stop) in enumerate(pairwise(borders)):
-            on[group, start:stop] = block in own
+            on[group, start:stop] = block in kept_blocks
     return on.to(DEVICE)
 
 
 def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[int, int]) -> Tensor:
     """Return the scheme's stored changes: -1 where either block is dropped, larger where both are kept."""
     out, inner = (
-        torch.tensor([[float(block in own) for block in range(count)] for own in kept])
+        torch.tensor([[float(block in kept_blocks) for block in range(count)] for kept_blocks in kept])
         for kept, count in zip((outputs, inputs), counts, strict=True)
     )
     return (1.6 * out.unsqueeze(2) * inner.unsqueeze(1) - 1).to(DEVICE)
@@ -331,9 +334,9 @@ def block_dropout_product(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard
     def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
         group = (3 + torch.arange(x.shape[1], device=DEVICE)) % len(out)
         is_on = (out.unsqueeze(2) & inner.unsqueeze(1))[group].to(x.dtype)
-        kept, rest = (torch.einsum("rmpi,moi->rmpo", x, weight * one) for one in (is_on, 1 - is_on))
-        on, off = (per_repeat(one, x) for one in gates(sigma))
-        return on * kept + off * rest
+        kept, dropped = (torch.einsum("rmpi,moi->rmpo", x, weight * mask) for mask in (is_on, 1 - is_on))
+        on, off = (per_repeat(factor, x) for factor in gates(sigma))
+        return on * kept + off * dropped
 
     return Product(
         lambda x, w, s, y, t: blocks.block_dropout_product(x, w, changes, cuts, *gates(s), y, 3, t), formula
@@ -432,11 +435,11 @@ def test_no_rows_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_operands_may_have_any_strides() -> None:
     """Strided weights and a transposed core give the same results as contiguous operands."""
     x, weight, core = normal(0, 2, 3, 1, 33), normal(1, 40, 33), normal(2, 40, 33)
-    own = signs(2, 3, 33), signs(3, 3, 40)
+    member_signs = signs(2, 3, 33), signs(3, 3, 40)
     apart = torch.zeros(40, 66, device=DEVICE)[:, :33].copy_(weight)
     expected, strided = (torch.empty(2, 3, 1, 40, device=DEVICE) for _ in range(2))
-    flipped.flipped_product(x, weight, core, *own, 0.3, expected)
-    flipped.flipped_product(x, apart, core.mT.contiguous().mT, *own, 0.3, strided)
+    flipped.flipped_product(x, weight, core, *member_signs, 0.3, expected)
+    flipped.flipped_product(x, apart, core.mT.contiguous().mT, *member_signs, 0.3, strided)
     assert torch.equal(strided, expected)
     index = torch.randint(0, 33, (3, 19), generator=generator(2)).to(DEVICE)
     with canaries() as buffers:

@@ -36,12 +36,18 @@ def multiplied() -> Run:
     rounds = (0.97, 0.99, 1.0, 1.0, 1.0, 1.01, 1.02, 1.05)
     rows: list[Row] = []
     for case, size in ((linear(256), 1.0), (linear(512), 2.0)):
-        for one, times in ((BASE, 1.0), (NAIVE, 30.0), (SPARSE, 1.4), (PERMUTED, 2.5), (DENSE, 16.0)):
-            if (one, case) == (DENSE, linear(512)):
+        for timed_variant, times in (
+            (BASE, 1.0),
+            (NAIVE, 30.0),
+            (SPARSE, 1.4),
+            (PERMUTED, 2.5),
+            (DENSE, 16.0),
+        ):
+            if (timed_variant, case) == (DENSE, linear(512)):
                 rows.append(skipped(DENSE, case, "out of memory: tried to allocate 9 GB"))
                 continue
-            samples = (size * times * value for value in (rounds if one == BASE else rounds[::-1]))
-            rows.append(working(time_row(one, case, *samples), 5e6 * size * times**0.5, 1e5))
+            samples = (size * times * value for value in (rounds if timed_variant == BASE else rounds[::-1]))
+            rows.append(working(time_row(timed_variant, case, *samples), 5e6 * size * times**0.5, 1e5))
     return synthetic.run(rows, synthetic.peaks())
 
 
@@ -50,13 +56,13 @@ def swept(field: str = "members") -> Run:
     rows: list[Row] = []
     for size in (64, 128, 256, 512, 1024):
         case = linear(256, members=size) if field == "members" else linear(size)
-        for place, one in enumerate((SPARSE, PERMUTED, FLIPPED, DENSE, BASE, NAIVE)):
-            if one == DENSE and size > 256:
-                rows.append(skipped(one, case, "out of memory: tried to allocate 9 GB"))
+        for index, timed_variant in enumerate((SPARSE, PERMUTED, FLIPPED, DENSE, BASE, NAIVE)):
+            if timed_variant == DENSE and size > 256:
+                rows.append(skipped(timed_variant, case, "out of memory: tried to allocate 9 GB"))
                 continue
-            time = size * (place + 1.5) / 100
-            rows.append(working(time_row(one, case, time, 1.1 * time), 9e4 * size, 10 * size))
-            rows.append(bytes_row(one, case, "peak_bytes", int(1000 * size * (place + 1.3))))
+            time = size * (index + 1.5) / 100
+            rows.append(working(time_row(timed_variant, case, time, 1.1 * time), 9e4 * size, 10 * size))
+            rows.append(bytes_row(timed_variant, case, "peak_bytes", int(1000 * size * (index + 1.3))))
         rows.append(skipped(variant("Hadamard"), case, "its width is no power of 2"))
     return synthetic.run(rows, synthetic.peaks())
 
@@ -64,8 +70,10 @@ def swept(field: str = "members") -> Run:
 def ranked() -> Run:
     """Return quality, steps and memory over three populations."""
     cases = [linear(64, members=members) for members in (256, 1024, 4096)]
-    found = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
-    return ranking_cases.run(found)
+    measured_rows = [
+        row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]
+    ]
+    return ranking_cases.run(measured_rows)
 
 
 RUNS = {
@@ -87,8 +95,8 @@ def draw(name: str, runs: Sequence[Run] | None = None, request: PlotRequest | No
     runs, request = RUNS[name] if runs is None else runs, request or PlotRequest(width=COLUMN)
     if name != "history":
         return catalog.draw(name, runs, request)
-    found = history_of(runs)
-    return history(found, panels(found), request.width)
+    runs_history = history_of(runs)
+    return history(runs_history, panels(runs_history), request.width)
 
 
 def drawn(figure: Figure | None) -> Figure:
@@ -106,8 +114,12 @@ def renamed(run: Run, name: str) -> Run:
     """Return the run with this name for each variant, case, device, suite and reason."""
 
     def row_named(row: Row) -> Row:
-        one = row.variant
-        called = one if one.baseline else msgspec.structs.replace(one, scheme=f"{one.scheme}{name}")
+        variant = row.variant
+        called = (
+            variant
+            if variant.baseline
+            else msgspec.structs.replace(variant, scheme=f"{variant.scheme}{name}")
+        )
         case: Case = msgspec.structs.replace(row.case, operator=name, padding_mode=name)
         row = msgspec.structs.replace(row, variant=called, case=case)
         return msgspec.structs.replace(row, reason=f"{name}: {row.reason}") if hasattr(row, "reason") else row
@@ -121,12 +133,12 @@ def texts(figure: Figure) -> Iterator[tuple[str, Bbox]]:
     """Return every visible text with its position in pixels."""
     figure.draw_without_rendering()
     ticks = {
-        label: low <= place <= high
+        label: low <= tick <= high
         for axes in figure.axes
         for axis in (axes.xaxis, axes.yaxis)
         for low, high in [sorted(axis.get_view_interval())]
         for which in (False, True)
-        for label, place in zip(axis.get_ticklabels(minor=which), axis.get_ticklocs(minor=which), strict=True)
+        for label, tick in zip(axis.get_ticklabels(minor=which), axis.get_ticklocs(minor=which), strict=True)
     }
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
@@ -136,8 +148,8 @@ def texts(figure: Figure) -> Iterator[tuple[str, Bbox]]:
 
 def legend(figure: Figure) -> list[str]:
     """Return the names in the legends, those of panels first."""
-    found = [axes.get_legend() for axes in figure.axes] + list(figure.legends)
-    return [text.get_text() for one in found if one for text in one.get_texts()]
+    legends = [axes.get_legend() for axes in figure.axes] + list(figure.legends)
+    return [text.get_text() for box in legends if box for text in box.get_texts()]
 
 
 def along(line: Line2D, axis: str = "x") -> list[float]:
@@ -147,4 +159,4 @@ def along(line: Line2D, axis: str = "x") -> list[float]:
 
 def points(axes: Axes) -> list[tuple[float, float]]:
     """Return the unconnected points of a panel."""
-    return [(along(one)[0], along(one, "y")[0]) for one in axes.lines if one.get_linestyle() == "None"]
+    return [(along(line)[0], along(line, "y")[0]) for line in axes.lines if line.get_linestyle() == "None"]

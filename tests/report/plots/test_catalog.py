@@ -32,8 +32,8 @@ def plot(arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_select_newest_run_is_drawn() -> None:
-    """A run with flaws is drawn only if no other run has the figures."""
+def test_the_newest_run_is_drawn() -> None:
+    """A run with flaws is drawn only if no other run has the values."""
     old = multiplied()
     new = synthetic.run(old.rows, run_id="20270101T000000Z-quick-0002")
     cut = msgspec.structs.replace(new, end=None)
@@ -45,7 +45,7 @@ def test_choices_narrow_what_is_drawn() -> None:
     """Options select cases by label or shape, variants and dtype; the plain layer is always drawn."""
     cases = [linear(), linear(512)]
     cases += [msgspec.structs.replace(case, dtype="float16") for case in cases]
-    run = synthetic.run(time_row(one, case, 1.0) for case in cases for one in (BASE, DENSE))
+    run = synthetic.run(time_row(variant, case, 1.0) for case in cases for variant in (BASE, DENSE))
     request = PlotRequest(cases="(512, 512)", variants=("PerturbedL*",), dtype="float16")
     origin = draw("multipliers", [run], request).origin
     assert "Linear 512 -> 512" in origin
@@ -75,7 +75,7 @@ def test_a_request_that_cannot_be_drawn_is_an_error() -> None:
                 draw(name, runs, PlotRequest())
 
 
-def test_the_page_of_a_run_has_its_standard_figures() -> None:
+def test_the_page_of_a_run_has_its_standard_plots() -> None:
     """Each operator and plot has a file, with a second phase, method or dtype in its name."""
     stems = [stem for stem, _ in standard_figures(a_run())]
     assert stems == ["linear-multipliers", "conv2d-multipliers", "linear-time-population"]
@@ -100,7 +100,7 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
         file.write('{"record": "measurement"\n')
     results = f"--results {tmp_path / 'results'}"
     phase = "--operator Conv2d --phase update --cases '(16,*' --variants Perturbed"
-    for arguments, suffix, begins, said in (
+    for arguments, suffix, begins, message in (
         (f"--device test-cpu --suite readme {results}", ".PDF", b"%PDF", "readme-0002"),
         (f"--run {tmp_path / older} --width column", ".svg", b'width="237.6pt"', ".jsonl:"),
         (f"--device gpu-1 {results}", ".png", b"\x89PNG", "quick-0003"),
@@ -111,7 +111,7 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
         captured = capsys.readouterr()
         assert captured.out == ""
         assert f"{out}: " in captured.err
-        assert said in captured.err
+        assert message in captured.err
         assert begins in out.read_bytes()[:600]
 
 
@@ -120,14 +120,14 @@ def test_the_command_lists_all_plots(capsys: Captured) -> None:
     assert plot("") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [tuple(line.split(maxsplit=1)) for line in lines] == [
-        (name, one.description) for name, one in PLOTS.items()
+        (name, entry.description) for name, entry in PLOTS.items()
     ]
 
 
 def test_bad_usage_of_the_command_is_one_line(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line lists what is available, the exit code is 2, and nothing is written."""
+    """The error lists what is available, the exit code is 2, and nothing is written."""
     stored(tmp_path, [multiplied()])
     monkeypatch.chdir(tmp_path)
     for arguments, words in (

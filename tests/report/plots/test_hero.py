@@ -26,10 +26,10 @@ def test_a_row_is_evaluated_members_and_effective_members_per_ms() -> None:
     figure = drawn(hero(ranking(rows())))
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "Perturbed (dense noise)" if one.variant == DENSE else one.variant.name for one in expected
+        "Perturbed (dense noise)" if entry.variant == DENSE else entry.variant.name for entry in expected
     ]
-    assert len({one.variant.scheme for one in expected}) == len(expected)
-    rates = [one.rate or 0.0 for one in expected]
+    assert len({entry.variant.scheme for entry in expected}) == len(expected)
+    rates = [entry.rate or 0.0 for entry in expected]
     assert rates == sorted(rates, reverse=True)
     circles = {along(line, "y")[0]: along(line)[0] for line in axes.lines if line.get_color() == BLACK}
     filled = {
@@ -38,13 +38,13 @@ def test_a_row_is_evaluated_members_and_effective_members_per_ms() -> None:
         if line.get_linestyle() == "None" and line.get_color() != BLACK
     }
     assert filled == pytest.approx(dict(enumerate(rates)))
-    evaluated = {place: SQUARE.members / STEPS[one.variant] for place, one in enumerate(expected)}
+    evaluated = {index: SQUARE.members / STEPS[entry.variant] for index, entry in enumerate(expected)}
     assert circles == pytest.approx(evaluated)
     assert {"100 %", "members kept"} <= {text for text, _ in texts(figure)}
 
 
 def test_an_exact_estimate_is_an_arrow() -> None:
-    """Its n_eff is infinite: it has no second marker, is the first row, and is not the title's winner."""
+    """A scheme of infinite n_eff has no second marker, is the first row, and is not in the title."""
     figure = drawn(hero(ranking([*rows(), *ranking_cases.orthogonal(SQUARE)])))
     (axes,) = figure.axes
     assert axes.get_yticklabels()[0].get_text() == "Orthogonal"
@@ -63,12 +63,14 @@ def test_the_title_compares_the_fastest_scheme_with_the_best() -> None:
     assert "dense noise" not in text
 
 
-def test_the_title_says_a_tie() -> None:
-    """A scheme whose interval overlaps that of the best is named; so is the tie behind an exact estimate."""
-    other = variant("FlippedSign")
+def test_the_title_names_a_tie() -> None:
+    """A scheme whose interval overlaps that of the best is named, also after an exact estimate."""
+    tied_variant = variant("FlippedSign")
     times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
-    tied = [*rows(), time_row(other, SQUARE, *times, phase="step")]
-    tied.append(ranking_cases.figure(other, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0))
+    tied = [*rows(), time_row(tied_variant, SQUARE, *times, phase="step")]
+    tied.append(
+        ranking_cases.quality_row(tied_variant, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0)
+    )
     for more in ([], ranking_cases.orthogonal(SQUARE)):
         text = finding(ranking([*tied, *more]).of(SQUARE))
         assert re.search(r"(Hadamard, tied with FlippedSign|FlippedSign, tied with Hadamard), keeps", text)

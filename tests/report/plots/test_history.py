@@ -56,13 +56,13 @@ def test_a_line_over_the_runs() -> None:
     assert [text.get_text() for text in axes.texts] == ["Perturbed"]
     assert figure.title == "Linear, forward: time(variant) / time(Base) over the runs, lower is better"
     assert figure.origin == "Test CPU, 3 runs from 2026-01-01 01abcde to 2026-01-03 03abcde, float32"
-    dates = [one.get_text() for one in draw(over_days(*[3.0] * 31)).axes[0].get_xticklabels()]
+    dates = [tick_label.get_text() for tick_label in draw(over_days(*[3.0] * 31)).axes[0].get_xticklabels()]
     assert 2 <= len(dates) <= 8  # as many as fit, including the newest
     assert dates[-1].startswith("2026-01-31")
 
 
 def test_a_change_point_has_a_ring_and_its_size() -> None:
-    """The ring is at the first run of the new level; absolute figures have their unit."""
+    """The ring is at the first run of the new level; absolute values have their unit."""
     figure = draw(over_days(*LEVELS))
     (axes,) = figure.axes
     assert points(axes) == [pytest.approx((4.0, 3.3))]
@@ -74,12 +74,12 @@ def test_a_change_point_has_a_ring_and_its_size() -> None:
     assert along(lines(axes)[0], "y")[0] == pytest.approx(3.3)
 
 
-def test_a_missing_figure_breaks_the_line() -> None:
+def test_a_missing_value_breaks_the_line() -> None:
     """A gap splits a line; a variant of a single run has no line at all."""
     runs = many(3, days=3)
-    for place, names in ((1, {"V01", "V02"}), (2, {"V02"})):
-        left = tuple(row for row in runs[place].rows if row.variant.name not in names)
-        runs[place] = msgspec.structs.replace(runs[place], rows=left)
+    for index, names in ((1, {"V01", "V02"}), (2, {"V02"})):
+        remaining = tuple(row for row in runs[index].rows if row.variant.name not in names)
+        runs[index] = msgspec.structs.replace(runs[index], rows=remaining)
     slow, fast = lines(draw(runs).axes[0])
     assert [math.isnan(y) for y in along(slow, "y")] == [False, True, False]
     assert [math.isnan(y) for y in along(fast, "y")] == [False] * 3
@@ -91,7 +91,7 @@ def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, sizes in ((6, [6]), (20, [5] * 4)):
         every = panels(history_of(many(count)))
         assert [len(panel.series) for panel in every] == sizes
-        last = [one.points[-1].value for panel in every for one in panel.series]
+        last = [series.points[-1].value for panel in every for series in panel.series]
         assert last == sorted(last, reverse=True)
     assert panels(history_of(many(3, days=4)), fewest=5) == []
     steady = {8: (3.0,) * 8, 16: LEVELS, 32: (3.0,) * 8, 64: LEVELS}
@@ -109,7 +109,7 @@ def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("figures", [(1e-300, 1e23), (1.0, 1.0), (1.0, 1.0000001)])
-def test_any_range_of_figures_has_an_axis(figures: tuple[float, float]) -> None:
+def test_any_range_of_values_has_an_axis(figures: tuple[float, float]) -> None:
     """Values of any range have a finite axis, independent of the order of the runs."""
     runs = [a_run(day, rows(value)) for day, value in enumerate(figures, 1)]
     for order in (runs, runs[::-1]):

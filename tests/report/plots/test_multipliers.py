@@ -18,10 +18,10 @@ def test_a_row_per_family_and_a_dot_per_variant() -> None:
     factors = {DENSE: 16.0, SPARSE: 1.1, PERMUTED: 2.5, BASE: 1.0, NAIVE: 5.0, FLIPPED: 2.0}
     figure = drawn(multipliers(grid(time_row(v, linear(), factor) for v, factor in factors.items())))
     (axes,) = figure.axes
-    families = [one.get_text() for one in axes.get_yticklabels()]
+    families = [label.get_text() for label in axes.get_yticklabels()]
     assert families == ["sparse", "shared core", "Naive", "dense noise"]
     assert sorted(points(axes)) == [(1.1, 0), (2.0, 1), (2.5, 1), (5.0, 2), (16.0, 3)]
-    names = [one.get_text() for one in axes.texts]
+    names = [label.get_text() for label in axes.texts]
     assert names == ["SparsePerturbed(k=1) 1.10x", "Flipped 2.00x", "Naive 5.00x", "Perturbed 16.0x"]
     title = "Linear, forward: SparsePerturbed(k=1) takes 1.10x the plain layer's time, dense noise 16.0x"
     assert figure.title == title
@@ -35,7 +35,7 @@ def test_intervals_and_roofline_bounds() -> None:
     ]
     figure = drawn(multipliers(grid(rows, peaks=True)))
     (axes,) = figure.axes
-    segments = [ends.tolist() for one in axes.collections for ends in one.get_segments()]  # type: ignore[attr-defined]  # lines
+    segments = [ends.tolist() for collection in axes.collections for ends in collection.get_segments()]  # type: ignore[attr-defined]  # lines
     assert [[1.5, 0.0], [3.0, 0.0]] in segments
     (tick,) = [ends for ends in segments if ends[0][0] == ends[1][0]]
     assert tick[0][0] == pytest.approx(0.4)  # 4e6 flops at 1e7 per ms
@@ -47,7 +47,7 @@ def test_intervals_and_roofline_bounds() -> None:
 
 
 def test_the_case_with_the_most_numbers_is_shown() -> None:
-    """Of equals it is the largest; a larger one at which variants ran out of memory is not shown."""
+    """Of equals the largest is shown, not a larger case at which variants ran out of memory."""
     shapes = [linear(members=members) for members in (64, 128)]
     rows: list[Row] = [time_row(v, case, 1.0) for case in shapes for v in (SPARSE, BASE, NAIVE)]
     huge = linear(members=4096)
@@ -71,8 +71,8 @@ def test_without_anything_to_compare_there_is_no_figure() -> None:
         assert f"No number, {reason}: Perturbed" in drawn(multipliers(grid([base, naive, row]))).notes
 
 
-def test_published_figures_are_marked() -> None:
-    """Their origin names neither a commit nor a run."""
+def test_published_values_are_marked() -> None:
+    """The origin of published values names neither a commit nor a run."""
     rows = [msgspec.structs.replace(time_row(v, linear(), 1.0), method="published") for v in (DENSE, BASE)]
     origin = drawn(multipliers(grid(rows))).origin
     assert "Test CPU, published by others (quick), float32" in origin

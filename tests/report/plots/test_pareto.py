@@ -35,7 +35,7 @@ def stepped() -> Run:
     """Return a ranking whose variants differ in gain and in peak memory."""
     ranked = rows(steps={**STEPS, LOW_RANK: 4.8, CORES: 4.02})
     ranked = [row for row in ranked if getattr(row, "metric", "") != "peak_bytes"]
-    peaks = [bytes_row(one, SQUARE, "peak_bytes", size, phase="step") for one, size in BYTES.items()]
+    peaks = [bytes_row(variant, SQUARE, "peak_bytes", size, phase="step") for variant, size in BYTES.items()]
     return ranking_cases.run([*ranked, *peaks])
 
 
@@ -60,31 +60,37 @@ def test_rate_against_memory() -> None:
     (axes,) = figure.axes
     (ranking,) = rankings(run, "Linear")
     schemes = best_of_each_scheme(ranking.of(SQUARE))
-    assert set(figures.points(axes)) == {((one.peak_bytes or 0) / 1e6, one.rate) for one in schemes}
-    expected = {"Perturbed (dense noise)" if one.variant == DENSE else one.variant.name for one in schemes}
+    assert set(figures.points(axes)) == {((entry.peak_bytes or 0) / 1e6, entry.rate) for entry in schemes}
+    expected = {
+        "Perturbed (dense noise)" if entry.variant == DENSE else entry.variant.name for entry in schemes
+    }
     assert set(named(figure)) == expected
     assert "No number, out of memory: SparsePerturbed(k=1)" in figure.notes
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    (area,) = [one for one in of(stepped()).axes[0].collections if isinstance(one, PolyCollection)]
+    (area,) = [
+        collection
+        for collection in of(stepped()).axes[0].collections
+        if isinstance(collection, PolyCollection)
+    ]
     xs, ys = np.asarray(area.get_paths()[0].vertices).T
     assert {round(float(x), 2) for x in xs} >= {2.0, 4.0}  # MB of the schemes on the front
     assert len(set(ys)) > 2  # their rates and the lower end of the axis
 
 
 def test_names_cover_no_other_name_and_no_point() -> None:
-    """This holds for points that nearly coincide."""
+    """Names of points that nearly coincide do not overlap each other or a point."""
     figure = of(stepped())
     (axes,) = figure.axes
     figure.draw_without_rendering()
     boxes = [Text.get_window_extent(text) for text in axes.texts if text.get_text()]
     assert len(boxes) > 2
-    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
+    assert not any(box.overlaps(second) for box, second in itertools.combinations(boxes, 2))
     places = axes.transData.transform(figures.points(axes)).tolist()
     assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in boxes for x, y in places)
 
 
 def test_the_title_compares_the_best_scheme_with_dense_noise() -> None:
-    """It states the ratio of the rates, and that of the memory if the best scheme needs less or more."""
+    """The title has the ratio of rates, and that of memory if the best scheme needs less or more."""
     title = of(stepped()).title
     assert title == "LowRank(rank=1) gives 41.7x the n_eff per ms of dense noise with 1.25x less memory"
     points = [point for entry in rankings(stepped(), "Linear")[0].of(SQUARE) if (point := _point(entry))]
@@ -98,7 +104,7 @@ def test_the_title_compares_the_best_scheme_with_dense_noise() -> None:
 
 
 def test_an_exact_estimate_is_an_arrow() -> None:
-    """Its n_eff is infinite; of a shape with several populations the largest is shown."""
+    """An exact estimate has infinite n_eff; of a shape with several populations the largest is shown."""
     cases = [linear(64, members=members) for members in (1024, 4096)]
     exact = [row for case in cases for row in [*rows(case), *ranking_cases.orthogonal(case)]]
     exact += [bytes_row(ORTHOGONAL, case, "peak_bytes", 10**6, phase="step") for case in cases]
@@ -115,7 +121,7 @@ def test_variants_without_memory_or_quality_have_no_point(value: float) -> None:
     no_peaks = [row for row in rows() if getattr(row, "metric", "") != "peak_bytes"]
     (ranking,) = rankings(ranking_cases.run(no_peaks), "Linear")
     assert pareto(ranking) is None
-    odd = ranking_cases.figure(HADAMARD, SQUARE, "effective_members", "linear fitness", value)
+    odd = ranking_cases.quality_row(HADAMARD, SQUARE, "effective_members", "linear fitness", value)
     broken = ranking_cases.run([*without(rows(), HADAMARD, "effective_members"), odd])
     assert "Hadamard" not in named(of(broken))
     assert "LowRank(rank=1)" in named(of(broken))

@@ -25,10 +25,10 @@ def test_calls_are_below_the_roof() -> None:
     assert points(axes) == [pytest.approx((0.5, 0.25)), pytest.approx((1000, 5))]
     assert axes.get_ylabel() == "GFLOP/s"
     assert axes.get_xlabel() == "arithmetic intensity (flop/byte), minimum"
-    left, ridge, right = along(axes.lines[0])
+    start, ridge, end = along(axes.lines[0])
     assert ridge == pytest.approx(10)  # 10 GFLOP/s over 1 GB/s
-    assert along(axes.lines[0], "y") == pytest.approx([left, 10, 10])
-    assert (left, right) == axes.get_xlim()
+    assert along(axes.lines[0], "y") == pytest.approx([start, 10, 10])
+    assert (start, end) == axes.get_xlim()
     assert sorted(legend(figure)) == ["Base", "Perturbed"]
     assert all("Above" not in note for note in figure.notes)
 
@@ -58,10 +58,10 @@ def test_a_roofline_needs_peaks_and_two_calls() -> None:
 def test_a_panel_per_shape_with_its_largest_population() -> None:
     """The population is the largest at which most calls have a number."""
     rows = [
-        working(time_row(one, linear(width, members=members), 2.0), 1e7, 1e4)
+        working(time_row(variant, linear(width, members=members), 2.0), 1e7, 1e4)
         for width in (64, 128)
         for members in (8, 16)
-        for one in (BASE, DENSE)
+        for variant in (BASE, DENSE)
     ]
     rows.append(working(time_row(BASE, linear(64, members=32), 2.0), 1e7, 1e4))
     figure = drawn(roofline(grid(rows, peaks=True)))

@@ -67,15 +67,15 @@ def test_every_plot_is_laid_out_and_names_its_run(figures: Figures, tmp_path: Pa
             assert all((pixels[edge] == 1).all() for edge in (0, -1))  # nothing is cut off
 
 
-def test_every_plot_reads_in_grayscale(figures: Figures) -> None:
-    """Neighboring series differ in marker, line or lightness; the looks of twenty series do, too."""
+def test_every_plot_is_readable_in_grayscale(figures: Figures) -> None:
+    """Neighboring series differ in marker, line or lightness, and so do the styles of twenty series."""
     for name, figure in figures.items():
         for axes in figure.axes:
-            for (one, light), (other, lighter) in itertools.pairwise(series(axes)):
-                assert one != other or abs(light - lighter) > 0.1, (name, one, other)
+            for (first, light), (second, lighter) in itertools.pairwise(series(axes)):
+                assert first != second or abs(light - lighter) > 0.1, (name, first, second)
     looks = list(style.looks(map(str, range(20))).values())
-    assert all(look[1:] != following[1:] for look, following in itertools.pairwise(looks))
-    shades = [luminance(look.color) for look in looks]
+    assert all(series_style[1:] != following[1:] for series_style, following in itertools.pairwise(looks))
+    shades = [luminance(series_style.color) for series_style in looks]
     assert shades == sorted(set(shades))
     assert shades[-1] < 0.8  # visible on white
 
@@ -85,14 +85,14 @@ def test_the_same_runs_give_the_same_bytes(figures: Figures, tmp_path: Path) -> 
     for name in RUNS:
         for suffix in METADATA if name == "multipliers" else (".svg",):
             drawn = (figures[name, "column"], draw(name))
-            one, other = (figure.write(tmp_path / f"a{suffix}").read_bytes() for figure in drawn)
-            assert one == other, name
-            assert len(one) < 200_000, name
-            assert not any(word in one for word in (b"<dc:date>", b"CreationDate", b"tIME"))
-            assert escape(drawn[0].title).encode() in one or suffix == ".pdf"
+            content, again = (figure.write(tmp_path / f"a{suffix}").read_bytes() for figure in drawn)
+            assert content == again, name
+            assert len(content) < 200_000, name
+            assert not any(word in content for word in (b"<dc:date>", b"CreationDate", b"tIME"))
+            assert escape(drawn[0].title).encode() in content or suffix == ".pdf"
             if suffix == ".svg":
-                assert b"lower is better</text>" in one or name not in {"pareto", "multipliers"}
-                assert not re.search(rb' (d|x|y)="[^"]*\.\d{3}', one)  # a hundredth of a point
+                assert b"lower is better</text>" in content or name not in {"pareto", "multipliers"}
+                assert not re.search(rb' (d|x|y)="[^"]*\.\d{3}', content)  # a hundredth of a point
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -103,7 +103,7 @@ def test_odd_names_are_drawn_as_text(tmp_path: Path, odd: str) -> None:
         assert_laid_out(figure, f"{name}, {odd}", is_odd=True)
         if odd == "markup":
             text = figure.write(tmp_path / "a.svg").read_text(encoding="utf-8")
-            tags = [one.tag for one in ET.fromstring(text).iter()]  # noqa: S314  # our own file
+            tags = [element.tag for element in ET.fromstring(text).iter()]  # noqa: S314  # our own file
             assert not any(tag.endswith("script") for tag in tags)
 
 
@@ -159,7 +159,7 @@ def test_a_logarithmic_axis_has_plain_ticks() -> None:
 
 
 def test_names_of_lines_that_end_together_do_not_overlap() -> None:
-    """They stand below each other, in the order of the ends."""
+    """Such names are below each other, in the order of the ends."""
     axes = PlainFigure(figsize=(3, 2)).add_subplot()
     axes.set_ylim(0, 10)
     style.label_ends(axes, [style.Label(1, y, name) for name, y in (("b", 5.0), ("a", 5.1), ("c", 4.9))], 1.0)
@@ -183,14 +183,14 @@ def assert_laid_out(figure: Figure, name: str, *, is_odd: bool = False) -> None:
 
     Odd names may overlap, and are only about as wide as their room.
     """
-    found = list(texts(figure))
+    placed = list(texts(figure))
     slack = 40 if is_odd else 0.5
-    for text, box in found:
+    for text, box in placed:
         assert -slack <= box.x0 <= box.x1 <= figure.bbox.width + slack, (name, text)
-    for (text, box), (other, place) in itertools.combinations(found, 2) if not is_odd else ():
-        over_x = min(box.x1, place.x1) - max(box.x0, place.x0)
-        over_y = min(box.y1, place.y1) - max(box.y0, place.y0)
-        assert min(over_x, over_y) < 1.0, (name, text, other)
+    for (text, box), (second_text, second_box) in itertools.combinations(placed, 2) if not is_odd else ():
+        over_x = min(box.x1, second_box.x1) - max(box.x0, second_box.x0)
+        over_y = min(box.y1, second_box.y1) - max(box.y0, second_box.y0)
+        assert min(over_x, over_y) < 1.0, (name, text, second_text)
     title, notes = (text.get_window_extent() for text in (figure.texts[0], figure.texts[-1]))
     for axes in figure.axes:
         panel = axes.get_tightbbox()
@@ -200,13 +200,17 @@ def assert_laid_out(figure: Figure, name: str, *, is_odd: bool = False) -> None:
 
 def series(axes: Axes) -> list[tuple[tuple[str, str], float]]:
     """Return a panel's series with markers, as (marker, line), and their lightness."""
-    found = []
+    result = []
     for line in axes.lines:
         marker = str(line.get_marker())
-        look = (marker, str(line.get_linestyle())), luminance(line.get_color())
-        if marker.lower() not in {"none", ""} and line.get_fillstyle() != "none" and look not in found:
-            found.append(look)
-    return found
+        marker_and_line = (marker, str(line.get_linestyle())), luminance(line.get_color())
+        if (
+            marker.lower() not in {"none", ""}
+            and line.get_fillstyle() != "none"
+            and marker_and_line not in result
+        ):
+            result.append(marker_and_line)
+    return result
 
 
 def luminance(color: ColorType) -> float:

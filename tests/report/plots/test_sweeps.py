@@ -37,7 +37,7 @@ def over_members(*populations: int) -> list[Row]:
 
 def labels(axes: Axes) -> list[str]:
     """Return the labels of the lines, from top to bottom."""
-    return [one.get_text() for one in sorted(axes.texts, key=lambda one: -one.get_window_extent().y0)]
+    return [label.get_text() for label in sorted(axes.texts, key=lambda label: -label.get_window_extent().y0)]
 
 
 def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
@@ -50,8 +50,8 @@ def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
         "Permuted(side=out, in_sparsity=0.5)",
         "SparsePerturbed(k=1)",
     ]
-    found = {tuple(along(line, "y")): along(line) for line in axes.lines}
-    assert found == {
+    points = {tuple(along(line, "y")): along(line) for line in axes.lines}
+    assert points == {
         (1.1, 1.1, 1.1): [64, 256, 1024],
         (2.0, 2.0, 2.0): [64, 256, 1024],
         (12.0, 12.0): [64, 256],
@@ -120,15 +120,17 @@ def test_the_share_of_effective_members_falls_with_the_population() -> None:
 
 
 def test_an_exact_estimate_is_an_arrow_above_all_members() -> None:
-    """Its share is infinite: the arrow has its name, and it is no line."""
+    """An exact estimate, whose share is infinite, is an arrow with a name and not a line."""
     cases = [linear(64, members=members) for members in (256, 1024, 4096)]
-    found = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
-    (shares,) = shares_of(found)
+    measured_rows = [
+        row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]
+    ]
+    (shares,) = shares_of(measured_rows)
     figure = drawn(sweep(shares, POPULATION))
     assert labels(figure.axes[0])[0] == "Orthogonal: exact"
     assert "4 schemes keep all members" in figure.title
 
 
-def shares_of(found: list[Row]) -> list[Grid]:
+def shares_of(measured_rows: list[Row]) -> list[Grid]:
     """Return the grids of n_eff of a run."""
-    return quality_grids(ranking_cases.run(found), "Linear", EFFECTIVE, LINEAR)
+    return quality_grids(ranking_cases.run(measured_rows), "Linear", EFFECTIVE, LINEAR)
