@@ -1,5 +1,7 @@
 """Every chosen variant, case and phase as one benchmark, checked before it is timed."""
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -8,6 +10,7 @@ import pytest
 from esbench.measure.device_lock import lock_device
 from esbench.measure.environment import device_uuid
 from esbench.measure.failure import Failure, classify
+from esbench.measure.validation import InputRenewal
 from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
 from esbench.schema import Phase
 
@@ -26,8 +29,8 @@ class Benchmark(Protocol):
     def enabled(self) -> bool:
         """Whether cells are timed: not with pytest-xdist or --benchmark-disable."""
 
-    def __call__(self, function: Callable[[], object]) -> object:
-        """Time a function."""
+    def pedantic(self, target: Callable[[], object], *, setup: Callable[[], None], rounds: int) -> object:
+        """Call ``setup`` and time ``target``, as often as there are rounds."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -74,7 +77,7 @@ def test_variant(
         request.getfixturevalue("held_device")
     benchmark.group = f"{cell.case}, {cell.phase}"
     benchmark.extra_info |= {"device": chosen.device, "suite": chosen.suite}
-    failure = _time(benchmark, chosen, cell)
+    failure = _time(benchmark, chosen, cell, request.config)
     if failure is None:
         return
     benchmark.has_error = True  # so it is not stored
@@ -85,17 +88,31 @@ def test_variant(
     pytest.fail(failure.reason, pytrace=False)
 
 
-def _time(benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell) -> Failure | None:
-    """Time a cell and store its memory and quality; return the failure, if any."""
+def _time(
+    benchmark: Benchmark, chosen: ChosenBenchmarks, cell: Cell, config: pytest.Config
+) -> Failure | None:
+    """Time a cell on new inputs and store its memory and quality; return the failure, if any."""
     try:
         with chosen.conditions(cell):
             prepared = chosen.prepare(cell)
             if isinstance(prepared, Failure):
                 return prepared
-            benchmark(chosen.call(prepared, cell.phase))
+            call, renew = chosen.call(prepared, cell.phase), InputRenewal(prepared.workload.inputs)
+            rounds = _rounds(call, renew, config) if benchmark.enabled else 1
+            benchmark.pedantic(call, setup=renew, rounds=rounds)
             benchmark.extra_info |= chosen.confirm(prepared, cell.phase)
             if benchmark.enabled:
                 benchmark.extra_info |= chosen.quality(prepared)
     except BaseException as error:  # noqa: BLE001  # a variant may raise anything
         return classify(error)
     return None
+
+
+def _rounds(call: Callable[[], object], renew: Callable[[], None], config: pytest.Config) -> int:
+    """Return the number of calls on new inputs that fill pytest-benchmark's time for a benchmark."""
+    start_s = time.perf_counter()
+    renew()
+    call()
+    call_s = time.perf_counter() - start_s
+    max_s, fewest = config.getoption("benchmark_max_time"), config.getoption("benchmark_min_rounds")
+    return max(math.ceil(float(max_s) / call_s), fewest)

@@ -155,9 +155,8 @@ class ChosenBenchmarks:
             self._group.admit(subject.entry, self.checks)
         group = self._group
         for prepared in group.variants:
-            if phase not in prepared.workload.phases:
-                reason = prepared.workload.unavailable.get(phase, f"it has no phase {phase}")
-                return Failure("unavailable", reason)
+            if phase in prepared.unavailable:
+                return Failure("unavailable", prepared.unavailable[phase])
         group.precheck(phase)
         if group.failures:
             return group.failures[0][1]

@@ -148,11 +148,12 @@ def _examine(cell: Cell, checks: "ExactChecks", seed: int, out: Path) -> "Profil
 
 def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
     from esbench.measure import profiler
+    from esbench.measure.case_runner import missing_phases
 
     workload = build(cell.entry.scheme, cell.case, cell.device, seed)
     workload.verify()
-    if cell.phase not in workload.phases:
-        raise UnavailableError(workload.unavailable.get(cell.phase, f"it has no phase {cell.phase}"))
+    if reason := missing_phases(workload, workload.phases).get(cell.phase):
+        raise UnavailableError(reason)
     workload.enter(cell.phase)
     call = workload.phases[cell.phase]
     call()  # allocates what is allocated once, such as gradients

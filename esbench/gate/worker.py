@@ -10,7 +10,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,14 +35,14 @@ from esbench.gate.protocol import (
 )
 from esbench.gate.records import Cell, Surveyed
 from esbench.measure import validation
-from esbench.measure.case_runner import free_memory
+from esbench.measure.case_runner import free_memory, missing_phases
 from esbench.measure.environment import source_hashes
 from esbench.measure.failure import classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.interleave import warm_up
 from esbench.measure.timers import Call, Clock, quiet
-from esbench.measure.validation import ExactChecks, TorchState
+from esbench.measure.validation import ExactChecks, InputRenewal, TorchState
 from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, entries_of_suite, load, load_installed
 from esbench.schema import QUALITY, Phase
 from esbench.workload import Workload, build
@@ -112,7 +112,7 @@ class Worker:
         self.orders, self.selection, self.state, self.tools = orders, selection, state, tools
         checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
         self._checks = ExactChecks(checks, orders.device, orders.seed)
-        self._open: tuple[Call, Clock] | None = None
+        self._open: tuple[Call, Clock, Call] | None = None
         self._open_state = state
         self._precision = contextlib.ExitStack()
 
@@ -143,7 +143,7 @@ class Worker:
             case Control():
                 self._close()
                 work = control_work(question.units, self.orders.device)
-                return Opened(self._warm(work, question.method, 1))
+                return Opened(self._warm(work, question.method))
             case Visit():
                 return Visited(self._visit(question))
 
@@ -189,16 +189,15 @@ class Worker:
     ) -> tuple[dict[Phase, dict[str, float]], dict[Phase, str]]:
         """Return the counts of each phase, and the reasons for phases that the variant lacks."""
         case = cells[0].case
-        counts, missing = {}, {}
+        counts = {}
         with precision(case.dtype):
             state = TorchState()
             workload = build(entry.scheme, case, self.orders.device, self.orders.seed)
             workload.verify()
+            missing = missing_phases(workload, workload.phases)
             for phase in dict.fromkeys(cell.phase for cell in cells):
-                if phase in workload.phases:
+                if phase not in missing:
                     counts[phase] = self._phase_counts(workload, phase)
-                else:
-                    missing[phase] = workload.unavailable.get(phase, f"it has no phase {phase}")
             state.check()
         return counts, missing
 
@@ -228,26 +227,27 @@ class Worker:
         scheme = REGISTRY.entries[cell.variant.name].scheme
         workload = build(scheme, cell.case, self.orders.device, self.orders.seed)
         workload.enter(cell.phase)
-        return self._warm(workload.phases[cell.phase], cell.method, max(1, len(workload.inputs)))
+        return self._warm(workload.phases[cell.phase], cell.method, workload.inputs)
 
-    def _warm(self, call: Call, method: str, inputs: int) -> float:
+    def _warm(self, call: Call, method: str, inputs: Sequence[torch.Tensor] = ()) -> float:
         clock = next(clock for clock in self.tools.clocks if clock.method == method)
-        call = clock.prepare(call, inputs)
+        call = clock.prepare(call, max(1, len(inputs)))
         with quiet():
             warm = warm_up(call, clock, WARM_S)
         self._open_state.check()
-        self._open = call, clock
+        self._open = call, clock, InputRenewal(inputs)
         return max(warm.call_ns, 1.0)
 
     def _visit(self, visit: Visit) -> tuple[float, ...]:
         if self._open is None:
             message = "a cell must be open before it is visited"
             raise RuntimeError(message)
-        call, clock = self._open
+        call, clock, renew = self._open
         with quiet():
             for _ in range(visit.before):
+                renew()
                 call()
-            samples = clock.visit(call, visit.launches).samples["latency_ns"]
+            samples = clock.visit(call, visit.launches, renew).samples["latency_ns"]
         self._open_state.check()
         return samples
 

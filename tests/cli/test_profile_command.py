@@ -28,6 +28,30 @@ class Doubled(impls.Perturbed):
     def weighted_sum(self, noise, utilities):
         return 2 * super().weighted_sum(noise, utilities)
 '''
+MUTE = '''
+"""A workload whose reason for a missing phase is not a text."""
+from dataclasses import dataclass
+
+import impls
+from esbench.registry import variant
+from esbench.workload import build
+from impls.benchmark.workload import PopulationWorkload
+
+
+@variant()
+@dataclass(frozen=True)
+class Mute(impls.Perturbed):
+    """It has no phase."""
+
+
+class Phaseless(PopulationWorkload):
+    phases, unavailable = {}, {"forward": 7}
+
+
+@build.register
+def _(scheme: Mute, case, device, seed):
+    return Phaseless(scheme, case, device, seed)
+'''
 ON = ("--case", "Linear(128*", "--device", "cpu")
 
 Captured = pytest.CaptureFixture[str]
@@ -69,6 +93,11 @@ def test_calls_that_cannot_be_profiled_have_a_reason(capsys: Captured, tmp_path:
     assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: wrong result: " in text
     assert "launches" not in text
     assert not Path(out).exists()
+
+    plugin = tmp_path / "mute_rows.py"
+    plugin.write_text(MUTE)
+    assert run("profile", "--plugin", str(plugin), "--variant", "Mute", *ON, "--out", out) == 1
+    assert "failed: TypeError: the reason why forward is unavailable is no text" in capsys.readouterr().out
 
     assert run("profile", "--variant", "Base", *ON, "--out", "/dev/null/x") == 2
     assert capsys.readouterr().err == "esbench: --out /dev/null/x: /dev/null is not a folder\n"

@@ -44,8 +44,16 @@ VARIANTS = (
     of("TinyStale", "forward(self)", "return self.inputs[0].sum(dim=0)"),
     of("TinyGreedy", "ready(self)", "torch.set_num_threads(2)"),
     of("TinyRude", "sum(self, x)", "torch.set_grad_enabled(False)", "raise ValueError('left so')"),
+    of("TinyMute", "ready(self)", "self.phases, self.unavailable = {}, {'forward': 7}"),
+    of(
+        "TinyLookup",
+        "sum(self, x)",
+        "time.sleep(0 if x.sum().item() in SEEN else 0.002)",
+        "SEEN.add(x.sum().item())",
+        "return x.sum(dim=0)",
+    ),
     of("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
-    "\nKEPT = []\n",
+    "\nKEPT, SEEN = [], set()\n",
 )
 CONTROL = Control(200, "host")
 
@@ -106,7 +114,7 @@ def test_a_correct_variant_is_surveyed_and_timed(serving: tuple[WorkerProcess, H
     """Two surveys count the same bytes and launches; a visit returns one sample per launch.
 
     The first message has all cells of the suite without baselines, and the package in the folder. What a
-    variant prints goes to the log.
+    variant prints goes to the log. Each call reads new values, so that stored results are of no use.
     """
     process, hello = serving
     assert {"TinyPlain", "TinyWrong"} <= {cell.variant.scheme for cell in hello.cells}
@@ -120,6 +128,8 @@ def test_a_correct_variant_is_surveyed_and_timed(serving: tuple[WorkerProcess, H
     for name in ("TinyPlain", "TinyLoud"):
         process.ask(Open(cell(name)), Opened)
         assert len(process.ask(Visit(5), Visited).samples) == 5
+    process.ask(Open(cell("TinyLookup")), Opened)
+    assert min(process.ask(Visit(5, before=2), Visited).samples) > 2e6
     process.ask(Control(20, "host"), Opened)
     assert len(process.ask(Visit(9), Visited).samples) == 9
     log = process.log.read_bytes()
@@ -140,6 +150,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         ("TinyRude", "failed", "ValueError: left so"),
         ("TinyChanges", "failed", "wrong result: it is off now; found after timing"),
         ("TinyHoards", "failed", "bytes more after every call"),
+        ("TinyMute", "failed", "TypeError: the reason why forward is unavailable is no text but of type int"),
         ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):
         (row,) = survey(process, name)

@@ -2,6 +2,8 @@
 
 import os
 import re
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -171,6 +173,36 @@ def test_every_timed_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) 
         for _ in range(3):
             call()
         assert world.log == expected
+
+
+def test_every_timed_call_reads_new_inputs() -> None:
+    """Inputs are renewed before each call outside of its time; the calls fill pytest-benchmark's time."""
+    world, buffers, seen = World(), (torch.randn(8), torch.randn(8)), list[tuple[float, ...]]()
+
+    def act(phase: Phase, number: int, turn: int) -> torch.Tensor:
+        del phase, number
+        time.sleep(0.001)
+        seen.append(tuple(buffers[(turn - 1) % 2].tolist()))
+        return torch.full((2,), float(turn))
+
+    def pedantic(target: Call, *, setup: Callable[[], None], rounds: int) -> None:
+        seen.clear()
+        for _ in range(rounds):
+            setup()
+            target()
+
+    door = front(FakeScheme("A", world, inputs=buffers, act=act), phases=("forward",))
+    options = {"benchmark_max_time": 0.03, "benchmark_min_rounds": 5}
+    failure = pytest_benchmarks._time(  # noqa: SLF001  # without a session of pytest
+        Mock(enabled=True, pedantic=pedantic, extra_info={}),
+        door,
+        Cell("A", "case", "forward"),
+        Mock(getoption=options.__getitem__),
+    )
+    assert failure is None
+    timed = seen[:-3]  # those after the footprint and the check after timing read what is there
+    assert 5 <= len(timed) <= 30
+    assert len(set(timed)) == len(timed)
 
 
 def test_one_variant_is_resident_at_a_time() -> None:
