@@ -38,7 +38,6 @@ def git(
 
     Raises:
         GitError: the command fails.
-
     """
     program = shutil.which("git")
     if program is None:
@@ -107,7 +106,6 @@ def _require_tracked(package: Path, seconds: float) -> None:
 
     Raises:
         GitError: the package is untracked, or git is not installed.
-
     """
     git(package, "ls-files", "--error-unmatch", "__init__.py", seconds=seconds)
 
@@ -123,7 +121,6 @@ def main() -> None:
 
     Raises:
         GitError: the file is not in a repository, or the repository has uncommitted changes.
-
     """
     package = Path(__file__).parent
     _require_tracked(package, SECONDS)

@@ -35,7 +35,6 @@ class CaseProgress(NamedTuple):
         share: the finished share of its expected time, from 0 to 1.
         phase: what is measured now; empty before and after.
         best: the fastest variant so far with its time.
-
     """
 
     label: str

@@ -38,7 +38,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     Raises:
         pytest.Collector.CollectError: the plug-in with the options is not loaded.
-
     """
     if CHOSEN not in metafunc.config.stash:
         raise pytest.Collector.CollectError(UNLOADED)

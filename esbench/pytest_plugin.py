@@ -91,7 +91,6 @@ class ChosenBenchmarks:
 
         Raises:
             UserError: a name is unknown, or there is nothing to time.
-
         """
         torch_state = TorchState()  # before a plug-in is loaded
         device = resolve_device(choice.device)
@@ -182,7 +181,6 @@ class ChosenBenchmarks:
 
         Raises:
             WrongResultError: the results differ.
-
         """
         footprint = memory.footprint(prepared.workload.phases[phase], self.device)
         validation.check_memory(footprint, phase)
@@ -266,7 +264,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     Raises:
         pytest.UsageError: pytest-benchmark is not installed, or a name is unknown.
-
     """
     config = session.config
     if not config.pluginmanager.hasplugin("benchmark"):

@@ -99,7 +99,6 @@ class Suite:
         methods: phase -> the methods by which it is timed on a GPU; by default all.
         traced: the phases whose launches are counted and whose streams are checked on a GPU.
         limit_s: a variant that makes no progress for this many seconds is ended; a slow call needs more.
-
     """
 
     name: str
@@ -121,7 +120,6 @@ class Registry:
     """Variants and suites by name."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.entries: dict[str, Entry] = {}
         self.suites: dict[str, Suite] = {}
         self.reserved: set[str] = set()
@@ -147,7 +145,6 @@ class Registry:
 
         Raises:
             ValueError: a variant of that name is registered already.
-
         """
 
         def register(scheme: Scheme) -> Scheme:
@@ -178,7 +175,6 @@ class Registry:
 
         Raises:
             ValueError: a suite of that name is registered already.
-
         """
         if suite.name in self.suites:
             message = f"suite {suite.name} is registered twice"
@@ -191,7 +187,6 @@ class Registry:
 
         Raises:
             UnknownNameError: the suite is not registered.
-
         """
         if name not in self.suites:
             message = f"no suite {name!r}; {suggest(name, sorted(self.suites), 'esbench list')}"
@@ -206,7 +201,6 @@ class Registry:
 
         Raises:
             UnknownNameError: a glob matches nothing.
-
         """
         operators = {case.operator for suite in self.suites.values() for case in suite.cases}
         labels = {
@@ -287,7 +281,6 @@ def load(name: str) -> str:
 
     Raises:
         PluginError: it cannot be found or raises when imported.
-
     """
     if name not in LOADED:
         try:
@@ -388,7 +381,6 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
 
     Raises:
         UnknownNameError: no case matches, or the dtype is unknown.
-
     """
     if dtype is not None and dtype not in DTYPES:
         message = f"no dtype {dtype!r}; available: {', '.join(DTYPES)}"
@@ -402,7 +394,6 @@ def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
 
     Raises:
         UnknownNameError: no case matches.
-
     """
     chosen = tuple(case for case in cases if fnmatch.fnmatchcase(case.label, glob))
     if not chosen:
@@ -417,7 +408,6 @@ def parse_phases(names: str) -> tuple[Phase, ...]:
 
     Raises:
         UnknownNameError: a phase is unknown.
-
     """
     chosen, known = split_names(names), (*PHASES, QUALITY)
     for name in chosen:
@@ -432,7 +422,6 @@ def split_names(names: str) -> tuple[str, ...]:
 
     Raises:
         UserError: it is not empty but contains no name.
-
     """
     stripped = tuple(name.strip() for name in names.split(",") if name.strip())
     if names and not stripped:

@@ -233,7 +233,6 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
 
     Raises:
         ValueError: a sample of a timed phase is below 0; the message has its index.
-
     """
 
     variant: Variant
@@ -251,7 +250,6 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     work: Work | None = None
 
     def __post_init__(self) -> None:
-        """Check that no reading is below 0."""
         if self.phase == QUALITY:
             return
         for round_index, visits in enumerate(self.samples):
@@ -301,7 +299,6 @@ class Checkpoint(_Line, frozen=True, kw_only=True, tag="checkpoint"):
         spent_s: activity -> seconds.
         costs_s: variant -> its seconds on this case.
         traced: whether the launches of the case are stored; they may be counted after all timing.
-
     """
 
     case: Case

@@ -66,7 +66,6 @@ class Ratio:
         rounds: number of shared rounds.
         low: lower end of the 95 % interval; None for too few rounds.
         high: upper end of the 95 % interval; None for too few rounds.
-
     """
 
     value: float

@@ -66,7 +66,6 @@ class Problem:
         line: number of the line.
         lost: whether data could not be read; otherwise the problem is a remark.
         is_other_schema: whether the file was written with another version of the schema.
-
     """
 
     path: Path
@@ -119,7 +118,6 @@ class Writer:
 
     Raises:
         FileExistsError: there is a run of that name already.
-
     """
 
     def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
@@ -140,7 +138,6 @@ class Writer:
         Raises:
             ValueError: a record could not be read back, for instance because a sample is NaN.
             LostFileError: the file was deleted, replaced or changed since the last write.
-
         """
         content = b"".join(encode(record) + b"\n" for record in records)
         self._check_unchanged()
@@ -175,7 +172,6 @@ class Writer:
 
         Raises:
             LostFileError: the file was deleted, replaced or changed since the last write.
-
         """
         self._check_unchanged()
         self.close()
@@ -192,7 +188,6 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file."""
         self.close()
 
 
@@ -201,7 +196,6 @@ def encode(record: Record) -> bytes:
 
     Raises:
         ValueError: the record could not be read back.
-
     """
     try:
         line = msgspec.json.encode(record)
@@ -256,7 +250,6 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read or decompressed.
-
     """
     is_compressed = not path.exists() and _compressed(path).exists()
     content = read_regular_file(_compressed(path) if is_compressed else path)
@@ -274,7 +267,6 @@ def read_regular_file(path: Path) -> bytes:
 
     Raises:
         OSError: the file is missing, cannot be read or is not a regular file.
-
     """
     if path.exists() and not path.is_file():
         message = "it is not a regular file"
@@ -377,7 +369,6 @@ def _check_times(record: object) -> None:
 
     Raises:
         ValueError: a call took 0 ns.
-
     """
     if not isinstance(record, Measurement) or record.phase == QUALITY or not record.metric.endswith(TIMED):
         return
@@ -470,7 +461,6 @@ def find_unfinished(results: Path, device: str) -> Path:
 
     Raises:
         ResumeError: there is no such run.
-
     """
     for path in sorted((results / device).glob(f"*{PLAIN}"), reverse=True):
         run, _ = read_run(path)
@@ -485,7 +475,6 @@ def read_unfinished(path: Path) -> Unfinished:
 
     Raises:
         ResumeError: the file holds no run, or one that is complete or damaged.
-
     """
     run, problems = read_run(path)
     if run is None:
@@ -531,7 +520,6 @@ def write_document(document: Document, path: Path) -> Path:
 
     Raises:
         ValueError: it could not be read back, for instance because a number is NaN.
-
     """
     text = msgspec.json.encode(document)
     msgspec.json.decode(text, type=type(document))
@@ -552,7 +540,6 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
 
     Raises:
         UserError: the file cannot be read or is invalid; the message has the file and the field.
-
     """
     try:
         document = msgspec.json.decode(read_regular_file(path), type=kind)

@@ -66,7 +66,6 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         activity: the set-up, check or phase of the variant.
         lost: why the device is lost, if it is.
         code: the exit code of the command, once it has ended.
-
     """
 
     start_s: float
@@ -102,7 +101,6 @@ class Child:
     """The child's side: it announces what it does. Without a supervisor this has no effect."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Continue after the last announcement in an open file."""
         self._descriptor = descriptor
         self.announcement = (
             Announcement(start_s=time.monotonic()) if descriptor is None else _read(descriptor)
@@ -169,7 +167,6 @@ def supervise(say: Callable[[str], object]) -> Child:
     Raises:
         SystemExit: the command has ended in a child.
         UserError: a child crashed twice while no variant ran.
-
     """
     if child().is_supervised:
         return child()
@@ -184,7 +181,6 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
 
     Raises:
         UserError: a child crashed twice while no variant ran.
-
     """
     announcement, crashed, unexplained = Announcement(start_s=time.monotonic()), [], 0
     with tempfile.TemporaryFile() as file, _Interrupts() as interrupts:
@@ -228,7 +224,6 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
 
     Raises:
         ResumeError: the file cannot be read or resumed.
-
     """
     status: Literal["unavailable", "failed"] = "unavailable" if reason.startswith(OUT_OF_TIME) else "failed"
     row = Skipped(variant=variant, case=case, phase=None, status=status, reason=reason)
@@ -254,7 +249,6 @@ def _check_again(announcement: Announcement, ending: str, unexplained: int) -> N
 
     Raises:
         UserError: it was the second one, or the run is complete.
-
     """
     if announcement.activity == TABLES:
         message = (
@@ -273,7 +267,6 @@ class _Interrupts:
     Attributes:
         count: the number of times.
         process: the child, if one is running.
-
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,6 @@ def last_digit_exponent(value: float, half: float | None = None) -> int:
     Args:
         value: a finite number.
         half: half the width of the 95 % interval, in the unit of the value.
-
     """
     if not _is_known(value, half):
         return min(0, _leading_exponent(value, _DIGITS) - _DIGITS + 1) if value else 0
@@ -110,7 +109,6 @@ def format_number(
         half: half the width of its interval.
         with_interval: append the half width if it is known, ``1.23 ± 0.04``.
         least_digits: significant digits to print even if the interval supports fewer, without its half width.
-
     """
     if value is None or not math.isfinite(value):
         return ABSENT

@@ -69,7 +69,6 @@ class Workload(Protocol):
 
         Raises:
             WrongResultError: the results differ.
-
         """
 
     def confirm(self, phase: Phase) -> None:
@@ -79,7 +78,6 @@ class Workload(Protocol):
 
         Raises:
             WrongResultError: the results differ.
-
         """
 
     def quality(self) -> Iterable[QualityMetric]:
@@ -89,7 +87,6 @@ class Workload(Protocol):
 
         Raises:
             UnavailableError: the quality cannot be computed; the message has the reason.
-
         """
         ...
 
@@ -100,7 +97,6 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
 
     Raises:
         UnavailableError: the scheme does not support the case on this device; the message has the reason.
-
     """
     message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
     raise UnavailableError(message)
@@ -123,7 +119,6 @@ class Trainer(Protocol):
 
         Raises:
             UserError: the network is unknown, or its data is missing.
-
         """
 
     def train(self, scheme: Any, recipe: Recipe, seed: int, device: str) -> Outcome:  # noqa: ANN401  # see the class
@@ -131,7 +126,6 @@ class Trainer(Protocol):
 
         Raises:
             UnavailableError: the scheme does not support the network.
-
         """
 
 

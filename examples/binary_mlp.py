@@ -27,7 +27,6 @@ class PixelBits(nn.Module):
     """Packs the eight bits of pixels in 0..1: [rows, 64] -> words, 8 bits for each of [rows, *shape]."""
 
     def __init__(self, *shape: int) -> None:
-        """Take the shape of a row of pixels."""
         super().__init__()
         self.shape = shape
 

@@ -142,11 +142,9 @@ class FakeDevice(TorchDispatchMode):
         waits: the operations for which the host waited since the last :meth:`clear`.
         draws: uses of generators that a graph cannot replay.
         launches: names of the Triton kernels that were launched. They compute nothing.
-
     """
 
     def __init__(self) -> None:
-        """Begin with empty records."""
         super().__init__()  # type: ignore[no-untyped-call]  # nor is this
         self.waits: list[str] = []
         self.draws: list[str] = []
@@ -189,7 +187,6 @@ class FakeDevice(TorchDispatchMode):
 
         Raises:
             DeviceMixError: they differ.
-
         """
         if device.type != self.target.type:
             message = f"{name} on {self.target.type} with a generator on {device.type}"
@@ -202,7 +199,6 @@ class FakeDevice(TorchDispatchMode):
 
         Raises:
             CaptureError: the host waits in a call, or a generator is used.
-
         """
         for _ in range(turns):
             call()
@@ -268,7 +264,6 @@ class FakeDevice(TorchDispatchMode):
         Raises:
             DeviceMixError: its tensors are on two devices.
             NotImplementedError: CUDA has no such product.
-
         """
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
         host = [tensor for tensor in tensors if _is_host(tensor)]

@@ -29,7 +29,6 @@ class FakeClock:
     method = "fake"
 
     def __init__(self, warm_up_s: tuple[float, float] = (0.0, 0.0), jitter: float = 0.0) -> None:
-        """Start at zero, without a warm-up; samples are exact, or vary by the share ``jitter``."""
         self.warm_up_s = warm_up_s
         self.now_s = 0.0
         self._jitter = jitter
@@ -58,7 +57,6 @@ class World:
     """A clock, a memory of a number of bytes, and a log of the variants called."""
 
     def __init__(self, room_bytes: int = 1000, jitter: float = 0.0) -> None:
-        """Start with empty memory."""
         self.clock = FakeClock(jitter=jitter)
         self.room_bytes = room_bytes
         self.resident: weakref.WeakSet[FakeWorkload] = weakref.WeakSet()
@@ -119,7 +117,6 @@ class FakeWorkload:
     """A fake scheme set up on a case; it has no quality metrics."""
 
     def __init__(self, scheme: FakeScheme, case: Case) -> None:
-        """Take the scheme's memory."""
         self.built_bytes = scheme.built_bytes + scheme.bytes_per_member * case.members
         scheme.world.take(self.built_bytes)
         self.scheme = scheme

@@ -53,7 +53,6 @@ def check_sums(scheme: AnyScheme, members: int = 7) -> None:
 
     Raises:
         WrongResultError: one differs.
-
     """
     modules = [(nn.Linear(6, 5), (6,)), (nn.Conv2d(4, 6, (2, 3), groups=2, padding=1), (4, 5, 5))]
     for module, features in modules:

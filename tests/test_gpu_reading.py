@@ -99,7 +99,6 @@ def readme_run(
         slower: factor on the times of all variants except baselines.
         operators: operators of its cases.
         methods: timing methods of each phase.
-
     """
     cases = REGISTRY.find_suite("readme").cases
     square = next(case for case in cases if case.label == SQUARE)

@@ -41,7 +41,6 @@ class Learner:
     """A scheme whose training runs end with the next of ``outcomes``, without perturbing anything."""
 
     def __init__(self, *outcomes: float | Exception) -> None:
-        """Store the outcomes of its training runs."""
         self.outcomes = list(outcomes)
 
 

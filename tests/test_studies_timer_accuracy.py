@@ -162,7 +162,6 @@ class FakeClock(HostClock):
     now_s = 0.0
 
     def __init__(self, bias: float = 1.0) -> None:
-        """Set the factor of the readings."""
         self.bias = bias
 
     def seconds(self) -> float:

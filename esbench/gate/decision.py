@@ -115,7 +115,6 @@ class VariancePrior:
         variance: the scale of the prior.
         freedom: degrees of freedom of the prior.
         pooled: degrees of freedom of all cells together, the upper limit for a posterior.
-
     """
 
     variance: float
@@ -173,7 +172,6 @@ def bounds(
         alpha: level of each bound.
         power: the minimum detectable effect ``mde`` is found with this probability.
         prior: shrinks the variance towards the variance of the other cells.
-
     """
     count, mean = len(log_ratios), fmean(log_ratios)
     cell_variance, freedom = variance(log_ratios), float(count - 1)
@@ -356,7 +354,6 @@ def time_verdicts(
         screened: the bounds of all cells and of their mean at the screen.
         confirmed: new log ratios of the suspected cells; of all cells if their mean is suspected.
         settings: the rule.
-
     """
     suspected = suspects(screened, settings)
     complete = {

@@ -79,7 +79,6 @@ class Gate:
         start: starts a worker for each arm.
         evidence: the measurements so far.
         cell_s: seconds to spend on a cell, from the suite.
-
     """
 
     orders: Orders
@@ -99,7 +98,6 @@ class Gate:
 
         Raises:
             UserError: a revision cannot be measured at all.
-
         """
         start_s, evidence, settings = time.monotonic(), self.evidence, self.settings
         foreign = self.environment.foreign
@@ -143,7 +141,6 @@ class Gate:
 
         Raises:
             UserError: a worker fails, there are no cells, or a package is not imported from the revision.
-
         """
         now = datetime.now(UTC)
         try:
@@ -242,7 +239,6 @@ def _check_packages(hellos: Hellos) -> None:
 
     Raises:
         UserError: only one worker imports a package from its revision, or neither imports any.
-
     """
     base, head = (set(hellos[arm].own_packages) for arm in ARMS)
     if not base | head:

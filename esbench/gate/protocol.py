@@ -21,7 +21,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
         variants: globs over variants; empty for those of the suite.
         plugins: modules or files that register variants.
         methods: timing methods; empty for all of the device.
-
     """
 
     arm: Arm = "head"
@@ -80,7 +79,6 @@ class Hello(_Message, frozen=True, tag="hello"):
         cells: the cells of the suite in this revision.
         cell_s: seconds to spend on a cell.
         unknown: the error if the revision has no such suite or variant; ``cells`` is then empty.
-
     """
 
     own_packages: tuple[str, ...]

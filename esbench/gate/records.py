@@ -159,7 +159,6 @@ class Settings(_Strict, frozen=True):
         worst_mde: a cell with a larger minimum detectable effect is too noisy.
         trim: share of rounds dropped at either end. A quarter, because on a shared machine one visit in 20 is
             interrupted and takes twice as long, which affects several of 20 rounds.
-
     """
 
     margin: float = 0.005

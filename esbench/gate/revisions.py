@@ -25,7 +25,6 @@ def repository(folder: Path) -> Path:
 
     Raises:
         GitError: the folder is not in a repository, or git is not installed.
-
     """
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel"))
@@ -39,7 +38,6 @@ def default_base(top: Path, head: str) -> str:
 
     Raises:
         GitError: the branch does not exist.
-
     """
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
         with contextlib.suppress(GitError):
@@ -59,7 +57,6 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
 
     Raises:
         GitError: there is no such revision, or there are uncommitted changes.
-
     """
     if asked == WORKTREE:
         return Revision(asked=asked, commit=_snapshot(top))
@@ -90,7 +87,6 @@ def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm
 
     Raises:
         GitError: git fails.
-
     """
     with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
         folders: dict[Arm, Path] = {}

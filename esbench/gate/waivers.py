@@ -72,7 +72,6 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     Raises:
         UserError: the file is invalid, or a waiver has expired, expires in more than a year or is listed
             twice; the message names it.
-
     """
     path = folder / FILE
     try:

@@ -67,7 +67,6 @@ def load_variants(orders: Orders) -> Selection:
 
     Raises:
         UserError: a package cannot be loaded.
-
     """
     sys.path.insert(0, orders.root)
     os.chdir(orders.root)  # a plug-in file is named relative to the top folder
@@ -107,7 +106,6 @@ class Worker:
             selection: the suite and its variants.
             state: global torch state before variants were loaded.
             tools: clocks and meters of the device.
-
         """
         self.orders, self.selection, self.state, self.tools = orders, selection, state, tools
         checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()

@@ -72,7 +72,6 @@ class WorkerProcess:
 
         Raises:
             WorkerError: there is no answer, or it has another type.
-
         """
         self.send(question)
         return self.receive(kind)
@@ -94,7 +93,6 @@ class WorkerProcess:
 
         Raises:
             WorkerError: there is no answer, or it has another type.
-
         """
         try:
             if not self._connection.poll(SILENCE_S):

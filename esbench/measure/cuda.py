@@ -41,7 +41,6 @@ class Streak:
     """The time for which a device has been busy without a pause: its clock rates settle during it."""
 
     def __init__(self) -> None:
-        """Start with an idle device."""
         self._since_s = self._until_s = -math.inf
 
     def extend(self, start_s: float, end_s: float) -> None:
@@ -65,11 +64,9 @@ class CacheBuffer:
     Args:
         min_bytes: the size of the buffer; it is rounded up.
         device: the device of the buffer.
-
     """
 
     def __init__(self, min_bytes: int, device: str) -> None:
-        """Allocate the buffer and zero it."""
         rows = math.ceil(min_bytes / _ROW_BYTES)
         self.rows = torch.empty(rows, _ROW_BYTES // 4, device=device)
         self.sums = torch.empty(rows, device=device)
@@ -93,7 +90,6 @@ class Cuda:
     """The operations of the current CUDA device that clocks need; work is queued on the current stream."""
 
     def __init__(self) -> None:
-        """Allocate the buffer that flushes the cache and the stream for captures."""
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
         # With the highest clock rate, no block is too short. Some builds of torch do not report it.
@@ -151,7 +147,6 @@ class Cuda:
 
         Raises:
             Exception: any error of the call or of CUDA. The device is usable afterwards.
-
         """
         current = torch.cuda.current_stream()
         stream = self._side if current == torch.cuda.default_stream() else current

@@ -43,7 +43,6 @@ def lock_device(
 
     Raises:
         LockError: the lock is still held after ``wait_s`` seconds, or its file cannot be locked.
-
     """
     folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
     path = folder / f"esbench-{re.sub(r'[^0-9A-Za-z-]', '-', key)}.lock"

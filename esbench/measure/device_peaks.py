@@ -61,7 +61,6 @@ def device_peaks(
 
     Raises:
         UnavailableError: not enough time is left for the next peak.
-
     """
     supported = (dtype for dtype in dict.fromkeys(dtypes) if not unsupported_reason(dtype, device))
     measures: list[Callable[[str, Clock], DevicePeak]] = [

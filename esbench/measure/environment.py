@@ -41,7 +41,6 @@ def resolve_device(name: str) -> Literal["cpu", "cuda"]:
 
     Raises:
         DeviceError: CUDA is not available, or the name is unknown.
-
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -30,7 +30,6 @@ def classify(error: BaseException) -> Failure:
 
     Raises:
         KeyboardInterrupt: the error is one: callers that catch every exception do not swallow Ctrl-C.
-
     """
     if isinstance(error, KeyboardInterrupt):
         raise error

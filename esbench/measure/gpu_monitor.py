@@ -42,7 +42,6 @@ class Pace(NamedTuple):
         max_s: the longest window, used if the energy counter is updated slowly.
         interval_s: the time between readings.
         now: the clock, in seconds.
-
     """
 
     lead_in_s: float = 1.0
@@ -77,7 +76,6 @@ class Readings:
         samples: metric -> its values.
         missing: metric -> the reason why it has no values.
         updates: how often the energy counter has changed.
-
     """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -213,7 +211,6 @@ def idle_power_w(
 
     Raises:
         NvmlError: NVML does not report the power.
-
     """
     readings = []
     for _ in range(round(IDLE_S / interval_s)):
@@ -229,18 +226,15 @@ class ConditionsReader:
     """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
-        """Open NVML, or use the one given."""
         self._nvml = nvml
         if nvml is None:
             with contextlib.suppress(NvmlError):
                 self._nvml = Nvml()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close NVML."""
         if self._nvml:
             self._nvml.close()
 
@@ -299,6 +293,5 @@ def other_processes(nvml: Nvml, own: Collection[int]) -> tuple[str, ...]:
 
     Raises:
         NvmlError: NVML does not list processes.
-
     """
     return tuple(str(process) for process in sorted(nvml.processes()) if own and process.pid not in own)

@@ -33,7 +33,6 @@ class Instruments:
         alive: returns whether the device still responds.
         other_processes: returns the other processes on the device.
         traces_last: whether calls are traced after the last timing, because a trace slows later calls down.
-
     """
 
     clocks: tuple[Clock, ...]
@@ -57,7 +56,6 @@ def instruments(
         device: ``cpu`` or ``cuda``.
         methods: timing methods, by default all of the device.
         idle_w: the power of the idle GPU.
-
     """
     if device != "cuda":
         yield Instruments(

@@ -31,7 +31,6 @@ class Capacity(NamedTuple):
         members: the largest population that fitted, or 0.
         too_many: the smallest population that did not fit.
         stop: ``resolution`` if the search ended because the two are close enough, otherwise ``budget``.
-
     """
 
     members: int
@@ -47,7 +46,6 @@ def find_largest(fits: Fits, too_many: int, budget_s: float, seconds: Callable[[
         too_many: a population that does not fit.
         budget_s: the seconds after which no attempt is begun.
         seconds: returns the time in seconds.
-
     """
     start_s, members = seconds(), 0
     while (middle := _next_population(members, too_many)) is not None:

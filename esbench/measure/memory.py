@@ -47,7 +47,6 @@ class Footprint(NamedTuple):
         kept_bytes: the bytes that each call leaves allocated after its result is freed.
         reserved_bytes: the most bytes that torch's CUDA allocator held in the run; None on the CPU.
         process_bytes: all bytes of the process, on the CPU its resident set; None if unknown.
-
     """
 
     peak_bytes: int

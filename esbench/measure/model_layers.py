@@ -56,7 +56,6 @@ def load_model(name: str) -> tuple[nn.Module, Tensor]:
     Raises:
         UserError: the factory cannot be imported, raises, or returns something else; or it returns no rows
             and the first layer does not determine the shape of a row.
-
     """
     try:
         model, rows = _call_factory(name)
@@ -80,7 +79,6 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
     Raises:
         UserError: the model raises on the rows, has no Linear or Conv2d layer that can be perturbed, or has
             a weight that is not in real floating point.
-
     """
     named = {name: module for name, module in model.named_modules() if _is_trainable(module)}
     shapes = _input_shapes(

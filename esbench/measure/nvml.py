@@ -83,11 +83,9 @@ class Nvml:
 
     Raises:
         NvmlError: NVML is missing, or it does not know the device.
-
     """
 
     def __init__(self, uuid: str | None = None, bindings: ModuleType | None = None) -> None:
-        """Load the library and find the device."""
         self._nvml = bindings or _load_bindings()
         self._query("nvmlInit")
         try:
@@ -97,11 +95,9 @@ class Nvml:
             raise
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the library."""
         self.close()
 
     def close(self) -> None:
@@ -203,7 +199,6 @@ def current_uuid() -> str:
 
     Raises:
         NvmlError: torch has no CUDA device, or cannot describe it.
-
     """
     if not torch.cuda.is_available():
         message = "torch sees no CUDA device"

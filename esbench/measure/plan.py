@@ -34,7 +34,6 @@ class Plan:
         methods: phase -> its timing methods; a phase that is missing has all methods of the device.
         limit_s: the seconds without progress after which a variant is ended.
         end_s: the time of :func:`time.monotonic` by which the run has to be over.
-
     """
 
     entries: Sequence[Entry]
@@ -111,7 +110,6 @@ class Budget:
 
     Attributes:
         cells: the cells of the current case that are not measured yet.
-
     """
 
     def __init__(self, plan: Plan, seconds: Callable[[], float], *, traces_last: bool = False) -> None:
@@ -121,7 +119,6 @@ class Budget:
             plan: the plan of the run.
             seconds: returns the time in seconds, on the clock of ``plan.end_s``.
             traces_last: whether calls are traced after everything else.
-
         """
         self.cells = 0
         self._max_s = self._min_s = plan.cell_s
@@ -157,7 +154,6 @@ class Budget:
 
         Raises:
             UnavailableError: no time is left.
-
         """
         until_s = self._end_s if is_baseline(entry) or is_timed else self._case_end_s - reserve_s
         if self._seconds() >= until_s:

@@ -105,7 +105,6 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
 
     Raises:
         ProfileError: the records of the call, of the marker, or of a launch's work are missing.
-
     """
     call, marker = _annotation(records, CALL), _annotation(records, MARKER)
     streams = {record.track for record in _device_work(records, marker.start_ns, marker.end_ns)}
@@ -155,7 +154,6 @@ def trace(call: Callable[[], object], device: str) -> Trace:
 
     Raises:
         ProfileError: the profiler lost records in each of ATTEMPTS traces.
-
     """
     with tempfile.TemporaryDirectory() as folder:
         return _trace_into(call, device, Path(folder) / "trace.json")
@@ -248,7 +246,6 @@ def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float
 
     Raises:
         ProfileError: a launch has no record of its work.
-
     """
     host = {record.correlation: record for record in records if record.category in RUNTIME}
     work = []

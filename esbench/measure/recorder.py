@@ -46,7 +46,6 @@ class RunSummary:
         failed: the number of rows of variants that are wrong or raise.
         notes: lines about the whole run.
         other_processes: other processes that used the GPU during the run.
-
     """
 
     measured: int = 0
@@ -62,7 +61,6 @@ class Stopwatch:
     def __init__(
         self, now_s: Callable[[], float] = time.monotonic, spent_s: Mapping[str, float] | None = None
     ) -> None:
-        """Start with the seconds that an earlier part of the run has spent."""
         self.seconds = now_s
         self._spent_s = dict(spent_s or {})
         self._running: list[str] = []
@@ -100,7 +98,6 @@ class Recorder:
         done: the number of cells that have a result or a reason.
         cases: the cases of the run, as they are shown.
         remaining: the expected remaining time of the run.
-
     """
 
     def __init__(
@@ -111,7 +108,6 @@ class Recorder:
         stopwatch: Stopwatch | None = None,
         watch: Watch = not_watched,
     ) -> None:
-        """Start with the rows and checkpoints of an earlier part of the run."""
         self.watch = watch
         self.cells = self.done = 0
         self.stopwatch = stopwatch or Stopwatch()

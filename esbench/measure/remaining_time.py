@@ -28,7 +28,6 @@ class RemainingTime:
             variants: stage of a case -> number of variants that are measured in it.
             guesses_s: stage -> expected seconds of a variant, before any is measured.
             now_s: the clock.
-
         """
         self._variants = dict(variants)
         self._unfinished = dict(variants)

@@ -107,7 +107,6 @@ def run(  # noqa: PLR0913  # the parts of a run
         begun_s: the current time minus the duration of the run so far, by default that of ``past``. What
             exceeds that is charged to ``restarts``.
         watch: announces each variant before it runs.
-
     """
     last = past.checkpoints[-1] if past and past.checkpoints else None
     spent_s = dict(last.spent_s) if last else {}
@@ -164,7 +163,6 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
 
     Raises:
         DeviceLostError: the device stopped responding.
-
     """
     recorder = Recorder(store, progress, past, stopwatch, watch)
     checks = ExactChecks(plan.checks, plan.device, plan.seed)

@@ -51,7 +51,6 @@ class Visit:
 
     Raises:
         ClockError: a sample is negative, zero or not finite.
-
     """
 
     samples: Mapping[str, tuple[float, ...]]
@@ -59,7 +58,6 @@ class Visit:
     grown: bool = False
 
     def __post_init__(self) -> None:
-        """Check the samples."""
         for value in itertools.chain.from_iterable(self.samples.values()):
             if value < 0:
                 message = f"the clock went backwards by {-value:g} ns"
@@ -91,7 +89,6 @@ class Clock(Protocol):
 
         Raises:
             UnavailableError: the method cannot time this call; the message says why.
-
         """
 
     def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
@@ -163,7 +160,6 @@ class CudaClock:
 
         Raises:
             UnavailableError: the call cannot be captured in a graph.
-
         """
         if self.method != "graph":
             return call
@@ -238,7 +234,6 @@ def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
 
     Raises:
         UserError: the device has no such method.
-
     """
     check_methods(device, methods)
     if device == "cpu":
@@ -252,7 +247,6 @@ def check_methods(device: str, methods: Iterable[str]) -> None:
 
     Raises:
         UserError: it has no such method.
-
     """
     for method in methods:
         if method not in METHODS[device]:

@@ -53,7 +53,6 @@ class Page:
         root: folder of the repository, which all file names are relative to.
         to_root: path from the page to that folder, for links.
         shown: the tables that its blocks have printed.
-
     """
 
     root: Path
@@ -71,7 +70,6 @@ class Page:
 
         Raises:
             ReadmeError: there is no such figure, or it was not drawn from that run.
-
         """
         try:
             text = (self.root / file).read_text(encoding="utf-8")
@@ -99,7 +97,6 @@ class Page:
 
         Raises:
             ReadmeError: the run has no ranking of this layer and population, or no variant has a rate.
-
         """
         run = self._run(file)
         cases = [case for name in operators(run) for ranking in rankings(run, name) for case in ranking.cases]
@@ -119,7 +116,6 @@ class Page:
 
         Raises:
             ReadmeError: no run ranks dense noise.
-
         """
         table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if table_section is None:
@@ -135,7 +131,6 @@ class Page:
 
         Raises:
             ReadmeError: no shape has times of the forward in both runs.
-
         """
         run, published = self._run(file), [self._run(name) for name in published_files]
         sections = [
@@ -191,7 +186,6 @@ class Page:
 
         Raises:
             ReadmeError: there is no such page, heading or table.
-
         """
         try:
             _, _, below = (self.root / file).read_text(encoding="utf-8").partition(f"# {heading}\n")
@@ -233,7 +227,6 @@ def render(readme: Path, *, check: bool) -> str:
 
     Raises:
         ReadmeError: the file cannot be read, or a block raises.
-
     """
     before = _read(readme)
     after = _generate(before, readme, [])

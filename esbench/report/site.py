@@ -80,7 +80,6 @@ def render(
 
     Returns:
         The files written, and the problems of reading and writing.
-
     """
     written: list[Path] = []
     for folder, run in selected.pages.items():
@@ -146,7 +145,6 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
 
     Raises:
         UserError: ruptures is not installed.
-
     """
     device_history = history(runs, fewest=MIN_HISTORY_RUNS)
     if not device_history.series:

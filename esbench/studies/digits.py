@@ -106,7 +106,6 @@ def newest_study(results: Path, device: str) -> Study:
 
     Raises:
         UserError: there is no study, or it is invalid.
-
     """
     paths = sorted((results / device / FOLDER).glob("*.json"))
     if not paths:
@@ -120,7 +119,6 @@ def newest_studies(results: Path) -> list[Study]:
 
     Raises:
         UserError: a study is invalid.
-
     """
     return [newest_study(results, path.parent.parent.name) for path in newest_files(results, FOLDER)]
 
@@ -187,7 +185,6 @@ def render(results: Path, out: Path) -> list[Path]:
 
     Raises:
         UserError: a study cannot be read.
-
     """
     studies = [study for study in newest_studies(results) if study.training_runs]
     return [write(out / PAGE, page(studies))] if studies else []

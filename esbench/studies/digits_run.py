@@ -24,7 +24,6 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
 
     Raises:
         UnavailableError: the scheme does not support the network, or its package does not train.
-
     """
     network_trainer = trainer(scheme)
     if network_trainer is None:
@@ -55,7 +54,6 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
 
     Raises:
         UserError: the study is complete, or the code or the environment differs.
-
     """
     if not study.remaining_runs():
         message = f"{study.study_id} is complete: there is nothing to resume"

@@ -88,7 +88,6 @@ class Alarms(_Strict, frozen=True):
         inconclusive: cells that are INCONCLUSIVE, over all suites.
         unclear: suites that end INCONCLUSIVE.
         confirmed: mean number of confirmed cells per suite.
-
     """
 
     suites: int
@@ -111,7 +110,6 @@ class Power(_Strict, frozen=True):
         found: suites in which the slowed cell, control or mean FAILs.
         others: suites in which an unchanged cell FAILs.
         by_mean: suites in which the geometric mean FAILs.
-
     """
 
     kind: str
@@ -150,7 +148,6 @@ def measure(gate: Gate, replicates: int, results: Path) -> Path:
     Raises:
         UserError: the revision cannot be measured at all.
         WorkerError: a worker died, hangs or sent an invalid answer.
-
     """
     opening = gate.survey()
     cells = gate.evidence.timed_cells()
@@ -265,7 +262,6 @@ def decide_suites(
 
     Yields:
         the verdicts on all cells and on their mean, and the number of confirmed cells.
-
     """
     rng = np.random.default_rng(SEED)
     names = [cell.name for cell in study.cells]
@@ -303,7 +299,6 @@ def render(results: Path, out: Path) -> list[Path]:
 
     Raises:
         UserError: a study cannot be read.
-
     """
     studies = [
         store.read_document(

@@ -70,7 +70,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         repetition: only arms of the same repetition share rounds.
         samples: one tuple of nanoseconds per round.
         expected_ns: the length of a wait.
-
     """
 
     question: str
@@ -222,7 +221,6 @@ def render(results: Path, out: Path) -> list[Path]:
 
     Raises:
         UserError: a study is invalid; the message names the file and the field.
-
     """
     studies = [
         store.read_document(path, Study, what="timer study", schema=SCHEMA, again="measure again")

@@ -94,7 +94,6 @@ class Plan:
         waits: the calls of known length.
         repetitions: repetitions of each kernel.
         budget_s: seconds per kernel, arm and repetition.
-
     """
 
     clock: Clock

@@ -52,7 +52,6 @@ class BaseWorkload(AbstractPlainWorkload):
     unavailable: Mapping[Phase, str] = {"sample": "a plain layer draws no noise"}
 
     def __init__(self, case: Case, device: str, seed: int) -> None:
-        """Create the layer and its rows."""
         self._case, self._device, self._seed = case, device, seed
         self._module = inputs.layer(case, device, seed)
         self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
@@ -137,7 +136,6 @@ class NaiveWorkload(AbstractPlainWorkload):
     )
 
     def __init__(self, case: Case, device: str, seed: int) -> None:
-        """Create the layer and the contiguous rows of each member."""
         self._case, self._seed, self._module = case, seed, inputs.layer(case, device, seed)
         self._x = [
             x.unflatten(0, (case.repeats, case.members)).transpose(0, 1).contiguous()
@@ -199,7 +197,6 @@ def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
 
     Raises:
         WrongResultError: they differ.
-
     """
     ends = [0, -1]
     exact = reference.to_float64(module)(reference.rows_to_float64(x[ends]))

@@ -52,7 +52,6 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
 
     Raises:
         UnavailableError: the operator is unknown, or the network's data is not installed.
-
     """
     if is_network(case):
         try:
@@ -98,7 +97,6 @@ def _binarized(case: Case, factory: dict[str, Any]) -> nn.Module:
 
     Raises:
         UnavailableError: binarized layers do not support the case.
-
     """
     options: dict[str, Any] = {"bias": case.bias, "outputs": "real", **factory}
     if case.operator == PACKED[0]:
@@ -178,7 +176,6 @@ class RotatingBuffers(Generic[T]):
     """
 
     def __init__(self, items: Iterable[T]) -> None:
-        """Begin with the first item."""
         self.items = tuple(items)
         self.restart()
 

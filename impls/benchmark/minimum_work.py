@@ -26,7 +26,6 @@ class Extent:
         weight: number of weights.
         bias: number of biases.
         parameter_bytes: size of weights and biases.
-
     """
 
     x_bytes: int

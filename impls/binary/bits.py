@@ -64,7 +64,6 @@ def unpack(words: Tensor, length: int) -> Tensor:
 
     Raises:
         ValueError: ``length`` bits take another number of words.
-
     """
     if words.shape[-1] != word_count(length):
         message = f"{length} bits take {word_count(length)} words, got {words.shape[-1]}"
@@ -87,7 +86,6 @@ def expand(values: Tensor) -> Tensor:
 
     Raises:
         ValueError: the values are not bytes.
-
     """
     if values.dtype not in {torch.uint8, torch.int8}:
         message = f"inputs of eight bits are uint8 or int8, got {values.dtype}"
@@ -118,7 +116,6 @@ def round_probabilities(p: Tensor) -> Tensor:
 
     Raises:
         ValueError: some are NaN or outside [0, 1].
-
     """
     if not p.is_meta and not (p.is_cuda and torch.cuda.is_current_stream_capturing()):
         wrong = p.numel() - int(((p >= 0) & (p <= 1)).sum())
@@ -145,7 +142,6 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
 
     Returns:
         Words [m, *shape].
-
     """
     drawn = torch.zeros(len(words), *planes.shape[1:], dtype=torch.int64, device=words.device)
     if drawn.is_meta:
@@ -168,7 +164,6 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int 
 
     Raises:
         ValueError: the kernel is larger than the padded image.
-
     """
     windows = _padded(x, kernel, padding).unfold(-3, kernel[0], stride[0]).unfold(-3, kernel[1], stride[1])
     if channels is None or x.shape[-1] != 1:
@@ -197,7 +192,6 @@ def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
 
     Raises:
         ValueError: the kernel is larger than the padded image.
-
     """
     x = _padded(x, kernel, padding)
     for axis, size, step in zip((-3, -2), kernel, stride, strict=True):

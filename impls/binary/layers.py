@@ -30,7 +30,6 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
 
     Raises:
         ValueError: the rows do not fit the operator, or a parameter on a CPU is NaN.
-
     """
     if has_torch_function_variadic(x, weight):
         answer: Tensor = handle_torch_function(apply, (x, weight), x, weight, bias, operator)
@@ -57,7 +56,6 @@ def pair(name: str, sizes: int | bits.Pair, least: int) -> bits.Pair:
 
     Raises:
         ValueError: there are not one or two integers of at least ``least``.
-
     """
     both = (sizes, sizes) if isinstance(sizes, int) else sizes
     if len(both) != 2 or not all(isinstance(size, int) and size >= least for size in both):  # noqa: PLR2004  height and width
@@ -81,7 +79,6 @@ class AbstractBinarized(AbstractLogitLayer):
         normalized: bool,
         **factory_kwargs: Any,  # noqa: ANN401  torch's device and dtype
     ) -> None:
-        """Create the parameters: logits [o, i, *taps] and thresholds [o]."""
         super().__init__()
         check_choice("outputs", outputs, "bits", "real")
         self.outputs, self.normalized = outputs, normalized
@@ -109,7 +106,6 @@ class BinarizedLinear(AbstractBinarized):
 
     Raises:
         ValueError: a size is below 1, or ``outputs`` is unknown.
-
     """
 
     def __init__(  # noqa: PLR0913  as torch.nn.Linear has them
@@ -123,7 +119,6 @@ class BinarizedLinear(AbstractBinarized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create a layer with random logits."""
         check_count("in_features", in_features)
         check_count("out_features", out_features)
         shape, factory_kwargs = (out_features, in_features), {"device": device, "dtype": dtype}
@@ -156,7 +151,6 @@ class BinarizedConv2d(AbstractBinarized):
 
     Raises:
         ValueError: a size is below 1, or ``outputs`` is unknown.
-
     """
 
     def __init__(  # noqa: PLR0913  as torch.nn.Conv2d has them
@@ -173,7 +167,6 @@ class BinarizedConv2d(AbstractBinarized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create a layer with random logits."""
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_count(name, value)
         kernel = pair("kernel_size", kernel_size, 1)
@@ -202,7 +195,6 @@ class BinarizedMaxPool2d(nn.Module):
         kernel_size: size of the window.
         stride: distance between windows; by default they do not overlap.
         padding: rows and columns of -1 around an image.
-
     """
 
     def __init__(
@@ -211,7 +203,6 @@ class BinarizedMaxPool2d(nn.Module):
         stride: int | bits.Pair | None = None,
         padding: int | bits.Pair = 0,
     ) -> None:
-        """Store the window."""
         super().__init__()
         self.kernel_size = pair("kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else pair("stride", stride, 1)

@@ -41,7 +41,6 @@ class AbstractPackedOperator(AbstractOperator):
         dtype: dtype of real outputs.
         outputs: ``real``, or ``bits``, packed like the input.
         normalized: normalize each member's output channels over its rows and positions.
-
     """
 
     LAYOUT: ClassVar[tuple[str, ...]]
@@ -166,7 +165,6 @@ class PackedConv2d(AbstractPackedOperator):
         kernel_size: height and width of the kernel.
         stride: distance between output positions.
         padding: rows and columns of -1 around an image.
-
     """
 
     LAYOUT = ("rows", "h", "w", "words")

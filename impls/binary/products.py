@@ -47,7 +47,6 @@ def bit_product(x: Tensor, weights: Tensor, length: int) -> Tensor:
 
     Raises:
         ValueError: the numbers of members or words differ, or the words hold fewer than ``length`` bits.
-
     """
     (members, rows, words), columns = x.shape, weights.shape[2]
     if len(weights) not in {1, members} or not weights.shape[1] == words >= word_count(length):
@@ -85,7 +84,6 @@ class Product(NamedTuple):
         x: words [m, p, K].
         weights: words [m, K, o].
         length: number of bits in the K words.
-
     """
 
     out: Tensor
@@ -157,7 +155,6 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
 
     Raises:
         ValueError: shapes do not fit together.
-
     """
     if weights.shape != words.shape[:1] or words.shape[-2] != word_count(length):
         message = f"{length} bits and {[*weights.shape]} weights: words are {[*words.shape]}"
@@ -225,7 +222,6 @@ def _transpose_bits(rows: Tensor, work: Tensor) -> Tensor:
     Args:
         rows: [rows, words].
         work: temporary memory of 24 such rows; the first 16 become the result.
-
     """
     words, swap = work[:GROUP], work[GROUP:]
     # Rows of missing members may hold anything: their weights in the table are zero.

@@ -82,7 +82,6 @@ class Tunable(NamedTuple):
         candidates: tile sizes to try besides the default, which must give the same result.
         more: further sizes that the tile sizes depend on, such as the ranks to tune for.
         is_sum: whether the kernel computes a sum over rows instead of a product.
-
     """
 
     make: Callable[..., Launch]
@@ -126,7 +125,6 @@ class Task(NamedTuple):
         kernel: its name in tables.
         sizes: rows, outputs and inputs of a product, or outputs, inputs and rows of a sum; then those of
             :attr:`Tunable.more`.
-
     """
 
     kernel: str
@@ -181,7 +179,6 @@ def search(launch: Launch, candidates: Sequence[Tiling]) -> tuple[dict[Tiling | 
 
     Returns:
         Times in ns, and a line for each candidate with a wrong result.
-
     """
     result = launch(None)
     expected = result.clone()
@@ -250,7 +247,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0: done, or stopped after ``--seconds``; 1: a candidate computed something else than the default; 2:
         there is no GPU, or the table cannot be read.
-
     """
     parser = argparse.ArgumentParser(
         prog="python -m impls.kernels.autotune",

@@ -65,7 +65,6 @@ def bit_planes(p: Tensor) -> Tensor:
 
     Returns:
         Planes [9, g, *taps, words, o] of int64; bits after the last input are 0.
-
     """
     groups, outputs, inputs, *taps = p.shape
     depth, width = -(-inputs // 64), 2 * outputs
@@ -159,7 +158,6 @@ def sample_bits(
 
     Raises:
         ValueError: there are not nine planes of words, or a counter exceeds 32 bits.
-
     """
     flat = halves(operand("planes", planes, (PLANES, *planes.shape[1:]), torch.int64)).flatten(1)
     words = flat.shape[1]
@@ -247,7 +245,6 @@ def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
 
     Raises:
         ValueError: shapes or dtypes do not match.
-
     """
     groups, outputs, length, *taps = p.shape
     members, depth = len(weights), -(-length // 64)
@@ -290,7 +287,6 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     few: int = 8
 
     def __post_init__(self) -> None:
-        """Check the option."""
         check_count("few", self.few, 0)
 
     @property

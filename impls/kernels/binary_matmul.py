@@ -127,7 +127,6 @@ def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = to
 
     Raises:
         ValueError: shapes or dtypes do not match.
-
     """
     width = 2 * weights.shape[-1]
     block_m, block_n = block_size(x.shape[1], POPCOUNT_BLOCK_M), block_size(width, POPCOUNT_BLOCK_N, 32)
@@ -214,7 +213,6 @@ def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = t
 
     Raises:
         ValueError: shapes or dtypes do not match.
-
     """
     outputs = weights.shape[-1]
     block_m = block_size(x.shape[1], INT8_BLOCK_M, INT8_MIN_BLOCK_M)

@@ -53,7 +53,6 @@ class Cut(NamedTuple):
         blocks: number of blocks.
         cells: number of cells, each of which belongs to one block.
         unit: channels of a cell; the last cell extends to the end of the axis.
-
     """
 
     blocks: int
@@ -233,7 +232,6 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     blocks: int = 2
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         if self.blocks > MAX_BLOCKS:
             message = (

@@ -105,7 +105,6 @@ class Check(NamedTuple):
         launch: calls a launcher with meta tensors.
         instruction: a regular expression of an instruction that must occur. WGMMA stands for MMA before 9.0.
         tf32: whether float32 products use TF32.
-
     """
 
     title: str
@@ -119,7 +118,6 @@ class Check(NamedTuple):
 
         Raises:
             triton.TritonError: the kernel does not compile.
-
         """
         from triton.backends.compiler import GPUTarget  # noqa: PLC0415  triton need not be there
         from triton.runtime import driver  # noqa: PLC0415  triton need not be there
@@ -202,7 +200,6 @@ def per_dtype(
         dtypes: of operands.
         tile_rows: rows of a tile of the product, which needs 64 for WGMMA; 0 if the kernel has no product.
         sizes: arguments of :func:`operands`.
-
     """
     for name, dtype, instruction in dtypes:
         product = instruction if tile_rows >= 64 else instruction.replace(WGMMA, MMA)  # noqa: PLR2004  rows of WGMMA

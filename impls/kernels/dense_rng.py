@@ -61,7 +61,6 @@ class FewRowsTiling(NamedTuple):
         block_k: channels of the shared product that are multiplied at once.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline of loads.
-
     """
 
     rows: int = 4
@@ -263,7 +262,6 @@ def dense_rng_product(
 
     Raises:
         ValueError: shapes or dtypes do not match, or the counter of a member or an element exceeds 32 bits.
-
     """
     gemm = gemm_of(x, weight, y)
     width = SIGNS if signs else NORMALS
@@ -397,7 +395,6 @@ def noise_sum(
     Raises:
         ValueError: utilities do not match the members, or the counter of a member or an element exceeds 32
             bits.
-
     """
     width = SIGNS if signs else NORMALS
     draw.arguments(utilities.numel(), elements, width)

@@ -45,7 +45,6 @@ def gate_arguments(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[
     Returns:
         The factors [2, r] of kept and dropped channels, or None if ``on`` is the factor of all kept channels
         and dropped ones are 0.
-
     """
     # A number that is passed to a kernel is float32.
     if not (isinstance(on, Tensor) or isinstance(off, Tensor) or off) and x.dtype is not torch.float64:

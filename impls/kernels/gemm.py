@@ -37,7 +37,6 @@ class Gemm(NamedTuple):
         x: activations [r, m, p, i], any strides.
         weight: [o, i], i contiguous.
         y: the output [r, m, p, o], any strides.
-
     """
 
     x: Tensor
@@ -94,7 +93,6 @@ def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
 
     Raises:
         ValueError: shapes or dtypes do not match.
-
     """
     matches = x.shape[:3] == y.shape[:3] and (*weight.shape,) == (y.shape[-1], x.shape[-1])
     if not matches or not x.dtype == weight.dtype == y.dtype or x.dtype not in DOT_DTYPES:
@@ -119,7 +117,6 @@ def select_tiling(kernel: str, gemm: Gemm, requested: Tiling | None, default: Ti
 
     Raises:
         UserError: the table of this GPU cannot be read; the message names the file.
-
     """
     sizes = gemm.rows, *gemm.weight.shape
     tiling = requested or find_tuned_tiling(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
@@ -131,7 +128,6 @@ def noise_scale(sigma: float | Tensor, x: Tensor, factor: float = 1.0) -> tuple[
 
     Returns:
         The arguments ``sigmas`` [r] and ``sigma`` of a kernel, which reads the number if ``sigmas`` is None.
-
     """
     if isinstance(sigma, Tensor):
         return sigma.flatten() * factor, 0.0
@@ -150,7 +146,6 @@ def grid_of(*counts: int) -> tuple[int]:
 
     Raises:
         ValueError: a launch cannot have this many programs.
-
     """
     grid = 1
     for count in counts:
@@ -166,7 +161,6 @@ def operand(name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype)
 
     Raises:
         ValueError: the shape or the dtype differs.
-
     """
     if values.shape != tuple(shape) or values.dtype is not dtype:
         message = f"{name} must be {dtype} {list(shape)}, got {values.dtype} {list(values.shape)}"
@@ -251,7 +245,6 @@ def dot_accumulate(
         inputs: number of channels.
         ACC: dtype of sums.
         PRECISION: of float32 products.
-
     """
     a = load_x(x, stride_xi, mask_m, offs_k, inputs)
     b = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)

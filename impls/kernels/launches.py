@@ -27,7 +27,6 @@ class Operands:
         device: device of the operands.
         repeats: number of repeats of each member.
         positions: number of positions of each member.
-
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class Operands:
         repeats: int = 1,
         positions: int = 1,
     ) -> None:
-        """Draw x and the weight."""
         self.rows, self.outputs, self.inputs = sizes
         self._options: dict[str, Any] = {"device": device}
         self._dtype = dtype

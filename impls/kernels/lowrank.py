@@ -147,7 +147,6 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
     regenerated: bool
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         check_rank(self.rank)
 

@@ -45,7 +45,6 @@ def check_rank(rank: int) -> None:
 
     Raises:
         ValueError: it is not.
-
     """
     if rank & (rank - 1):
         message = f"rank must be a power of two for a kernel, got {rank}"
@@ -206,7 +205,6 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
 
     Raises:
         ValueError: the rank is not supported, or the counter of a member or an element exceeds 32 bits.
-
     """
     repeats, members, positions, inputs = x.shape
     check_rank(rank)
@@ -259,7 +257,6 @@ def low_rank_rng_product(
     Raises:
         ValueError: shapes or dtypes do not match, the rank is not supported, or the counter of a member or an
             element exceeds 32 bits.
-
     """
     gemm = gemm_of(x, weight, y)
     width, outputs = SIGNS if signs else NORMALS, len(weight)

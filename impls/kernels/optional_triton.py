@@ -30,7 +30,6 @@ else:
 
             Raises:
                 ImportError: always.
-
             """
             message = "this kernel needs triton: install it with `pip install triton` (Linux only)"
             raise ImportError(message)

@@ -122,7 +122,6 @@ def weighted_outer(
 
     Raises:
         ValueError: shapes or dtypes do not match.
-
     """
     (count, outputs), (members,), dtype = left.shape, utilities.shape, utilities.dtype
     inputs = right.shape[1]
@@ -195,7 +194,6 @@ def sum_outer_products(
         core: [1, ..., o, i, *taps].
         hadamard: whether to multiply by entries of a Hadamard matrix, for a weight without taps.
         factor: multiplies the sum.
-
     """
     shape = (weight[1], weight[2:].numel())
     left, right = (values.reshape(-1, width) for values, width in zip((outputs, inputs), shape, strict=True))

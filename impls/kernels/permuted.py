@@ -94,7 +94,6 @@ def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
 
     Raises:
         ValueError: shape or dtype of picks do not match.
-
     """
     members, count = x.shape[1], picks.shape[-1]
     picks = operand("picks", picks, (members, count), torch.int64)

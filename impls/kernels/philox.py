@@ -42,7 +42,6 @@ class Draw(NamedTuple):
         layer: a word made of the layer's name.
         draw: a word made of the draw's name.
         members: consecutive members, which are their counters.
-
     """
 
     key: tuple[int, int] | Tensor
@@ -63,7 +62,6 @@ class Draw(NamedTuple):
         Raises:
             ValueError: the numbers of members differ, or the counter of a member or of an element exceeds 32
                 bits.
-
         """
         members = self.members
         if len(members) != count:
@@ -321,7 +319,6 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
     Raises:
         ValueError: ``values`` is not a contiguous [members, elements], or the counter of a member or an
             element exceeds 32 bits.
-
     """
     width = SIGNS if signs else NORMALS
     counters = draw.arguments(len(values), start + values.shape[-1], width)
@@ -481,7 +478,6 @@ def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> T
 
     Raises:
         ValueError: the seed is 2^64 or more.
-
     """
     if seed >= MAX_SEED:
         message = f"a step on the device needs a seed below 2^64, got {seed}: pass the step as an int"

@@ -44,7 +44,6 @@ class AbstractFused(AbstractWrapper[N]):
             noise: noise of the members in x.
             sigma: a number, or a tensor of one signed value for each repeat.
             y: [r, m, p, o], any strides; all of it is written.
-
         """
 
     @property

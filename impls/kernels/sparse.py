@@ -167,7 +167,6 @@ def column_sums(columns: Tensor, values: Tensor, utilities: Tensor, inputs: int)
 
     Raises:
         ValueError: shapes or dtypes do not match.
-
     """
     members, count, outputs = values.shape
     columns = operand("columns", columns, (members, count), torch.int64)
@@ -204,7 +203,6 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
     values: Literal["normal", "sign"] = "normal"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         if self.k > MAX_COLUMNS:
             message = (

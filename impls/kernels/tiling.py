@@ -34,7 +34,6 @@ class Tiling(NamedTuple):
             cache.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline of loads.
-
     """
 
     block_m: int = 128
@@ -156,7 +155,6 @@ def find_tuned_tiling(kernel: str, x: Tensor, *sizes: int) -> Tiling | None:
 
     Raises:
         UserError: the table of this GPU cannot be read; the message names the file.
-
     """
     if x.device.type != "cuda" or x.dtype is not DTYPE:
         return None
@@ -180,7 +178,6 @@ def read_table(path: Path) -> Table:
 
     Raises:
         UserError: the file is not a table.
-
     """
     if not path.exists():
         return Table()

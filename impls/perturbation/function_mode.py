@@ -123,11 +123,9 @@ class LayerIndex:
         layers: each layer by the id of its weight.
         names: the layers' names by the ids of weights and biases.
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
-
     """
 
     def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
-        """Index layers."""
         self.layers = {id(layer.weight): layer for layer in layers}
         owners = [
             (parameter, layer.name)
@@ -154,7 +152,6 @@ class MemberFunctionMode(TorchFunctionMode):
         sigma: float,
         antithetic: bool,
     ) -> None:
-        """Store the layers, their noise by name, and how rows belong to members."""
         super().__init__()
         self._layers, self._names, self._parameters = index.layers, index.names, index.parameters
         self._noise, self._rows, self._members = noise, rows, members
@@ -203,7 +200,6 @@ class MemberFunctionMode(TorchFunctionMode):
 
         Raises:
             ValueError: it did not call a layer.
-
         """
         if len(self._used) == len(self._layers):
             return

@@ -69,7 +69,6 @@ class LayerNoise:
         bias: dense noise [m, *bias]; None for a layer without bias.
         drawn_for: if the scheme stores the weight, its address and the number of its in-place changes when
             the noise was drawn.
-
     """
 
     weight: Noise
@@ -94,7 +93,6 @@ class LayerCall(NamedTuple):
         operator: the operator that the layer was called with.
         rows: its input [repeats * members, ...], not copied.
         version: the number of in-place changes of ``rows`` before the call, as torch counts them.
-
     """
 
     operator: AbstractOperator
@@ -123,7 +121,6 @@ class PerturbedLayer:
         scheme: how the weight is perturbed.
         groups: groups of a convolution, 1 for other layers; None for a normalization.
         module: the module that has the parameters.
-
     """
 
     name: str
@@ -139,7 +136,6 @@ class PerturbedLayer:
 
         Raises:
             UnsupportedError: the scheme does not support the module, or an option does not fit the weight.
-
         """
         is_affine = isinstance(module, NORMALIZATIONS)
         groups = None if is_affine else getattr(module, "groups", 1)
@@ -168,7 +164,6 @@ class PerturbedLayer:
 
         Raises:
             ValueError: one was replaced by another object.
-
         """
         parameters = self.module._parameters  # noqa: SLF001  faster than attributes, which are in Python
         if parameters.get("weight") is not self.weight or parameters.get("bias") is not self.bias:
@@ -180,7 +175,6 @@ class PerturbedLayer:
 
         Raises:
             ValueError: the weight has changed and its scheme stores it, or ``weight.data`` was replaced.
-
         """
         if self.scheme.stores_weight and noise.drawn_for != self._weight_version():
             message = f"the weight of layer {self.name!r} has changed after sample(): call sample() again"
@@ -220,7 +214,6 @@ class PerturbedLayer:
             sigma: the scale of the noise; only schemes that store perturbed weights read it.
             device: where to draw, by default the weight's device; on ``meta`` only shapes are made.
             stream: the class of the stream, by default the scheme's.
-
         """
         stream = STREAMS[self.scheme.stream] if stream is None else stream
         weight = self.split_groups(self.weight.detach()).to(device)
@@ -282,7 +275,6 @@ class PerturbedLayer:
 
         Raises:
             ValueError: a gradient is not finite.
-
         """
         if not self.learns_from_rows:
             total = self.scheme.weighted_sum(noise.weight, utilities.to(self.weight))
@@ -311,7 +303,6 @@ class PerturbedLayer:
 
         Raises:
             ValueError: there are no calls, or a gradient is not finite.
-
         """
         assert isinstance(self.scheme, AbstractRowScheme)  # noqa: S101  the caller checks learns_from_rows
         if not calls:
@@ -366,7 +357,6 @@ def matching_modules(model: nn.Module, option: str, patterns: Iterable[str]) -> 
 
     Raises:
         UnsupportedError: the patterns are a single string, or one matches nothing.
-
     """
     if isinstance(patterns, str):
         message = f"{option} must be a list of patterns, got {patterns!r}: pass [{patterns!r}]"
@@ -392,7 +382,6 @@ def trainable_modules(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.
 
     Raises:
         UnsupportedError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
-
     """
     named, excluded = dict(model.named_modules()), matching_modules(model, "exclude", exclude)
     modules = {
@@ -427,7 +416,6 @@ def check_memory(model: nn.Module, layers: Iterable["PerturbedLayer"]) -> None:
 
     Raises:
         UnsupportedError: a parameter, a buffer or an attribute does.
-
     """
     perturbed = {id(parameter) for layer in layers for parameter in (layer.weight, layer.bias)}
     tensors = {
@@ -484,7 +472,6 @@ def perturbed_layers(
 
     Raises:
         UnsupportedError: no pattern matches a module's name, or a pattern matches none.
-
     """
     layers: dict[int, PerturbedLayer] = {}
     unmatched, used = [], set()

@@ -65,7 +65,6 @@ def add_with_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tens
         values: of y's shape; overwritten if sigma is a tensor.
         signs: [m, g, c].
         sigma: a number, or a tensor that broadcasts to y.
-
     """
     factors = append_axes(signs, y[0])
     if isinstance(sigma, Tensor):
@@ -115,7 +114,6 @@ def apply_cores(op: AbstractOperator, x: Tensor, cores: Tensor, members: range) 
         x: activations [r, m, g, i, *s].
         cores: [count, g, o, i, *taps].
         members: the members in x, as indices in the whole population.
-
     """
     count, total = cores.shape[0], len(members)
     if count == 1:

@@ -47,7 +47,6 @@ def to_nonnegative_int(name: str, value: SupportsIndex) -> int:
 
     Raises:
         ValueError: the value is not an integer of 0 or more.
-
     """
     try:
         number = operator.index(value)
@@ -74,7 +73,6 @@ class NoiseStream(ABC):
         device: where to draw; on ``meta`` only shapes are made.
         dtype: dtype of normal values and signs.
         is_shared: whether all members share the draws, see :meth:`shared`.
-
     """
 
     SHARD_MULTIPLE: ClassVar[int] = 1
@@ -111,7 +109,6 @@ class NoiseStream(ABC):
         Args:
             member_bytes: bytes of one member's noise.
             max_bytes: most bytes of a piece. A piece of the stream ``block`` is a whole block of members.
-
         """
 
     def signs(self, draw: str, *shape: int) -> Tensor:
@@ -147,7 +144,6 @@ class BlockStream(NoiseStream):
     Attributes:
         end: end of the last block; None: the end of ``members``. The bits of a block depend on its length, so
             a narrowed stream keeps the end of the stream that it was made from.
-
     """
 
     SHARD_MULTIPLE = BLOCK
@@ -283,7 +279,6 @@ def keys_of_step(stream: type[NoiseStream], seed: int, step: Tensor, device: tor
 
     Raises:
         ValueError: the stream is not ``philox``, or the step is not a 0-d int64 tensor on the device.
-
     """
     if not issubclass(stream, PhiloxStream):
         message = (
@@ -305,7 +300,6 @@ def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
 
     Raises:
         ValueError: two names have the same 32-bit hash, which would give their layers the same noise.
-
     """
     if not issubclass(stream, PhiloxStream):
         return

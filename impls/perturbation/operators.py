@@ -185,7 +185,6 @@ class ChannelAffine(AbstractOperator):
     Attributes:
         leading: axes of a row before the weight's axes: 0 for BatchNorm2d, 1 for LayerNorm over tokens.
         trailing: axes of a row after the weight's axes: 2 for BatchNorm2d, 0 for LayerNorm.
-
     """
 
     leading: int

@@ -54,7 +54,6 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
 
     Returns:
         Four int64 tensors of the broadcast shape, with values in [0, 2^32).
-
     """
     keys: Sequence[Sequence[Counter]] = (
         [pair.unbind() for pair in key.unbind()] if isinstance(key, Tensor) else _round_keys(key)
@@ -104,7 +103,6 @@ class Distribution(NamedTuple):
     Attributes:
         values_per_call: n; element e is value e % n of call e // n.
         convert: function from words [...] to values [..., n].
-
     """
 
     values_per_call: int
@@ -172,7 +170,6 @@ def integers_below(high: int) -> Distribution:
 
     Raises:
         ValueError: high is outside [1, 2^32].
-
     """
     if not 1 <= high <= MASK + 1:
         message = f"high must be 1 to 2^32 for random integers, got {high}"
@@ -193,7 +190,6 @@ class DrawKey(NamedTuple):
         key: made of seed and step.
         layer: hash of the layer's name, a word.
         draw: hash of the draw's name, a word.
-
     """
 
     key: Key
@@ -231,7 +227,6 @@ def device_keys(seed: int, step: Tensor) -> Tensor:
 
     Raises:
         ValueError: on a GPU, the seed has more than 64 bits or triton is not installed.
-
     """
     keys: Tensor = torch.ops.esbench.philox_keys(str(seed), step)
     return keys
@@ -260,7 +255,6 @@ def fill(
 
     Raises:
         ValueError: a member or an element is above the range of its 32-bit counter.
-
     """
     per_call = distribution.values_per_call
     calls = range(elements.start // per_call, -(-elements.stop // per_call))

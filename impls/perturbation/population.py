@@ -49,7 +49,6 @@ class PopulationNoise:
         sigma: the population's sigma when the noise was drawn.
         layers: noise of each layer, by name.
         owner: the population that drew it; other populations refuse it.
-
     """
 
     members: range
@@ -70,7 +69,6 @@ class ActivationRecord:
     Attributes:
         layers: the calls of each such layer, by name.
         noise: the noise that the model ran with.
-
     """
 
     layers: Mapping[str, Sequence[LayerCall]]
@@ -86,7 +84,6 @@ class ActivationRecord:
 
         Raises:
             ValueError: it was made with other noise, or inputs were changed in place.
-
         """
         if self.noise is not noise:
             message = (
@@ -115,7 +112,6 @@ class Population:
         sigma: scale of the noise. It may be changed before :meth:`sample`; all other attributes are constant.
         antithetic: whether each member is evaluated with its noise and with its negative.
         seed: seed of all noise.
-
     """
 
     def __init__(  # noqa: PLR0913  perturb() checks the arguments
@@ -142,7 +138,6 @@ class Population:
         Raises:
             ValueError: sigma is not a number above 0.
             AttributeError: another attribute would be changed.
-
         """
         if name == "sigma":
             check_sigma(value)
@@ -180,7 +175,6 @@ class Population:
         Raises:
             ValueError: the step or the part is invalid.
             RuntimeError: a CUDA graph is being captured, and the step is an int.
-
         """
         step = self._prepare_step(step)
         part = range(self.members) if members is None else members
@@ -218,7 +212,6 @@ class Population:
         Raises:
             ValueError: the number of rows is not a multiple of the noise's members; the number of repeats is
                 odd with antithetic sampling; or the model uses a perturbed parameter in an unsupported way.
-
         """
         return self.call_with_activations(x, noise)[0]
 
@@ -231,7 +224,6 @@ class Population:
 
         Raises:
             ValueError: as for a call.
-
         """
         if torch.compiler.is_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
@@ -272,7 +264,6 @@ class Population:
         Raises:
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
                 needs a record. Layers before the one with the error have been updated.
-
         """
         self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
@@ -299,7 +290,6 @@ class Population:
         Raises:
             ValueError: sigma, or a weight that the noise stores, has changed since the noise was drawn.
             IndexError: the noise has no such member.
-
         """
         self._check_noise(noise)
         sigma = -self.sigma if negated else self.sigma
@@ -324,7 +314,6 @@ class Population:
 
         Raises:
             IndexError: the noise has no such member.
-
         """
         if not 0 <= member < (count := len(noise.members)):
             message = f"member {member} is not in this noise of {count} members: pass 0 to {count - 1}"
@@ -342,7 +331,6 @@ class Population:
             start: the first member; 0 is the first member of ``noise``.
             stop: the member after the last; by default all members.
             update_directions: return the tensors that the update multiplies by utilities instead.
-
         """
         stop = stop if stop >= 0 else len(noise.members)
         return {
@@ -361,7 +349,6 @@ class Population:
         Args:
             x: the inputs, or targets that belong to them.
             noise: noise of a part of the members; by default the rows are for all members.
-
         """
         members = self.members if noise is None else len(noise.members)
         each = x.repeat_interleave(members, 0)
@@ -380,7 +367,6 @@ class Population:
 
         Raises:
             ValueError: ``per_row`` has another shape.
-
         """
         if per_row.dim() != 1:
             message = (
@@ -407,7 +393,6 @@ class Population:
 
         Raises:
             ValueError: a row differs, or as for a call.
-
         """
         check_rows(self, x)
 
@@ -468,7 +453,6 @@ def perturb(  # noqa: PLR0913  each is an independent option
         UnsupportedError: the model has parameters that cannot be perturbed, a scheme does not support a
             layer, or a pattern matches nothing; the message names them.
         ValueError: a number is out of range.
-
     """
     check_count("members", members)
     seed = to_nonnegative_int("seed", seed)
@@ -514,7 +498,6 @@ def _schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str
 
     Raises:
         UnsupportedError: a value is not a scheme.
-
     """
     patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
     for pattern, value in patterns.items():
@@ -529,7 +512,6 @@ def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str
 
     Raises:
         UnsupportedError: the named stream does not exist, or a scheme cannot draw from it.
-
     """
     fused = next((scheme for scheme in schemes if scheme.stream == "philox"), None)
     if name is None:
@@ -550,7 +532,6 @@ def combine_antithetic(
 
     Raises:
         ValueError: the shape of the utilities is wrong, or with ``validate`` one is not finite.
-
     """
     values = torch.as_tensor(utilities, device=device).detach()
     sizes = [size for size in values.shape if size != 1]
@@ -583,7 +564,6 @@ def check_shard(part: range, members: int, multiple: int) -> None:
 
     Raises:
         ValueError: it is empty, outside of the population, or not split at multiples.
-
     """
     ends_well = part.stop % multiple == 0 or part.stop == members
     inside = part and part.step == 1 and part.start >= 0 and part.stop <= members
@@ -600,7 +580,6 @@ def _count_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
 
     Raises:
         ValueError: it is not a multiple of the members, or of twice the members with antithetic sampling.
-
     """
     if x.dim() == 0:
         message = "the input has no axis of rows: pass [repeats * members, ...]"

@@ -43,7 +43,6 @@ class Flops(NamedTuple):
         forward: flops for one row at one output position.
         update: flops for the whole population; for a scheme that learns from rows, for one row at one output
             position.
-
     """
 
     forward: int
@@ -64,7 +63,6 @@ class AbstractScheme(ABC, Generic[N]):
 
         Raises:
             UnsupportedError: an option does not fit the weight's shape.
-
         """
 
     @abstractmethod
@@ -83,7 +81,6 @@ class AbstractScheme(ABC, Generic[N]):
 
         Returns:
             A new tensor [r, m, g, o, *space'].
-
         """
 
     @abstractmethod
@@ -93,7 +90,6 @@ class AbstractScheme(ABC, Generic[N]):
         Args:
             noise: noise of the members.
             utilities: [m], in the noise's dtype.
-
         """
 
     @abstractmethod
@@ -171,7 +167,6 @@ class AbstractScheme(ABC, Generic[N]):
         Args:
             weight: W, [g, o, i, *taps]. Only noise that scales with the weight reads its values.
             members: n, the size of the population.
-
         """
         return None
 
@@ -274,7 +269,6 @@ class AbstractRowScheme(AbstractScheme[N]):
             noise: noise of the m members.
             utilities: c for each row, [r, m].
             x: the layer's input, as activations [r, m, g, i, *space].
-
         """
 
 

@@ -23,7 +23,6 @@ def check_rows(population: "Population", x: Tensor) -> None:
 
     Raises:
         ValueError: a row differs, or the model does not return one tensor with a row for each input row.
-
     """
     noise = population.sample(secrets.randbelow(2**31))
     y, members = population(x, noise), population.members

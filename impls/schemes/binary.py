@@ -47,7 +47,6 @@ class AbstractBitsNoise(Noise):
     Attributes:
         p: P, rounded to 256ths, [g, o, i, *taps].
         sigma: the scale that E_m is divided by.
-
     """
 
     p: Tensor
@@ -124,7 +123,6 @@ def probabilities(weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: a logit is NaN.
-
     """
     if weight.is_meta:
         return torch.empty_like(weight)
@@ -156,7 +154,6 @@ class BinaryNoise(AbstractBitsNoise):
     Attributes:
         words: packed bits, [m, g, *taps, words, o].
         values: the same as +1 and -1, [m, g, o, i, *taps], if the forward multiplies numbers.
-
     """
 
     SHARED = frozenset({"p", "sigma"})
@@ -187,7 +184,6 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     stored: Literal["bits", "float", "int8"] = "bits"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_choice("stored", self.stored, "bits", "float", "int8")
 
     @override
@@ -251,7 +247,6 @@ class MixtureNoise(AbstractBitsNoise):
         samples: packed bits, [groups, 2, g, *taps, words, o].
         columns: packed choices of all members from ``first`` on, one bit per input,
             [members.stop - first, g, *taps, words, 1].
-
     """
 
     SHARED = frozenset({"p", "sigma", "first", "samples", "columns"})
@@ -285,7 +280,6 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     group: int = 64
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_count("group", self.group, 2)
 
     @property

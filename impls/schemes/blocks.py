@@ -46,7 +46,6 @@ class BlocksNoise(AbstractDropoutNoise):
         factors: xi = sigma E / W for each group and pair of blocks, [groups, output blocks, input blocks].
         inputs: kept input channels of each group.
         outputs: kept output channels of each group.
-
     """
 
     SHARED = frozenset({"factors", "inputs", "outputs", "sigma"})
@@ -129,7 +128,6 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     blocks: int = 2
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_probability("p", self.p)
         check_choice("side", self.side, "in", "both")
         check_count("groups", self.groups, 2)  # a contrast needs two groups
@@ -267,7 +265,6 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
         Raises:
             UnsupportedError: all blocks would be kept, or none.
-
         """
         count = min(self.blocks, width)
         if self.p != FAIR and not 0 < round((1 - self.p) * count) < count:

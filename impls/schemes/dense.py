@@ -22,7 +22,6 @@ class DenseNoise(Noise):
         values: [m, g, o, i, *taps].
         center: W, if the values are perturbed weights; None if they are E_m.
         sigma: the scale of perturbed weights.
-
     """
 
     SHARED = frozenset({"center", "sigma"})
@@ -82,7 +81,6 @@ class Perturbed(AbstractStoredScheme):
     stored: Literal["noise", "weights"] = "noise"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_choice("stored", self.stored, "noise", "weights")
 
     @property

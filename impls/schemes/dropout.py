@@ -42,7 +42,6 @@ class AbstractDropoutNoise(Noise):
     Attributes:
         weight: a reference to W.
         sigma: the scale that E_m is divided by.
-
     """
 
     weight: TensorRef
@@ -89,7 +88,6 @@ class DropoutNoise(AbstractDropoutNoise):
 
     Attributes:
         kept: bool, [m, g, i] (inputs), [m, g, o] (outputs) or [m, g, o, i, *taps] (weights).
-
     """
 
     SHARED = frozenset({"sigma"})
@@ -156,7 +154,6 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     side: Literal["in", "out"] = "in"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_probability("p", self.p)
         check_choice("side", self.side, "in", "out")
 
@@ -241,7 +238,6 @@ class DropConnect(AbstractDropout[DropoutNoise]):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_probability("p", self.p)
 
     @override

@@ -35,7 +35,6 @@ class FlippedNoise(Noise):
         inputs: signs [m, g, i] as int8; None: inputs are not flipped.
         outputs: signs [m, g, o] as int8; None: outputs are not flipped.
         members: the members of the signs.
-
     """
 
     SHARED = frozenset({"core"})
@@ -56,7 +55,6 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     cores: int
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_choice("side", self.side, "in", "out", "both")
         check_count("cores", self.cores)
 

@@ -39,7 +39,6 @@ class HadamardNoise(Noise):
         inputs: [m, g, i].
         outputs: [m, g, o].
         taps: [m, *taps]; None: the weight has no taps.
-
     """
 
     SHARED = frozenset({"factor"})
@@ -191,7 +190,6 @@ def walsh_hadamard_transform(x: Tensor, outputs: int, factor: Tensor) -> Tensor:
         x: batch, channels and positions.
         outputs: number of output channels.
         factor: a Sylvester matrix at least as large as the largest factor.
-
     """
     largest = IMAGE_FACTOR if x.shape[2] > 1 and x.device.type == "cpu" else FACTOR
     *outer, inner = hadamard_factors(hadamard_width(outputs, x.shape[1]), largest)

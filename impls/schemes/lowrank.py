@@ -26,7 +26,6 @@ class Factors(Noise):
     Attributes:
         down: factors applied to the inputs, [m, g, k, i, *taps].
         up: factors that make the outputs, [m, g, k, o].
-
     """
 
     down: Tensor
@@ -52,7 +51,6 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
     regenerated: bool
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_count("rank", self.rank)
 
     @abstractmethod
@@ -130,7 +128,6 @@ def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
         y: the output [r, m, g, o, *s], in any memory layout.
         inner: the rows' products with the factor ``down``, scaled: [r, m, g, k, *s].
         up: [m, g, k, o].
-
     """
     if up.shape[2] > MAX_SINGLE_TERMS:
         y += torch.einsum("rmgk...,mgko->rmgo...", inner, up)

@@ -20,7 +20,6 @@ class TableNoise(Noise):
         table: [ratio * d], shared by all members.
         offsets: [m], where each member's slice begins.
         shape: shape of the weight, [g, o, i, *taps].
-
     """
 
     SHARED = frozenset({"table"})

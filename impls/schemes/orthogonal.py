@@ -69,7 +69,6 @@ class Orthogonal(AbstractLowRank):
 
         Raises:
             UnsupportedError: the rank is above the number of pairs.
-
         """
         pairs = weight[1:].numel()
         if self.rank > pairs:

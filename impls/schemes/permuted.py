@@ -36,7 +36,6 @@ class PermutedNoise(Noise):
         outputs: [m, g, o], the row of the core that each output uses; None: row j for output j.
         width: number of inputs.
         members: the members of the indices.
-
     """
 
     SHARED = frozenset({"core"})
@@ -214,7 +213,6 @@ def permuted_kappa(
 
     Returns:
         kappa, or None if members do not differ: a single channel is permuted.
-
     """
     forms = math.prod(width for width, _ in axes)
     if forms == same_core:

@@ -24,7 +24,6 @@ class SparseNoise(Noise):
         columns: column indices [m, g, k], distinct for each member.
         values: [m, g, k, o, *taps].
         inputs: number of columns of the weight.
-
     """
 
     columns: Tensor
@@ -55,7 +54,6 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     values: Literal["normal", "sign"] = "normal"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_count("k", self.k)
         check_choice("values", self.values, "normal", "sign")
 

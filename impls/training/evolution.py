@@ -36,7 +36,6 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
         x: training rows in the shape that the model reads, on the model's device.
         y: classes of the rows, int64 [len(x)].
         seed: seed of the batches; the seed of the noise is the population's.
-
     """
     optimizer = torch.optim.Adam(population.model.parameters(), recipe.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
@@ -80,7 +79,6 @@ class PopulationTrainer:
 
         Raises:
             UnavailableError: an option of the scheme does not fit a layer.
-
         """
         data = networks.digits()
         model = networks.untrained(recipe.network, seed).to(device)

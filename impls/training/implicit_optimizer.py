@@ -32,11 +32,9 @@ class AutoOptimizer(nn.Module):
         layer: the wrapped layer.
         rule: builds its optimizer.
         skip_nonfinite: see :class:`OptimizerInBackward`.
-
     """
 
     def __init__(self, layer: nn.Module, rule: Rule, *, skip_nonfinite: bool = True) -> None:
-        """Wrap the layer."""
         super().__init__()
         self.layer, self.rule, self._skip_nonfinite = layer, rule, skip_nonfinite
         self.optimizer = OptimizerInBackward(layer, rule, "module", skip_nonfinite=skip_nonfinite)
@@ -68,11 +66,9 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
 
     Raises:
         ValueError: a trainable parameter is outside.
-
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Collect the layers' optimizers."""
         self._optimizers = [
             module.optimizer for module in model.modules() if isinstance(module, AutoOptimizer)
         ]

@@ -110,7 +110,6 @@ class ReclaimingIterator(Generic[T]):
         items: the items; they can be iterated over as often as this iterable allows.
         release_cache: called by the thread from tick 6 on.
         tick_s: seconds between two ticks.
-
     """
 
     def __init__(
@@ -120,7 +119,6 @@ class ReclaimingIterator(Generic[T]):
         release_cache: ReleaseCache = torch.cuda.empty_cache,
         tick_s: float = TICK_S,
     ) -> None:
-        """Wrap the items."""
         self._items, self._release_cache, self._tick_s = items, release_cache, tick_s
 
     def __len__(self) -> int:
@@ -152,11 +150,9 @@ class Reclaim:
     Args:
         mode: one of these.
         release_cache: releases torch's cache.
-
     """
 
     def __init__(self, mode: Mode, release_cache: ReleaseCache = torch.cuda.empty_cache) -> None:
-        """Check the mode."""
         if mode not in MODES:
             message = f"no mode {mode!r}; available: {', '.join(MODES)}"
             raise ValueError(message)
@@ -214,7 +210,6 @@ def isolated(
         function: a function of a module; an exception in it is raised here.
         args: picklable; tensors arrive as copies.
         environment: additional environment variables of the process.
-
     """
     before = dict(os.environ)
     os.environ.update(environment or {})

@@ -39,7 +39,6 @@ class DigitsMLP(nn.Sequential):
     features = (64,)
 
     def __init__(self) -> None:
-        """Create the layers without initializing them."""
         super().__init__(
             nn.utils.skip_init(nn.Linear, 64, 128),
             nn.Tanh(),
@@ -55,7 +54,6 @@ class DigitsCNN(nn.Sequential):
     features = (1, 8, 8)
 
     def __init__(self) -> None:
-        """Create the layers without initializing them."""
         super().__init__(
             nn.utils.skip_init(nn.Conv2d, 1, 8, 3, padding=1),
             nn.Tanh(),

@@ -86,7 +86,6 @@ class AbstractBackwardOptimizer(Optimizer):
 
         Raises:
             BackwardError: there was no backward pass since the last step, it failed, or a closure was given.
-
         """
         if closure is not None:
             message = "a closure would run after the update: call backward() yourself, then step()"
@@ -157,7 +156,6 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     Raises:
         ValueError: the model or the rule cannot be used like this.
-
     """
 
     def __init__(
@@ -169,7 +167,6 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         bucket_bytes: int = BUCKET_BYTES,
         skip_nonfinite: bool = True,
     ) -> None:
-        """Register a hook with every trainable parameter."""
         if granularity not in get_args(Granularity):
             message = f"no granularity {granularity!r}; available: {', '.join(get_args(Granularity))}"
             raise ValueError(message)
@@ -248,7 +245,6 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         Raises:
             ValueError: the state has other parameters than the model, or in another order; nothing is changed
                 then.
-
         """
         self._ordinary.load_state_dict(copy_state(state_dict, self._group_names()))
         # An ImplicitOptimizer holds the group objects: update them in place.

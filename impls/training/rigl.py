@@ -65,7 +65,6 @@ class Schedule:
 
     Raises:
         ValueError: a setting is out of range.
-
     """
 
     dense_allocation: float
@@ -78,7 +77,6 @@ class Schedule:
     growth: Growth = "gradient"
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         most_passes = max(self.delta - 1, 1)
         has_end = self.static_topo if self.T_end is None else self.T_end >= 1
         requirements = {
@@ -138,7 +136,6 @@ class WeakHook:
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        """Take a bound method."""
         self._method = weakref.WeakMethod(method)
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401  the types that torch passes and expects
@@ -241,7 +238,6 @@ class RigLScheduler:
         ValueError: a setting is out of range, the model has nothing to make sparse, the optimizer lacks one
             of its weights, another object manages one of them, or ``state_dict`` has other weights than the
             model. Nothing is changed.
-
     """
 
     def __init__(  # noqa: PLR0913  options that are passed by name
@@ -255,7 +251,6 @@ class RigLScheduler:
         state_dict: Mapping[str, Any] | None = None,
         **settings: Any,  # noqa: ANN401  the fields of Schedule
     ) -> None:
-        """Make the model sparse."""
         self._model, self._optimizer = _unwrap(model), optimizer
         self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         self._hooks: list[Any] = []
@@ -344,7 +339,6 @@ class RigLScheduler:
 
         Raises:
             ValueError: weights have other names or shapes in the state than in the model; nothing is changed.
-
         """
         self._check_state(state)
         self.schedule = Schedule(**state["schedule"])
@@ -424,11 +418,9 @@ class RigLInBackward:
 
     Raises:
         ValueError: see :class:`Schedule` and :class:`OptimizerInBackward`; nothing is changed.
-
     """
 
     def __init__(self, model: nn.Module, rule: Rule, *, seed: int = 0, **settings: Any) -> None:  # noqa: ANN401  the fields of Schedule
-        """Make the model sparse and register hooks with its parameters."""
         self.schedule = Schedule(**settings)
         self.schedule.warn_if_nothing_moves()
         if has_other_ranks():
@@ -463,7 +455,6 @@ class RigLInBackward:
 
         Raises:
             BackwardError: there was no backward pass.
-
         """
         self.optimizer.step()
         is_update = self._is_update

@@ -45,7 +45,6 @@ class Graphs:
     """A backend of ``torch.compile`` that counts graphs that were ``compiled``, and how often one ``ran``."""
 
     def __init__(self, backend: str = "inductor") -> None:
-        """Start from 0."""
         self.compiled = self.ran = 0
         self._backend = backend
 
@@ -99,13 +98,11 @@ class SharedLayers:
         backend: name of the backend of ``torch.compile``.
         dynamic: whether one graph serves all shapes.
         recompile_limit: maximum number of graphs, or None for torch's own setting.
-
     """
 
     def __init__(
         self, backend: str = "inductor", *, dynamic: bool = True, recompile_limit: int | None = None
     ) -> None:
-        """Compile nothing yet."""
         self.graphs = Graphs(backend)
         self._settings = (*_ALL_SHAPES, *limits(recompile_limit))
         # Graphs are cached and limited per code object, so each instance needs its own.
@@ -146,7 +143,6 @@ class SharedLayers:
 
         Raises:
             SilentlyEagerError: a linear layer runs eagerly, or compiles in every run.
-
         """
         kinds = {nn.Linear, nn.LazyLinear}
         for name, module in model.named_modules():

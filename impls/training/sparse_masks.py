@@ -43,7 +43,6 @@ def sparsifiable(
 
     Raises:
         ValueError: the model has no module of a name in ``ignore``, or a layer has no shape yet.
-
     """
     modules = dict(model.named_modules())
     for name in sorted(set(ignore) - modules.keys()):
@@ -164,7 +163,6 @@ def drop_and_grow(
     Returns:
         The mask, unchanged if the gradient is not finite, and whether it is finite: a bool tensor without
         dimensions on the weight's device.
-
     """
     narrowed = weight.is_cpu if narrowed is None else narrowed
     active = mask.flatten().clone()

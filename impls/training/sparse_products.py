@@ -19,7 +19,6 @@ class AbstractSparseLinear(nn.Module, ABC):
     """A linear layer with a sparse weight [out, in]."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        """Copy the bias of a dense layer."""
         super().__init__()
         self.bias = nn.Parameter(layer.bias.detach().clone())
 
@@ -77,7 +76,6 @@ class AbstractPatternLinear(AbstractSparseLinear):
     """A sparse linear layer that stores the active entries of its weight and their positions."""
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Copy the active entries of a dense layer."""
         super().__init__(layer)
         self.pattern = Pattern.from_mask(mask)
         self.values = nn.Parameter(layer.weight.detach()[mask])
@@ -146,7 +144,6 @@ class BlockLinear(AbstractSparseLinear):
     """A weight of square blocks, some of which are active: multiplied as a batch of small dense matrices."""
 
     def __init__(self, layer: nn.Linear, mask: Tensor, side: int) -> None:
-        """Copy the active blocks of a dense layer."""
         super().__init__(layer)
         self.side = side
         blocks = _blocks(layer.weight.detach(), side)
@@ -175,7 +172,6 @@ class SemiStructuredLinear(AbstractSparseLinear):
     """
 
     def __init__(self, layer: nn.Linear, mask: Tensor) -> None:
-        """Copy the active entries of a dense layer: two of every four inputs in each row of the mask."""
         super().__init__(layer)
         self._mask = mask
         self.weight = nn.Parameter(layer.weight.detach() * mask)

@@ -43,7 +43,6 @@ class Setting:
         sigma: scale of the noise.
         stream: name of the stream; None: the scheme's default.
         bits: number of bits packed into the last axis of a row; None: rows have float64 values.
-
     """
 
     scheme: AnyScheme
@@ -78,7 +77,6 @@ def check(setting: Setting) -> None:
 
     Raises:
         WrongResultError: a check failed; the message names it.
-
     """
     members, repeats = 5, 4
     x = setting.rows(members * repeats)
@@ -100,7 +98,6 @@ def check_moments(setting: Setting) -> None:
 
     Raises:
         WrongResultError: a moment is off by more than its standard error allows.
-
     """
     population = setting.population(4)
     draws = [population.dense_noise(population.sample(step)) for step in range(STEPS)]
@@ -135,7 +132,6 @@ def check_purity(setting: Setting) -> None:
 
     Raises:
         WrongResultError: the noise differs, or the global generator's state changed.
-
     """
     population = setting.population(4)
     with torch.random.fork_rng():
@@ -157,7 +153,6 @@ def check_independence(setting: Setting) -> None:
 
     Raises:
         WrongResultError: noise is equal or correlated.
-
     """
     twins = nn.ModuleDict({"first": setting.model, "second": to_float64(setting.model)})
     population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
@@ -191,7 +186,6 @@ def check_split(setting: Setting) -> None:
 
     Raises:
         WrongResultError: noise, outputs or the sum of the parts' updates depend on the split.
-
     """
     multiple = setting.population(1).shard_multiple
     members = multiple + 3

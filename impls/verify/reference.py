@@ -52,7 +52,6 @@ class _Update:
         utilities: [sides, members] in float64: those of the reference in float64, and of the one in the
             model's dtype.
         eps: see :func:`check_close`.
-
     """
 
     phase: str
@@ -115,7 +114,6 @@ def check_forward(  # noqa: PLR0913, PLR0917  the call, and what is checked
 
     Raises:
         WrongResultError: outputs are missing, not finite or wrong, or the call changed the model.
-
     """
     model, noise = population.model, population.sample(step)
     y = _run_without_side_effects(model, forward or (lambda: population(x, noise)))
@@ -195,7 +193,6 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
 
     Raises:
         WrongResultError: the update is missing, not finite or wrong.
-
     """
     noise = population.sample(step)
     members = members if isinstance(members, range) else [*members]  # random ones are drawn here
@@ -240,7 +237,6 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
 
     Raises:
         WrongResultError: the noise does not vary, or outputs or weights are wrong.
-
     """
     parameters = {name: p.detach() for name, p in population.model.named_parameters()}
     before = {name: value.clone() for name, value in parameters.items()}
@@ -590,7 +586,6 @@ def check_close(
 
     Raises:
         WrongResultError: the result is missing, not finite, of another dtype or too far off.
-
     """
     if result is None:
         message = f"{name}: the call returned nothing"

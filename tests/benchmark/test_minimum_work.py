@@ -68,7 +68,6 @@ class Traffic(TorchDispatchMode):
     """A mode that adds up the bytes read and written by each operation; views move none."""
 
     def __init__(self) -> None:
-        """Start at zero bytes."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without hints
         self.moved_bytes = 0
 

@@ -67,7 +67,6 @@ class FakeGpu:
     """
 
     def __init__(self, times: Mapping[Tiling | None, float]) -> None:
-        """Take the time of each tile size."""
         self.times = times
         self._last: Tiling | None = None
         self._y = torch.zeros(4)

@@ -36,11 +36,9 @@ class Broken:
     """An object that has neither a number nor a text."""
 
     def __float__(self) -> float:
-        """Raise."""
         raise ArithmeticError
 
     def __repr__(self) -> str:
-        """Raise."""
         raise ArithmeticError
 
 
@@ -66,7 +64,6 @@ class DeclaringWorkload(FakeWorkload):
     """A workload in which one of the declared things is random."""
 
     def __init__(self, scheme: Declaring, case: Case) -> None:
-        """Choose what is random."""
         super().__init__(scheme, case)
         self._rng = random.Random(scheme.seed)  # noqa: S311  # a choice, not a secret
         self._random = ("work", "noise_bytes", "unavailable", "phases", "inputs", "quality")[scheme.seed % 6]

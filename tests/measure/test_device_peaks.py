@@ -26,7 +26,6 @@ class RatedClock(HostClock):
     """A clock by which the duration of a product follows from its size and a rate."""
 
     def __init__(self, flops_per_ns: float) -> None:
-        """Set the clock up before any call."""
         self.flops_per_ns = flops_per_ns
         self.calls = 0
 

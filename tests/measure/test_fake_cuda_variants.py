@@ -201,7 +201,6 @@ class Notes:
     """The phases in which a variant waits for the device or uses generators, with the responsible calls."""
 
     def __init__(self, entry: Entry) -> None:
-        """Begin with no phase."""
         self._entry = entry
         self.waits: dict[Phase, set[str]] = {}
         self.draws: dict[Phase, set[str]] = {}

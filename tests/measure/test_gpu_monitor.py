@@ -41,7 +41,6 @@ class Gpu:
     power_w = 300
 
     def __init__(self, energy_mj: Callable[[float], object] = int, **answers: Any) -> None:
-        """Open NVML with these answers."""
         self.calls = 0
         self.waits = 0
         self.pace = Pace(lead_in_s=0.45, window_s=2.95, max_s=4.95, interval_s=1e-4, now=self.seconds)

@@ -16,7 +16,6 @@ class Memory:
     """A fake memory with room for some members, in which each attempt takes a given time."""
 
     def __init__(self, most: int, attempt_s: float = 1.0) -> None:
-        """Start at time zero without attempts."""
         self.most = most
         self.attempt_s = attempt_s
         self.now_s = 0.0

@@ -21,7 +21,6 @@ class Strange(nn.Module):
     """A model with a convolution, a norm, a table, a layer that is not called, and frozen weights."""
 
     def __init__(self) -> None:
-        """Create the layers."""
         super().__init__()
         self.conv = nn.Conv2d(4, 8, (3, 5), stride=2, padding=1, groups=2, bias=False)
         self.norm = nn.BatchNorm2d(8)

@@ -24,7 +24,6 @@ class Block(nn.Module):
     """A residual block that calls layers by module and by function."""
 
     def __init__(self) -> None:
-        """Make its layers."""
         super().__init__()
         self.conv = nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect")
         self.norm = nn.GroupNorm(2, 6, eps=0.1)
@@ -244,7 +243,6 @@ class Residual(nn.Module):
     """A layer with a residual connection, added by a given function."""
 
     def __init__(self, inner: nn.Module, add: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Take the layer and how to add."""
         super().__init__()
         self.inner, self.add = inner, add
 

@@ -100,7 +100,6 @@ class Model(nn.Module):
     """A model of one layer with a forward of the test's choice."""
 
     def __init__(self, run: Callable[[nn.Linear, Tensor], Tensor]) -> None:
-        """Make its layer."""
         super().__init__()
         self.layer, self.run = nn.Linear(3, 3), run
 
@@ -142,7 +141,6 @@ class Raw(nn.Module):
     """A layer with a parameter that no scheme supports."""
 
     def __init__(self) -> None:
-        """Make the parameter."""
         super().__init__()
         self.gain = nn.Parameter(torch.ones(2))
 

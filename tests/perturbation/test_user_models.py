@@ -23,7 +23,6 @@ class Model(nn.Module):
     """A model of two layers with a forward of the test's choice."""
 
     def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
-        """Make its layers."""
         super().__init__()
         self.first, self.second, self.run = nn.Linear(3, 3), nn.Linear(3, 3), run
 
@@ -186,7 +185,6 @@ class Raw(nn.Module):
     """A module with a parameter that cannot be perturbed."""
 
     def __init__(self) -> None:
-        """Make the parameter."""
         super().__init__()
         self.gain = nn.Parameter(torch.ones(2))
 

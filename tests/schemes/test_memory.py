@@ -71,7 +71,6 @@ class LargestTensor(TorchDispatchMode):
     """Records the number of elements of the largest tensor that any operation makes; views count once."""
 
     def __init__(self) -> None:
-        """Begin with no tensor."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without hints
         self.numel = 0
 

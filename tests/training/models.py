@@ -143,7 +143,6 @@ class SparseTraining:
     def __init__(
         self, optimizer: Any = torch.optim.SGD, seed: int = 0, mask_seed: Any = 0, **settings: Any
     ) -> None:
-        """Create model, optimizer and scheduler."""
         options = {name[1:]: value for name, value in settings.items() if name.startswith("_")}
         rigl = {name: value for name, value in settings.items() if not name.startswith("_")}
         self.model = text_model(seed)

@@ -78,7 +78,6 @@ class Crossed(nn.Module):
     """One layer's weight comes first in the backward pass and its bias last, with another layer between."""
 
     def __init__(self) -> None:
-        """Create the layers."""
         super().__init__()
         self.outer, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
 
@@ -91,7 +90,6 @@ class Tied(nn.Module):
     """One layer that is used twice, possibly in checkpoints."""
 
     def __init__(self, *, reentrant: bool | None = None, uses: int = 2) -> None:
-        """Create the layers."""
         super().__init__()
         self.layer, self.back, self.reentrant, self.uses = nn.Linear(4, 8), nn.Linear(8, 4), reentrant, uses
 

@@ -165,7 +165,6 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
 
     Raises:
         UserError: they ran on different devices, and ``across_devices`` is false.
-
     """
     if different_devices(a, b) and not across_devices:
         message = (

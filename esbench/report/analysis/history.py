@@ -92,7 +92,6 @@ class History:
         series: those of a panel are adjacent.
         left_out: why other runs, cases and values are not shown.
         few: labels of cases that too few runs measured.
-
     """
 
     metric: str
@@ -140,7 +139,6 @@ def history(  # noqa: PLR0913  # the options of the command
 
     Raises:
         UserError: a glob matches nothing, or ruptures is not installed.
-
     """
     shown, left_out = comparable(runs)
     by_series: dict[tuple[Key, Variant], list[Point]] = {}
@@ -241,7 +239,6 @@ def _choose(
 
     Raises:
         UserError: no series matches; the message contains why runs were ``left_out``.
-
     """
     known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))
 
@@ -302,7 +299,6 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
 
     Raises:
         UserError: ruptures is not installed.
-
     """
     if len(values) < MIN_RUNS:
         return ()

@@ -146,7 +146,6 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
 
     Raises:
         ValueError: there are no replicates, one is 0 or not finite, or the mean is significantly below 0.
-
     """
     if not values or not np.isfinite(values).all() or 0.0 in values:
         message = "n_eff has a replicate that is 0 or not finite" if values else "no replicate"
@@ -197,7 +196,6 @@ def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
 
     Raises:
         ValueError: there is no such number, see :func:`n_eff_of_replicates`.
-
     """
     return n_eff_of_replicates(_replicates(row), row.case.members, part.share)
 

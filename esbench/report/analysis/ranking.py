@@ -42,7 +42,6 @@ class RankedVariant:
         peak: the row with the largest peak of any phase in bytes.
         law: the rows that kappa and n_eff are computed from.
         skipped: the row with the reason for the missing rate, or None.
-
     """
 
     variant: Variant
@@ -312,7 +311,6 @@ class Recommendation:
         case: the case.
         variants: the candidates, best rate first; those above the memory limit have no rate.
         part: the share of the case in the network that it is a layer of.
-
     """
 
     ranking: Rankings
@@ -354,7 +352,6 @@ def recommend(
         variants: the variants to rank; all by default.
         limit_bytes: upper limit of the noise and of the peak memory, each.
         part: the layer's share of its network's parameters; by default the layer is the whole network.
-
     """
     candidates = []
     for run in runs:

@@ -20,7 +20,6 @@ class RunSelection:
         devices: the short names of all devices with runs, as ``--device`` takes them.
         left_out: a line for each reason why runs have no page.
         problems: files and lines that could not be read.
-
     """
 
     pages: dict[Path, Run]
@@ -37,7 +36,6 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
         results: the folder.
         page: maps a run to the page it belongs on.
         device: the short name of the only device to show, None for all.
-
     """
     every, problems = read_results(results)
     runs = [run for run in every if run.rows and device in {None, run.header.environment.slug}]

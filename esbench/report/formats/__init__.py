@@ -20,7 +20,6 @@ class Style:
         form: one of :data:`FORMATS`.
         intervals: whether numbers have half the width of their 95 % intervals: ``1.23 ± 0.04``.
         best: number of schemes in a table in LaTeX.
-
     """
 
     form: str = MARKDOWN
@@ -44,7 +43,6 @@ class Page:
         runs: the runs that it shows.
         sections: its tables.
         above: Markdown above the tables; other formats leave it out.
-
     """
 
     path: Path

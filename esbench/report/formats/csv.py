@@ -46,7 +46,6 @@ def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     Args:
         runs: the runs that the tables are made from.
         sections: the tables.
-
     """
     devices = {run.header.run_id: run.header.environment.device_name for run in runs}
     lines: dict[tuple[object, ...], dict[str, object]] = {}

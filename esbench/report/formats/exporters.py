@@ -41,7 +41,6 @@ def export(run: Run, form: str) -> Export:
 
     Raises:
         UserError: the format needs a package that is not installed.
-
     """
     failures = [row for row in run.skipped if row.status == "failed"]
     rows: dict[tuple[object, ...], Row] = {}

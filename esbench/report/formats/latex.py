@@ -63,7 +63,6 @@ def page(
         key: the prefix of labels: ``\ref{tab:<key>-1}`` is the first table.
         cited: keys of the bibliography from which the variants of the page come.
         intervals: whether numbers are shown with their intervals.
-
     """
     head = f"% {one_line(title)}: written by `esbench report --format latex`"
     parts = [f"{head}\n% needs \\usepackage{{booktabs}} and \\usepackage{{tabularx}}"]

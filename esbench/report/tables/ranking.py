@@ -69,7 +69,6 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         rankings: the rankings of an operator.
         case: one of their cases.
         ranked: the variants to show, by default all.
-
     """
     all_ranked = rankings.of(case)
     ranked = all_ranked if ranked is None else ranked
@@ -132,7 +131,6 @@ def ranking_columns(
         reference: dense noise, which rates are shown as multiples of, None if it is not shown.
         notes: the footnotes to add to.
         no_reference: why dense noise is not shown although the run has it.
-
     """
 
     def trace(rule: str, *rows: Measurement | None) -> Trace | None:

@@ -115,7 +115,6 @@ def training_code(
         modules: the module to import the scheme of a variant from; a missing one gets a comment.
         exclude: names of layers to leave unperturbed.
         from_rows: variants whose update needs the inputs of their layers.
-
     """
     variants = [winner.variant for winner in winners.values()]
     case = next(iter(winners.values())).case

@@ -44,7 +44,6 @@ class CellNumber:
         kind: how it is shown.
         has_interval: whether the interval is always shown.
         least_digits: significant digits that are shown even if the interval supports fewer.
-
     """
 
     name: str
@@ -154,7 +153,6 @@ class Section:
         footnotes: reasons and warnings on cells and samples.
         run_id: the run of the reasons in the cells.
         heading_suffix: the end of the heading, where a page has several sections of this title.
-
     """
 
     title: str
@@ -236,7 +234,6 @@ def variants_table(
         cells: gives the cells of a variant by their headings, None where the run has no such number.
         reason: returns why a variant has no number.
         notes: the footnotes to add to.
-
     """
     labels, rows = [], []
     headings: tuple[str, ...] = ()

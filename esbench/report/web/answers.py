@@ -34,7 +34,6 @@ class Task(NamedTuple):
         words: its description.
         also: phase, metric and description of more numbers of the best variant.
         method: the method of the metric, empty for any.
-
     """
 
     group: str
@@ -129,7 +128,6 @@ class Answer(NamedTuple):
         best: the best variant, and those that are tied with it.
         picks: the figures of the best variant and of the next one, if the two are tied or the first is exact.
         notes: sentences on what else to know.
-
     """
 
     view: int

@@ -59,7 +59,6 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
     Args:
         runs: the runs to show, measured and published ones; those without rows are left out.
         left_out: sentences on stored runs that are not shown.
-
     """
     shown = sorted((run for run in runs if run.rows), key=_age, reverse=True)
     sources = ChainMap(*(run.header.sources for run in shown))  # the newest run's first

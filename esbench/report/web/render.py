@@ -27,7 +27,6 @@ def render_page(runs: Sequence[Run], out: Path, left_out: Iterable[str] = ()) ->
         runs: the runs to show, measured and published ones.
         out: the folder to write to.
         left_out: sentences that say which stored runs are not shown.
-
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
@@ -54,7 +53,6 @@ def as_json(value: object) -> str:
 
     Raises:
         ValueError: the value contains a number that is not finite.
-
     """
 
     def compact(value: Any, **options: Any) -> str:  # noqa: ANN401  anything that JSON can hold

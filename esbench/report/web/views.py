@@ -57,7 +57,6 @@ class Row(NamedTuple):
         reason: why there is no value.
         remark: a warning about the samples.
         reach: in a ranking, the bounds that decide on a tie.
-
     """
 
     variant: Variant

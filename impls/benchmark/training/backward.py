@@ -131,7 +131,6 @@ class TiedPair(nn.Module):
     """A layer and its transpose with one weight: x -> GELU(x @ W.T) @ W."""
 
     def __init__(self, out_channels: int, in_channels: int, *, dtype: torch.dtype) -> None:
-        """Create the weight [out, in]."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, dtype=dtype))
 
@@ -173,7 +172,6 @@ class StepWorkload(AbstractStepWorkload):
     reason = "a training step is measured as a whole; forward and backward alone are NoUpdate"
 
     def __init__(self, scheme: AbstractStep, case: Case, device: str, seed: int) -> None:
-        """Create the model, its rows and its optimizer."""
         super().__init__(case, device, seed)
         self._scheme, self._model = scheme, stack(case, device, seed)
         self._trainer = scheme.trainer(self._model, adamw(scheme.kernel, device, inputs.dtype_of(case)))

@@ -94,7 +94,6 @@ class MaskedWeights:
     """Masks on the dense weights of a model, and its optimizer, without a scheduler."""
 
     def __init__(self, model: nn.Sequential, rate: float, density: float, delta: int) -> None:
-        """Draw the masks and apply them."""
         self.optimizer, self._delta, self._steps = sgd(model.parameters(), rate), delta, 0
         self.weights = sparse_masks.sparsifiable(model)
         generator = Generator().manual_seed(0)

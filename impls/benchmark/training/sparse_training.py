@@ -96,7 +96,6 @@ class TrainingWorkload(AbstractStepWorkload):
     reason = "a training step is measured as a whole; topology updates alone, on TopologyUpdate"
 
     def __init__(self, scheme: AbstractTraining, case: Case, device: str, seed: int) -> None:
-        """Create the network, its rows and its optimizer."""
         super().__init__(case, device, seed)
         self._scheme = scheme
         self._trainer = self._new_trainer(inputs.LEARNING_RATE, NEVER)

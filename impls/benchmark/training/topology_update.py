@@ -83,7 +83,6 @@ class TopologyWorkload(AbstractTrainingWorkload):
     reason = "a topology update has no other phase"
 
     def __init__(self, scheme: AbstractTopology, case: Case, device: str, seed: int) -> None:
-        """Draw weight [out, in, *kernel], gradients and mask."""
         shape, dtype = (case.out_channels, case.in_channels, *case.kernel_size), inputs.dtype_of(case)
         super().__init__(case, device, seed, inputs.normal(*shape, device=device, dtype=dtype, seed=seed))
         self._scheme = scheme

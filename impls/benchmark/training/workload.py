@@ -44,7 +44,6 @@ class AbstractTrainingWorkload(Workload):
     noise_bytes = 0
 
     def __init__(self, case: Case, device: str, seed: int, buffers: Sequence[Tensor] = ()) -> None:
-        """Start with the first buffer."""
         self._case, self._device, self._seed = case, device, seed
         self._buffers = inputs.RotatingBuffers(buffers)
 
@@ -111,7 +110,6 @@ class AbstractStepWorkload(AbstractTrainingWorkload):
     _trainer: Trainer
 
     def __init__(self, case: Case, device: str, seed: int) -> None:
-        """Draw the rows."""
         shape = (case.rows, case.in_channels, *case.input_size)
         x = inputs.normal(*shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
         super().__init__(case, device, seed, x)

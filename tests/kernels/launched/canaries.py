@@ -28,7 +28,6 @@ class Canaries:
     """
 
     def __init__(self) -> None:
-        """Start without buffers."""
         self.buffers: list[tuple[Tensor, int, Tensor]] = []
 
     def empty(
@@ -79,7 +78,6 @@ def canaries(*, is_watched: bool = True) -> Iterator[Canaries]:
 
     Args:
         is_watched: whether the interpreter fails on loads and stores outside these buffers.
-
     """
     buffers = Canaries()
     with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,6 @@ class Product(NamedTuple):
     Attributes:
         launch: takes (x, weight, sigma, y, tiling) and writes the product into y.
         formula: takes (x, weight, sigma) and computes in the dtype of x.
-
     """
 
     launch: Callable[..., Tensor]
@@ -103,7 +102,6 @@ class Family(NamedTuple):
         make: makes its noise.
         tilings: used instead of SMALL and OTHER.
         cases: sizes, dtypes, tilings and sigmas.
-
     """
 
     make: Make
