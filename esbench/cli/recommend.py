@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from esbench.measure.model_layers import Layers
     from esbench.measure.plan import Plan
     from esbench.measure.recorder import RunSummary
-    from esbench.report.analysis.ranking import Recommendation
+    from esbench.report.analysis.ranking import RankedVariant, Recommendation
 
 
 SIGMA = 0.02
@@ -117,7 +117,9 @@ def recommend(
     offline: Annotated[
         bool, typer.Option("--offline", help="Measure nothing; answer from stored runs of this device.")
     ] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Print all candidates with all columns.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Print all variants with all columns, and the reasons.")
+    ] = False,
     variants: Variants = None,
     plugin: Plugins = None,
     seed: Seed = 0,
@@ -126,8 +128,8 @@ def recommend(
     """Recommend a scheme for a layer or a model: the one with the highest n_eff per millisecond here.
 
     Screens the candidates at a small population, measures the best eight, dense noise and base at exactly
-    that shape, stores the run like any other, and prints the ranking, the reasons and the code that applies
-    the winner. Layers of a model are ranked by the effective population of the whole model. Exit code 1 if
+    that shape, stores the run like any other, and prints the best with the code that applies it and its
+    figures. Layers of a model are ranked by the effective population of the whole model. Exit code 1 if
     nothing can be recommended.
 
     Example: esbench recommend --linear 1024x1024 --members 4096 --memory-limit 2GB
@@ -341,39 +343,46 @@ def _print(
     *,
     tables: bool = False,
 ) -> bool:
-    """Print the ranking of each case and the code that applies the winners; return whether there are any.
+    """Print the recommended variant of each case, the code that applies them, and their figures.
 
-    ``run`` has the reasons if a case has no ranking.
+    Returns whether anything is recommended. ``run`` has the reasons if a case has no ranking.
     """
-    from esbench.report.captions import layer_and_members, short_origin
-    from esbench.report.tables.recommendation import text, training_code, without_numbers, wrap
+    from esbench.report.captions import layer_and_members
+    from esbench.report.tables.recommendation import answer, details, figures, without_numbers
 
-    for case in target.cases:
+    for case, found in recommendations.items():
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
-        heading = f"{layer_and_members(case)}{': ' if names else ''}{', '.join(names)}"
-        typer.echo(f"{heading}\n{'=' * len(heading)}")
-        if case in recommendations:
-            advice = text(recommendations[case], tables=tables)
-            typer.echo(printable(f"{wrap(short_origin(recommendations[case].run))}\n\n{advice}"))
-        elif run:
-            typer.echo(printable(without_numbers(run, case)))
+        typer.echo(printable(answer(found, names)))
     winners = {
         name: recommendations[case].recommended[0]
         for name, case in target.layers.items()
         if case in recommendations and recommendations[case].recommended
     }
     if winners:
-        known = REGISTRY.entries.values()
-        docs = scheme_docs(known)
-        modules = {entry.variant: docs[entry.variant.scheme].module for entry in known}
-        trainers = {entry.variant: (entry.scheme, trainer(entry.scheme)) for entry in known}
-        from_rows = [
-            variant
-            for variant, (scheme, known) in trainers.items()
-            if known and known.learns_from_rows(scheme)
-        ]
-        typer.echo(training_code(winners, modules, exclude=target.excluded, from_rows=from_rows))
+        typer.echo(printable(_code(target, winners)))
+    if run:
+        for case in target.cases:
+            if case not in recommendations:
+                typer.echo(printable(f"{layer_and_members(case)}: {without_numbers(run, case)}"))
+    if recommendations and not tables:
+        typer.echo(printable(f"\n{figures(recommendations.values())}"))
+    for found in recommendations.values() if tables else ():
+        typer.echo(printable(f"\n{details(found)}"))
     return bool(winners)
+
+
+def _code(target: Target, winners: "Mapping[str, RankedVariant]") -> str:
+    """Return code that trains with the recommended variant of each layer."""
+    from esbench.report.tables.recommendation import training_code
+
+    known = REGISTRY.entries.values()
+    docs = scheme_docs(known)
+    modules = {entry.variant: docs[entry.variant.scheme].module for entry in known}
+    trainers = {entry.variant: (entry.scheme, trainer(entry.scheme)) for entry in known}
+    from_rows = [
+        variant for variant, (scheme, found) in trainers.items() if found and found.learns_from_rows(scheme)
+    ]
+    return training_code(winners, modules, exclude=target.excluded, from_rows=from_rows)
 
 
 def target_of(

@@ -342,13 +342,13 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
         typer.echo(json.dumps(summary))
     elif read:
         try:
-            from esbench.report.site import console_tables
             from esbench.report.tables.console import run_summary, warnings
+
+            shown = (not tables and run_summary(read)) or _all_tables(read)
         except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
             note(f"no tables are printed: the package {error.name} is not installed")
         else:
-            short = run_summary(read)
-            typer.echo(short if short and not tables else console_tables(read), nl=False)
+            typer.echo(shown, nl=False)
             for text in () if tables else warnings(read):
                 note(text)
     results = "" if path.parent.parent == Path("results") else f" --results {path.parent.parent}"
@@ -359,6 +359,13 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
     if sum(map(len, hints)) + len("; ") <= COLUMNS:
         hints = ["; ".join(hints)]
     conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
+
+
+def _all_tables(run: Run) -> str:
+    """Return all tables of a run; they import the packages of plots, which takes more than a second."""
+    from esbench.report.site import console_tables
+
+    return console_tables(run)
 
 
 def conclude(path: Path, outcome: "RunSummary", reasons: Sequence[str], hints: Sequence[str] = ()) -> None:

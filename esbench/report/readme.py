@@ -89,7 +89,7 @@ class Page:
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
 
     def recommendation(self, file: str, label: str) -> str:
-        """Return the answer of `esbench recommend --offline` from a run, and the code to train with.
+        """Return what `esbench recommend --offline` prints from a run.
 
         Args:
             file: the run.
@@ -109,7 +109,8 @@ class Page:
         docs = run.header.docs
         modules = {best.variant: docs[best.variant.scheme].module} if best.variant.scheme in docs else {}
         code = recommendation.training_code({"": best}, modules)
-        return f"\n```text\n{recommendation.text(answer)}\n{code}\n```\n\n"
+        text = f"{recommendation.answer(answer)}\n{code}\n\n{recommendation.figures([answer])}"
+        return f"\n```text\n{text}\n```\n\n"
 
     def best_schemes(self, *files: str, largest_only: bool = True) -> str:
         """Return the best scheme of each shape, compared with dense noise and the plain layer.

@@ -108,7 +108,7 @@ def test_the_printed_code_runs(capsys: pytest.CaptureFixture[str], factory: str)
     """The printed code, run after a new model of that kind, makes a population with the best schemes."""
     assert run("--model", f"some_models:{factory}", "--device", "cpu", "--offline") == 0
     text = capsys.readouterr().out
-    code = text[text.index("from impls") :]
+    code = text[text.index("from impls") : text.index("\n\n")]
     model, _ = load_model(f"some_models:{factory}")
     variables: dict[str, Any] = {"model": model}
     exec(code, variables)  # noqa: S102  the code that a person would paste

@@ -476,7 +476,12 @@ def advice() -> Iterator[Example]:
     ):
         recommended = recommend([ranking_cases.run(measured_rows)], case, limit_bytes=limit_bytes, part=part)
         assert recommended
-        yield rule, f"```text\n{recommendation.text(recommended)}```\n"
+        shown = [
+            recommendation.answer(recommended),
+            recommendation.figures([recommended]),
+            recommendation.reasons(recommended),
+        ]
+        yield rule, "```text\n{}\n```\n".format("\n\n".join(shown))
 
 
 def winner(variant: Variant) -> RankedVariant:
@@ -502,7 +507,7 @@ def code() -> Iterator[Example]:
         ),
     ):
         compile(text, rule, "exec")
-        yield rule, f"```python\n{text}\n```\n"
+        yield rule, f"```text\n{text}\n```\n"
 
 
 def pairs() -> Iterator[Example]:

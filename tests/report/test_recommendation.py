@@ -6,8 +6,8 @@ import msgspec
 
 from esbench.report.analysis.ranking import Recommendation, nearest, recommend
 from esbench.report.tables.ranking import best_schemes, ranking_sections
-from esbench.report.tables.recommendation import text, training_code
-from esbench.report.web.answers import answer
+from esbench.report.tables.recommendation import answer, details, training_code
+from esbench.report.web import answers
 from esbench.report.web.views import views
 from esbench.schema import Measurement, Run, RunEnd, Variant
 from tests import synthetic
@@ -41,7 +41,7 @@ def test_a_recommendation_has_the_ranking_of_the_tables() -> None:
     run = ranking_cases.run()
     (table,) = ranking_sections(run, "Linear")
     assert list(recommendation_of(run).variants) == one_ranking(run).of(SQUARE)
-    assert text(recommendation_of(run), tables=True).startswith(table.text())
+    assert details(recommendation_of(run)).startswith(table.text())
     assert [entry.variant for entry in recommendation_of(run, {FLIPPED, CORES}).variants] == [CORES, FLIPPED]
     assert [entry.variant for entry in recommendation_of(run, limit_bytes=1.5e6).ranked] == [
         HADAMARD,
@@ -77,8 +77,9 @@ def test_page_command_and_table_recommend_the_same() -> None:
     ):
         run = ranking_cases.run(stored)
         assert [entry.variant.name for entry in recommendation_of(run).recommended] == expected
-        assert all(f"{name} with" in text(recommendation_of(run)) for name in expected)
-        picks = answer(list(views(run, "Linear"))).picks
+        assert all(f"{name} with" in details(recommendation_of(run)) for name in expected)
+        assert all(name in answer(recommendation_of(run)) for name in expected)
+        picks = answers.answer(list(views(run, "Linear"))).picks
         assert [pick.variant.name for pick in picks] == expected
         table = best_schemes([run], ["Linear"], largest_only=True)
         assert table is not None

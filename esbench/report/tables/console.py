@@ -44,7 +44,7 @@ def run_summary(run: Run) -> str:
     Variants are ranked by n_eff per ms of a step; in a run without steps or quality metrics, by time.
     """
     ranked = {
-        case: ranking_table(ranking, case, ranking.of(case)) for case, ranking in _ranked_cases(run).items()
+        case: _ranking_table(ranking, case, ranking.of(case)) for case, ranking in _ranked_cases(run).items()
     }
     tables = ranked | dict(_time_tables(run))
     if not tables:
@@ -116,12 +116,18 @@ def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
     return [*reversed(first), *(case for case in cases if case not in first)]
 
 
-def ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
-    """Return the five best variants of a ranking, dense noise and base, with the cells of all tables."""
-    reference = dense(every)
+def _ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
+    """Return the figures of the five best variants of a ranking, of dense noise and of base."""
     best = [ranked for ranked in every if ranked.rate is not None and not ranked.variant.baseline]
     rows = best[:BEST] + [ranked for ranked in best[BEST:] if ranked.variant.name == DENSE]
     rows += [ranked for ranked in every if ranked.variant.mode == "base"]
+    return figures_table(ranking, case, rows, dense(every))
+
+
+def figures_table(
+    ranking: Rankings, case: Case, rows: Sequence[RankedVariant], reference: RankedVariant | None
+) -> str:
+    """Return the figures of variants, as in all tables; ``reference`` is dense noise."""
     texts = [ranking_texts(ranking.grid, ranked, reference) for ranked in rows]
     cells = [
         (_name(ranked.variant), *(_shorten(row[heading]) for heading in _RANKED))

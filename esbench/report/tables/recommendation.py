@@ -5,11 +5,12 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from esbench.report.analysis.quality import EXACT
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense, tied
-from esbench.report.tables.console import BEST, LEGEND, ranking_table
+from esbench.report.captions import layer_and_members, short_origin
+from esbench.report.tables.console import LEGEND, figures_table
 from esbench.report.tables.ranking import (
     COST,
     KEPT,
@@ -20,23 +21,55 @@ from esbench.report.tables.ranking import (
     ranking_texts,
 )
 from esbench.schema import Case, Run, Scalar, Variant
-from esbench.text import first_names, one_line, pluralize
+from esbench.text import first_names, one_line
 
 _TERMINAL_WIDTH = 80
 
 
-def text(recommendation: Recommendation, *, tables: bool = False) -> str:
-    """Return the best variants and the recommendation for a terminal; with ``tables`` all variants."""
-    count = sum(not ranked.variant.baseline for ranked in recommendation.ranked)
-    ranking, case = recommendation.ranking, recommendation.case
-    table = f"Best {min(BEST, count)} of {pluralize(count, 'variant')} ({LEGEND}):\n"
-    table += ranking_table(ranking, case, recommendation.variants)
-    if tables:
-        table = ranking_section(ranking, case, recommendation.variants).text()
-    elif without := len(recommendation.variants) - len(recommendation.ranked):
-        table += f"\n{pluralize(without, 'candidate')} without a rate: see --tables for the reasons"
-    lines = map(wrap, _sentences(recommendation))
-    return "\n".join([table, "", *lines, ""])
+def answer(recommendation: Recommendation, layers: Sequence[str] = ()) -> str:
+    """Return the sentence that names the recommended variant of a case, or says that there is none.
+
+    ``layers`` are the names of the layers of a model that have this shape.
+    """
+    subject = layer_and_members(recommendation.case) + (f" ({', '.join(layers)})" if layers else "")
+    if not recommendation.recommended:
+        return wrap(f"{subject}: no recommendation, no variant has a rate.")
+    best, *others = (ranked.variant.name for ranked in recommendation.recommended)
+    exact = ", exact for a linear fitness" if recommendation.recommended[0].is_exact else ""
+    other = f"; the best of the others is {others[0]}" if others else ""
+    return wrap(f"{subject}: use {best}{exact}{other}.")
+
+
+def figures(recommendations: Iterable[Recommendation]) -> str:
+    """Return a table for each case with the recommended variants and dense noise, then the runs."""
+    every = list(recommendations)
+    tables = [_figures(found) for found in every if found.recommended]
+    legend = f"{LEGEND}. All variants and why: --tables" if tables else "Why: --tables"
+    runs = dict.fromkeys(wrap(short_origin(found.run)) for found in every)
+    return "\n".join([*filter(None, ["\n\n".join(tables)]), legend, *runs])
+
+
+def _figures(recommendation: Recommendation) -> str:
+    """Return the table of a case, and which variants are tied with the recommended ones."""
+    best, reference = recommendation.recommended, dense(recommendation.ranked)
+    rows = best if reference is None or reference in best else [*best, reference]
+    ties = [
+        wrap(f"Tied with {ranked.variant.name}: {first_names([other.variant.name for other in equals])}")
+        for ranked in best
+        if (equals := tied(ranked, recommendation.ranked))
+    ]
+    return "\n".join([figures_table(recommendation.ranking, recommendation.case, rows, reference), *ties])
+
+
+def details(recommendation: Recommendation) -> str:
+    """Return all variants with all columns, and the reasons for the recommendation."""
+    section = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants)
+    return f"{section.text()}\n{reasons(recommendation)}"
+
+
+def reasons(recommendation: Recommendation) -> str:
+    """Return what is gained with the recommended variants, and what the fastest variant loses."""
+    return "\n".join(map(wrap, _sentences(recommendation)))
 
 
 def wrap(text: str) -> str:
@@ -46,9 +79,6 @@ def wrap(text: str) -> str:
 
 def _sentences(recommendation: Recommendation) -> Iterator[str]:
     part = recommendation.part
-    if not recommendation.recommended:
-        yield "No recommendation: no variant has a rate; see the table for the reasons."
-        return
     if part.own < part.whole:
         yield (
             f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
@@ -69,8 +99,8 @@ def _sentences(recommendation: Recommendation) -> Iterator[str]:
             yield f"It is tied with {first_names(ties)}: their intervals overlap."
         members = _members_clause(texts[ranked])
         yield f"{members[0].upper()}{members[1:]}; a step takes {_step_clause(texts[ranked])}."
-    fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0)
-    if fastest not in recommendation.recommended:
+    fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0, default=None)
+    if fastest and fastest not in recommendation.recommended:
         step, members = _step_clause(texts[fastest]), _members_clause(texts[fastest])
         yield f"{fastest.variant.name} is faster, {step}, but {members}."
 
@@ -82,7 +112,7 @@ def without_numbers(run: Run, case: Case) -> str:
         for row in run.skipped
         if row.case == case and row.variant.mode == "batched"
     )
-    lines = ["No variant has both a time and a quality:", *(reasons or ["  the run holds no reason"])]
+    lines = ["no variant has both a time and a quality:", *(reasons or ["  the run holds no reason"])]
     return "\n".join(lines) + "\n"
 
 
@@ -126,7 +156,7 @@ def training_code(
         else:
             comments[f"# {variant.scheme} is not registered: name its plug-in with --plugin"] = None
     lines = [f"from {name} import {', '.join(sorted(names))}" for name, names in sorted(imports.items())]
-    lines += [*comments, ""]
+    lines += comments
     # The most frequent scheme comes last, for all other layers.
     codes = {name: expression(winner.variant) for name, winner in winners.items()}
     default, _ = Counter(codes.values()).most_common(1)[0]
