@@ -23,7 +23,7 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
-    from esbench.measure.validation import ExactChecks
+    from esbench.measure.validation import NO_CASE, ExactChecks
 
     entries = load_usual(variants, plugin)
     cases = REGISTRY.find_suite("check").cases
@@ -37,7 +37,7 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
         supported = Counter(case.operator for case in cases if entry.supports(case))
         if not supported:
             counts[NOT_CHECKED] += 1
-            typer.echo(f"{name:<{width}}  {NOT_CHECKED}: the suite check has no case of its operators")
+            typer.echo(f"{name:<{width}}  {NOT_CHECKED}: {NO_CASE}")
         for operator, count in supported.items():
             failure, key = checks.outcome(entry, operator), (entry.variant, operator)
             missing = checks.not_compared.get(key)

@@ -432,6 +432,7 @@ class CaseRunner:
         self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
     ) -> Iterator[Measurement]:
         work = prepared.workload.work(phase)
+        labels = call.labels + self.context.checks.labels(prepared.entry, self.case.operator)
         for metric, rounds in call.rounds.items():
             yield self._measurement(prepared, phase)(
                 metric=metric,
@@ -439,7 +440,7 @@ class CaseRunner:
                 samples=tuple(rounds),
                 stop=call.stop,
                 warm_up=call.warm_up_state,
-                labels=call.labels,
+                labels=labels,
                 positions=tuple(call.positions),
                 # Conditions are stored once for all times of a visit: see `esbench.store`.
                 conditions=tuple(call.conditions) if metric == LATENCY else (),

@@ -54,6 +54,8 @@ MIN_SIGNS = 64
 ROUNDING = 0.02
 """The largest difference between two results of the same work in low precision, as a share of the norm."""
 TINY = 1e-300
+NO_CASE = "the suite check has no case of its operators"
+"""Why a variant was not compared in float64, if it supports none of the cases."""
 
 Fingerprints = tuple["Fingerprint", ...]
 
@@ -87,6 +89,14 @@ class ExactChecks:
         if key not in self._outcomes:
             self._outcomes[key] = self._check(entry, operator)
         return self._outcomes[key]
+
+    def labels(self, entry: Entry, operator: str) -> tuple[str, ...]:
+        """Return a label for the times of a variant that was not compared on this operator, else nothing."""
+        key, outcome = (entry.variant, operator), self.outcome(entry, operator)
+        if not self._cases or (self.compared[key] and key not in self.not_compared):
+            return ()
+        failure = self.not_compared.get(key, outcome)
+        return (f"not checked in float64: {failure.reason if failure else NO_CASE}",)
 
     def _check(self, entry: Entry, operator: str) -> Failure | None:
         unavailable, is_checked = None, False

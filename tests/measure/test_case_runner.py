@@ -267,7 +267,7 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
 
 
 def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
-    """A failed exact case refuses the variant on its operator; an unavailable one does not."""
+    """A failed exact case refuses the variant on its operator; one that was not compared gives a label."""
     world, checked = World(), []
     exact = msgspec.structs.replace(CASE, dtype="float64")
     checks = (msgspec.structs.replace(exact, operator="Conv2d"), exact)
@@ -284,6 +284,16 @@ def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
     declining = FakeScheme("A", world, check=refusing(UnavailableError("float32 only"), "float64"))
     assert measure(declining.entry(), world=world, checks=checks)[0] == RunSummary(measured=2)
     unavailable = Failure("unavailable", f"float32 only (on {exact.label})")
+    other = msgspec.structs.replace(exact, operator="Conv2d")
+    labelled: tuple[tuple[FakeScheme, tuple[Case, ...], set[str]], ...] = (
+        (declining, (exact,), {f"not checked in float64: {unavailable.reason}"}),
+        (declining, (other,), {"not checked in float64: the suite check has no case of its operators"}),
+        (FakeScheme("A", world), (exact,), set()),
+        (FakeScheme("A", world), (), set()),
+    )
+    for scheme, compared, labels in labelled:
+        _, lines = measure(scheme.entry(), world=world, checks=compared)
+        assert {label for row in measurements(lines) for label in row.labels} == labels
     for cases, outcome in (((exact,), unavailable), ((exact, CASE), None), ((CASE, exact), None)):
         assert ExactChecks(cases, "cpu", 0).outcome(declining.entry(), "Linear") == outcome
 

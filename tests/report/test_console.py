@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 
 from esbench.report import captions
@@ -93,3 +94,11 @@ def test_the_name_of_a_layer_has_its_sizes() -> None:
     )
     assert captions.layer(case) == "Conv2d 16 -> 32, 3x3, 28x28, stride=2"
     assert captions.layer(linear(64)) == "Linear 64 -> 64"
+
+
+def test_variants_that_were_not_checked_are_named() -> None:
+    """A warning gives the label once, with the variants that have it."""
+    label = "not checked in float64: out of memory: nothing left"
+    timed = [time_row(v, linear(), 1.0) for v in (BASE, DENSE, variant("Flipped"))]
+    labelled = [msgspec.structs.replace(row, labels=(label,)) for row in timed[1:]]
+    assert warnings(synthetic.run([timed[0], *labelled])) == [f"Perturbed, Flipped: {label}"]

@@ -9,7 +9,7 @@ from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIV
 from esbench.report.tables.table import NOTHING
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
-from esbench.text import one_line, pluralize
+from esbench.text import first_names, one_line, pluralize
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5
@@ -61,11 +61,17 @@ def run_summary(run: Run) -> str:
 
 
 def warnings(run: Run) -> list[str]:
-    """Return warnings on failed variants, and on variants with a small effective population."""
+    """Return warnings on variants that failed, were not checked, or have a small effective population."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
     lines = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
         lines.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
+    not_checked: dict[str, dict[str, None]] = {}
+    for row in run.measurements:
+        for label in row.labels:
+            if label.startswith("not checked"):
+                not_checked.setdefault(label, {})[row.variant.name] = None
+    lines += [f"{first_names([*names])}: {one_line(label)}" for label, names in not_checked.items()]
     cases = _ranked_cases(run)
     for case in _sort_by_operator(cases)[:TABLES]:
         every = [
