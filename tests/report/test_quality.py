@@ -85,7 +85,8 @@ def test_n_eff_of_noisy_replicates() -> None:
         n_eff = n_eff_of_replicates(values, 100)
         assert (n_eff.is_bound, n_eff.is_exact, n_eff.high) == (True, False, math.inf)
         assert n_eff.value == n_eff.low == pytest.approx(least)
-        assert percent_of_members(n_eff, 100).startswith("at least ")
+        assert percent_of_members(n_eff, 100) == "more than dense"
+        assert percent_of_members(n_eff, 10**6).startswith("at least ")
     for values, words in (
         ([-50.0, -60.0, -55.0], "below 0 by more than its error, which is impossible"),
         ([-50.0], "is impossible"),

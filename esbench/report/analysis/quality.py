@@ -21,8 +21,12 @@ LARGEST_GAIN = 100.0
 """Above this n_eff / n, the error of the cosine hides its distance to 1: n_eff is a lower bound."""
 ROUNDING = 1e-9
 """Rounding error of d + kappa n, relative to d."""
+_SHARE_ROUNDING = 0.0005
+"""A share above 1 by less than this is shown as 100 %."""
 EXACT = "exact"
 """The text for an infinite n_eff: an estimate without error for a linear fitness."""
+ABOUT_ALL, MORE = "about 100 %", "more than dense"
+"""The texts for a share n_eff / n above 1: its interval includes 1, or is above it."""
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
 """The methods that kappa and n_eff are computed by."""
 UNSEEN = "unseen"
@@ -168,12 +172,13 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
 def percent_of_members(n_eff: EffectiveSize, members: int) -> str:
     """Return n_eff as a percentage of the members, as precisely as its interval allows.
 
-    The text is "about 100 %" if n_eff is above the members, but its interval is not.
+    No share is above 100 %: an n_eff above the members is :data:`ABOUT_ALL` or :data:`MORE`, if its interval
+    is above them, too.
     """
     if n_eff.is_exact:
         return EXACT
-    if n_eff.low <= members < n_eff.value:
-        return "about 100 %"
+    if n_eff.value > members * (1 + _SHARE_ROUNDING):
+        return ABOUT_ALL if n_eff.low <= members else MORE
     least = "" if math.isfinite(n_eff.high) else "at least "
     return f"{least}{format_number(100 * (n_eff.low if least else n_eff.value) / members)} %"
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from esbench.report import captions
-from esbench.report.analysis.quality import percent_of_members
+from esbench.report.analysis.quality import MORE, percent_of_members
 from esbench.report.analysis.ranking import (
     RankedVariant,
     Rankings,
@@ -119,9 +119,7 @@ def _keeps(ranked: RankedVariant) -> str:
     if ranked.effective is None:
         return "keeps an unknown share of its members"
     share = percent_of_members(ranked.effective, ranked.case.members)
-    if share.startswith("at least") and (ranked.share or 0.0) >= 1:
-        return "keeps at least all of its members"
-    return "keeps all members" if share == "100 %" else f"keeps {share} of its members"
+    return "keeps all members" if share in {"100 %", MORE} else f"keeps {share} of its members"
 
 
 def _limit_rows(schemes: Sequence[RankedVariant]) -> list[RankedVariant]:

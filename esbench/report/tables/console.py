@@ -196,7 +196,7 @@ def _name(variant: Variant) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text.replace("at least ", ">= ").replace("about ", "~")
+    return text.replace("at least ", ">= ").replace("more than ", "> ").replace("about ", "~")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, Trace, operators
-from esbench.report.analysis.quality import EXACT, percent_of_members
+from esbench.report.analysis.quality import EXACT, MORE, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended, tied
 from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
@@ -47,6 +47,7 @@ _EXACT_NOTE = (
     f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness has no error; these "
     "variants come first, sorted by time"
 )
+_MORE_NOTE = f"{MORE}: n_eff is above the members: the gradient is better than that of n independent members"
 _N_EFF = (
     "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
     "over the mean of the replicates' reciprocals"
@@ -94,6 +95,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         *notes,
         *([f"first, {first.label}: {tied}"] if first and tied else []),
         *([_EXACT_NOTE] if any(entry.is_exact for entry in ranked) else []),
+        *([_MORE_NOTE] if any(cell.text() == MORE for row in table.cells for cell in row) else []),
     ]
     block = Block("n_eff per ms (effective population per ms)", _RATE_NOTE, table)
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
@@ -196,7 +198,7 @@ def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     value = ranked.effective.low if is_bound else ranked.effective.value
     low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
     number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, trace, low, high, kind="number")
-    return _ranked_cell(number, "at least {}" if is_bound else "{}")
+    return _ranked_cell(number, MORE if text == MORE else "at least {}" if is_bound else "{}")
 
 
 def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:

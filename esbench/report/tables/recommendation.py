@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from esbench.report.analysis.quality import EXACT
+from esbench.report.analysis.quality import EXACT, MORE
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense, tied
 from esbench.report.captions import layer_and_members, short_origin
 from esbench.report.tables.console import LEGEND, figures_table
@@ -122,6 +122,8 @@ def _members_clause(texts: Mapping[str, str]) -> str:
     clause = f"its n_eff is {kept} % of the members"
     if kept == EXACT:
         clause = "it is exact for a linear fitness"
+    elif kept == MORE:
+        clause = "its gradient is better than that of as many members of dense noise"
     elif re.fullmatch(r"100(\.0+)?", kept):
         clause = "all members count"
     return f"{clause} (kappa {texts['kappa'] or 'unknown'})"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from esbench.report.analysis.quality import MORE
 from esbench.report.analysis.ranking import recommended, tied
 from esbench.report.web.views import RATE_METRIC, Row, View, better
 from esbench.schema import DENSE, Variant
@@ -241,10 +242,9 @@ def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
         words = "so no multiple of dense noise" if row.is_exact else "the n_eff per ms of dense noise"
         yield cells["x dense noise"] or "unknown", words
     yield cells["x plain layer"] or "unknown", "the time of the plain layer"
-    yield (
-        f"{cells['kept (%)']}{'' if row.is_exact else ' %'}",
-        "all members kept, and more" if row.is_exact else "of the members kept",
-    )
+    kept = cells["kept (%)"]
+    is_more = row.is_exact or kept == MORE
+    yield (kept, "all members kept, and more") if is_more else (f"{kept} %", "of the members kept")
     yield f"{cells['step (ms)']} ms", f"a step of {view.case.members:,} members"
     if cells["memory (MB)"]:
         yield f"{cells['memory (MB)']} MB", "peak memory"

@@ -75,7 +75,7 @@ function cellOf(view, row, column) {
 
 /** The number that a text begins with or has after a word: 12 for "at least 12x". */
 function numberIn(text) {
-  if (text === "exact") return Infinity;
+  if (text === "exact" || text === "more than dense") return Infinity;
   return parseFloat(text.replace(/^\D*?(?=-?\d)/, ""));
 }
 
