@@ -365,12 +365,13 @@ def _picture(study: GateStudy, alarms: Alarms, out: Path) -> str:
     reliable = (power for power in study.powers if power.kind == ONE_CELL and power.share >= MIN_SHARE)
     smallest = next(reliable, None)
     finding = (
-        f"The gate finds a cell that is {_percent(smallest.slower)} slower in "
-        f"{_percent(smallest.share)} of suites"
+        f"The gate finds a {100 * smallest.slower:.3g} % slowdown of one cell in "
+        f"{100 * smallest.share:.3g} % of suites"
         if smallest
         else "The gate finds no slowdown of a single cell reliably"
     )
-    title = f"{finding}; false alarms: {alarms.alarmed} of {alarms.suites}"
+    alarm = f"a false alarm in {alarms.alarmed} of" if alarms.alarmed else "no false alarm in"
+    title = f"{finding} and raises {alarm} {alarms.suites:,} unchanged suites"
     here = study.opening.environment
     figure = gate_power(points, MIN_POWER, title, f"{here.device_name}, study {study.opening.gate_id}")
     path = out / f"{PICTURE}-{here.slug}.svg"

@@ -1,6 +1,7 @@
 """The study of the gate: its stored data, its resampled suites and its page."""
 
 import math
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,6 +14,7 @@ from esbench.gate.decision import MEAN
 from esbench.gate.gate import Gate
 from esbench.gate.protocol import Orders
 from esbench.gate.records import ARMS, Revision, Settings
+from esbench.report.plots.style import FAMILIES
 from esbench.studies import gate_power, newest_files
 from esbench.studies.gate_power import CONTROLS, CellLogs, GateStudy, Power
 from tests import synthetic
@@ -100,7 +102,11 @@ def test_the_page_shows_the_results_of_the_newest_study(
     monkeypatch.setattr(gate_power, "TRIALS", 20)
     measured = study(tmp_path)
     path, picture = gate_power.render(tmp_path, tmp_path / "out")
-    assert "The gate finds" in picture.read_text()
+    drawn = picture.read_text()
+    assert re.search(r"The gate finds .* and raises no false alarm in 60 unchanged suites", drawn)
+    assert {FAMILIES[name].color.lower() for name in ("low rank", "sparse")} <= set(
+        re.findall("#\\w{6}", drawn)
+    )
     text = path.read_text(encoding="utf-8")
     assert text == gate_power.page([measured], tmp_path)
     assert "goal: at most 1.00 % | 0 %: met" in text
