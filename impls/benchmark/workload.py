@@ -34,7 +34,13 @@ class PopulationWorkload(Workload):
         self._case, self._scheme, self._device, self._seed = case, scheme, device, seed
         module = inputs.layer(case, device, seed)
         self._population = perturb(
-            module, scheme, members=case.members, sigma=case.sigma, antithetic=case.antithetic, seed=seed
+            module,
+            scheme,
+            members=case.members,
+            sigma=case.sigma,
+            antithetic=case.antithetic,
+            seed=seed,
+            warn=False,  # tables say it
         )
         self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
         sides = 2 if case.antithetic else 1

@@ -16,6 +16,8 @@ Activations are [r, m, g, i, *space], a weight is [g, o, i, *taps], the members'
 [m, g, o, i, *taps]. To a scheme a grouped convolution is g independent layers.
 """
 
+import math
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -50,6 +52,11 @@ def append_axes(values: Tensor, like: Tensor) -> Tensor:
 def draw_signs(stream: NoiseStream, draw: str, *shape: int) -> Tensor:
     """Draw fair signs as int8, [m, *shape]."""
     return replace(stream, dtype=torch.int8).signs(draw, *shape)
+
+
+def count_signs(number: int) -> float:
+    """Return 2^number, the number of ways to choose signs; infinity if it is too large for a float."""
+    return 2.0**number if number < sys.float_info.max_exp else math.inf
 
 
 def flip_signs(x: Tensor, signs: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from impls.perturbation.layer import (
     perturbed_layers,
     trainable_modules,
 )
+from impls.perturbation.member_loss import warn_of_lost_members
 from impls.perturbation.noise import (
     STREAMS,
     NoiseStream,
@@ -428,6 +429,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     exclude: Iterable[str] = (),
     optional: Iterable[str] = (),
     stream: str | None = None,
+    warn: bool = True,
 ) -> Population:
     """Make a population of perturbed copies of a model.
 
@@ -448,6 +450,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
         stream: source of the noise: ``block`` (torch's generators) or ``philox`` (counter-based, with the
             same bits in kernels and for any split of the population). By default ``philox`` if a scheme draws
             its noise inside a kernel, else ``block``.
+        warn: warn of layers that have fewer different perturbations than members, or by their scheme's kappa
+            keep less than a tenth of the members (n_eff).
 
     Raises:
         UnsupportedError: the model has parameters that cannot be perturbed, a scheme does not support a
@@ -474,6 +478,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
                 f"{layer.scheme} of layer {layer.name!r} does not support antithetic sampling: leave it out"
             )
             raise UnsupportedError(message)
+    if warn:
+        warn_of_lost_members(layers, members)
     return Population(
         model,
         layers,

@@ -8,6 +8,7 @@ A scheme has to define ``sample``, ``forward`` (or ``correction``, see :class:`A
 ``weighted_sum`` and ``dense_noise``. All other methods have a default.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -170,6 +171,10 @@ class AbstractScheme(ABC, Generic[N]):
         """
         return None
 
+    def distinct_perturbations(self, weight: torch.Size) -> float:  # noqa: ARG002  for subclasses
+        """Return how many different E_m a step can have for a weight [g, o, i, *taps], or an upper bound."""
+        return math.inf
+
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:  # noqa: ARG002  for subclasses
         """Return the standard deviation of E_m's entries; it is 1 unless the noise scales with the weight."""
         return 1.0
@@ -309,6 +314,10 @@ class AbstractWrapper(AbstractScheme[N]):
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
         return self.plain.kappa(weight, members)
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return self.plain.distinct_perturbations(weight)
 
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor | float:

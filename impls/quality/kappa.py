@@ -102,6 +102,7 @@ class Subject:
             sigma=self.sigma,
             antithetic=antithetic,
             seed=self.seed,
+            warn=False,
         )
 
     def sample(self, step: int, count: int, *, update_directions: bool = False) -> Tensor:

@@ -154,7 +154,7 @@ def correlations(subject: Subject, step: int) -> tuple[float, float]:
     has_one_layer = len(subject.layers) == 1
     model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if has_one_layer else subject.model
     population = perturb(
-        model, subject.scheme, members=CORRELATED_MEMBERS, sigma=subject.sigma, seed=subject.seed
+        model, subject.scheme, members=CORRELATED_MEMBERS, sigma=subject.sigma, seed=subject.seed, warn=False
     )
     noise_now, noise_later = (
         [

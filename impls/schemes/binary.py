@@ -23,6 +23,7 @@ from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, channels_last, packed_shape, unpack_weights
 from impls.binary.products import weighted_sum
 from impls.perturbation.errors import UnsupportedError
+from impls.perturbation.member_ops import count_signs
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
@@ -106,6 +107,10 @@ class AbstractBitScheme(AbstractScheme[N]):
     @abstractmethod
     def packed_bits(self, noise: N) -> Tensor:
         """Return the packed bits of all members, [m, g, *taps, words, o]."""
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return count_signs(weight.numel())
 
     @override
     def noise_std(self, weight: Tensor, sigma: float) -> Tensor:

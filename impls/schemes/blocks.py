@@ -224,6 +224,10 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         other_groups = ratio - (1 - ratio) / (self.groups - 1)
         return weight.numel() * (same_group + (1 - same_group) * other_groups)
 
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return self.groups
+
     def density(self, weight: torch.Size) -> float:
         """Return the share of the plain product that a forward computes."""
         return self._kept_fraction(weight[2]) * (

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, draw_signs, sum_pieces
+from impls.perturbation.member_ops import append_axes, count_signs, draw_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import (
@@ -209,6 +209,10 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
         return None if self.side == "out" else _kappa_of_gates(weight, columns)
 
     @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return count_signs(weight[0] * weight[2 if self.side == "in" else 1])
+
+    @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         product, groups, inputs = 2 * weight.numel(), weight[0], weight[2]
         rescaling = 2 * groups * inputs * members + weight.numel()
@@ -275,6 +279,10 @@ class DropConnect(AbstractDropout[DropoutNoise]):
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
         return _kappa_of_gates(weight, weight.double().square())
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return count_signs(weight.numel())
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:

@@ -13,6 +13,7 @@ from esbench.registry import variant
 from impls.perturbation.member_ops import (
     append_axes,
     apply_cores,
+    count_signs,
     draw_signs,
     flip_signs,
     member_cores,
@@ -115,6 +116,12 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         _, outputs, inputs, *taps = weight.shape
         same_sign = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
         return (same_sign + self.FOURTH - 2) * same_core_fraction(members, self.cores)
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        groups, outputs, inputs = weight[:3]
+        signs = {"in": inputs, "out": outputs, "both": outputs + inputs - 1}[self.side]
+        return self.cores * count_signs(groups * signs)
 
     @override
     def read_bytes(self, weight: Tensor, noise: FlippedNoise) -> int:

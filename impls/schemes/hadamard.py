@@ -9,6 +9,7 @@ Sylvester matrices are the top left corners of larger ones, so only the largest 
 beyond the outputs and inputs are not computed.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,13 @@ from torch.nn import functional
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import add_with_signs, draw_signs, flip_signs, sum_outer_products
+from impls.perturbation.member_ops import (
+    add_with_signs,
+    count_signs,
+    draw_signs,
+    flip_signs,
+    sum_outer_products,
+)
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops
@@ -107,6 +114,11 @@ class Hadamard(AbstractScheme[HadamardNoise]):
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
         return 0.0
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        groups, outputs, inputs, *taps = weight
+        return count_signs(groups * (outputs + inputs - 1) + math.prod(taps) - 1)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:

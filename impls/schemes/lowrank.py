@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, sum_pieces
+from impls.perturbation.member_ops import append_axes, count_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
@@ -188,3 +188,8 @@ class LowRankSign(AbstractLowRank):
             down=stream.signs("down", groups, self.rank, *inner),
             up=stream.signs("up", groups, self.rank, outputs),
         )
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        groups, outputs, *inner = weight
+        return count_signs(self.rank * groups * (outputs + math.prod(inner) - 1))

@@ -75,6 +75,10 @@ class NoiseTable(AbstractDenseScheme[TableNoise]):
         return weight.numel() / self.offsets(weight.shape)
 
     @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return self.offsets(weight)
+
+    @override
     def read_bytes(self, weight: Tensor, noise: TableNoise) -> int:
         # The table is read at most once, however many slices overlap.
         slices = len(noise.offsets) * weight.numel() * noise.table.itemsize

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.errors import UnsupportedError
+from impls.perturbation.member_ops import count_signs
 from impls.perturbation.noise import NoiseStream, piece_bytes
 from impls.schemes.lowrank import AbstractLowRank, Factors
 
@@ -63,6 +64,12 @@ class Orthogonal(AbstractLowRank):
         full, remainder = divmod(members, round_size := self._round_size(weight.shape))
         same_round_pairs = full * round_size * (round_size - 1) + remainder * (remainder - 1)
         return -same_round_pairs / max(1, members * (members - 1))
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        groups, outputs, *inner = weight
+        signs = count_signs(self.rank * groups * (outputs + math.prod(inner) - 1))
+        return math.prod([float(outputs * math.prod(inner))] * (self.rank * groups), start=signs)
 
     def _round_size(self, weight: torch.Size) -> int:
         """Return the number of members of a round.

@@ -153,6 +153,15 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         )
 
     @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        columns, rows = self._core_shape(weight)
+        axes = [] if self.side == "out" else [(weight[2], columns)]
+        axes += [] if self.side == "in" else [(weight[1], rows)]
+        # In floats, which overflow to infinity: the number of ordered choices of k of w channels per group.
+        choices = (float(w - j) for w, k in axes for j in range(k) for _ in range(weight[0]))
+        return math.prod(choices, start=float(self.cores))
+
+    @override
     def read_bytes(self, weight: Tensor, noise: PermutedNoise) -> int:
         return super().read_bytes(weight, noise) - unused_core_bytes(noise.core, noise.members)
 

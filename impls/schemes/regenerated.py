@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.perturbation.member_ops import count_signs
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.scheme import AbstractDenseScheme
 
@@ -67,3 +68,7 @@ class RegeneratedSign(AbstractRegenerated):
     @override
     def dense_noise(self, noise: StreamNoise) -> Tensor:
         return noise.stream.signs("dense", *noise.shape)
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        return count_signs(weight.numel())

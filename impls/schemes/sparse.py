@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.member_ops import append_axes, take_channels
+from impls.perturbation.member_ops import append_axes, count_signs, take_channels
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
@@ -97,6 +97,14 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
         return 0.0
+
+    @override
+    def distinct_perturbations(self, weight: torch.Size) -> float:
+        if self.values == "normal":
+            return math.inf
+        groups, _, inputs = weight[:3]
+        signs = count_signs(weight.numel() // inputs * self.k)
+        return math.prod([float(math.comb(inputs, self.k))] * groups, start=signs)
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:

@@ -84,7 +84,13 @@ class PopulationTrainer:
         model = networks.untrained(recipe.network, seed).to(device)
         try:
             population = perturb(
-                model, scheme, members=recipe.members, sigma=recipe.sigma, antithetic=True, seed=seed
+                model,
+                scheme,
+                members=recipe.members,
+                sigma=recipe.sigma,
+                antithetic=True,
+                seed=seed,
+                warn=False,
             )
         except UnsupportedError as error:
             raise UnavailableError(str(error)) from error

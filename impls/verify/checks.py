@@ -62,6 +62,7 @@ class Setting:
             antithetic=antithetic,
             seed=seed,
             stream=self.stream,
+            warn=False,
         )
 
     def rows(self, count: int) -> Tensor:

@@ -228,7 +228,7 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
 def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None:
     """Noise that scales with the weight follows in-place changes of it; a replaced weight is refused."""
     layer = square_layer()
-    population = impls.perturb(layer, scheme, members=8, sigma=1.0)
+    population = impls.perturb(layer, scheme, members=8, sigma=1.0, warn=False)
     noise, x = population.sample(0), normal(8, 16).float()
     with torch.no_grad():
         layer.weight.mul_(2)
@@ -274,7 +274,7 @@ def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
 def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> None:
     """A population of a model with several layers gives the same outputs with torch.compile as without."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
-    population = impls.perturb(model, scheme, members=5, sigma=0.1)
+    population = impls.perturb(model, scheme, members=5, sigma=0.1, warn=False)
     noise, x = population.sample(0), torch.randn(5, 2, 4, 4)
     torch.compiler.reset()
 

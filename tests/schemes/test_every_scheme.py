@@ -1,5 +1,6 @@
 """Checks that name no scheme: every registered variant against the reference implementation."""
 
+import math
 import re
 from collections.abc import Callable
 from itertools import pairwise, product
@@ -16,11 +17,12 @@ from esbench.schema import Case
 from esbench.workload import build
 from impls import Population, perturb
 from impls.benchmark import inputs
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractScheme, AnyScheme
 from impls.verify.checks import Setting, check_purity, check_split
 from impls.verify.reference import check_forward, check_update
-from tests.scheme_cases import fill, normal
+from tests.scheme_cases import fill, make_stream, normal
 from tests.workload_cases import BITS, CHECKS, NUMBERS, every_variant, suits
 
 ENTRIES = [entry for entry in NUMBERS if isinstance(entry.scheme, AbstractScheme)]
@@ -83,7 +85,7 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
 
     def check(model: nn.Module, features: tuple[int, ...], members: int) -> None:
         try:
-            population = perturb(fill(model), scheme_of(entry), members=members, sigma=0.1)
+            population = perturb(fill(model), scheme_of(entry), members=members, sigma=0.1, warn=False)
         except ValueError as error:
             assert re.search(r"\d", str(error))  # noqa: PT017  the error is one of two valid outcomes
             return
@@ -94,6 +96,24 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
     layers = [(nn.Linear(i, o), (i,)) for o, i in ((1, 1), (1, 5), (5, 1), (3, 7), (17, 33))]
     check_each(((*layer, members) for layer in layers for members in (1, 3)), check)
     check(nn.Conv2d(1, 1, (2, 3), padding=1), (1, 4, 5), 2)
+
+
+@every_scheme
+def test_declares_how_many_different_perturbations_a_layer_can_have(entry: Entry) -> None:
+    """The bound is not exceeded, and finite if most of 1000 members have the noise of another member."""
+
+    def check(shape: tuple[int, ...]) -> None:
+        scheme, weight = scheme_of(entry), normal(*shape).abs() + 0.5
+        try:
+            noise = scheme.sample(weight, make_stream(range(1000)))
+        except UnsupportedError:
+            return
+        found = len(scheme.dense_noise(noise).flatten(1).unique(dim=0))
+        bound = scheme.distinct_perturbations(weight.shape)
+        assert found <= bound
+        assert (bound < math.inf) == (found < 500)
+
+    check_each([[(1, 1, 3)], [(1, 3, 1)], [(2, 1, 2)], [(1, 2, 1, 2, 1)]], check)
 
 
 @every_scheme
@@ -139,7 +159,7 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     def check(
         op: AbstractOperator, module: nn.Module, features: tuple[int, ...], scale: float | Tensor
     ) -> None:
-        population = perturb(fill(module, torch.float32), scheme_of(entry), members=4, sigma=0.1)
+        population = perturb(fill(module, torch.float32), scheme_of(entry), members=4, sigma=0.1, warn=False)
         noise, layer = population.sample(0).layers[""].weight, population.layers[0]
         weight, x = layer.split_groups(layer.weight.detach().clone()), normal(2, 4, *features).float()
 
@@ -169,7 +189,7 @@ def test_utilities_of_any_size_are_scaled_before_they_are_rounded_to_a_narrow_dt
 
     def check(entry: Entry) -> None:
         model = fill(nn.Linear(6, 4), torch.float16)
-        population = perturb(model, scheme_of(entry), members=5, sigma=0.1)
+        population = perturb(model, scheme_of(entry), members=5, sigma=0.1, warn=False)
         plain = gradient(population, 1.0)
         for scale in (1e3, 1e30, 1e-30):
             if bool((scale * plain.abs() > torch.finfo(torch.float16).max).any()):

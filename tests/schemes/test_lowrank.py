@@ -28,7 +28,7 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
     x, utilities = normal(members, 5), normal(members)
     for stream in ("block", "philox"):
         storing, regenerated = (
-            perturb(model, scheme, members=members, sigma=0.1, stream=stream)
+            perturb(model, scheme, members=members, sigma=0.1, stream=stream, warn=False)
             for scheme in (stored, replace(stored, regenerated=True))
         )
         noise, redrawn = storing.sample(3), regenerated.sample(3)
@@ -167,7 +167,7 @@ def test_any_split_of_orthogonal_members_has_the_bits_of_the_whole(width: int) -
     """Parts within a round, across rounds, and across the rounds drawn in one call have the same bits."""
     members = 2 * MEMBERS_PER_DRAW + 5 if width == 1 else BLOCK + 50
     model = nn.Linear(width, width, bias=False).double()
-    population = perturb(model, Orthogonal(), members=members, sigma=0.1, stream="philox")
+    population = perturb(model, Orthogonal(), members=members, sigma=0.1, stream="philox", warn=False)
     bits = population.dense_noise(population.sample(1))["weight"]
     ends = itertools.pairwise((0, 7, BLOCK - 1, members - 2, members))
     parts = [population.dense_noise(population.sample(1, range(*pair)))["weight"] for pair in ends]

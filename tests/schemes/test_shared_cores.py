@@ -119,7 +119,7 @@ PERMUTED: list[dict[str, Any]] = [
 
 def draw_dense(scheme: AnyScheme, module: nn.Module, members: int = 6) -> Tensor:
     """Return the dense noise of a layer's weight."""
-    population = perturb(module, scheme, members=members, sigma=1.0)
+    population = perturb(module, scheme, members=members, sigma=1.0, warn=False)
     return population.dense_noise(population.sample(0))["weight"]
 
 
