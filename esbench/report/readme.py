@@ -163,9 +163,9 @@ class Page:
         chosen = phases or ("sample", "update", "step")
         return self._markdown(file, measured.time_sections(self._run(file), operator, *chosen))
 
-    def figures(self, file: str, operator: str) -> str:
+    def metrics(self, file: str, operator: str) -> str:
         """Return the other metrics of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
-        return self._markdown(file, quality.figure_sections(self._run(file), operator))
+        return self._markdown(file, quality.metric_sections(self._run(file), operator))
 
     def ranking(self, file: str, case: str = "*", method: str = "*", variants: Sequence[str] = ("*",)) -> str:
         """Return the rankings by n_eff per ms of the cases, timing methods and variants that match globs."""
@@ -217,7 +217,7 @@ class Page:
 
 
 def shown(readme: Path) -> list[Section]:
-    """Return all tables that the blocks of a README print, with the traces of their figures."""
+    """Return all tables that the blocks of a README print, with the traces of their numbers."""
     sections: list[Section] = []
     _generate(_read(readme), readme, sections)
     return sections

@@ -186,7 +186,7 @@ def test_a_folder_of_failures_or_of_one_variant_has_a_page(tmp_path: Path) -> No
     """Reports are written, with exit code 0; without any number the page refers to the reasons."""
     failed = msgspec.structs.replace(synthetic.skipped(DENSE, linear(), "boom"), status="failed")
     for name, row, words in (
-        ("failures", failed, "No variant has a figure here"),
+        ("failures", failed, "No variant has a number here"),
         ("one", time_row(DENSE, linear(), 3.0, 3.0), "n_eff was not measured here"),
     ):
         store(tmp_path / name, synthetic.run([row], run_id=WHOLE))

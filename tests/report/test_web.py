@@ -185,7 +185,7 @@ def test_without_qualities_the_fastest_is_shown_with_a_warning() -> None:
     ]
     result = answer_of([*failed])
     assert result.best == ()
-    assert result.lead.startswith("No variant has a figure here")
+    assert result.lead.startswith("No variant has a number here")
 
 
 def test_the_page_is_one_file_that_loads_no_other(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def _latex(page: Page, style: Style) -> str:
 
 
 def _csv(page: Page, _: Style) -> str:
-    return csv.figures(page.runs, page.sections)
+    return csv.tidy_numbers(page.runs, page.sections)
 
 
 FORMATS: dict[str, tuple[str, Callable[[Page, Style], str]]] = {

@@ -36,7 +36,7 @@ def _plain(value: object) -> object:
     return f"'{line}" if line.startswith(_FORMULAS) else line
 
 
-def figures(runs: Iterable[Run], sections: Iterable[Section]) -> str:
+def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     """Return the numbers in the cells of some tables as tidy data, with all digits.
 
     One line is a variant on a case in a phase by a method; one column is a metric, whose suffix is its unit:

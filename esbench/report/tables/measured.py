@@ -123,10 +123,10 @@ def section(grid: Grid) -> Section:
     filler = GridTable(grid, grid.variants, grid.cases)
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
-    figures = filler.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
+    values = filler.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
     multipliers = [SPEED, TIME] if grid.metric.endswith(TIMES) else [BYTES] if grid.metric == PEAK else []
     blocks = [
-        Block(title, "", figures),
+        Block(title, "", values),
         *(_multipliers(grid, filler, multiplier) for multiplier in multipliers),
         _host_and_device(grid, filler),
     ]

@@ -1,4 +1,4 @@
-"""Tables of quality: the quality law, a trained network, and other figures of a workload."""
+"""Tables of quality: the quality law, a trained network, and other metrics of a workload."""
 
 import math
 from collections.abc import Callable, Collection
@@ -63,21 +63,21 @@ _COSINE_NOTE = (
 
 
 def quality_sections(run: Run, operator: str) -> list[Section]:
-    """Return all tables of quality of an operator: rankings, the law, trained networks and figures."""
+    """Return all tables of quality of an operator: rankings, the law, trained networks and other metrics."""
     qualities = Qualities(run)
     cases = _cases(qualities, operator)
     return [
         *(ranking_section(ranking, case) for ranking in rankings(run, operator) for case in ranking.cases),
         *(_law_section(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
         *(_network_section(qualities, case) for case in cases if _has_network(qualities, case)),
-        *(section for case in cases for section in _figure_sections(qualities, case)),
+        *(section for case in cases for section in _metric_sections(qualities, case)),
     ]
 
 
-def figure_sections(run: Run, operator: str) -> list[Section]:
-    """Return tables of all other figures that the workloads of an operator yield in the phase quality."""
+def metric_sections(run: Run, operator: str) -> list[Section]:
+    """Return tables of all other metrics that the workloads of an operator yield in the phase quality."""
     qualities = Qualities(run)
-    return [section for case in _cases(qualities, operator) for section in _figure_sections(qualities, case)]
+    return [section for case in _cases(qualities, operator) for section in _metric_sections(qualities, case)]
 
 
 def _cases(qualities: Qualities, operator: str) -> list[Case]:
@@ -173,12 +173,12 @@ def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, metho
     return estimate_cell(name, mean, qualities.trace(variant, case, metric, method))
 
 
-def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
+def _metric_sections(qualities: Qualities, case: Case) -> list[Section]:
     """Return a table of the quality metrics of a case that are not in LAW_METRICS, or no table."""
     rows = (row for row in qualities.run.measurements if row.case == case and row.phase == QUALITY)
     metrics = [metric for metric in dict.fromkeys(row.metric for row in rows) if metric not in LAW_METRICS]
     keys = {
-        _figure_heading(qualities, case, metric, method): (metric, method)
+        _metric_heading(qualities, case, metric, method): (metric, method)
         for metric in metrics
         for method in qualities.methods(case, metric)
     }
@@ -194,12 +194,12 @@ def _figure_sections(qualities: Qualities, case: Case) -> list[Section]:
     def cells(variant: Variant) -> dict[str, Cell | None]:
         return {heading: cell(variant, *key) for heading, key in keys.items()}
 
-    block = ("Figures", ": mean of the replicates, ± half their 95 % interval if there are several.")
+    block = ("Metrics", ": mean of the replicates, ± half their 95 % interval if there are several.")
     methods = {method for _, method in keys.values()}
-    return [_section(qualities, case, "figures", block, cells, methods, Footnotes())] if keys else []
+    return [_section(qualities, case, "metrics", block, cells, methods, Footnotes())] if keys else []
 
 
-def _figure_heading(qualities: Qualities, case: Case, metric: str, method: str) -> str:
+def _metric_heading(qualities: Qualities, case: Case, metric: str, method: str) -> str:
     symbol = quantity(metric).column.symbol
     heading = metric.rpartition("_")[0].replace("_", " ") or metric
     heading += f" ({symbol})" if symbol else ""

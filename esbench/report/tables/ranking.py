@@ -275,8 +275,8 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
     for best in recommended(candidates):
         if best != reference:
             columns = ranking_columns(ranking.grid, best, reference, notes)
-            figures = (columns[name]() for name in (RELATIVE_RATE, COST, STEP, PEAK_MEMORY))
-            filled = (cell or notes.missing() for cell in figures)
+            numbers = (columns[name]() for name in (RELATIVE_RATE, COST, STEP, PEAK_MEMORY))
+            filled = (cell or notes.missing() for cell in numbers)
             name = best.variant.name
             if equals := [other.variant.name for other in tied(best, candidates)]:
                 name = notes.mark(name, f"tied with {first_names(equals)}: their intervals overlap")

@@ -151,7 +151,7 @@ def answer(views: Sequence[View]) -> Answer:
     if all(row.variant.baseline for row in view.rows):
         return Answer(index, "No row of a scheme could be read or was measured", notes=(_UNREAD,))
     if not rows:
-        return Answer(index, "No variant has a figure here: the table gives the reasons")
+        return Answer(index, "No variant has a number here: the table gives the reasons")
     if task:
         rows = _fastest_of_equals(views, rows)
     best = rows[0]

@@ -102,7 +102,7 @@ class Trial:
 class CompileWorkload(AbstractTrainingWorkload):
     """A population that is compiled; nothing is timed in this process."""
 
-    reason = "compiled code needs its own process and cache: see the figures of a fresh process"
+    reason = "compiled code needs its own process and cache: see the metrics of a fresh process"
 
     def __init__(self, scheme: Scheme, case: Case, device: str, seed: int) -> None:
         """Draw the architectures; raise UnavailableError if there is no compiler for the device."""
