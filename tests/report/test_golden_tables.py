@@ -3,6 +3,9 @@
 import csv
 import io
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,14 +19,17 @@ from pylatexenc.latexwalker import (
 )
 
 from esbench.report.formats import latex
+from esbench.report.tables.paper import paper_sections
+from esbench.store import read_run
 from tests.report.golden_tables import FOLDER, NAMES, texts
 
 MACROS = {
     *("textbackslash", "textasciicircum", "textasciitilde", "textless", "textgreater", "textbar"),
-    *("textquotedblright", "ldots", "ensuremath", "pm", "times", "mu", "circ", "approx"),
+    *("textquotedblright", "ldots", "ensuremath", "pm", "times", "mu", "circ", "approx", "geq"),
     *("{", "}", "#", "$", "%", "&", "_", "`", "^"),
 }
 """Macros allowed in escaped text: they print letters, and read, write or change nothing."""
+RESULTS = Path(__file__).parents[2] / "results/amd-epyc"
 
 
 def test_tables_are_these_texts() -> None:
@@ -74,13 +80,28 @@ def test_latex_pages_are_well_formed() -> None:
     assert parsed(text)
     labels = re.findall(r"\\label\{(.*?)\}", text)
     assert len(labels) == len(set(labels)) == text.count("\\begin{table}") > 1
-    assert r"$n_{\mathrm{eff}}$ / ms & $\times$ dense &" in text
+    assert r"scheme & / ms & $\times$~dense & (\%) &" in text
     tables = re.findall(r"X(r+)\}(.*?)\\end\{tabularx\}", text, re.DOTALL)
     assert len(tables) == len(labels)
     for columns, table in tables:
         assert len(columns) < 6
         rows = [line for line in table.splitlines() if re.search(r"(?<!\\)&", line)]
         assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(columns)}
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+def test_latex_tables_fit_a_column(tmp_path: Path) -> None:
+    """Tables of a run with long names fit into a column of an article with two of them."""
+    run, _ = read_run(max(RESULTS.glob("*-quality-*")))
+    assert run
+    packages = r"\usepackage{booktabs}\usepackage{tabularx}"
+    page = latex.page("", paper_sections(run, 8), key="")
+    document = rf"\documentclass[twocolumn]{{article}}{packages}\begin{{document}}{page}\end{{document}}"
+    (tmp_path / "a.tex").write_text(document, encoding="utf-8")
+    subprocess.run(["pdflatex", "-interaction=batchmode", "a.tex"], cwd=tmp_path, check=True)  # noqa: S607  # wherever it is
+    log = (tmp_path / "a.log").read_text(encoding="latin-1")
+    assert "Output written" in log
+    assert "Overfull" not in log
 
 
 def test_csv_has_a_line_for_each_observation() -> None:

@@ -35,6 +35,7 @@ _SPECIAL = {
     "°": r"\ensuremath{^{\circ}}",
     "…": r"\ldots{}",
     "≈": r"\ensuremath{\approx}",
+    "≥": r"\ensuremath{\geq}",
 }
 
 
@@ -55,7 +56,7 @@ def _letter(letter: str) -> str:
 def page(
     title: str, sections: Iterable[Section], *, key: str, cited: Sequence[str] = (), intervals: bool = False
 ) -> str:
-    r"""Return a page of tables, each as wide as the text.
+    r"""Return a page of tables, each as wide as a column of the text; with intervals, as wide as the text.
 
     Args:
         title: the title of the page, a comment in the first line.
@@ -95,43 +96,49 @@ def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
     """Return a table with its caption above and its origin and footnotes below."""
     table = block.table
     rows = [
-        " & ".join([_breakable(name), *map(_typeset, cells)])
+        " & ".join([_breakable(name), *(_typeset(_shorten(cell)) for cell in cells)])
         for name, cells in zip(table.labels, table.texts(intervals=intervals), strict=True)
     ]
-    caption, head = (
-        _typeset(shorten_label(block.title)),
-        " & ".join(map(_typeset, [table.corner, *table.headings])),
-    )
+    caption = _typeset(shorten_label(block.title))
+    # A heading of several words has two lines, because the columns of a paper are narrow.
+    heads = [_typeset(heading).split(" ", 1) for heading in (table.corner, *table.headings)]
+    upper, lower = ([head[0] if len(head) > 1 else "" for head in heads], [head[-1] for head in heads])
     columns = r">{\raggedright\arraybackslash}X" + "r" * len(table.headings)
     notes = [f"{section.origin} {section.conditions}", *section.footnotes]
-    size = r"\scriptsize" if intervals else r"\footnotesize"
+    float_ = "table*" if intervals else "table"
     lines = [
-        r"\begin{table}[htbp]",
+        rf"\begin{{{float_}}}[htbp]",
         rf"\caption{{{caption}}} \label{{{key}}}",
-        rf"{size}\setlength{{\tabcolsep}}{{4pt}}",
+        r"\footnotesize\setlength{\tabcolsep}{3pt}",
         rf"\begin{{tabularx}}{{\linewidth}}{{{columns}}}",
         r"\toprule",
-        rf"{head} \\",
+        *(rf"{' & '.join(line)} \\" for line in (upper, lower)),
         r"\midrule",
         *(rf"{row} \\" for row in rows),
         r"\bottomrule",
         r"\end{tabularx}",
         *(rf"\par\smallskip\raggedright {_typeset(note)}" for note in notes),
-        r"\end{table}",
+        rf"\end{{{float_}}}",
     ]
     return "\n".join(lines)
 
 
+def _shorten(cell: str) -> str:
+    return cell.replace("at least ", "≥").replace("more than ", "> ").replace("about ", "≈")
+
+
 def _typeset(text: str) -> str:
-    """Return a text escaped, with n_eff, arrows and "x base" as formulas."""
+    """Return a text escaped, with n_eff, arrows and "x base" as formulas and numbers of footnotes raised."""
     formulas = (
         (r"n\_eff", r"$n_{\mathrm{eff}}$"),
         (r"-\textgreater{}", r"$\to$"),
-        *((f"x {name}", rf"$\times$ {name}") for name in ("dense", "base", "naive")),
+        *((f"x {name}", rf"$\times$~{name}") for name in ("dense", "base", "naive")),
     )
-    return reduce(lambda escaped, formula: escaped.replace(*formula), formulas, escape(text))
+    typeset = reduce(lambda escaped, formula: escaped.replace(*formula), formulas, escape(text))
+    return re.sub(r" ?\{\[\}(\d+)\{\]\}", r"\\textsuperscript{\1}", typeset)
 
 
 def _breakable(name: str) -> str:
-    """Return the name of a variant, escaped, with line breaks allowed between its options."""
-    return re.sub(r"([(,=])", r"\1\\allowbreak{}", escape(shorten_label(name)))
+    """Return the name of a variant, escaped, with line breaks allowed between its options and words."""
+    between = r"(?<=[(,=])|(?<=\\_)|(?<=[a-z])(?=[A-Z])"
+    return re.sub(between, r"\\allowbreak{}", escape(shorten_label(name)))
