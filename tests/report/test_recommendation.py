@@ -86,6 +86,17 @@ def test_page_command_and_table_recommend_the_same() -> None:
         assert [cells[1].text() for cells in table.blocks[0].table.cells] == expected
 
 
+def test_rankings_name_the_variants_that_keep_less_than_a_tenth_of_their_members() -> None:
+    """The table of all variants and that of the best schemes say it, with n_eff; others are not named."""
+    kappas, steps = {DENSE: 0.0, FLIPPED: 40.0, HADAMARD: 34.0}, {DENSE: 9e4, FLIPPED: 1.0, HADAMARD: 5e4}
+    run = ranking_cases.run(rows(kappas=kappas, steps=steps))
+    (every,), best = ranking_sections(run, "Linear"), best_schemes([run], ["Linear"], largest_only=True)
+    assert best is not None
+    for section in (every, best):
+        (note,) = [note for note in section.footnotes if "tenth" in note]
+        assert note.endswith("n_eff below a tenth of the 1,024 members: FlippedLinear 93.1")
+
+
 def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:
     """A different shape or sigma is a different case; the ranked cases can be listed."""
     run = ranking_cases.run([*rows(), *rows(linear(128))])

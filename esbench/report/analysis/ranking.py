@@ -23,6 +23,8 @@ from esbench.units import format_value
 
 NOISE = "noise_bytes"
 _NS_PER_MS = 1e6
+_SMALL_SHARE = 0.1
+"""Variants that keep a smaller share of their members are named below tables."""
 _FEWEST_ROUNDS = 2
 """Rounds that a multiple needs: a single round may have been disturbed."""
 
@@ -80,6 +82,11 @@ class RankedVariant:
     def share(self) -> float | None:
         """n_eff / n."""
         return self.effective.value / self.case.members if self.effective else None
+
+    @property
+    def wastes_members(self) -> bool:
+        """Whether n_eff / n is known to be below a tenth."""
+        return self.share is not None and self.share < _SMALL_SHARE
 
     @property
     def rate(self) -> float | None:

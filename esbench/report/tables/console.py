@@ -30,8 +30,6 @@ _RANKED = {
 }
 """Columns of the ranking -> their headings here; with a name of 33 characters a line has 80."""
 LEGEND = "rate: n_eff per ms of a step; kept: n_eff / n"
-_SMALL = 0.1
-"""A warning names fast variants whose n_eff is a smaller share of the members."""
 _COLUMNS = 100
 """The longest warning on small effective populations."""
 _LABELS = {DENSE: "dense noise", "Base": "plain layer", "Naive": "one call per member"}
@@ -82,7 +80,7 @@ def warnings(run: Run) -> list[str]:
         small = [
             ranked
             for ranked in every
-            if (ranked.share or 1.0) < _SMALL and (ranked.step_ns or 0.0) <= (every[0].step_ns or 0.0)
+            if ranked.wastes_members and (ranked.step_ns or 0.0) <= (every[0].step_ns or 0.0)
         ]
         if small:
             small.sort(key=lambda ranked: ranked.share or 0.0)

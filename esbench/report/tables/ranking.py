@@ -33,6 +33,7 @@ from esbench.report.tables.table import (
 )
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.text import first_names, one_line, pluralize
+from esbench.units import format_number
 
 RATE, RELATIVE_RATE, COST = "n_eff / ms", f"rate, x {DENSE}", "time, x base"
 KEPT, STEP, PEAK_MEMORY = "n_eff / n (%)", "step (ms)", "peak (MB)"
@@ -94,11 +95,19 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     footnotes = [
         *notes,
         *([f"first, {first.label}: {tied}"] if first and tied else []),
+        *([_wasted_note(case, wasteful)] if (wasteful := [e for e in ranked if e.wastes_members]) else []),
         *([_EXACT_NOTE] if any(entry.is_exact for entry in ranked) else []),
         *([_MORE_NOTE] if any(cell.text() == MORE for row in table.cells for cell in row) else []),
     ]
     block = Block("n_eff per ms (effective population per ms)", _RATE_NOTE, table)
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
+
+
+def _wasted_note(case: Case, ranked: Sequence[RankedVariant]) -> str:
+    """Return a note on variants whose members share most of their noise, fewest kept first."""
+    kept = sorted((entry.effective.value, entry.label) for entry in ranked if entry.effective)
+    names = ", ".join(f"{label} {format_number(n_eff)}" for n_eff, label in kept)
+    return f"n_eff below a tenth of the {case.members:,} members: {names}"
 
 
 def _ranked_cell(number: CellNumber, template: str = "{}") -> Cell:
@@ -278,6 +287,8 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
             numbers = (columns[name]() for name in (RELATIVE_RATE, COST, STEP, PEAK_MEMORY))
             filled = (cell or notes.missing() for cell in numbers)
             name = best.variant.name
+            if best.wastes_members:
+                name = notes.mark(name, _wasted_note(case, [best]))
             if equals := [other.variant.name for other in tied(best, candidates)]:
                 name = notes.mark(name, f"tied with {first_names(equals)}: their intervals overlap")
             rows.append((Cell(f"{case.members:,}"), Cell(name), *filled))
