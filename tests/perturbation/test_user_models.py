@@ -1,4 +1,4 @@
-"""What users do with populations: each member agrees with its written-out model, or the use is refused."""
+"""Uses of populations: each member agrees with its written-out model, or an error names the refused use."""
 
 import copy
 import itertools
@@ -36,6 +36,12 @@ def perturb(model: nn.Module, scheme: Any = None, **options: Any) -> Population:
     return impls.perturb(fill(model), scheme or impls.Perturbed(), members=4, **{"sigma": 0.5, **options})
 
 
+def perturb_layer(**changes: Any) -> Population:
+    """Make a population of four members of one layer."""
+    settings: dict[str, Any] = {"members": 4, "sigma": 0.1, **changes}
+    return impls.perturb(nn.Linear(6, 5), settings.pop("scheme", impls.Perturbed()), **settings)
+
+
 def check_members(population: Population, noise: PopulationNoise, x: Tensor | None = None) -> None:
     """Compare each row with the model that has its member's written-out weights."""
     x = normal(8, 3) if x is None else x
@@ -51,6 +57,13 @@ def in_thread(layer: nn.Module, x: Tensor) -> Tensor:
     """Run a layer in another thread, without gradients."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(torch.no_grad()(layer), x).result()
+
+
+def clip(model: Any, x: Tensor) -> Tensor:
+    """Clip a weight in place, as Wasserstein critics do, and run the layers."""
+    model.first.weight.clamp_(-0.01, 0.01)
+    y: Tensor = model.second(model.first(x))
+    return y
 
 
 def uses(use: Any) -> Callable[[Any, Tensor], Tensor]:
@@ -78,6 +91,12 @@ RIGHT: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "layer left out": (lambda model, x: model.first(x), "did not use the perturbed layers second"),
+    "no layer": (lambda model, x: x, "used none of its 2 perturbed layers"),  # noqa: ARG005  left unused
+    "another function": (lambda model, x: model.first(x) @ model.first.weight.T, "layer .first. is used"),
+    "in a list": (lambda model, x: model.first(x) @ torch.cat([model.first.weight]), r"used by torch\.cat"),
+    "in place": (clip, "is used by"),
+    "another bias": (lambda model, x: functional.linear(x, model.first.weight), "without its own bias"),
+    "more rows": (lambda model, x: model.first(x.repeat(2, 1)), "layer 'first' got 16 rows, but the model 8"),
     "thread": (lambda model, x: model.second(in_thread(model.first, x)), "in another thread"),
     "thread and here": (
         lambda model, x: model.second(model.first(in_thread(model.first, x))), "linear while .* thread"
@@ -109,9 +128,11 @@ def test_a_layer_or_value_without_its_members_is_refused(run: Any, words: str) -
     """A perturbed layer that is not reached, and a value of a weight, raise; the model is intact."""
     model = Model(run)
     population = perturb(model)
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=words):
         check_members(population, population.sample(0))
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
 
 
 def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> None:
@@ -309,3 +330,122 @@ def test_verify_finds_models_that_do_not_work_in_a_population(dtype: torch.dtype
                 population.verify(x)
     with pytest.raises(ValueError, match=r"verify compares rows, but the model returned tuple"):
         perturb(Model(lambda model, x: (model.first(model.second(x)),))).verify(normal(8, 3))  # type: ignore[arg-type, return-value]  # wrong
+
+
+def test_rows_and_utilities_of_another_length_are_refused() -> None:
+    """Wrong numbers of rows or utilities, and utilities that are not finite, raise and leave .grad alone."""
+    population, antithetic = perturb_layer(), perturb_layer(antithetic=True)
+    noise = population.sample(0)
+    for count in (6, 0):
+        with pytest.raises(ValueError, match=rf"{count} rows is not a multiple of 4 members"):
+            population(torch.zeros(count, 6), noise)
+    with pytest.raises(ValueError, match=r"even number of repeats, got 3 \(12 rows, 4 members\)"):
+        antithetic(torch.zeros(12, 6), antithetic.sample(0))
+    for each in (population, antithetic):
+        with pytest.raises(ValueError, match="5 utilities for 4 members"):
+            each.update(each.sample(0), torch.zeros(5))
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="1 of 4 utilities"):
+            population.update(noise, torch.tensor([0.0, 1.0, value, 2.0]))
+    assert all(parameter.grad is None for parameter in population.model.parameters())
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    """An error for a number out of range names the argument and shows the value."""
+    for sigma in (0, -0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"sigma must be a number above 0, got {sigma}"):
+            perturb_layer(sigma=sigma)
+    for members in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=f"members must be an int of at least 1, got {members}"):
+            perturb_layer(members=members)
+    steps: list[Any] = [-1, 1.5, "a", None, True]
+    for step in steps:
+        with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
+            perturb_layer().sample(step)
+        with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
+            perturb_layer(seed=step)
+    for sampled in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
+        with pytest.raises(ValueError, match="is not a valid part of a population of 4"):
+            perturb_layer().sample(0, sampled)
+
+
+OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    *((impls.Permuted, {"in_sparsity": bad}, f"in_sparsity must be a number above 0 .*got {bad!r}")
+      for bad in (0.0, 1.5, float("nan"), True, "0.5")),
+    (impls.Permuted, {"out_sparsity": 0.5}, "out_sparsity=0.5 has no effect with side='in'"),
+    (impls.Flipped, {"side": "up"}, "side must be 'in', 'out' or 'both', got 'up'"),
+    (impls.Flipped, {"cores": 0}, "cores must be an int of at least 1, got 0"),
+    (impls.Perturbed, {"stored": "up"}, "got 'up'"),
+    (impls.SparsePerturbed, {"k": 0}, "k must be an int of at least 1, got 0"),
+    (impls.SparsePerturbed, {"k": 1, "values": "signs"}, "values must be 'normal' or 'sign', got 'signs'"),
+    *((impls.LowRank, {"rank": bad}, f"rank must be an int of at least 1, got {bad!r}")
+      for bad in (0, True, 1.0, "1")),
+    (impls.NoiseTable, {"ratio": 1}, "ratio must be an int of at least 2, got 1"),
+    *((scheme, {"p": bad}, "p must be a number between 0 and 1")
+      for scheme in (impls.DropoutMask, impls.DropConnect, impls.DropoutBlocks)
+      for bad in (0, 1, float("nan"))),
+    (impls.DropoutMask, {"side": "both"}, "side must be 'in' or 'out', got 'both'"),
+    (impls.DropoutBlocks, {"groups": 1}, "groups must be an int of at least 2, got 1"),
+    *((perturb_layer, {"scheme": scheme}, words) for scheme, words in (
+        (impls.SparsePerturbed(7), "k = 7 is above the weight's 6 input columns"),
+        (impls.DropoutBlocks(0.1, blocks=1), "p = 0.1 keeps none or all of 1 blocks, for 6 channels"),
+        (impls.Perturbed, "must be an instance"),
+        ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),
+        ({"up": impls.Perturbed()}, "no pattern matches the layers"),
+    )),
+    (perturb_layer, {"exclude": ["up"]}, "'up' matches no module"),
+]  # fmt: skip
+"""What is created, its options, and a pattern of the error message."""
+
+
+def test_options_out_of_range_are_refused() -> None:
+    """An option out of range raises when the scheme is created, or, for a layer's width, its population."""
+    for make, options, words in OPTIONS:
+        with pytest.raises(ValueError, match=words):
+            make(**options)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_unsupported_layers_are_named_unless_excluded() -> None:
+    """Embeddings, recurrent layers and raw parameters are refused by name unless they are excluded.
+
+    Scripted code, and layers that share a weight but not a bias, are refused too.
+    """
+    layers = {"words": nn.Embedding(3, 2), "memory": nn.GRU(2, 2), "raw": Raw(), "head": nn.Linear(2, 2)}
+    model = nn.ModuleDict(layers)
+    with pytest.raises(ValueError, match=r"words \(Embedding\), memory \(GRU\), raw \(Raw\)"):
+        perturb(model)
+    population = perturb(model, exclude=["words", "memory", "raw"])
+    assert set(population.perturbation(population.sample(0), 0)) == {"head.weight", "head.bias"}
+    # TorchScript calls layer functions that torch's function mode does not see.
+    with pytest.raises(ValueError, match="scripted code cannot be perturbed"):
+        perturb(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match="0 and 1 share a weight but not their bias"):
+        perturb(tied)
+
+
+def test_noise_of_another_population_or_parameter_is_refused() -> None:
+    """Noise of another population, or from before a parameter was replaced, is refused."""
+    population, noise = perturb_layer(), perturb_layer().sample(0)
+    for call in (
+        lambda: population(torch.zeros(4, 6), noise),
+        lambda: population.update(noise, torch.zeros(4)),
+    ):
+        with pytest.raises(ValueError, match="drawn by another population"):
+            call()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    replaced = perturb(model)
+    earlier = replaced.sample(0)
+    model[1].weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match="of layer '1' was replaced"):
+        replaced(normal(4, 3), earlier)
+
+
+def test_batch_statistics_across_the_population_are_refused() -> None:
+    """BatchNorm in training mode is refused, because its statistics would mix members."""
+    for affine in (True, False):
+        population = perturb(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=affine)))
+        with pytest.raises(ValueError, match="across the population"):
+            population(normal(4, 3), population.sample(0))
