@@ -3,21 +3,30 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esbench import store
+from esbench.cli.recommend import conv2d_case, linear_case, size_bytes, template_case
+from esbench.cli.screening import KEPT, Screened, choose, small_case
+from esbench.errors import UserError
 from esbench.measure.environment import environment
+from esbench.measure.model_layers import load_model
 from esbench.registry import REGISTRY
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
+from impls.benchmark import suites
 from tests import synthetic
 from tests.cli import cli_runner
 from tests.report import ranking_cases, report_cases
 from tests.report.ranking_cases import HADAMARD, KAPPAS, SQUARE, rows
+from tests.synthetic import DENSE
 
 ASK = ("--linear", "64x64", "--offline", "--device", "cpu")
 ORDER = ["Hadamard", "LowRank(rank=1)", "Flipped(cores=8)", "Flipped", "Perturbed"]
@@ -304,3 +313,200 @@ def test_the_code_imports_each_scheme_from_its_module(
         assert "from plugin_of_a_test import SchemeOfATest\n" in capsys.readouterr().out
     finally:
         del sys.modules["plugin_of_a_test"]
+
+
+SLOW_HADAMARD = {
+    variant: 9.0 if variant == ranking_cases.HADAMARD else ms for variant, ms in ranking_cases.STEPS.items()
+}
+
+MODELS = """
+import torch
+from torch import nn
+
+def tied():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    return model
+
+def half_frozen():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].bias.requires_grad_(False)
+    return model
+
+def complex():
+    return nn.Linear(8, 8, dtype=torch.complex64), torch.zeros(1, 8, dtype=torch.complex64)
+
+def quarter():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].weight = nn.Parameter(torch.zeros(8, 8).to(torch.float8_e5m2))
+    model[0].forward = lambda x: x
+    return model, torch.zeros(1, 8)
+
+def named():
+    model = nn.Module()
+    for name, width in (("a[0]", 8), ("a0", 4), ("b*", 8)):
+        model.add_module(name, nn.Linear(8, width))
+    model.forward = lambda x: [layer(x) for layer in model.children()]
+    return model
+
+def recurrent():
+    return nn.LSTM(8, 8), torch.zeros(2, 3, 8)
+
+def normed():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))), torch.zeros(1, 8)
+
+def broken():
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 4)), torch.zeros(1, 8)
+
+def strange():
+    model = nn.Sequential()
+    model.add_module("in[0]", nn.Linear(8, 8))
+    model.add_module("deep*", nn.PReLU())
+    return model
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with the models and a stored run of their layers."""
+    (tmp_path / "some_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "some_models", raising=False)
+    square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
+    narrow = msgspec.structs.replace(square, out_channels=4)
+    measured_rows = [*rows(square), *rows(narrow, steps=SLOW_HADAMARD)]
+    name = environment("cpu").device_name
+    report_cases.store(tmp_path, synthetic.run(measured_rows, suite="quality", device_name=name))
+    return tmp_path
+
+
+def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error line has the reason, the exit code is 2, and no run is stored."""
+    before = sorted(folder.rglob("*.jsonl"))
+    for factory, words in (
+        ("tied", "0 and 1 share a weight but not their bias: share the bias too"),
+        ("half_frozen", "cannot perturb 0 (Linear, where only the weight or only the bias is trainable)"),
+        ("complex", "the model is complex64: only real floating point can be perturbed"),
+        ("recurrent", "LSTM has no trainable Linear or Conv2d layer"),
+        ("normed", "Sequential has no trainable Linear or Conv2d layer"),
+        ("broken", "the model raises on rows of shape (1, 8)"),
+        ("quarter", "0 is float8_e5m2; esbench measures float64, float32"),
+    ):
+        assert run("--model", f"some_models:{factory}", "--device", "cpu") == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert f"--model some_models:{factory}: {words}" in captured.err
+    assert sorted(folder.rglob("*.jsonl")) == before
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("factory", ["named", "strange"])
+def test_the_printed_code_runs(capsys: pytest.CaptureFixture[str], factory: str) -> None:
+    """The printed code, run after a new model of that kind, makes a population with the best schemes."""
+    assert run("--model", f"some_models:{factory}", "--device", "cpu", "--offline") == 0
+    text = capsys.readouterr().out
+    code = text[text.index("from impls") : text.index("\n\n")]
+    model, _ = load_model(f"some_models:{factory}")
+    variables: dict[str, Any] = {"model": model}
+    exec(code, variables)  # noqa: S102  the code that a person would paste
+    schemes = {layer.name: type(layer.scheme).__name__ for layer in variables["population"].layers}
+    expected = {
+        "named": {"a[0]": "Hadamard", "a0": "LowRank", "b*": "Hadamard"},
+        "strange": {"in[0]": "Hadamard"},
+    }
+    assert schemes == expected[factory]
+
+
+LIKE = template_case(1024, 1, None, 0.02)
+
+
+def test_a_shape_is_the_case_of_the_suites() -> None:
+    """Members, repeats, dtype and sigma are separate options; a kernel may have two sizes."""
+    assert linear_case("512x256", LIKE) == suites.linear(512, 256)
+    assert conv2d_case("64x64x3@32x32", LIKE) == suites.conv2d(64, 64, (3, 3), (32, 32))
+    case = conv2d_case("8x4x3x5@9x7", LIKE)
+    assert (case.kernel_size, case.input_size) == ((3, 5), (9, 7))
+    with pytest.raises(UserError, match="a kernel of 3 x 8 is larger than an input of 9 x 7"):
+        conv2d_case("8x4x3x8@9x7", LIKE)
+    numbers = {"members": 64, "repeats": 3, "sigma": 0.5}
+    expected = Case(operator="Linear", out_channels=2, in_channels=3, dtype="bfloat16", **numbers)  # type: ignore[arg-type]  # by name
+    assert linear_case("2x3", template_case(64, 3, "bfloat16", 0.5)) == expected
+
+
+def test_a_size_has_a_decimal_unit() -> None:
+    """Sizes have decimal units such as GB; any other unit is refused."""
+    for text, size in (("2GB", 2e9), ("500MB", 5e8), ("1.5 T", 1.5e12), ("10 kB", 1e4), ("7", 7)):
+        assert size_bytes(text) == size
+    for text in ("2 gb", "1GiB", "-1GB", "0", "GB", "9" * 400):
+        with pytest.raises(UserError, match="expected a size above 0"):
+            size_bytes(text)
+
+
+@given(st.text(alphabet="0123456789x@-. ", max_size=20))
+def test_any_text_is_a_shape_or_an_error_of_one_line(text: str) -> None:
+    """A text that parses is a case with positive sizes."""
+    for parse in (linear_case, conv2d_case):
+        case, message = parsed(parse, text)
+        assert "\n" not in message
+        if case:
+            assert min(case.out_channels, case.in_channels, *case.kernel_size, *case.input_size) >= 1
+
+
+def parsed(parse: Callable[[str, Case], Case], text: str) -> tuple[Case | None, str]:
+    """Return the case, or the error."""
+    try:
+        return parse(text, LIKE), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def screened(count: int, *, step_s: float = 0.01, dense_s: float = 0.1) -> list[Screened]:
+    """Return variants A0, A1, ..., best first, and dense noise last."""
+    variants = [Screened(Variant(scheme=f"A{rank}"), 100.0 - rank, step_s) for rank in range(count)]
+    return [*variants, Screened(DENSE, 1.0, dense_s)]
+
+
+def test_the_best_variants_and_dense_noise_are_measured_if_there_is_time() -> None:
+    """Dense noise takes a slot of its own; what there is no time for is named with its reason."""
+    best = [f"A{rank}" for rank in range(KEPT)]
+    assert choose({SQUARE: screened(12)}, 60.0) == (["Perturbed", *best], [])
+    names, notes = choose({SQUARE: screened(12, dense_s=2.4)}, 60.0)
+    assert names == best
+    (note,) = notes
+    assert note.startswith(f"{SQUARE.label}: Perturbed (dense noise) is left out, a step takes about 2.4 s")
+    assert note.endswith("--budget 360 measures it")
+    names, notes = choose({SQUARE: screened(12, step_s=0.5, dense_s=9.0)}, 30.0)  # 10 s each
+    assert names == ["A0", "A1", "A2"]
+    assert notes[1] == f"{SQUARE.label}: no time for A3, A4, A5 and 2 more: give a longer --budget"
+    assert choose({SQUARE: screened(1, step_s=99.0)[:1]}, 30.0) == (["A0"], [])  # the best in any case
+    assert choose({SQUARE: []}, 30.0) == ([], [])
+
+
+def test_a_large_population_is_screened_at_a_small_one() -> None:
+    """Dense noise has at most 2^23 entries, but at least 8 members; a smaller population stays."""
+    for width, members, expected in ((64, 1024, 1024), (64, 2**20, 2048), (1024, 1024, 8), (8192, 1024, 8)):
+        case = msgspec.structs.replace(SQUARE, out_channels=width, in_channels=width, members=members)
+        assert small_case(case).members == expected
+
+
+def test_many_candidates_are_screened_and_the_best_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run holds the best eight, base and dense noise; compiled variants are on request."""
+    globs = [
+        f"--variants={glob}" for glob in ("Perturbed", "Flipped*", "LowRank*", "Hadamard", "SparsePerturbed*")
+    ]
+    arguments = ("--linear", "16x16", "--members", "64", "--device", "cpu", "--results", str(tmp_path))
+    assert cli_runner.run("recommend", *arguments, *globs) == 0
+    captured = capsys.readouterr()
+    ((run,), _) = store.read_results(tmp_path)
+    names = {row.variant.name for row in run.measurements}
+    assert {"Base", "Perturbed"} < names
+    assert KEPT <= len(names) <= KEPT + 2
+    assert "screening 18 variants on cpu" in captured.err
+    assert captured.err.index("screening") < captured.err.index(f"measuring {len(names)} variants on cpu")
+    assert "population = perturb(model, " in captured.out
