@@ -125,7 +125,9 @@ def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
         if is_share
         else time_finding(cases[-1], grid, kind, chosen)
     )
-    notes = list(_schemes_without_line(all_lines, chosen)) if is_share else []
+    notes = list(
+        _schemes_without_line(all_lines, chosen) if is_share else _families_without_line(grid, chosen)
+    )
     figure.finish(
         f"{captions.invalid(grid.run)}{title}",
         style.origin(grid, cases),
@@ -245,6 +247,19 @@ def _schemes_without_line(all_lines: Iterable[Line], chosen: Sequence[Line]) -> 
         yield f"Also keep all members: {', '.join(keeping)}"
     if losing := [f"{line.variant.name} {line.last[1]:.3g} %" for line in others if not line.keeps_all]:
         yield f"Not drawn, at most {_MAX_LINES} lines: {', '.join(losing)}"
+
+
+def _families_without_line(grid: Grid, chosen: Iterable[Line]) -> Iterator[str]:
+    """Yield the families that have no line, and why; nothing for workloads without families."""
+    drawn = {family(line.variant.scheme) for line in chosen}
+    measured = {family(variant.scheme) for variant in grid.variants if not variant.baseline}
+    without = [name for name in style.FAMILIES if name not in drawn | {"other"}]
+    if drawn == {"other"}:
+        return
+    if absent := [name for name in without if name not in measured]:
+        yield f"No line, not among the measured variants: {', '.join(absent)}"
+    if few := [name for name in without if name in measured]:
+        yield f"No line, a number for fewer than two cases: {', '.join(few)}"
 
 
 def time_finding(case: Case, grid: Grid, kind: Sweep, chosen: Sequence[Line]) -> str:

@@ -20,7 +20,7 @@ from esbench.schema import Row
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.plots.figures import FLIPPED, PERMUTED, SPARSE, along, drawn, grid
-from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row
+from tests.synthetic import BASE, DENSE, NAIVE, linear, skipped, time_row, variant
 
 
 def over_members(*populations: int) -> list[Row]:
@@ -56,11 +56,29 @@ def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
         (2.0, 2.0, 2.0): [64, 256, 1024],
         (12.0, 12.0): [64, 256],
     }
-    assert figure.notes == ["No number for a larger case, out of memory: Perturbed"]
+    assert figure.notes == [
+        "No line, not among the measured variants: low rank, dropout",
+        "No number for a larger case, out of memory: Perturbed",
+    ]
     assert figure.title == (
         "Linear 256 -> 256, forward: at 1,024 members SparsePerturbed(k=1) takes 1.10x the time of the "
         "plain layer, dense noise 12.0x (at 256)"
     )
+
+
+def test_families_without_a_line_are_named() -> None:
+    """A family that was measured at too few cases is named; a run without families has no such note."""
+    rows = over_members(64, 256, 1024)
+    few = [time_row(variant("DropoutMask"), linear(256, members=64), 1.0)]
+    notes = drawn(sweep(grid([*rows, *few]), POPULATION)).notes
+    assert notes[:2] == [
+        "No line, not among the measured variants: low rank",
+        "No line, a number for fewer than two cases: dropout",
+    ]
+    other = [
+        time_row(v, row.case, 1.0) for row in rows for v in (BASE, variant("Sorting")) if row.variant == BASE
+    ]
+    assert drawn(sweep(grid(other), POPULATION)).notes == []
 
 
 def test_the_line_that_reaches_the_largest_case_is_drawn() -> None:
