@@ -130,7 +130,7 @@ def _draw_row(axes: Axes, index: int, row: Sequence[Dot], look: style.Look) -> N
         axes.vlines(cheapest.bound, index - 0.16, index + 0.16, color=BLACK, linewidth=1.0, zorder=4)
     low, high = axes.get_xlim()
     is_left = cheapest.ratio.value**2 < low * high
-    inches = min(2.2, 0.42 * axes.get_window_extent().width / axes.figure.dpi)
+    inches = 0.42 * axes.get_window_extent().width / axes.figure.dpi
     names = [
         f"{dot.variant.name} {_times(dot)}" for dot in row if dot == cheapest or dot.variant.name == DENSE
     ]

@@ -383,7 +383,7 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
         def cost(index: int, boxes: Sequence[Bbox] = boxes) -> float:
             box = boxes[index]
             outside = box.width * box.height - _shared_area(box, frame)
-            return 5 * index + sum(_shared_area(box, other) for other in covered) + 10 * outside
+            return 2 * index + sum(_shared_area(box, other) for other in covered) + 10 * outside
 
         best = min(range(len(boxes)), key=cost)
         side, vertical, right, up = _CANDIDATES[best]
