@@ -178,6 +178,8 @@ def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
         "Hadamard: n_eff / ms 205"
     )
+    page.keyboard.press("Escape")
+    assert (focused(page, "ariaExpanded"), focused(page, "dataset.variant")) == ("false", "Hadamard")
     tabbed(page, "document.activeElement.id === 'compare-a'")
     page.keyboard.press("ArrowDown")
     assert focused(page) == "compare-a"

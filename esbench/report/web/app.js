@@ -411,16 +411,19 @@ function isVisible(column) {
   return !(PHONE.matches ? ["mid", "wide"] : TABLET.matches ? ["wide"] : []).includes(classOf(column));
 }
 
+/** Open the details of a variant, or close them if they are open. */
+function toggle(name) {
+  state.display.open = state.display.open === name ? "" : name;
+  refresh();
+  byId("dots-body").querySelector(`[data-variant="${CSS.escape(name)}"]`)?.focus();
+}
+
 /** A variant's row, and below it its details if it is open. */
 function rowOf(row, columns, axis) {
   const { name, role } = row.variant;
   const isOpen = state.display.open === name;
-  const toggle = () => {
-    state.display.open = isOpen ? "" : name;
-    refresh();
-    byId("dots-body").querySelector(`[data-variant="${CSS.escape(name)}"]`)?.focus();
-  };
-  const attributes = { type: "button", "data-variant": name, "aria-expanded": String(isOpen), onclick: toggle };
+  const onclick = () => toggle(name);
+  const attributes = { type: "button", "data-variant": name, "aria-expanded": String(isOpen), onclick };
   const told = { dense: "dense noise", baseline: "baseline", control: "for comparison only" }[role];
   const button = html("button", attributes, breakable(name));
   const head = html("th", { scope: "row", class: "name" }, button, told && html("small", {}, told));
@@ -501,7 +504,7 @@ function dotsOf(row, axis) {
     if (isNumber(evaluated)) parts.push(line("join", place(value), place(evaluated)));
     else if (isNumber(low) && isNumber(high)) parts.push(line("whisker", place(low), place(high)));
   }
-  if (isNumber(evaluated)) parts.push(at(place(evaluated), svg("circle", { class: "evaluated", r: 4.5 })));
+  if (isNumber(evaluated)) parts.push(at(place(evaluated), svg("circle", { class: "evaluated", r: 3.5 })));
   if (isNumber(value)) parts.push(at(place(value), shapeOf("value", MARKS[row.variant.family])));
   const label = labelOfMarks(row);
   const attributes = { class: `dots ${familyClass(row.variant.family)}`, role: "img", tabindex: "0", "aria-label": label };
@@ -543,7 +546,7 @@ function legendOf(rows) {
   if (!families.length || (!isRate && families.length < 2)) return [];
   const icon = { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" };
   const entry = (kind, shape, text) => html("li", {}, svg("svg", { ...icon, class: kind }, shape), text);
-  const circle = svg("circle", { class: "evaluated", r: 4.5 });
+  const circle = svg("circle", { class: "evaluated", r: 3.5 });
   return [
     isRate ? [entry("", circle, "members evaluated per ms"), html("li", {}, "n_eff per ms by family:")] : null,
     families.map((family) => entry(familyClass(family), shapeOf("value", MARKS[family]), family)),
@@ -818,6 +821,14 @@ function listen() {
   on("clear", "click", () => {
     display("filter", "");
     byId("filter").focus();
+  });
+  on("dots", "keydown", ({ key }) => {
+    if (key === "Escape" && state.display.open) toggle(state.display.open);
+  });
+  on("more", "keydown", ({ key }) => {
+    if (key !== "Escape") return;
+    byId("more").open = false;
+    byId("more").querySelector("summary").focus();
   });
   for (const name of ["a", "b", "quantity"]) {
     on(`compare-${name}`, "change", (event) => display(name, event.target.value));
