@@ -146,7 +146,7 @@ def _draw_row(axes: Axes, index: int, row: RankedVariant) -> None:
 
 def _write_columns(axes: Axes, y: float, share: str, step: str, color: str = "black") -> None:
     """Write the two columns of text to the right of the axes."""
-    for points, text, side in ((5, share, "left"), (106, step, "right")):
+    for points, text, side in ((4, share, "left"), (100, step, "right")):
         axes.annotate(
             text,
             (1, y),
