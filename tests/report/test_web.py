@@ -26,7 +26,16 @@ from esbench.report.web.views import RATE_METRIC, views
 from esbench.schema import Row, Run, SchemeDoc, Variant
 from esbench.store import read_run
 from tests import synthetic
-from tests.report.ranking_cases import CORES, HADAMARD, LOW_RANK, SQUARE, orthogonal, quality_row, rows
+from tests.report.ranking_cases import (
+    CORES,
+    HADAMARD,
+    KAPPAS,
+    LOW_RANK,
+    SQUARE,
+    orthogonal,
+    quality_row,
+    rows,
+)
 from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, hostile_run, page_data, page_rows, parsed, usual_run
 from tests.synthetic import BASE, DENSE, time_row, variant
@@ -81,7 +90,7 @@ def test_texts_are_those_of_the_tables() -> None:
     checked = Counter[str]()
     for key, text in table_texts(run):
         figure = re.sub(r" \[\d+\]$", "", text)  # without its footnote
-        if key in shown and re.match(r"exact|(at least |about )?-?\d", figure):
+        if key in shown and re.match(r"exact|more than dense|(at least |about )?-?\d", figure):
             assert shown[key] == figure, key
             checked[key[-1]] += 1
     wanted = {*RANKING.values(), *MULTIPLES.values(), "time (ms)"}
@@ -123,6 +132,8 @@ def test_the_answer_is_the_best_rate() -> None:
     assert result.notes == (
         "Flipped has the fastest step, 4.00 ms, but keeps only 59.4 of its 1,024 members.",
     )
+    more = answer_of(rows(kappas={**KAPPAS, HADAMARD: -1.0}))
+    assert ("100 %", "of the members kept, and more") in more.picks[0].figures
 
 
 def test_ties_and_exact_estimates_are_named() -> None:

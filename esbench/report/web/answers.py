@@ -243,8 +243,12 @@ def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
         yield cells["x dense noise"] or "unknown", words
     yield cells["x plain layer"] or "unknown", "the time of the plain layer"
     kept = cells["kept (%)"]
-    is_more = row.is_exact or kept == MORE
-    yield (kept, "all members kept, and more") if is_more else (f"{kept} %", "of the members kept")
+    if row.is_exact:
+        yield kept, "all members kept, and more"
+    elif kept == MORE:
+        yield "100 %", "of the members kept, and more"
+    else:
+        yield f"{kept} %", "of the members kept"
     yield f"{cells['step (ms)']} ms", f"a step of {view.case.members:,} members"
     if cells["memory (MB)"]:
         yield f"{cells['memory (MB)']} MB", "peak memory"

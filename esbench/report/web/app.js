@@ -437,7 +437,7 @@ function rowOf(row, columns, axis) {
 }
 
 function shortened(text) {
-  return text.replace("at least ", "≥ ").replace("about ", "≈ ") || "–";
+  return text.replace("at least ", "≥ ").replace("more than ", "> ").replace("about ", "≈ ") || "–";
 }
 
 /** The axis of some rows: logarithmic where all numbers are positive, otherwise linear; places are percentages. */
