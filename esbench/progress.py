@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
+from esbench.text import cut
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -19,8 +21,6 @@ REDRAW_S = 0.25
 """Seconds between two redrawings on a terminal."""
 LINE_S, MAX_LINE_S = 10.0, 30.0
 """Limits of the seconds between two lines, which are as many as have passed: two minutes have six lines."""
-COLUMNS = 100
-"""The longest line where there is no terminal."""
 BAR = 16
 """Characters of a bar."""
 CASES = 12
@@ -118,7 +118,7 @@ def format_minutes(seconds: float) -> str:
 def _lines(stream: TextIO) -> Iterator[Callable[[_State], None]]:
     def draw(state: _State) -> None:
         cell = f"cell {min(state.done + 1, state.total)}/{state.total}"
-        stream.write(f"{_cut(f'{state.times}  {cell}  {state.activity}', COLUMNS)}\n")
+        stream.write(f"{cut(f'{state.times}  {cell}  {state.activity}')}\n")
         stream.flush()
 
     yield draw
@@ -161,13 +161,9 @@ def display_lines(state: _State, width: int, height: int) -> list[str]:
     lines += [f"{case.label:<{label}} {_bar(case.share)} {case.phase:<{phase}} {case.best}" for case in cases]
     if len(cases) < len(state.cases):
         lines.append(f"and {len(state.cases) - len(cases)} more cases")
-    return [_cut(line.rstrip(), width - 1) for line in lines[: max(height - 1, 1)]]
+    return [cut(line.rstrip(), width - 1) for line in lines[: max(height - 1, 1)]]
 
 
 def _bar(share: float) -> str:
     full = round(BAR * min(max(share, 0.0), 1.0))
     return "━" * full + "─" * (BAR - full)
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: max(width - 1, 0)]}…"

@@ -1,9 +1,14 @@
 """Escaping and shortening of text for one line, a terminal, Markdown and file names."""
 
 import hashlib
+import os
 import re
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
+COLUMNS = 100
+"""The longest line where there is no terminal."""
 _LONGEST = 60
 _LONGEST_FILE = 80
 _DIGITS = 8
@@ -31,6 +36,31 @@ def shorten_label(text: str) -> str:
     """Return a text on one line, cut to the length of a label."""
     line = one_line(text)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def cut(line: str, width: int = COLUMNS) -> str:
+    """Return a line of at most this many characters, the last of which is ``…`` if it was longer."""
+    return line if len(line) <= width else f"{line[: max(width - 1, 0)]}…"
+
+
+def fill(text: str, indent: str = "  ") -> str:
+    """Return a text in lines of at most COLUMNS characters, unless a word is longer."""
+    return textwrap.fill(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def short_path(path: Path, width: int | None = None) -> str:
+    """Return a path, relative to the working directory if that is shorter.
+
+    If it is longer than ``width``, its first folders are left out: ``…/amd-epyc/run.jsonl``.
+    """
+    shown = min(str(path), os.path.relpath(path), key=len)
+    parts = Path(shown).parts
+    while width is not None and len(shown) > width and len(parts) > 1:
+        parts = parts[1:]
+        shown = "/".join(("…", *parts))
+    return shown
 
 
 def first_names(names: Sequence[str]) -> str:

@@ -1,16 +1,14 @@
 """The command ``check``: compare variants with the reference implementation."""
 
 import re
-import textwrap
 from collections import Counter
 
 import typer
 
 from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual
 from esbench.registry import REGISTRY
-from esbench.text import first_names, one_line, pluralize
+from esbench.text import fill, first_names, one_line, pluralize
 
-COLUMNS = 100
 NOT_CHECKED = "not checked"
 
 
@@ -60,7 +58,7 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
         names = sorted(set().union(*operators.values()))
         named = f"{pluralize(len(operators), 'variant')} ({first_names([*operators])})"
         line = f"unavailable on {', '.join(names)}: {named}: {reason}"
-        typer.echo(textwrap.fill(line, COLUMNS, subsequent_indent="  "))
+        typer.echo(fill(line))
     typer.echo(", ".join(f"{number} {status}" for status, number in counts.items()), err=True)
     if counts["failed"] or counts[NOT_CHECKED]:
         raise typer.Exit(FAILED)

@@ -1,6 +1,7 @@
 """Code shared by the commands: the typer application, exit codes, options, and reading of stored runs."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, load, load_installed
 from esbench.store import summarize_problems
-from esbench.text import printable
+from esbench.text import printable, short_path
 
 if TYPE_CHECKING:
     from esbench.schema import Run
@@ -71,7 +72,8 @@ def load_usual(variants: list[str] | None, plugin: list[str] | None) -> list[Ent
 
 def print_problems(problems: "Iterable[Problem]") -> None:
     """Print problems with stored runs on stderr, one line each; the bad lines of a file share one line."""
-    for line in summarize_problems(problems):
+    shown = (replace(problem, path=Path(short_path(problem.path))) for problem in problems)
+    for line in summarize_problems(shown):
         note(f"esbench: {line}")
 
 

@@ -34,7 +34,7 @@ from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
 from esbench.schema import Case, Environment, Request, Run, Variant
 from esbench.supervisor import Child, supervise
-from esbench.text import first_names, printable
+from esbench.text import fill, first_names, printable, short_path
 from esbench.workload import trainer
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ SIGMA = 0.02
 NEAREST = 30
 """Ranked cases among which one is named by the options."""
 _LARGEST = 2**31 - 1
+_PATH_COLUMNS = 50
+"""Characters of the folder of results in a message."""
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?@(\d+)x(\d+)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?")
@@ -212,7 +214,7 @@ def _measure(  # the options of a measurement
             screened = _screen(plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child)
             names, notes = choose(screened, end_s - time.monotonic())
             for text in notes:
-                note(text)
+                note(fill(text))
             if not names:
                 message = f"no variant could be screened within {budget_s:g} s: give a longer --budget"
                 raise UserError(message)
@@ -220,7 +222,7 @@ def _measure(  # the options of a measurement
             plan = plan_of(request, name, device, seed)
         if not unfinished:
             cases = "; ".join(case.label for case in plan.cases)
-            note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
+            note(fill(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}"))
         plan = replace(plan, end_s=end_s)
         path, outcome = measure(plan, name, request, here, unfinished, results, child, hint)
     run, problems = store.read_run(path)
@@ -239,7 +241,7 @@ def _screen(
     from esbench.progress import showing
 
     cases = "; ".join(small_case(case).label for case in plan.cases)
-    note(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}")
+    note(fill(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}"))
     plan = replace(plan, end_s=time.monotonic() + budget_s)
     with instruments(plan.device) as tools, showing(end_s=plan.end_s) as progress:
         return screen(plan, here, progress, tools, limit_bytes, child.watch)
@@ -269,14 +271,14 @@ def _answer_offline(
     runs = [run for run in stored if run.header.environment.slug == here.slug]
     measure = f"leave --offline out to measure {'; '.join(layer_and_members(case) for case in target.cases)}"
     if not runs:
-        own = f"no stored run of this device ({here.device_name}) in {results}"
+        own = f"no stored run of this device ({here.device_name}) in {short_path(results, _PATH_COLUMNS)}"
         alike = [run for run in stored if run.header.environment.device == device_type]
         if not alike:
             message = f"{own}: {measure}"
             raise UserError(message)
         same_kind = max(alike, key=lambda run: run.header.run_id).header.environment
         runs = [run for run in alike if run.header.environment.slug == same_kind.slug]
-        note(f"{own}: this is the answer for {same_kind.device_name}; {measure}")
+        note(f"{own}:\n  this is the answer for {same_kind.device_name}; {measure}")
     recommendations = _recommend(target, runs, variants, limit_bytes)
     for case in target.cases:
         if case not in recommendations:
@@ -301,7 +303,7 @@ def _command_of(case: Case, results: Path) -> str:
     words += [f"--repeats {case.repeats}"] if case.repeats > 1 else []
     words += [f"--dtype {case.dtype}"] if case.dtype != "float32" else []
     words += [f"--sigma {case.sigma!r}"] if case.sigma != SIGMA else []
-    words += [f"--results {shlex.quote(str(results))}"] if results != Path("results") else []
+    words += [f"--results {shlex.quote(short_path(results))}"] if results != Path("results") else []
     template = template_case(case.members, case.repeats, case.dtype, case.sigma)
     shape = f"{case.out_channels}x{case.in_channels}"
     if linear_case(shape, template) == case:

@@ -21,6 +21,7 @@ from esbench.cli.options import (
 )
 from esbench.errors import UserError
 from esbench.git import git
+from esbench.text import fill, short_path
 
 Form = Literal["markdown", "latex", "csv"]
 PUBLISHED = Path("reports")
@@ -73,7 +74,7 @@ def report(
     written, problems = render(selected, results, out, style)
     print_problems(problems)
     for line in selected.left_out:
-        note(line)
+        note(fill(line))
     if not {path.name for path in written} - {"index.html"}:  # the page that says so
         nothing = "no run with rows" if selected.devices else "no runs"
         message = f"{nothing} in {results}: measure with `esbench run`"
@@ -88,7 +89,7 @@ def _summarize_files(written: Sequence[Path], out: Path) -> str:
     counts = Counter("plot" if path.suffix == ".svg" else "page" for path in written)
     page = next((path for path in written if path.name == "index.html"), written[0])
     listed = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items())
-    return f"{listed} in {out}: open {page}"
+    return f"{listed} in {short_path(out)}: open {short_path(page)}"
 
 
 def _check_committed(results: Path) -> None:

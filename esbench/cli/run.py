@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,6 @@ from esbench.cli.options import (
     seconds_option,
 )
 from esbench.errors import UserError
-from esbench.progress import COLUMNS
 from esbench.registry import (
     DTYPES,
     REGISTRY,
@@ -41,7 +41,7 @@ from esbench.registry import (
 from esbench.schema import PHASES, Environment, Request, Run
 from esbench.store import Unfinished
 from esbench.supervisor import TABLES, Child, supervise
-from esbench.text import pluralize
+from esbench.text import COLUMNS, fill, pluralize, short_path
 from esbench.workload import WrongResultError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def measure(  # the parts of a run
         showing(end_s=plan.end_s, start_s=child.announcement.begun_s) as progress,
     ):
         if not child.is_restarted:
-            note(f"rows are stored in {writer.path}")
+            note(_path_line("rows are stored in", writer.path))
         past = unfinished.run if unfinished else None
         last = past.checkpoints[-1] if past and past.checkpoints else None
         child.announce(
@@ -220,7 +220,7 @@ def measure(  # the parts of a run
                 watch=child.watch,
             )
         except KeyboardInterrupt:
-            note(f"interrupted: the finished rows are in {writer.path}; {hint}")
+            note(f"{_path_line('interrupted: the finished rows are in', writer.path)}\n{hint}")
             raise
     child.announce(variant=None, case=None, activity=TABLES)
     return writer.path, outcome  # a large file was compressed and renamed
@@ -270,8 +270,6 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         active_variants=suite.active_variants,
         methods=dict.fromkeys(PHASES, chosen) if chosen else suite.methods if on_gpu else {},
         traced=[phase for phase in phases if on_gpu and phase in suite.traced] or phases,
-        # The multiples of a recommendation are those of a step; the plain layer has only its forward.
-        reference_phases=("forward", "step") if request.shapes else PHASES,
     )
 
 
@@ -353,11 +351,14 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
             typer.echo(shown, nl=False)
             for text in () if tables else warnings(read):
                 note(text)
-    results = "" if path.parent.parent == Path("results") else f" --results {path.parent.parent}"
+    folder = path.parent.parent
+    results = "" if folder == Path("results") else f" --results {shlex.quote(short_path(folder))}"
     hints = [
         f"plots, page and all tables: `esbench report{results}`",
         "for your layer: `esbench recommend --linear 512x512`",
     ]
+    if len(hints[0]) > COLUMNS:
+        hints[0] = "plots, page and all tables: `esbench report` with the same --results"
     if sum(map(len, hints)) + len("; ") <= COLUMNS:
         hints = ["; ".join(hints)]
     conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
@@ -370,14 +371,19 @@ def _all_tables(run: Run) -> str:
     return console_tables(run)
 
 
+def _path_line(text: str, path: Path) -> str:
+    """Return a line that ends with a path, without its first folders if it would be too long."""
+    return f"{text} {short_path(path, COLUMNS - len(text) - 1)}"
+
+
 def conclude(path: Path, outcome: "RunSummary", reasons: Sequence[str], hints: Sequence[str] = ()) -> None:
     """Print counts, why a run is invalid, and hints; exit with 1 if a variant failed, with 3 if invalid."""
     for text in outcome.notes:
-        note(text)
+        note(fill(text))
     counts = f"{outcome.measured} measured, {outcome.unavailable} not applicable, {outcome.failed} failed"
-    note(f"{counts}: {path}")
+    note(_path_line(f"{counts}:", path))
     for reason in reasons:
-        note(f"INVALID: {reason}")
+        note(fill(f"INVALID: {reason}"))
     for hint in hints:
         note(hint)
     if outcome.failed or reasons:

@@ -24,7 +24,7 @@ from esbench.measure import gpu_monitor, memory, profiler, validation
 from esbench.measure.failure import DeviceLostError, Failure, classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
-from esbench.measure.interleave import LATENCY, REFERENCE_ROUNDS, TimedCall, interleave
+from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
 from esbench.measure.recorder import Recorder
@@ -255,7 +255,6 @@ class CaseRunner:
         self.costs_s: dict[Variant, float] = {}
         self._group_costs_s: dict[Variant, float] = {}
         self._group_number = 0
-        self._references_s = 0.0
         self._group = self._new_group()
 
     def phases(self) -> Iterator[Phase]:
@@ -333,7 +332,7 @@ class CaseRunner:
             around = partial(self._charge, activity="set-up", reserve_s=reserve_s)
             self._group.admit(entry, self.context.checks, around)
             self._write_failures()
-        start_s, count, self._references_s = seconds(), len(self._group.variants), 0.0
+        start_s, count = seconds(), len(self._group.variants)
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
@@ -342,17 +341,9 @@ class CaseRunner:
     def _may_join(self, entry: Entry) -> bool:
         return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
 
-    @contextlib.contextmanager
-    def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
-        """Charge a check to a variant, which leaves the references enough time for their rounds."""
+    def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
         self._announce(entry, f"{phase} check")
-        seconds, reserve_s = self.context.recorder.stopwatch.seconds, self._references_s
-        start_s = seconds()
-        with self._charge(entry, "check", reserve_s):
-            yield
-        if is_reference(entry.variant):  # checked before the others; a check makes two calls, like a round
-            rounds = REFERENCE_ROUNDS if phase in self.context.plan.reference_phases else 1
-            self._references_s += rounds * (seconds() - start_s)
+        return self._charge(entry, "check")
 
     def _write_failures(self) -> None:
         """Store a row for each failure of the group since the last call."""
@@ -363,15 +354,11 @@ class CaseRunner:
     def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last.
 
-        Within a time limit the step and the forward come first: rankings need them. The budget reserves time
-        for the number of ``deferred`` variants, which are in later groups.
+        The budget reserves time for the number of ``deferred`` variants, which are in later groups.
         """
         plan, recorder = self.context.plan, self.context.recorder
         rng = random.Random(f"{plan.seed} {self.case.label} {self._group_number}")  # noqa: S311  # an order, not a secret
-        timed = rng.sample(plan.timed, len(plan.timed))
-        if plan.end_s < math.inf:
-            timed.sort(key=lambda phase: (phase != "step", phase != "forward"))
-        order = [*timed, *({QUALITY} & {*plan.phases})]
+        order = [*rng.sample(plan.timed, len(plan.timed)), *({QUALITY} & {*plan.phases})]
         waiting = [phase for phase in order if not recorder.is_done(self.case, self._group_number, phase)]
         for phase in order:
             if phase in waiting:
@@ -416,7 +403,7 @@ class CaseRunner:
             clock,
             cell_s,
             is_baseline=is_baseline(entry),
-            is_reference=is_reference(entry.variant) and phase in context.plan.reference_phases,
+            is_reference=is_reference(entry.variant),
             renew=validation.InputRenewal(workload.inputs),
             conditions=self._read_conditions,
             before=partial(context.recorder.announce_visit, entry.variant, self.case, phase, clock.method),

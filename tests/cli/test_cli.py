@@ -11,6 +11,7 @@ from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
 from esbench.schema import Request, Run, Skipped
+from esbench.text import short_path
 from tests.cli.cli_runner import run
 
 ROOT = Path(__file__).parents[2]
@@ -129,9 +130,11 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert captured.err.splitlines()[0].startswith("measuring suite quick on cpu")
     assert "Linear 128 -> 128, 256 members  forward (ms)" in captured.out
     assert "Flipped" in captured.out
-    assert len(captured.out.splitlines()) + len(captured.err.splitlines()) < 20
+    lines = (captured.out + captured.err).splitlines()
+    assert len(lines) < 20
+    assert max(map(len, lines)) <= 100
     assert re.search(
-        r"^\d+:\d\d elapsed, \d+:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
+        r"^0:0\d elapsed, 0:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
     )
     measured = only_run(tmp_path)
     assert measured.end is not None
@@ -153,6 +156,17 @@ def test_without_a_gpu_the_first_line_says_what_runs_instead(
     captured = capsys.readouterr()
     assert captured.err.startswith("no CUDA GPU here: measuring suite quick on cpu")
     assert json.loads(captured.out)["failed"] == 0
+
+
+def test_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path below the working directory is relative; where a line has no room, its first folders go."""
+    monkeypatch.chdir(tmp_path)
+    assert short_path(tmp_path / "results" / "a.jsonl") == "results/a.jsonl"
+    assert short_path(Path("/elsewhere")) == "/elsewhere"
+    long = Path("/", *(f"folder{number}" for number in range(20)), "device", "run.jsonl")
+    assert short_path(long) == str(long)
+    assert short_path(long, 40) == "…/folder18/folder19/device/run.jsonl"
+    assert short_path(Path("a" * 50), 40) == "a" * 50
 
 
 def test_a_plug_in_file_is_measured_like_any_variant(

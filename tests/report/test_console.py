@@ -7,7 +7,7 @@ import pytest
 
 from esbench.report import captions
 from esbench.report.tables.console import run_summary, warnings
-from esbench.schema import Case
+from esbench.schema import Case, Skipped
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import SQUARE, rows
@@ -85,6 +85,21 @@ def test_fast_variants_that_keep_few_members_are_named() -> None:
         (text,) = warnings(ranking_cases.run(rows(SQUARE, kappas, steps)))
     assert text.endswith("DropoutBlocks(rank=0) 4.53 and 9 more")
     assert len(text) <= 100
+
+
+def test_long_names_and_reasons_fit_into_100_columns() -> None:
+    """Names that differ in their options stay different; a failure is one line, however long its reason."""
+    long = [variant("ASchemeWithANameOfMoreThanFortyTwoCharacters", rank=rank) for rank in range(3)]
+    lines = run_summary(synthetic.run(time_row(one, linear(), 1.0) for one in long)).splitlines()[2:]
+    assert len({line.split("  ")[0] for line in lines}) == len(lines) == 3
+    failures = warnings(
+        synthetic.run(
+            Skipped(variant=one, case=linear(), phase=None, status="failed", reason="no such thing " * 20)
+            for one in long
+        )
+    )
+    assert len(failures) == 3
+    assert max(map(len, [*lines, *failures])) <= 100
 
 
 def test_the_name_of_a_layer_has_its_sizes() -> None:

@@ -9,7 +9,7 @@ from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIV
 from esbench.report.tables.table import NOTHING
 from esbench.schema import DENSE, Case, Measurement, Run, Variant
 from esbench.stats import median
-from esbench.text import first_names, one_line, pluralize
+from esbench.text import COLUMNS, cut, first_names, one_line, pluralize
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5
@@ -30,8 +30,6 @@ _RANKED = {
 }
 """Columns of the ranking -> their headings here; with a name of 33 characters a line has 80."""
 LEGEND = "rate: n_eff per ms of a step; kept: n_eff / n"
-_COLUMNS = 100
-"""The longest warning on small effective populations."""
 _LABELS = {DENSE: "dense noise", "Base": "plain layer", "Naive": "one call per member"}
 """Variants to compare with -> what they are."""
 
@@ -61,7 +59,7 @@ def run_summary(run: Run) -> str:
 def warnings(run: Run) -> list[str]:
     """Return warnings on variants that failed, were not checked, or have a small effective population."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
-    lines = [f"{name} failed: {reason}" for name, reason in list(failures.items())[:FAILURES]]
+    lines = [cut(f"{name} failed: {reason}") for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
         lines.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
     not_checked: dict[str, dict[str, None]] = {}
@@ -99,9 +97,9 @@ def _small_warning(case: Case, small: Sequence[RankedVariant]) -> str:
     for count in range(len(names), 0, -1):
         more = f" and {len(names) - count} more" if count < len(names) else ""
         line = f"{title}: fast, but of small n_eff: {', '.join(names[:count])}{more}"
-        if len(line) <= _COLUMNS:
+        if len(line) <= COLUMNS:
             return line
-    return f"{line[: _COLUMNS - 1]}…"
+    return cut(line)
 
 
 def _ranked_cases(run: Run) -> dict[Case, Rankings]:
@@ -193,6 +191,12 @@ def _name(variant: Variant) -> str:
     return f"{variant.name} ({label})" if label else variant.name
 
 
+def _fit(name: str) -> str:
+    """Return a name without its middle if it is too long: options and numbers are at the end."""
+    half = _NAME // 2
+    return name if len(name) <= _NAME else f"{name[: half - 1]}…{name[-half:]}"
+
+
 def _shorten(text: str) -> str:
     return text.replace("at least ", ">= ").replace("more than ", "> ").replace("about ", "~")
 
@@ -200,7 +204,7 @@ def _shorten(text: str) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return an aligned table with a dash in empty cells; columns that are empty in all rows are left out."""
     names, *columns = zip(header, *rows, strict=True)
-    lines = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in map(one_line, names)]
+    lines = [_fit(one_line(name)) for name in names]
     width = max(map(len, lines))
     lines = [f"{line:<{width}}" for line in lines]
     for column in columns:
