@@ -5,6 +5,7 @@ variance, be reproducible, be independent between members, layers, steps and see
 split of the population.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -159,20 +160,22 @@ def check_independence(setting: Setting) -> None:
     population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
     products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
     distinct: set[str] = set()
-    for step in range(STEPS):
+    for step in range(STEPS // 2):  # with two layers or two steps each: STEPS values for each correlation
         noise = population.dense_noise(population.sample(step))
         later = population.dense_noise(population.sample(step + STEPS))
         reseeded = other_seed.dense_noise(other_seed.sample(step))
+        for name, value in noise.items():
+            products["steps"].append((value * later[name]).mean())
+            products["seeds"].append((value * reseeded[name]).mean())
         names = [name for name in noise if name.startswith("first")]
-        for name in names:
-            value, twin = noise[name], noise[name.replace("first", "second", 1)]
+        for draw, name in itertools.product((noise, later), names):
+            value, twin = draw[name], draw[name.replace("first", "second", 1)]
             if not torch.equal(value[0], value[1]):
                 distinct.add(name)
-            for key, partner in (("steps", later[name]), ("seeds", reseeded[name]), ("layers", twin)):
-                products[key].append((value * partner).mean())
+            products["layers"].append((value * twin).mean())
             if name.endswith("bias"):
                 # Equal streams fill different shapes in the same order, so the first values would be equal.
-                weight = noise[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
+                weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
                 products["weight and bias"].append((value.flatten() * weight).mean())
     if equal := [name for name in names if name not in distinct]:
         message = f"two members have the same noise at every step: {', '.join(equal)}"
