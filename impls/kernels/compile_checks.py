@@ -8,14 +8,14 @@ Exit codes: 0 done; 1 a check fails; 2 triton is not installed.
 """
 
 import argparse
-import functools
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -177,11 +177,6 @@ def operands(dtype: torch.dtype, members: int = 8192, inputs: int = 1024, **size
     return Operands((members, 1024, inputs), dtype, META, **sizes)
 
 
-def launch_default(make: Callable[[Operands], Launch], dtype: torch.dtype, sizes: Mapping[str, int]) -> None:
-    """Launch a kernel with its default tile sizes on operands of these sizes."""
-    make(operands(dtype, **sizes))(None)
-
-
 def per_dtype(
     title: str,
     kernel: Any,  # noqa: ANN401  Triton's functions have no type
@@ -201,10 +196,14 @@ def per_dtype(
         tile_rows: rows of a tile of the product, which needs 64 for WGMMA; 0 if the kernel has no product.
         sizes: arguments of :func:`operands`.
     """
+
+    def launch(dtype: torch.dtype) -> object:
+        return make(operands(dtype, **sizes))(None)
+
     for name, dtype, instruction in dtypes:
         product = instruction if tile_rows >= 64 else instruction.replace(WGMMA, MMA)  # noqa: PLR2004  rows of WGMMA
-        launch = functools.partial(launch_default, make, dtype, sizes)
-        yield Check(f"{title}, {name}", kernel, launch, product if tile_rows else "", name == "tfloat32")
+        instruction = product if tile_rows else ""  # noqa: PLW2901  chosen
+        yield Check(f"{title}, {name}", kernel, partial(launch, dtype), instruction, name == "tfloat32")
 
 
 def dense_noise() -> Iterator[Check]:
@@ -215,33 +214,22 @@ def dense_noise() -> Iterator[Check]:
 
     draw = operands(torch.bfloat16, 1024).draw()
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
-        check = functools.partial(per_dtype, make=functools.partial(dense, signs=signs))
-        title, kernel = f"drawn dense {values}", dense_rng.few_rows_kernel
-        few = functools.partial(check, members=1024, tile_rows=16)
-        yield from few(f"{title}, 1 row of a member", kernel, dtypes=dtypes)
+        title = f"drawn dense {values}"
+        check = partial(per_dtype, make=partial(dense, signs=signs), members=1024)
+        few = partial(check, kernel=dense_rng.few_rows_kernel, tile_rows=16)
+        yield from few(f"{title}, 1 row of a member", dtypes=dtypes)
         for repeats in (2, 4):
-            yield from few(f"{title}, {repeats} rows of a member", kernel, dtypes=dtypes[:1], repeats=repeats)
+            yield from few(f"{title}, {repeats} rows of a member", dtypes=dtypes[:1], repeats=repeats)
         # Rows of the weight that do not begin with a call take most registers in the widest dtype.
         odd, widest = 1008 if signs else 1022, (BFLOAT16, *dtypes[3:])
-        yield from few(f"{title}, 1 row, odd inputs of a member", kernel, dtypes=widest, inputs=odd)
-        many = functools.partial(check, members=1024)
+        yield from few(f"{title}, 1 row, odd inputs of a member", dtypes=widest, inputs=odd)
+        many = partial(check, kernel=dense_rng.many_rows_kernel)
         for positions, some in ((256, dtypes), (64, dtypes[:1])):
-            yield from many(
-                f"{title}, {positions} rows of a member",
-                dense_rng.many_rows_kernel,
-                dtypes=some,
-                positions=positions,
-            )
-        yield Check(
-            f"sum of drawn {values}, bfloat16",
-            dense_rng.noise_sum_kernel,
-            functools.partial(dense_rng.noise_sum, draw, empty(1024), 2**20, signs=signs),
-        )
-        yield Check(
-            f"drawn {values} written out, bfloat16",
-            philox.fill_kernel,
-            functools.partial(philox.fill, empty(1024, 2**20), draw, signs=signs),
-        )
+            yield from many(f"{title}, {positions} rows of a member", dtypes=some, positions=positions)
+        launch = partial(dense_rng.noise_sum, draw, empty(1024), 2**20, signs=signs)
+        yield Check(f"sum of drawn {values}, bfloat16", dense_rng.noise_sum_kernel, launch)
+        launch = partial(philox.fill, empty(1024, 2**20), draw, signs=signs)
+        yield Check(f"drawn {values} written out, bfloat16", philox.fill_kernel, launch)
 
 
 def low_rank() -> Iterator[Check]:
@@ -249,7 +237,7 @@ def low_rank() -> Iterator[Check]:
     most = lowrank_rng.MAX_RANK
     some: Sequence[Dtype]
     for rank, some in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (most, DTYPES)):
-        make = functools.partial(launches.low_rank, rank=rank)
+        make = partial(launches.low_rank, rank=rank)
         rows = lowrank.default_tiling(rank).block_m
         yield from per_dtype(f"low rank, rank {rank}", lowrank.low_rank_kernel, make, some, tile_rows=rows)
 
@@ -258,96 +246,77 @@ def low_rank() -> Iterator[Check]:
 
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         without_tf32 = [dtype for dtype in dtypes if dtype is not TFLOAT32]
-        check = functools.partial(per_dtype, kernel=lowrank_rng.low_rank_down_kernel)
         for rank, some in ((1, without_tf32), (4, without_tf32[:1]), (most, without_tf32)):
-            yield from check(
+            title, make = (
                 f"drawn low rank, down, rank {rank}, {values}",
-                make=functools.partial(down, rank=rank, signs=signs),
-                dtypes=some,
-                tile_rows=0,
+                partial(down, rank=rank, signs=signs),
             )
-        check = functools.partial(per_dtype, kernel=lowrank_rng.low_rank_up_kernel)
-        for rank, some in ((1, dtypes), (4, dtypes[:1]), (most, dtypes[:1])):
-            make = functools.partial(launches.drawn_low_rank, rank=rank, signs=signs)
-            title = f"drawn low rank, up, rank {rank}, {values}"
-            yield from check(title, make=make, dtypes=some)
-        for rank, some in ((1, dtypes[:1]), (most, dtypes[1:])):
-            make = functools.partial(launches.drawn_low_rank, rank=rank, signs=signs)
-            title = f"drawn low rank, up, rank {rank}, {values}, images"
-            yield from check(title, make=make, dtypes=some, positions=64)
+            yield from per_dtype(title, lowrank_rng.low_rank_down_kernel, make, some, tile_rows=0)
+        for rank, some, positions in (
+            *((1, dtypes, 1), (4, dtypes[:1], 1), (most, dtypes[:1], 1)),
+            *((1, dtypes[:1], 64), (most, dtypes[1:], 64)),
+        ):
+            title = f"drawn low rank, up, rank {rank}, {values}{', images' if positions > 1 else ''}"
+            make = partial(launches.drawn_low_rank, rank=rank, signs=signs)
+            yield from per_dtype(title, lowrank_rng.low_rank_up_kernel, make, some, positions=positions)
 
 
 def dropout_masks() -> Iterator[Check]:
     """Products with dropout; antithetic ones read the factors of gates, as all do in float64."""
+    most, make = blocks.MAX_BLOCKS, launches.block_dropout_product
     for off, name, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
-        for side in ("in", "out"):
-            make: Any = functools.partial(launches.dropout_product, off=off, side=side)
-            yield from per_dtype(f"dropout of {side}puts, {name}", dropout.dropped_kernel, make, dtypes)
-        for side, out, inner in (
-            ("blocks of inputs", 1, 2),
-            ("16 blocks of both sides", blocks.MAX_BLOCKS, blocks.MAX_BLOCKS),
+        for title, kernel, launch in (
+            ("inputs", dropout.dropped_kernel, partial(launches.dropout_product, side="in")),
+            ("outputs", dropout.dropped_kernel, partial(launches.dropout_product, side="out")),
+            ("blocks of inputs", blocks.kept_blocks_kernel, partial(make, out=1, inner=2, groups=8)),
+            (
+                "16 blocks of both sides",
+                blocks.kept_blocks_kernel,
+                partial(make, out=most, inner=most, groups=8),
+            ),
         ):
-            make = functools.partial(launches.block_dropout_product, out=out, inner=inner, groups=8, off=off)
-            yield from per_dtype(f"dropout of {side}, {name}", blocks.kept_blocks_kernel, make, dtypes)
+            yield from per_dtype(f"dropout of {title}, {name}", kernel, partial(launch, off=off), dtypes)
 
 
 def shared_cores() -> Iterator[Check]:
     """Products with flipped, Hadamard, permuted and sparse noise."""
     for side, dtypes in (("in", DTYPES[:1]), ("out", DTYPES[:1]), ("both", DTYPES)):
-        make: Any = functools.partial(launches.flips, side=side)
+        make: Any = partial(launches.flips, side=side)
         yield from per_dtype(f"flipped, side {side}", flipped.flipped_kernel, make, dtypes)
     yield from per_dtype("Hadamard", hadamard.hadamard_kernel, launches.hadamard_noise)
-    small = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
-    yield from per_dtype(
-        "Hadamard, one block",
-        hadamard.hadamard_kernel,
-        lambda to: lambda _: launches.hadamard_noise(to)(small),
-        DTYPES[:1],
-    )
-    make = functools.partial(launches.two_products, count=1024)
+    tiling = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
+    small = lambda to: lambda _: launches.hadamard_noise(to)(tiling)  # noqa: E731  one of several launches
+    yield from per_dtype("Hadamard, one block", hadamard.hadamard_kernel, small, DTYPES[:1])
+    make = partial(launches.two_products, count=1024)
     yield from per_dtype("two products", permuted.permuted_kernel, make)
-    yield Check(
-        "picks, bfloat16",
-        permuted.gather_kernel,
-        lambda: permuted.gather_channels(operands(torch.bfloat16).x, empty(8192, 1024, dtype=torch.int64)),
-        "st.global.v4",
-    )
+    columns = empty(8192, 1024, dtype=torch.int64)
+    launch: Callable[[], object] = partial(permuted.gather_channels, operands(torch.bfloat16).x, columns)
+    yield Check("picks, bfloat16", permuted.gather_kernel, launch, "st.global.v4")
     for count, sigma, dtypes in (
         (1, SIGMA, DTYPES[:1]),
         (2, empty(1), DTYPES[:1]),
         (sparse.MAX_COLUMNS, SIGMA, DTYPES),
     ):
-        make = functools.partial(launches.sparse_noise, count=count, sigma=sigma)
+        make = partial(launches.sparse_noise, count=count, sigma=sigma)
         yield from per_dtype(f"sparse noise, k = {count}", sparse.sparse_kernel, make, dtypes)
-    columns = empty(8192, 1, dtype=torch.int64)
-    yield Check(
-        "sums of sparse noise, bfloat16",
-        sparse.column_sums_kernel,
-        lambda: sparse.column_sums(columns, empty(8192, 1, 1024), empty(8192), 1024),
-        "ld.global.v4",
-    )
+    launch = partial(sparse.column_sums, columns[:, :1], empty(8192, 1, 1024), empty(8192), 1024)
+    yield Check("sums of sparse noise, bfloat16", sparse.column_sums_kernel, launch, "ld.global.v4")
 
 
 def sums() -> Iterator[Check]:
-    """Weighted sums of outer products."""
-    updates: Sequence[tuple[str, dict[str, Any], Sequence[Dtype]]] = (
-        ("factors", {}, DTYPES),
-        ("signs", {"signs": True}, NORMAL_DTYPES),
-        ("signs around a core", {"signs": True, "is_cored": True}, DTYPES),
-        ("signs around a Hadamard matrix", {"signs": True, "is_hadamard": True}, DTYPES[:1]),
+    """Weighted sums of outer products, whose operands have sizes outputs, inputs and rows."""
+    check = partial(per_dtype, members=1024, inputs=8192)
+    updates: Sequence[tuple[str, Sequence[Dtype], dict[str, Any]]] = (
+        ("factors", DTYPES, {}),
+        ("signs", NORMAL_DTYPES, {"signs": True}),
+        ("signs around a core", DTYPES, {"signs": True, "is_cored": True}),
+        ("signs around a Hadamard matrix", DTYPES[:1], {"signs": True, "is_hadamard": True}),
     )
-    # The operands of a sum have sizes outputs, inputs and rows.
-    check = functools.partial(per_dtype, members=1024, inputs=8192)
-    for title, options, dtypes in updates:
-        make = functools.partial(launches.outer_products, **options)
-        title = f"weighted outer products, {title}"  # noqa: PLW2901  completed
-        yield from check(title, outer.weighted_outer_kernel, make, dtypes)
+    for title, dtypes, options in updates:
+        make = partial(launches.outer_products, **options)
+        yield from check(f"weighted outer products, {title}", outer.weighted_outer_kernel, make, dtypes)
     yield from check(
-        "parts of a sum",
-        outer.add_parts_kernel,
-        launches.outer_products,
-        DTYPES[:1],
-        tile_rows=0,
+        "parts of a sum", outer.add_parts_kernel, launches.outer_products, DTYPES[:1], tile_rows=0
     )
 
 
@@ -357,50 +326,38 @@ def packed_bits() -> Iterator[Check]:
     def words(*shape: int) -> Tensor:
         return empty(*shape, dtype=torch.int64)
 
-    def multiply(kernel: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> None:
-        kernel(words(1024, rows, 17), words(1024, 17, 1024), 1088, dtype)
-
-    for rows, dtype in ((1, torch.int32), (4, torch.int32), (1, torch.bfloat16)):
-        yield Check(
-            f"bits, product of {rows} rows by popcount, {str(dtype).removeprefix('torch.')}",
-            binary_matmul.bit_product_kernel,
-            functools.partial(multiply, binary_matmul.bit_product, rows, dtype),
-            "popc.b32",
-        )
-    for rows, dtype in ((16, torch.int32), (64, torch.int32), (128, torch.int32), (128, torch.bfloat16)):
-        yield Check(
-            f"bits, product of {rows} rows as int8, {str(dtype).removeprefix('torch.')}",
-            binary_matmul.int8_product_kernel,
-            functools.partial(multiply, binary_matmul.int8_product, rows, dtype),
-            rf"{WGMMA}\S*\.s8\.s8",
-        )
+    matmul = binary_matmul
+    for method, kernel, product, instruction, cases in (
+        ("by popcount", matmul.bit_product_kernel, matmul.bit_product, "popc.b32", (1, 4)),
+        ("as int8", matmul.int8_product_kernel, matmul.int8_product, rf"{WGMMA}\S*\.s8\.s8", (16, 64, 128)),
+    ):
+        for rows, dtype in (*((rows, torch.int32) for rows in cases), (cases[-1], torch.bfloat16)):
+            launch = partial(product, words(1024, rows, 17), words(1024, 17, 1024), 1088, dtype)
+            title = f"bits, product of {rows} rows {method}, {str(dtype).removeprefix('torch.')}"
+            yield Check(title, kernel, launch, instruction)
     draw = operands(torch.bfloat16, 1024).draw()
     for title, shape in (("many words", (16, 512)), ("few words", (1, 32))):
-        launch = functools.partial(binary.sample_bits, words(9, *shape), *draw)
+        launch = partial(binary.sample_bits, words(9, *shape), *draw)
         yield Check(f"bits, members drawn, {title}", binary.sample_bits_kernel, launch)
     for dtype, taps in ((torch.float32, ()), (torch.float64, ()), (torch.float32, (3, 3))):
-        p = empty(1, 1024, 1024, *taps, dtype=dtype)
-        yield Check(
-            f"bits, sum about the mean{', nine taps' if taps else ''}, {str(dtype).removeprefix('torch.')}",
-            binary.centered_sum_kernel,
-            functools.partial(
-                binary.centered_sum, words(1024, 1, *taps, 16, 1024), empty(1024, dtype=dtype), p
-            ),
+        utilities, p = empty(1024, dtype=dtype), empty(1, 1024, 1024, *taps, dtype=dtype)
+        launch = partial(binary.centered_sum, words(1024, 1, *taps, 16, 1024), utilities, p)
+        title = (
+            f"bits, sum about the mean{', nine taps' if taps else ''}, {str(dtype).removeprefix('torch.')}"
         )
-    launch = functools.partial(binary.bit_planes, empty(1, 1024, 1024, dtype=torch.float32))
+        yield Check(title, binary.centered_sum_kernel, launch)
+    launch = partial(binary.bit_planes, empty(1, 1024, 1024, dtype=torch.float32))
     yield Check("bits, planes of probabilities", binary.bit_planes_kernel, launch)
 
 
 def device_keys() -> Iterator[Check]:
     """The kernel that hashes a step in device memory to Philox keys, and one that reads such keys."""
     step, to = empty(dtype=torch.int64), operands(torch.bfloat16, 1024)
+    yield Check("keys of a step", philox.round_keys_kernel, partial(philox.round_keys, 7, step, 10, (1, 2)))
     draw = to.draw()._replace(key=empty(10, 2, dtype=torch.int64))
-    yield Check("keys of a step", philox.round_keys_kernel, lambda: philox.round_keys(7, step, 10, (1, 2)))
-    yield Check(
-        "drawn dense normals, 1 row of a member, key in memory, bfloat16",
-        dense_rng.few_rows_kernel,
-        lambda: dense_rng.dense_rng_product(to.x, to.weight, draw, SIGMA, to.y),
-    )
+    launch = partial(dense_rng.dense_rng_product, to.x, to.weight, draw, SIGMA, to.y)
+    title = "drawn dense normals, 1 row of a member, key in memory, bfloat16"
+    yield Check(title, dense_rng.few_rows_kernel, launch)
 
 
 def checks() -> list[Check]:
