@@ -65,14 +65,12 @@ class Problem:
         message: the problem and what to do, in one line.
         line: number of the line.
         lost: whether data could not be read; otherwise the problem is a remark.
-        is_other_schema: whether the file was written with another version of the schema.
     """
 
     path: Path
     message: str
     line: int | None = None
     lost: bool = True
-    is_other_schema: bool = False
 
     def __str__(self) -> str:
         """Return one line: ``file:line: message``."""
@@ -296,7 +294,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
             f"written with schema version {version}, this esbench reads version {SCHEMA_VERSION}: "
             "use the esbench that wrote it, or run again"
         )
-        return None, [Problem(path, message, first, is_other_schema=True)]
+        return None, [Problem(path, message, first)]
     try:
         header = _HEADER.decode(line)
     except (ValueError, RecursionError) as error:
