@@ -226,6 +226,8 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     Quality   same as the wrapped scheme.
     """
 
+    PLAIN = DropoutBlocks
+
     p: float = 0.5
     side: Literal["in", "both"] = "in"
     groups: int = 4
@@ -239,11 +241,6 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
                 "multiplies more than is kept"
             )
             raise ValueError(message)
-
-    @property
-    @override
-    def plain(self) -> DropoutBlocks:
-        return DropoutBlocks(self.p, self.side, self.groups, self.blocks)
 
     @override
     def launch(self, x: Tensor, weight: Tensor, noise: BlocksNoise, sigma: float | Tensor, y: Tensor) -> None:

@@ -454,12 +454,9 @@ class FusedRegenerated(AbstractFusedRegenerated):
     Quality   same as the wrapped scheme.
     """
 
-    SIGNS: ClassVar[bool] = False
+    PLAIN = Regenerated
 
-    @property
-    @override
-    def plain(self) -> Regenerated:
-        return Regenerated()
+    SIGNS: ClassVar[bool] = False
 
     @property
     @override
@@ -478,9 +475,6 @@ class FusedRegeneratedSign(AbstractFusedRegenerated):
     Quality   same as the wrapped scheme.
     """
 
-    SIGNS: ClassVar[bool] = True
+    PLAIN = RegeneratedSign
 
-    @property
-    @override
-    def plain(self) -> RegeneratedSign:
-        return RegeneratedSign()
+    SIGNS: ClassVar[bool] = True

@@ -179,13 +179,10 @@ class FusedDropoutMask(AbstractFusedRows[DropoutNoise]):
     Quality   same as the wrapped scheme.
     """
 
+    PLAIN = DropoutMask
+
     p: float = 0.5
     side: Literal["in", "out"] = "in"
-
-    @property
-    @override
-    def plain(self) -> DropoutMask:
-        return DropoutMask(self.p, self.side)
 
     @override
     def launch(

@@ -135,12 +135,9 @@ class FusedFlipped(AbstractFusedFlipped):
     Quality   same as the wrapped scheme.
     """
 
-    side: Literal["in", "out", "both"] = "in"
+    PLAIN = Flipped
 
-    @property
-    @override
-    def plain(self) -> Flipped:
-        return Flipped(self.side)
+    side: Literal["in", "out", "both"] = "in"
 
 
 @variant(source="ours; Wen et al. 2018 (Flipout), arXiv:1803.04386, have the signs")
@@ -153,9 +150,6 @@ class FusedFlippedSign(AbstractFusedFlipped):
     Quality   same as the wrapped scheme.
     """
 
-    side: Literal["in", "out", "both"] = "both"
+    PLAIN = FlippedSign
 
-    @property
-    @override
-    def plain(self) -> FlippedSign:
-        return FlippedSign(self.side)
+    side: Literal["in", "out", "both"] = "both"

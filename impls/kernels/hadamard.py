@@ -155,10 +155,7 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
     Quality   same as the wrapped scheme.
     """
 
-    @property
-    @override
-    def plain(self) -> Hadamard:
-        return Hadamard()
+    PLAIN = Hadamard
 
     @override
     def launch(

@@ -218,15 +218,12 @@ class FusedLowRank(AbstractFusedLowRank):
     Quality   same as the wrapped scheme.
     """
 
+    PLAIN = LowRank
+
     SIGNS: ClassVar[bool] = False
 
     rank: int
     regenerated: bool = False
-
-    @property
-    @override
-    def plain(self) -> LowRank:
-        return LowRank(self.rank, self.regenerated)
 
     @property
     @override
@@ -248,12 +245,9 @@ class FusedLowRankSign(AbstractFusedLowRank):
     Quality   same as the wrapped scheme.
     """
 
+    PLAIN = LowRankSign
+
     SIGNS: ClassVar[bool] = True
 
     rank: int = 1
     regenerated: bool = False
-
-    @property
-    @override
-    def plain(self) -> LowRankSign:
-        return LowRankSign(self.rank, self.regenerated)

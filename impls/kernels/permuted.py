@@ -152,12 +152,9 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     Quality   same as the wrapped scheme.
     """
 
-    in_sparsity: float = 1.0
+    PLAIN = Permuted
 
-    @property
-    @override
-    def plain(self) -> Permuted:
-        return Permuted(in_sparsity=self.in_sparsity)
+    in_sparsity: float = 1.0
 
     @override
     def launch(

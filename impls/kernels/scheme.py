@@ -3,7 +3,8 @@
 import importlib.util
 import os
 from abc import abstractmethod
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from typing_extensions import override
 from impls.kernels.gemm import DOT_DTYPES
 from impls.perturbation.noise import Noise
 from impls.perturbation.operators import AbstractOperator, no_rows_reason
-from impls.perturbation.scheme import AbstractRowScheme, AbstractWrapper
+from impls.perturbation.scheme import AbstractRowScheme, AbstractWrapper, AnyScheme
 
 N = TypeVar("N", bound=Noise)
 
@@ -30,9 +31,17 @@ class AbstractFused(AbstractWrapper[N]):
     with the reason. There is no fallback to the wrapped scheme.
     """
 
+    PLAIN: ClassVar[type[AnyScheme]]
+    """The class of the wrapped scheme, which has options of the same names."""
+
     def __post_init__(self) -> None:
         """Check the options, as the wrapped scheme does."""
         _ = self.plain
+
+    @cached_property
+    @override
+    def plain(self) -> Any:  # an instance of PLAIN
+        return self.PLAIN(**vars(self))
 
     @abstractmethod
     def launch(self, x: Tensor, weight: Tensor, noise: N, sigma: float | Tensor, y: Tensor) -> None:
@@ -92,12 +101,6 @@ class AbstractFused(AbstractWrapper[N]):
 
 class AbstractFusedRows(AbstractFused[N], AbstractRowScheme[N]):
     """A fused scheme whose update may read the inputs of the forward, as the wrapped scheme's does."""
-
-    @property
-    @abstractmethod
-    @override
-    def plain(self) -> AbstractRowScheme[N]:
-        """The wrapped scheme."""
 
     @override
     def node_gradient(

@@ -199,6 +199,8 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
     Quality   same as the wrapped scheme.
     """
 
+    PLAIN = SparsePerturbed
+
     k: int
     values: Literal["normal", "sign"] = "normal"
 
@@ -210,11 +212,6 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
                 f"{self.k}"
             )
             raise ValueError(message)
-
-    @property
-    @override
-    def plain(self) -> SparsePerturbed:
-        return SparsePerturbed(self.k, self.values)
 
     @override
     def launch(self, x: Tensor, weight: Tensor, noise: SparseNoise, sigma: float | Tensor, y: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
+from esbench.registry import REGISTRY, changed_options, load
 from impls import (
     FusedDropoutBlocks,
     FusedFlipped,
@@ -16,7 +17,10 @@ from impls import (
     FusedPermuted,
     FusedSparsePerturbed,
 )
+from impls.kernels.scheme import AbstractFused
 from impls.perturbation.scheme import AnyScheme
+
+load("impls")
 
 MATRIX_ONLY: list[Callable[[], AnyScheme]] = [FusedFlipped, FusedFlippedSign, FusedHadamard, FusedPermuted]
 REFUSED: list[tuple[str, Callable[[], object]]] = [
@@ -33,6 +37,16 @@ def test_options_that_no_kernel_serves_are_refused() -> None:
     for message, make in REFUSED:
         with pytest.raises(ValueError, match=message):
             make()
+
+
+def test_a_fused_scheme_computes_the_scheme_of_its_name_with_the_same_options() -> None:
+    """It wraps the scheme of the same name without ``Fused``, with the same options."""
+    for entry in REGISTRY.select(["Fused*"]):
+        if isinstance(entry.scheme, AbstractFused):
+            plain = entry.scheme.plain
+            assert type(entry.scheme).__name__ == f"Fused{type(plain).__name__}"
+            for name, value in changed_options(entry.scheme):
+                assert getattr(plain, name) == value
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
