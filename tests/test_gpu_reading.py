@@ -15,9 +15,6 @@ import msgspec
 import pytest
 
 from esbench.cli import main
-from esbench.gate.decision import decide
-from esbench.gate.records import MORE, SAME
-from esbench.gate.report import text
 from esbench.registry import REGISTRY, load_installed
 from esbench.report.readme import Page
 from esbench.report.site import console_tables
@@ -37,7 +34,6 @@ from esbench.schema import (
     Work,
 )
 from tests import synthetic
-from tests.gate import gate_cases
 from tests.report import ranking_cases, report_cases
 from tests.synthetic import bytes_row, skipped
 
@@ -338,28 +334,3 @@ def test_a_recommendation_is_made_from_a_stored_run(
         assert "NVIDIA H200" in out
         assert "LowRank" in out
         assert "population = perturb(" in out
-
-
-@pytest.mark.parametrize(("slower", "verdict"), [(0.0, "PASS"), (0.05, "FAIL")])
-def test_a_gate_decides_by_each_method(slower: float, verdict: str) -> None:
-    """Cells and controls are timed eagerly and by graph; a slower graph fails and is named."""
-    cells = [
-        gate_cases.cell(name, method=method) for name in ("Able", "Baker") for method in ("eager", "graph")
-    ]
-    shares = {cell.name: 0.0 for cell in cells} | {cells[1].name: slower}
-    controls = {
-        f"{name} | {method}": share
-        for name, share in ((SAME, 0.0), (MORE, 0.02))
-        for method in ("eager", "graph")
-    }
-    measured = gate_cases.evidence(
-        shares, shares if slower else None, rows=gate_cases.surveys(cells), controls=controls
-    )
-    opening = msgspec.structs.replace(gate_cases.opening(), suite="gate_cuda", environment=ENVIRONMENT)
-    judgement = decide(opening, measured, gate_cases.SETTINGS, wall_s=600.0, invalid=())
-    assert judgement.invalid == ()
-    assert (judgement.exit_code != 0) == (verdict == "FAIL")
-    printed = text(judgement)
-    failed = [verdict.cell for verdict in judgement.verdicts if verdict.status == "FAIL"]
-    assert failed == ([cells[1].name] if slower else [])
-    assert f"{verdict}: " in printed

@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from impls.binary import bits, products
@@ -30,29 +28,15 @@ def check_products(x: Tensor, weights: Tensor) -> None:
         assert torch.equal(y.float(), expected)
 
 
-SIDES = st.integers(0, 5)
-
-
-@settings(max_examples=50)
-@given(
-    members=st.sampled_from([(2, 2), (5, 5), (3, 1), (1, 1), (0, 0)]),
-    sides=st.tuples(SIDES, st.integers(0, 130), SIDES),
-    room=st.sampled_from([1, 2, 7, 50, 2**17]),
-    columns=st.sampled_from([1, 3, 4096]),
-)
-def test_products_of_any_shape_are_those_of_signs(
-    members: tuple[int, int], sides: tuple[int, int, int], room: int, columns: int
-) -> None:
-    """Weights may be shared, sizes may be zero, and the size of pieces does not matter."""
-    rows, length, outputs = sides
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(bits.CHUNK_WORDS, "cpu", room)
-        patch.setattr(products, "MAX_COLUMNS", columns)
-        check_products(fair_bits(members[0], rows, length), fair_bits(members[1], length, outputs, seed=1))
-
-
-def test_products_are_exact_at_every_length_and_layout() -> None:
-    """Unused bits of the last word do not matter, nor the memory layout of the operands."""
+def test_products_are_exact_at_every_length_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unused bits of the last word do not matter, nor sizes of zero, sizes of pieces and memory layouts."""
+    for room, widest, length in itertools.product((1, 7, 50), (1, 3), (0, 1, 65, 130)):
+        with monkeypatch.context() as patch:
+            patch.setitem(bits.CHUNK_WORDS, "cpu", room)
+            patch.setattr(products, "MAX_COLUMNS", widest)
+            for members, shared, sides in ((2, 2, (3, 5)), (3, 1, (5, 4)), (1, 1, (0, 2)), (0, 0, (2, 0))):
+                x, weights = fair_bits(members, sides[0], length), fair_bits(shared, length, sides[1], seed=1)
+                check_products(x, weights)
     for length in LENGTHS:
         check_products(fair_bits(3, 2, length), fair_bits(3, length, 5, seed=1))
         check_products(fair_bits(3, 70, length), fair_bits(1, length, 2, seed=1))
