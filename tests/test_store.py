@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -216,10 +217,7 @@ def test_unreadable_files_are_problems(tmp_path: Path, monkeypatch: pytest.Monke
     runs, (problem,) = read_results(tmp_path / "nowhere")
     assert "--results" in str(problem)
 
-    def refuse(_: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert read_run(writer.path) == (None, [Problem(writer.path, "cannot be read: Permission denied")])
 
 

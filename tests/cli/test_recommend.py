@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -275,11 +276,7 @@ def test_after_an_interrupt_the_next_commands_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The commands resume in the same results folder, then ask again for the stored answer."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("esbench.measure.runner.run", interrupted)
+    monkeypatch.setattr("esbench.measure.runner.run", Mock(side_effect=KeyboardInterrupt))
     arguments = ("--linear", "8x8", "--variants", "Flipped*", "--device", "cpu", "--results", str(tmp_path))
     assert run(*arguments) == 130
     message = capsys.readouterr().err

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -124,10 +125,7 @@ def test_an_error_of_a_lock_file_says_what_to_do(folder: Path, monkeypatch: pyte
         assert message.startswith("cannot lock ")
         assert "set ESBENCH_LOCK_DIR to a folder" in message
 
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(FileLock, "acquire", denied)
+    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert refusal() == (
         f"cannot lock {folder / 'esbench-cpu.lock'} (Permission denied): "
         "set ESBENCH_LOCK_DIR to a folder where files can be locked"

@@ -1,8 +1,8 @@
 """Device peaks, measured with a clock that computes times from the size of a product."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,15 +66,6 @@ def test_a_product_is_large_enough_but_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert product.amount == 2 * 256**3
 
 
-def raising(error: Exception) -> Callable[..., object]:
-    """Return a function that raises an error for any arguments."""
-
-    def fail(*_: object, **__: object) -> object:
-        raise error
-
-    return fail
-
-
 def test_each_supported_dtype_has_a_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,14 +81,14 @@ def test_each_supported_dtype_has_a_peak(
         torch.OutOfMemoryError("CUDA out of memory."),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "mm", raising(error))
+            patch.setattr(torch, "mm", Mock(side_effect=error))
             assert measured_dtypes("float16") == ["uint8"]
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "ones", raising(RuntimeError("can't allocate memory")))
+        patch.setattr(torch, "ones", Mock(side_effect=RuntimeError("can't allocate memory")))
         assert measured_dtypes("float32") == ["float32"]
     for name in ("mm", "ones"):
         with monkeypatch.context() as patch:
-            patch.setattr(torch, name, raising(RuntimeError("an illegal memory access")))
+            patch.setattr(torch, name, Mock(side_effect=RuntimeError("an illegal memory access")))
             with pytest.raises(RuntimeError, match="illegal"):
                 measured_dtypes("float32")
 

@@ -1,8 +1,6 @@
 """The findings of ``esbench doctor`` about a machine."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,8 @@ from esbench.measure.device_lock import lock_device
 from esbench.measure.doctor import Finding, diagnose
 from esbench.measure.gpu_monitor import own_pids
 from tests.fake_nvml import UUID, answering, install, processes, refusing
-from tests.fresh_process import new_process
 
-
-@pytest.fixture(autouse=True)
-def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear what other tests have cached about the GPU."""
-    with new_process(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("new_process")
 
 
 def findings() -> dict[str, Finding]:

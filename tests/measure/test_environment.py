@@ -4,7 +4,6 @@ import inspect
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,8 @@ from esbench.registry import Entry
 from esbench.schema import Variant
 from tests import synthetic
 from tests.fake_nvml import UUID, answering, install, processes, refusing
-from tests.fresh_process import new_process
 
-
-@pytest.fixture(autouse=True)
-def _new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear what other tests have cached about the GPU."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    with new_process(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("new_process")
 
 
 def test_the_environment_of_a_cpu_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -217,16 +218,7 @@ def test_conditions_are_none_where_nvml_refuses(
         assert read.process_bytes() is None
 
 
-@pytest.fixture
-def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear what other tests have cached about the GPU."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    own_pids.cache_clear()
-    yield
-    own_pids.cache_clear()
-
-
-@pytest.mark.usefixtures("_new_process")
+@pytest.mark.usefixtures("new_process")
 def test_this_process_is_the_one_that_appears_with_the_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that appears with the CUDA context is this one; otherwise the id is unknown."""
     before: tuple[int, ...]
@@ -246,17 +238,15 @@ def test_this_process_is_the_one_that_appears_with_the_cuda_context(monkeypatch:
         own_pids.cache_clear()
         assert own_pids() == expected, (before, after)
 
-    def full() -> None:
-        message = "CUDA error: out of memory"
-        raise RuntimeError(message)
-
     install(monkeypatch, nvmlDeviceGetComputeRunningProcesses=answering(processes(ALIEN)))
-    monkeypatch.setattr(torch.cuda, "synchronize", full)
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", Mock(side_effect=RuntimeError("CUDA error: out of memory"))
+    )
     own_pids.cache_clear()
     assert own_pids() == set()
 
 
-@pytest.mark.usefixtures("_new_process")
+@pytest.mark.usefixtures("new_process")
 def test_all_other_processes_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes are listed by name and id, also later ones; none if this process is not identified.
 

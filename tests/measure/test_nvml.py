@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -67,12 +68,8 @@ def test_the_gpu_is_found_by_the_uuid_that_torch_gives(monkeypatch: pytest.Monke
     install(monkeypatch, nvmlDeviceGetHandleByUUID=uuids.append)
     with Nvml():
         assert uuids == [current_uuid()] == [UUID]
-
-    def broken() -> int:
-        message = "CUDA error:\nunspecified launch failure"
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(torch.cuda, "current_device", broken)
+    error = RuntimeError("CUDA error:\nunspecified launch failure")
+    monkeypatch.setattr(torch.cuda, "current_device", Mock(side_effect=error))
     with pytest.raises(NvmlError, match="CUDA error: unspecified launch failure"):
         current_uuid()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -88,14 +89,13 @@ def test_device_peaks_that_cannot_be_measured_are_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Variants are measured even if the clock fails or the budget is too short for the peaks."""
-
-    def backwards(*_: object) -> NoReturn:
-        message = "the clock went backwards by 5 ns"
-        raise ClockError(message)
-
     end_s = time.monotonic() + 5 * device_peaks.PEAK_S["cpu"]
     attempts: tuple[tuple[Any, dict[str, Any], str], ...] = (
-        (backwards, {}, "the clock went backwards by 5 ns"),
+        (
+            Mock(side_effect=ClockError("the clock went backwards by 5 ns")),
+            {},
+            "the clock went backwards by 5 ns",
+        ),
         (device_peaks.device_peaks, {"end_s": end_s, "cell_s": 0.01}, "time budget of the run"),
     )
     for measuring, options, reason in attempts:
@@ -216,26 +216,17 @@ def test_a_failed_compression_loses_nothing(large: Path, monkeypatch: pytest.Mon
     """The run survives a kill before each step of compression, and a full disk."""
     before, content = read_run(large)[0], large.read_bytes()
 
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: object, **__: object) -> NoReturn:
-        raise Killed
-
-    def full(_: int) -> NoReturn:
-        raise OSError(28, "No space left on device")
-
     for owner, moment in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, moment, killed)
-            with pytest.raises(Killed):
+            patch.setattr(owner, moment, Mock(side_effect=Cut))
+            with pytest.raises(Cut):
                 compressed(large)
         assert read_results(large.parent.parent) == ([before], [])
         assert large.read_bytes() == content
     for file in large.parent.glob("*"):
         if file != large:
             file.unlink()
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     assert compressed(large) == large  # the run is complete, so a full disk is not an error
     assert list(large.parent.iterdir()) == [large]
 

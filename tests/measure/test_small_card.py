@@ -2,6 +2,7 @@
 
 import importlib.util
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -92,9 +93,5 @@ def test_an_unsupported_dtype_has_rows_with_its_reason(monkeypatch: pytest.Monke
         assert skipped(rows) == [(name, None, "unavailable", reason) for name in ("Base", "A") if reason]
         assert {row.case.dtype for row in measurements(rows)} == {"float32", *([] if reason else [dtype])}
     assert not unsupported_reason("bfloat16", "cpu")  # slow, but measured
-
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(device_peaks, "_measure_copy", full)
+    monkeypatch.setattr(device_peaks, "_measure_copy", Mock(side_effect=torch.OutOfMemoryError))
     assert list(device_peaks.device_peaks("cuda", lacking, HostClock())) == []
