@@ -41,8 +41,7 @@ def git(
     """
     program = shutil.which("git")
     if program is None:
-        message = "git was not found on PATH"
-        raise GitError(message)
+        raise GitError("git was not found on PATH")
     # A hook of git sets these variables to the index of the repository of the hook.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
@@ -57,8 +56,7 @@ def git(
         )
     except (OSError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        message = f"git {arguments[0]}: {lines[-1] if lines else error}"
-        raise GitError(message) from error
+        raise GitError(f"git {arguments[0]}: {lines[-1] if lines else error}") from error
     return done.stdout.strip("\n")
 
 
@@ -125,8 +123,7 @@ def main() -> None:
     package = Path(__file__).parent
     _require_tracked(package, SECONDS)
     if is_dirty(package):
-        message = f"{package.parent} has uncommitted changes: commit them, or leave {VARIABLE} unset"
-        raise GitError(message)
+        raise GitError(f"{package.parent} has uncommitted changes: commit them, or leave {VARIABLE} unset")
     sys.stdout.write(f"{commit(package)}:{code_hash(package.parent)}\n")
 
 

@@ -110,13 +110,13 @@ class ChosenBenchmarks:
             if phase != QUALITY
         }
         if not cells:
-            message = "nothing to benchmark: no chosen variant supports the cases, or only quality was chosen"
-            raise UserError(message)
+            raise UserError(
+                "nothing to benchmark: no chosen variant supports the cases, or only quality was chosen"
+            )
         try:
             torch_state.check()
         except WrongResultError as error:
-            message = f"cannot measure with the loaded variants: {error}"
-            raise UserError(message) from error
+            raise UserError(f"cannot measure with the loaded variants: {error}") from error
         exact = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
         checks = ExactChecks(exact, device, choice.seed)
         return cls(device, suite.name, choice.seed, cells, checks, QUALITY in phases, torch_state)

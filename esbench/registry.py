@@ -155,8 +155,7 @@ class Registry:
                 record = Variant(scheme=scheme.__name__, options=options, mode=mode, baseline=baseline)
                 if other := self.entries.get(record.name):
                     packages = f"by {other.package} and by {scheme.__module__}"
-                    message = f"variant {record.name} is registered twice: {packages}"
-                    raise ValueError(message)
+                    raise ValueError(f"variant {record.name} is registered twice: {packages}")
                 self.entries[record.name] = Entry(
                     variant=record,
                     scheme=instance,
@@ -177,8 +176,7 @@ class Registry:
             ValueError: a suite of that name is registered already.
         """
         if suite.name in self.suites:
-            message = f"suite {suite.name} is registered twice"
-            raise ValueError(message)
+            raise ValueError(f"suite {suite.name} is registered twice")
         self.suites[suite.name] = suite
         return suite
 
@@ -189,8 +187,7 @@ class Registry:
             UnknownNameError: the suite is not registered.
         """
         if name not in self.suites:
-            message = f"no suite {name!r}; {suggest(name, sorted(self.suites), 'esbench list')}"
-            raise UnknownNameError(message)
+            raise UnknownNameError(f"no suite {name!r}; {suggest(name, sorted(self.suites), 'esbench list')}")
         return self.suites[name]
 
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
@@ -217,8 +214,9 @@ class Registry:
             }
             if not matching:
                 listing = "esbench list --variants '*'"
-                message = f"no variant matches {pattern!r}; {suggest(pattern, [*self.entries], listing)}"
-                raise UnknownNameError(message)
+                raise UnknownNameError(
+                    f"no variant matches {pattern!r}; {suggest(pattern, [*self.entries], listing)}"
+                )
             chosen = chosen - matching if glob.startswith("!") else chosen | matching
         entries = [entry for name, entry in self.entries.items() if name in chosen]
         return sorted(entries, key=lambda entry: entry.variant.baseline)
@@ -289,8 +287,7 @@ def load(name: str) -> str:
             raise
         except BaseException as error:  # foreign code may raise anything
             reason = f"{type(error).__name__}: {message_of(error)}"
-            message = f"cannot load variants from {name or repr(name)}: {reason}"
-            raise PluginError(message) from error
+            raise PluginError(f"cannot load variants from {name or repr(name)}: {reason}") from error
     return LOADED[name]
 
 
@@ -307,11 +304,9 @@ def _import_module(name: str) -> str:
 
 def _import_file(path: Path) -> str:
     if not path.is_file():
-        message = "no such file"
-        raise FileNotFoundError(message)
+        raise FileNotFoundError("no such file")
     if path.stem in sys.modules:
-        message = f"a module {path.stem} is loaded already; rename the file"
-        raise ImportError(message)
+        raise ImportError(f"a module {path.stem} is loaded already; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # noqa: S101  # its name ends in .py
     assert spec.loader is not None  # noqa: S101  # the same
@@ -383,8 +378,7 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
         UnknownNameError: no case matches, or the dtype is unknown.
     """
     if dtype is not None and dtype not in DTYPES:
-        message = f"no dtype {dtype!r}; available: {', '.join(DTYPES)}"
-        raise UnknownNameError(message)
+        raise UnknownNameError(f"no dtype {dtype!r}; available: {', '.join(DTYPES)}")
     cases = select_cases(suite.cases, glob)
     return tuple(msgspec.structs.replace(case, dtype=dtype) for case in cases) if dtype else cases
 
@@ -398,8 +392,7 @@ def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
     chosen = tuple(case for case in cases if fnmatch.fnmatchcase(case.label, glob))
     if not chosen:
         known = [case.label for case in cases]
-        message = f"no case matches {glob!r}; {suggest(glob, known, 'esbench list --json')}"
-        raise UnknownNameError(message)
+        raise UnknownNameError(f"no case matches {glob!r}; {suggest(glob, known, 'esbench list --json')}")
     return chosen
 
 
@@ -412,8 +405,7 @@ def parse_phases(names: str) -> tuple[Phase, ...]:
     chosen, known = split_names(names), (*PHASES, QUALITY)
     for name in chosen:
         if name not in known:
-            message = f"no phase {name!r}; available: {', '.join(known)}"
-            raise UnknownNameError(message)
+            raise UnknownNameError(f"no phase {name!r}; available: {', '.join(known)}")
     return tuple(phase for phase in known if phase in chosen)
 
 
@@ -425,6 +417,5 @@ def split_names(names: str) -> tuple[str, ...]:
     """
     stripped = tuple(name.strip() for name in names.split(",") if name.strip())
     if names and not stripped:
-        message = f"{names!r} contains no name: give comma-separated names, or leave the option out"
-        raise UserError(message)
+        raise UserError(f"{names!r} contains no name: give comma-separated names, or leave the option out")
     return stripped

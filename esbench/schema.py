@@ -256,8 +256,7 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
             for index, sample in enumerate(visits):
                 if sample < 0:
                     # The wording of the decoder.
-                    message = f"Expected `float` >= 0.0 - at `$.samples[{round_index}][{index}]`"
-                    raise ValueError(message)
+                    raise ValueError(f"Expected `float` >= 0.0 - at `$.samples[{round_index}][{index}]`")
 
 
 class Skipped(_Line, frozen=True, kw_only=True, tag="skipped"):

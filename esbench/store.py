@@ -155,8 +155,9 @@ class Writer:
             is_here = False
         if not is_here or state.st_size != self._bytes:
             change = "has other contents" if is_here else "was deleted or replaced"
-            message = f"{self.path} {change} while the run was writing it, rows are lost: run again"
-            raise LostFileError(message)
+            raise LostFileError(
+                f"{self.path} {change} while the run was writing it, rows are lost: run again"
+            )
 
     def close(self) -> None:
         """Close the file; a run without an end stays readable."""
@@ -199,11 +200,9 @@ def encode(record: Record) -> bytes:
         line = msgspec.json.encode(record)
         msgspec.json.decode(line, type=type(record))
     except msgspec.DecodeError as error:
-        message = f"cannot store this record, it could not be read back: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"cannot store this record, it could not be read back: {error}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"cannot store this record: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"cannot store this record: {error}") from error
     return line
 
 
@@ -256,8 +255,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, zlib.error) as error:
-        message = f"it is damaged: {error}"
-        raise OSError(message) from error
+        raise OSError(f"it is damaged: {error}") from error
 
 
 def read_regular_file(path: Path) -> bytes:
@@ -267,8 +265,7 @@ def read_regular_file(path: Path) -> bytes:
         OSError: the file is missing, cannot be read or is not a regular file.
     """
     if path.exists() and not path.is_file():
-        message = "it is not a regular file"
-        raise OSError(message)
+        raise OSError("it is not a regular file")
     return path.read_bytes()
 
 
@@ -372,8 +369,7 @@ def _check_times(record: object) -> None:
         return
     for index, visits in enumerate(record.samples):
         if 0 in visits:
-            message = f"a time of 0 ns, the clock missed the call - at `$.samples[{index}]`"
-            raise ValueError(message)
+            raise ValueError(f"a time of 0 ns, the clock missed the call - at `$.samples[{index}]`")
 
 
 def _drop_repeated(path: Path, rows: dict[int, Row]) -> Iterator[Problem]:
@@ -464,8 +460,7 @@ def find_unfinished(results: Path, device: str) -> Path:
         run, _ = read_run(path)
         if run is not None and _is_unfinished(run):
             return path
-    message = f"nothing to resume: no unfinished run in {results / device}"
-    raise ResumeError(message)
+    raise ResumeError(f"nothing to resume: no unfinished run in {results / device}")
 
 
 def read_unfinished(path: Path) -> Unfinished:
@@ -478,8 +473,7 @@ def read_unfinished(path: Path) -> Unfinished:
     if run is None:
         raise ResumeError(str(problems[0]))
     if not _is_unfinished(run):
-        message = f"{path} is complete: there is nothing to resume"
-        raise ResumeError(message)
+        raise ResumeError(f"{path} is complete: there is nothing to resume")
     content = read_bytes(path)
     end = kept_bytes = content.find(b"\n") + 1
     if not kept_bytes:
@@ -490,8 +484,7 @@ def read_unfinished(path: Path) -> Unfinished:
             kept_bytes = end
     kept, problems = parse_run(path, content[:kept_bytes])
     if kept is None or problems:
-        message = f"{problems[0]}; a run with a damaged line cannot be resumed: run again"
-        raise ResumeError(message)
+        raise ResumeError(f"{problems[0]}; a run with a damaged line cannot be resumed: run again")
     return Unfinished(path, kept, kept_bytes)
 
 
@@ -542,12 +535,9 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
     try:
         document = msgspec.json.decode(read_regular_file(path), type=kind)
     except OSError as error:
-        message = f"{path}: cannot be read: {error.strerror or error}"
-        raise UserError(message) from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        message = f"{path}: not a {what}: {error}"
-        raise UserError(message) from error
+        raise UserError(f"{path}: not a {what}: {error}") from error
     if document.schema != schema:
-        message = f"{path}: a {what} of schema {document.schema}, this esbench reads {schema}: {again}"
-        raise UserError(message)
+        raise UserError(f"{path}: a {what} of schema {document.schema}, this esbench reads {schema}: {again}")
     return document

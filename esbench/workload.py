@@ -98,8 +98,9 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
     Raises:
         UnavailableError: the scheme does not support the case on this device; the message has the reason.
     """
-    message = f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
-    raise UnavailableError(message)
+    raise UnavailableError(
+        f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
+    )
 
 
 class Trainer(Protocol):

@@ -88,8 +88,9 @@ class FakeCuda(Cuda):
     @override
     def synchronize(self) -> None:
         if self._captured is not None:
-            message = "operation not permitted when stream is capturing\nSearch for it in the manual."
-            raise CaptureError(message)
+            raise CaptureError(
+                "operation not permitted when stream is capturing\nSearch for it in the manual."
+            )
         self.host_ns = max([self.host_ns + self.verb_ns, *self._ends.values()])
 
     @override

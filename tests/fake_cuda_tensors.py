@@ -81,8 +81,7 @@ class CudaTensor(Tensor):
     @classmethod
     @override
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch types a function
-        message = f"{func} was called on a fake CUDA tensor outside of fake_cuda()"
-        raise RuntimeError(message)
+        raise RuntimeError(f"{func} was called on a fake CUDA tensor outside of fake_cuda()")
 
     @override
     def get_device(self) -> int:
@@ -179,8 +178,7 @@ class FakeDevice(TorchDispatchMode):
 
     def _refuse(self, operation: str) -> None:
         if self.is_capturing:
-            message = f"operation not permitted when stream is capturing: {operation}"
-            raise CaptureError(message)
+            raise CaptureError(f"operation not permitted when stream is capturing: {operation}")
 
     def check_generator(self, name: str, device: torch.device) -> None:
         """Compare the device of a call's generator with that of its tensor.
@@ -189,8 +187,7 @@ class FakeDevice(TorchDispatchMode):
             DeviceMixError: they differ.
         """
         if device.type != self.target.type:
-            message = f"{name} on {self.target.type} with a generator on {device.type}"
-            raise DeviceMixError(message)
+            raise DeviceMixError(f"{name} on {self.target.type} with a generator on {device.type}")
         if device.type == "cuda":
             self.draw(f"{name} with its own generator")
 
@@ -283,11 +280,9 @@ class FakeDevice(TorchDispatchMode):
             host = [tensor for tensor in host if tensor.dim() or any(tensor is target for target in written)]
         if host:
             places = ", ".join(f"{tensor.device.type}{[*tensor.shape]}" for tensor in tensors)
-            message = f"{rules.name}: expected all tensors to be on the same device, got {places}"
-            raise DeviceMixError(message)
+            raise DeviceMixError(f"{rules.name}: expected all tensors to be on the same device, got {places}")
         if rules.needs_floats and not args[0].is_floating_point():
-            message = f"{rules.name} is not implemented for {args[0].dtype} on CUDA"
-            raise NotImplementedError(message)
+            raise NotImplementedError(f"{rules.name} is not implemented for {args[0].dtype} on CUDA")
         if rules.waits:
             self.wait(rules.name)
 
@@ -322,8 +317,9 @@ class _Calls(TorchFunctionMode):
     def _assign(self, func: Any, tensor: Tensor, value: object) -> Any:
         """Set an attribute of a tensor; a gradient must be on its device."""
         if func == SET_GRAD and isinstance(value, Tensor) and value.device.type != tensor.device.type:
-            message = f"a gradient on {value.device.type} is assigned to a tensor on {tensor.device.type}"
-            raise DeviceMixError(message)
+            raise DeviceMixError(
+                f"a gradient on {value.device.type} is assigned to a tensor on {tensor.device.type}"
+            )
         return func(tensor, value)
 
     def _call_function(self, func: Any, name: str, args: Any, kwargs: Any, *, on_cuda: bool) -> Any:
@@ -454,8 +450,7 @@ def _fake_launch(cuda: FakeDevice) -> Callable[..., None]:
         name = kernel.fn.__name__
         for tensor in (*_tensors(args), *_tensors(kwargs.values())):
             if not isinstance(tensor, CudaTensor):
-                message = f"the kernel {name} was given a tensor on {tensor.device}"
-                raise DeviceMixError(message)
+                raise DeviceMixError(f"the kernel {name} was given a tensor on {tensor.device}")
         cuda.launches.append(name)
 
     return run

@@ -18,8 +18,7 @@ class RefusedError(Exception):
 
 def refusing(*_: object) -> Any:
     """Raise an error of pynvml."""
-    message = "Insufficient Permissions"
-    raise RefusedError(message)
+    raise RefusedError("Insufficient Permissions")
 
 
 def answering(answer: object) -> Callable[..., object]:

@@ -80,11 +80,10 @@ class World:
     def take(self, more_bytes: int) -> None:
         """Allocate bytes, or raise like torch's CPU allocator if there are not enough."""
         if sum(workload.held_bytes for workload in self.resident) + more_bytes > self.room_bytes:
-            message = (
+            raise RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
                 f"you tried to allocate {more_bytes} bytes. Error code 12 (Cannot allocate memory)"
             )
-            raise RuntimeError(message)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -107,8 +107,9 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
         if entry.variant.mode == "batched" and entry.operators is None
     ]
     if not chosen:
-        message = f"--variants {' '.join(variants or ())}: nothing to train: none of them perturbs weights"
-        raise UserError(message)
+        raise UserError(
+            f"--variants {' '.join(variants or ())}: nothing to train: none of them perturbs weights"
+        )
     if not (variants or baselines):
         chosen = [entry for entry in chosen if not entry.variant.baseline]
     dense = REGISTRY.entries.get(DENSE.name)
@@ -127,8 +128,7 @@ def _recipes(entries: Sequence[Entry], networks: Sequence[str], numbers: Mapping
     """
     for name, value in numbers.items():
         if not 0 < value < math.inf:
-            message = f"--{name.replace('_', '-')} {value:g}: expected a finite number above 0"
-            raise UserError(message)
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: expected a finite number above 0")
     recipes = [msgspec.convert({"network": name, **numbers}, Recipe) for name in dict.fromkeys(networks)]
     for recipe, entry in itertools.product(recipes, entries):
         if how := trainer(entry.scheme):

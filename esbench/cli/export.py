@@ -36,8 +36,7 @@ def export_(
     if out is None:
         typer.echo(text, nl=False)
     elif out.exists() and out.samefile(run):
-        message = f"--out {out} is the run itself: name another file"
-        raise UserError(message)
+        raise UserError(f"--out {out} is the run itself: name another file")
     else:
         prepare_file("--out", out)
         out.write_text(text, encoding="utf-8", newline="\n")

@@ -81,8 +81,7 @@ def gate(
         tested = resolve(top, head, "head", output=out)
         compared = resolve(top, base or default_base(top, tested.commit), "base")
         if not base and compared.commit == tested.commit:
-            message = f"nothing to compare: {head} is the merge base with the main branch; pass --base"
-            raise UserError(message)
+            raise UserError(f"nothing to compare: {head} is the merge base with the main branch; pass --base")
         check_names(orders, top)
         revisions: dict[Arm, Revision] = {"base": compared, "head": tested}
         with prepared(orders, top, revisions, wait_s=None if wait else 0) as comparison:
@@ -148,8 +147,7 @@ def check_names(orders: "Orders", top: Path) -> None:
 
     for name in orders.plugins:
         if Path(name).is_absolute() and not Path(name).is_file():
-            message = f"--plugin {name}: no such file"
-            raise UserError(message)
+            raise UserError(f"--plugin {name}: no such file")
     load_installed()
     file = sys.modules[DEFAULT].__file__
     if not orders.plugins and file and Path(file).resolve().is_relative_to(top.resolve()):

@@ -52,8 +52,7 @@ def history(
     from esbench.text import one_line
 
     if out.suffix.lower() not in METADATA:
-        message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
-        raise UserError(message)
+        raise UserError(f"--out {out}: expected a file that ends in {', '.join(METADATA)}")
     prepare_file("--out", out)
     runs, problems = read_stored_runs(results)
     chosen = runs_of_device(device, devices(runs), results)

@@ -118,8 +118,7 @@ def read_stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
 
     run, problems = read_run(path)
     if run is None:
-        message = f"{'; '.join(map(str, problems))}: {option}, such as results/<device>/<run>.jsonl"
-        raise UserError(message)
+        raise UserError(f"{'; '.join(map(str, problems))}: {option}, such as results/<device>/<run>.jsonl")
     print_problems(problems)
     return run, problems
 
@@ -148,8 +147,7 @@ def check_writable(option: str, folder: Path) -> None:
     """
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if existing and not existing.is_dir():
-        message = f"{option} {folder}: {existing} is not a folder"
-        raise UserError(message)
+        raise UserError(f"{option} {folder}: {existing} is not a folder")
 
 
 def prepare_file(option: str, path: Path) -> None:
@@ -160,8 +158,7 @@ def prepare_file(option: str, path: Path) -> None:
 
     """
     if path.exists() and not path.is_file():
-        message = f"{option} {path} is not a regular file: name a file"
-        raise UserError(message)
+        raise UserError(f"{option} {path} is not a regular file: name a file")
     check_writable(option, path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -174,5 +171,4 @@ def check_results(results: Path) -> None:
 
     """
     if not results.is_dir():
-        message = f"no folder {results}: measure with `esbench run`, or name another with --results"
-        raise UserError(message)
+        raise UserError(f"no folder {results}: measure with `esbench run`, or name another with --results")

@@ -64,14 +64,11 @@ def plot(
         return
     find(name)
     if out is None:
-        message = f"--out is missing: esbench plot {name} --out {name}.svg"
-        raise UserError(message)
+        raise UserError(f"--out is missing: esbench plot {name} --out {name}.svg")
     if out.suffix.lower() not in METADATA:
-        message = f"--out {out}: expected a file that ends in {', '.join(METADATA)}"
-        raise UserError(message)
+        raise UserError(f"--out {out}: expected a file that ends in {', '.join(METADATA)}")
     if width not in WIDTHS:
-        message = f"--width {width}: expected {' or '.join(WIDTHS)}"
-        raise UserError(message)
+        raise UserError(f"--width {width}: expected {' or '.join(WIDTHS)}")
     request = PlotRequest(
         operator=operator,
         cases=cases,
@@ -101,6 +98,5 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
     of_one_device = runs_of_device(device, devices(run for run in runs if run.rows), results)
     suites = dict.fromkeys(run.header.suite for run in of_one_device)
     if suite is not None and suite not in suites:
-        message = f"no run of suite {suite!r}; available: {', '.join(suites)}"
-        raise UserError(message)
+        raise UserError(f"no run of suite {suite!r}; available: {', '.join(suites)}")
     return [run for run in of_one_device if suite in {None, run.header.suite}]

@@ -71,12 +71,10 @@ def profile(
     from esbench.progress import showing
 
     if not variants:
-        message = "name a variant, such as --variant Permuted; `esbench list` shows all of them"
-        raise UserError(message)
+        raise UserError("name a variant, such as --variant Permuted; `esbench list` shows all of them")
     phases = parse_phases(phase)
     if QUALITY in phases:
-        message = f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}"
-        raise UserError(message)
+        raise UserError(f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}")
     check_writable("--out", out)
     device_type = resolve_device(device)
     entries = load_entries(variants, plugin)
@@ -121,8 +119,9 @@ def cells_of(
     if not cells:
         names = ", ".join(entry.variant.name for entry in entries)
         labels = "; ".join(case.label for case in cases)
-        message = f"nothing to profile: none of the variants {names} supports any of the cases {labels}"
-        raise UserError(message)
+        raise UserError(
+            f"nothing to profile: none of the variants {names} supports any of the cases {labels}"
+        )
     return cells
 
 

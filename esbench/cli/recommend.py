@@ -156,10 +156,9 @@ def recommend(
     entries = candidates(loaded, named=bool(variants))
     entries = [entry for entry in entries if entry.variant.mode == "batched"]
     if not entries:
-        message = (
+        raise UserError(
             f"--variants {' '.join(variants or ())}: nothing to train with: none of them perturbs weights"
         )
-        raise UserError(message)
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     device_type = resolve_device(device)
     if offline:
@@ -216,8 +215,7 @@ def _measure(  # the options of a measurement
             for text in notes:
                 note(fill(text))
             if not names:
-                message = f"no variant could be screened within {budget_s:g} s: give a longer --budget"
-                raise UserError(message)
+                raise UserError(f"no variant could be screened within {budget_s:g} s: give a longer --budget")
             request = msgspec.structs.replace(request, variants=tuple(names))
             plan = plan_of(request, name, device, seed)
         if not unfinished:
@@ -228,8 +226,7 @@ def _measure(  # the options of a measurement
     run, problems = store.read_run(path)
     print_problems(problems)
     if run is None:
-        message = f"{path} was written but cannot be read: see the lines above, then run again"
-        raise UserError(message)
+        raise UserError(f"{path} was written but cannot be read: see the lines above, then run again")
     return path, outcome, run
 
 
@@ -274,8 +271,7 @@ def _answer_offline(
         own = f"no stored run of this device ({here.device_name}) in {short_path(results, _PATH_COLUMNS)}"
         alike = [run for run in stored if run.header.environment.device == device_type]
         if not alike:
-            message = f"{own}: {measure}"
-            raise UserError(message)
+            raise UserError(f"{own}: {measure}")
         same_kind = max(alike, key=lambda run: run.header.run_id).header.environment
         runs = [run for run in alike if run.header.environment.slug == same_kind.slug]
         note(f"{own}:\n  this is the answer for {same_kind.device_name}; {measure}")
@@ -288,12 +284,11 @@ def _answer_offline(
                 if (command := _command_of(other, results))
             ][:1]
             names = first_names([variant.name for variant in variants or ()])
-            message = (
+            raise UserError(
                 f"no stored run ranks {layer_and_members(case)}{names and f' for {names}'}; "
                 f"leave --offline out to measure it"
                 f"{f'; nearest is {near[0]}' if near else ''}"
             )
-            raise UserError(message)
     return recommendations
 
 
@@ -411,10 +406,9 @@ def target_of(
 
     """
     if sum(option is not None for option in (linear, conv, model)) != 1:
-        message = (
+        raise UserError(
             "recommend needs one of --linear, --conv and --model, such as --linear 1024x1024; see --help"
         )
-        raise UserError(message)
     if linear is not None:
         return Target(f"recommend {linear}", {"": linear_case(linear, template)})
     if conv is not None:
@@ -426,8 +420,7 @@ def target_of(
     try:
         model_layers = layers(made, rows, template, dtype=dtype)
     except UserError as error:
-        message = f"--model {name}: {error}"
-        raise UserError(message) from error
+        raise UserError(f"--model {name}: {error}") from error
     _check(name, made, model_layers, entries)
     for left_out in model_layers.others:
         note(f"{left_out.name}: {left_out.reason}")
@@ -452,10 +445,9 @@ def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[E
     """
     for layer in model_layers.chosen:
         if layer.case.dtype not in DTYPES:
-            message = (
+            raise UserError(
                 f"--model {name}: {layer.name} is {layer.case.dtype}; esbench measures {', '.join(DTYPES)}"
             )
-            raise UserError(message)
     fitting = [entry for entry in entries if any(entry.supports(layer.case) for layer in model_layers.chosen)]
     trainers = [(entry.scheme, known) for entry in fitting if (known := trainer(entry.scheme))]
     refused = [
@@ -466,8 +458,9 @@ def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[E
     if refused and len(refused) == len(fitting):
         # The most common reason: some schemes have another one, such as a kernel that needs a GPU.
         reason, _ = Counter(refused).most_common(1)[0]
-        message = f"--model {name}: {reason}; to leave a layer out, call requires_grad_(False) in the factory"
-        raise UserError(message)
+        raise UserError(
+            f"--model {name}: {reason}; to leave a layer out, call requires_grad_(False) in the factory"
+        )
 
 
 def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -> Case:
@@ -478,11 +471,9 @@ def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -
 
     """
     if dtype is not None and dtype not in DTYPES:
-        message = f"no dtype {dtype!r}; available: {', '.join(DTYPES)}"
-        raise UserError(message)
+        raise UserError(f"no dtype {dtype!r}; available: {', '.join(DTYPES)}")
     if not (math.isfinite(sigma) and sigma > 0):
-        message = f"--sigma {sigma:g}: expected a number above 0"
-        raise UserError(message)
+        raise UserError(f"--sigma {sigma:g}: expected a number above 0")
     return Case(
         operator="",
         out_channels=1,
@@ -519,8 +510,9 @@ def conv2d_case(text: str, like: Case) -> Case:
     height, width = rest[-2:]
     wide = rest[0] if len(rest) == 3 else tall  # noqa: PLR2004  # the kernel has two numbers
     if tall > height or wide > width:
-        message = f"--conv {text}: a kernel of {tall} x {wide} is larger than an input of {height} x {width}"
-        raise UserError(message)
+        raise UserError(
+            f"--conv {text}: a kernel of {tall} x {wide} is larger than an input of {height} x {width}"
+        )
     return msgspec.structs.replace(
         like,
         operator="Conv2d",
@@ -541,8 +533,7 @@ def size_bytes(text: str) -> float:
     match = _BYTES.fullmatch(text.strip())
     size = float(match[1]) * 1000 ** " kMGT".index(match[2] or " ") if match else 0
     if not 0 < size < math.inf:
-        message = f"--memory-limit {text}: expected a size above 0, such as 2GB or 500MB"
-        raise UserError(message)
+        raise UserError(f"--memory-limit {text}: expected a size above 0, such as 2GB or 500MB")
     return size
 
 
@@ -550,6 +541,5 @@ def _numbers(option: str, text: str, pattern: re.Pattern[str], expected: str) ->
     match = pattern.fullmatch(text.strip().lower())
     numbers = [int(number) for number in match.groups() if number is not None] if match else []
     if not numbers or not all(1 <= number <= _LARGEST for number in numbers):
-        message = f"--{option} {text}: expected {expected}, each from 1 to {_LARGEST}"
-        raise UserError(message)
+        raise UserError(f"--{option} {text}: expected {expected}, each from 1 to {_LARGEST}")
     return numbers

@@ -64,8 +64,7 @@ def report(
     check_writable("--out", out or REPORTS)
     if publish:
         if out is not None:
-            message = f"--publish writes to {PUBLISHED}: leave out --out {out}"
-            raise UserError(message)
+            raise UserError(f"--publish writes to {PUBLISHED}: leave out --out {out}")
         _check_committed(results)
     out = PUBLISHED if publish else out or REPORTS
     selected = selection(results, out, device)
@@ -77,8 +76,7 @@ def report(
         note(fill(line))
     if not {path.name for path in written} - {"index.html"}:  # the page that says so
         nothing = "no run with rows" if selected.devices else "no runs"
-        message = f"{nothing} in {results}: measure with `esbench run`"
-        raise UserError(message)
+        raise UserError(f"{nothing} in {results}: measure with `esbench run`")
     typer.echo(_summarize_files(written, out))
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)
@@ -101,11 +99,10 @@ def _check_committed(results: Path) -> None:
     """
     if uncommitted := git(results, "ls-files", "--others").splitlines():
         names = ", ".join(uncommitted[:3]) + (f" and {len(uncommitted) - 3} more" if uncommitted[3:] else "")
-        message = (
+        raise UserError(
             f"--publish renders committed runs, and {results} also holds {names}: "
             "add them with `git add --force`, or move them out of the folder"
         )
-        raise UserError(message)
 
 
 @app.command()

@@ -283,8 +283,7 @@ def _find_unfinished(context: typer.Context, results: Path, here: Environment) -
     combined = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
     if combined:
         options = ", ".join(f"--{name}" for name in combined)
-        message = f"--resume uses the options of the run that was cut off: leave out {options}"
-        raise UserError(message)
+        raise UserError(f"--resume uses the options of the run that was cut off: leave out {options}")
     return store.read_unfinished(store.find_unfinished(results, here.slug))
 
 
@@ -298,8 +297,7 @@ def check_unchanged(torch_state: "TorchState") -> None:
     try:
         torch_state.check()
     except WrongResultError as error:
-        message = f"cannot measure with the loaded variants or model: {error}"
-        raise UserError(message) from error
+        raise UserError(f"cannot measure with the loaded variants or model: {error}") from error
 
 
 def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None:
@@ -316,11 +314,10 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
         f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)
     ]
     if changes:
-        message = (
+        raise UserError(
             f"run {past.header.run_id} cannot be resumed, because these have changed: {'; '.join(changes)}; "
             "run without --resume"
         )
-        raise UserError(message)
 
 
 def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool) -> None:

@@ -149,8 +149,7 @@ class Gate:
                 self.evidence.surveys += self._rows(workers, hellos)
         except WorkerError as error:
             arms = ", ".join(f"{arm} is {r.asked}, {r.commit[:12]}" for arm, r in self.revisions.items())
-            message = f"{error} ({arms})"
-            raise UserError(message) from error
+            raise UserError(f"{error} ({arms})") from error
         self.cell_s = max(hello.cell_s for hello in hellos.values())
         return Opening(
             schema=SCHEMA,
@@ -242,10 +241,8 @@ def _check_packages(hellos: Hellos) -> None:
     """
     base, head = (set(hellos[arm].own_packages) for arm in ARMS)
     if not base | head:
-        message = "no variant package is part of this repository: name one with --plugin"
-        raise UserError(message)
+        raise UserError("no variant package is part of this repository: name one with --plugin")
     if base != head:
         arms = ("base", "head") if base - head else ("head", "base")
         names = ", ".join(sorted(base ^ head))
-        message = f"{names} is imported from the files of {arms[0]}, but not from those of {arms[1]}"
-        raise UserError(message)
+        raise UserError(f"{names} is imported from the files of {arms[0]}, but not from those of {arms[1]}")

@@ -29,8 +29,9 @@ def repository(folder: Path) -> Path:
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel"))
     except GitError as error:
-        message = f"{folder.resolve()} is not in a git repository: run esbench gate in one ({error})"
-        raise GitError(message) from error
+        raise GitError(
+            f"{folder.resolve()} is not in a git repository: run esbench gate in one ({error})"
+        ) from error
 
 
 def default_base(top: Path, head: str) -> str:
@@ -42,8 +43,7 @@ def default_base(top: Path, head: str) -> str:
     for branch in ("origin/HEAD", "origin/main", "origin/master", "main", "master"):
         with contextlib.suppress(GitError):
             return git(top, "merge-base", branch, head)
-    message = "no branch main or master to compare with: name a revision with --base"
-    raise GitError(message)
+    raise GitError("no branch main or master to compare with: name a revision with --base")
 
 
 def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revision:
@@ -65,17 +65,15 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
     except GitError:
         commit = ""
     if re.fullmatch("[0-9a-f]+", commit) is None:  # for "^commit" git prints "^" and the hash
-        message = f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first"
-        raise GitError(message)
+        raise GitError(f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first")
     is_checked_out = (
         arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
     )
     if is_checked_out and (changed := _changes(top, output)):
-        message = (
+        raise GitError(
             f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
             f"commit them, or measure them with --head {WORKTREE}"
         )
-        raise GitError(message)
     return Revision(asked=asked, commit=commit)
 
 

@@ -80,19 +80,15 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{FILE}: {getattr(error, 'strerror', None) or error}"
-        raise UserError(message) from error
+        raise UserError(f"{FILE}: {getattr(error, 'strerror', None) or error}") from error
     for index, waiver in enumerate(waivers):
         key = (waiver.cell, waiver.metric, waiver.device)
         if any(key == (other.cell, other.metric, other.device) for other in waivers[:index]):
-            message = f"{waiver} is listed twice: remove one of them"
-            raise UserError(message)
+            raise UserError(f"{waiver} is listed twice: remove one of them")
         if waiver.expires < today:
-            message = f"{waiver} expired on {waiver.expires}: remove it"
-            raise UserError(message)
+            raise UserError(f"{waiver} expired on {waiver.expires}: remove it")
         if waiver.expires > today + LONGEST:
-            message = f"{waiver} expires on {waiver.expires}: choose a date within {LONGEST.days} days"
-            raise UserError(message)
+            raise UserError(f"{waiver} expires on {waiver.expires}: choose a date within {LONGEST.days} days")
     return waivers
 
 

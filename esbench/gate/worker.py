@@ -238,8 +238,7 @@ class Worker:
 
     def _visit(self, visit: Visit) -> tuple[float, ...]:
         if self._open is None:
-            message = "a cell must be open before it is visited"
-            raise RuntimeError(message)
+            raise RuntimeError("a cell must be open before it is visited")
         call, clock, renew = self._open
         with quiet():
             for _ in range(visit.before):

@@ -124,8 +124,7 @@ class WorkerProcess:
     def _fail(self, event: str) -> NoReturn:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         quoted = f"; the last line it printed: {lines[-1][-QUOTED_CHARACTERS:]}" if lines else ""
-        message = f"the worker of {self.arm} {event} (during {self._subject}){quoted}"
-        raise WorkerError(message)
+        raise WorkerError(f"the worker of {self.arm} {event} (during {self._subject}){quoted}")
 
 
 @contextlib.contextmanager

@@ -56,12 +56,14 @@ def lock_device(
                 say(f"{key} is in use by {_holder(note)}: waiting for it to end")
             lock.acquire(timeout=FOREVER_S if wait_s is None else wait_s, poll_interval=POLL_S)
     except Timeout:
-        message = f"{key} is in use by {_holder(note)}: wait for it to end, as only one run may use a device"
-        raise LockError(message) from None
+        raise LockError(
+            f"{key} is in use by {_holder(note)}: wait for it to end, as only one run may use a device"
+        ) from None
     except (OSError, NotImplementedError) as error:  # NotImplementedError: the file system has no locks
         reason = getattr(error, "strerror", None) or error
-        message = f"cannot lock {path} ({reason}): set {FOLDER} to a folder where files can be locked"
-        raise LockError(message) from error
+        raise LockError(
+            f"cannot lock {path} ({reason}): set {FOLDER} to a folder where files can be locked"
+        ) from error
     try:
         with contextlib.suppress(OSError):  # the note is optional: the device is locked without it
             note.unlink(missing_ok=True)  # a note that another user's killed run left cannot be overwritten

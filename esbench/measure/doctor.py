@@ -93,8 +93,7 @@ def _check_memory() -> str:
     try:
         counted = memory.peak_bytes(lambda: torch.empty(probe_bytes, dtype=torch.uint8), "cpu")
     except RuntimeError as error:
-        message = f"torch's profiler does not run: {error}"
-        raise MissingError(message) from error
+        raise MissingError(f"torch's profiler does not run: {error}") from error
     text = f"torch's profiler counts {counted} bytes where {probe_bytes} were allocated"
     _require(counted == probe_bytes, text)
     return "torch's allocator counts to the byte"

@@ -47,11 +47,9 @@ def resolve_device(name: str) -> Literal["cpu", "cuda"]:
     if name == "cpu":
         return "cpu"
     if name != "cuda":
-        message = f"no device {name!r}; available: auto, cpu, cuda"
-        raise DeviceError(message)
+        raise DeviceError(f"no device {name!r}; available: auto, cpu, cuda")
     if missing := cuda_problem():
-        message = f"--device cuda: {missing}; use --device cpu, or see `esbench doctor`"
-        raise DeviceError(message)
+        raise DeviceError(f"--device cuda: {missing}; use --device cpu, or see `esbench doctor`")
     return "cuda"
 
 

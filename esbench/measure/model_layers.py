@@ -61,8 +61,7 @@ def load_model(name: str) -> tuple[nn.Module, Tensor]:
         model, rows = _call_factory(name)
         return model, _example_row(model) if rows is None else rows
     except UserError as error:
-        message = f"--model {name}: {error}"
-        raise UserError(message) from error
+        raise UserError(f"--model {name}: {error}") from error
 
 
 def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None = None) -> Layers:
@@ -85,17 +84,17 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
         model, rows, {name: module for name, module in named.items() if _has_trainable_weight(module)}
     )
     if not shapes:
-        message = (
+        raise UserError(
             f"{type(model).__name__} has no trainable Linear or Conv2d layer that the example passes through"
         )
-        raise UserError(message)
     chosen = []
     for name, shape in shapes.items():
         weight = _direct_parameters(named[name])["weight"]
         weight_dtype = str(weight.dtype).removeprefix("torch.")
         if not weight.is_floating_point():
-            message = f"{name or 'the model'} is {weight_dtype}: only real floating point can be perturbed"
-            raise UserError(message)
+            raise UserError(
+                f"{name or 'the model'} is {weight_dtype}: only real floating point can be perturbed"
+            )
         case = msgspec.structs.replace(template, dtype=dtype or weight_dtype)
         chosen.append(Layer(name, _case(named[name], shape, len(rows), case), _size([named[name]])))
     others = tuple(_others(named, shapes))
@@ -108,8 +107,7 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
     """Return the model of a factory, and the example rows if it returns any."""
     module, _, factory = name.partition(":")
     if not (module and factory):
-        message = "expected module:factory, such as my_models:mlp"
-        raise UserError(message)
+        raise UserError("expected module:factory, such as my_models:mlp")
     if (folder := str(Path.cwd())) not in sys.path:  # as for `python -m`
         sys.path.insert(0, folder)
     with _as_user_error("cannot import it:"):
@@ -122,10 +120,8 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
         case (nn.Module() as model, Tensor() as rows):
             if rows.dim() and len(rows):
                 return model, rows
-            message = f"the example has no rows: {RETURN_ADVICE}"
-            raise UserError(message)
-    message = f"the factory returned {type(result).__name__}: return an nn.Module, or {RETURN_ADVICE}"
-    raise UserError(message)
+            raise UserError(f"the example has no rows: {RETURN_ADVICE}")
+    raise UserError(f"the factory returned {type(result).__name__}: return an nn.Module, or {RETURN_ADVICE}")
 
 
 @contextlib.contextmanager
@@ -144,8 +140,7 @@ def _example_row(model: nn.Module) -> Tensor:
     if isinstance(first, nn.Linear) and not isinstance(first.weight, nn.UninitializedParameter):
         return first.weight.new_zeros(1, first.in_features)
     reason = f"begins with {type(first).__name__}" if first else "has no trainable parameter"
-    message = f"the model {reason}, so the shape of its rows is unknown: {RETURN_ADVICE}"
-    raise UserError(message)
+    raise UserError(f"the model {reason}, so the shape of its rows is unknown: {RETURN_ADVICE}")
 
 
 def _input_shapes(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module]) -> dict[str, torch.Size]:

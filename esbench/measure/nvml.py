@@ -190,8 +190,7 @@ class Nvml:
         try:
             return getattr(self._nvml, function)(*arguments)
         except Exception as error:  # pynvml's errors have no common base class
-            message = f"{function}: {_one_line(error)}"
-            raise NvmlError(message) from error
+            raise NvmlError(f"{function}: {_one_line(error)}") from error
 
 
 def current_uuid() -> str:
@@ -201,13 +200,11 @@ def current_uuid() -> str:
         NvmlError: torch has no CUDA device, or cannot describe it.
     """
     if not torch.cuda.is_available():
-        message = "torch sees no CUDA device"
-        raise NvmlError(message)
+        raise NvmlError("torch sees no CUDA device")
     try:
         return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     except RuntimeError as error:
-        message = f"torch cannot describe its CUDA device: {_one_line(error)}"
-        raise NvmlError(message) from error
+        raise NvmlError(f"torch cannot describe its CUDA device: {_one_line(error)}") from error
 
 
 def _check_plausible(function: str, answer: object, unit: str) -> int:
@@ -215,8 +212,7 @@ def _check_plausible(function: str, answer: object, unit: str) -> int:
     low, high = PLAUSIBLE[unit]
     if type(answer) is int and low <= answer <= high:
         return answer
-    message = f"{function} answers {answer} {unit}"
-    raise NvmlError(message)
+    raise NvmlError(f"{function} answers {answer} {unit}")
 
 
 def _text(answer: str | bytes) -> str:
@@ -231,5 +227,4 @@ def _load_bindings() -> ModuleType:
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
-        message = "the package nvidia-ml-py is not installed"
-        raise NvmlError(message) from error
+        raise NvmlError("the package nvidia-ml-py is not installed") from error

@@ -109,8 +109,7 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
     call, marker = _annotation(records, CALL), _annotation(records, MARKER)
     streams = {record.track for record in _device_work(records, marker.start_ns, marker.end_ns)}
     if len(streams) != 1:
-        message = "the profiler lost the record that identifies the current stream"
-        raise ProfileError(message)
+        raise ProfileError("the profiler lost the record that identifies the current stream")
     work = _device_work(records, call.start_ns)
     return Trace(
         launches=len(work),
@@ -235,8 +234,7 @@ def _annotation(records: Iterable[Record], name: str) -> Record:
     for record in records:
         if record.category == ANNOTATION and record.name == name:
             return record
-    message = f"the profiler lost the record of {name}"
-    raise ProfileError(message)
+    raise ProfileError(f"the profiler lost the record of {name}")
 
 
 def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
@@ -260,6 +258,5 @@ def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float
         if from_ns <= record.start_ns <= to_ns and record.name.startswith(LAUNCHES)
     }
     if lost := len(launches - {record.correlation for record in work}):
-        message = f"the profiler lost the records of {lost} of {len(launches)} launches"
-        raise ProfileError(message)
+        raise ProfileError(f"the profiler lost the records of {lost} of {len(launches)} launches")
     return work

@@ -60,14 +60,11 @@ class Visit:
     def __post_init__(self) -> None:
         for value in itertools.chain.from_iterable(self.samples.values()):
             if value < 0:
-                message = f"the clock went backwards by {-value:g} ns"
-                raise ClockError(message)
+                raise ClockError(f"the clock went backwards by {-value:g} ns")
             if value == 0:
-                message = "the clock read 0 ns: it is too coarse, or the call works on another device"
-                raise ClockError(message)
+                raise ClockError("the clock read 0 ns: it is too coarse, or the call works on another device")
             if not math.isfinite(value):
-                message = f"the clock read {value}"
-                raise ClockError(message)
+                raise ClockError(f"the clock read {value}")
 
 
 class Clock(Protocol):
@@ -170,8 +167,7 @@ class CudaClock:
             raise
         except BaseException as error:  # any error of a variant is stored as its reason
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            message = f"graph capture failed: {lines[0]}"
-            raise UnavailableError(message) from error
+            raise UnavailableError(f"graph capture failed: {lines[0]}") from error
         in_turn = itertools.cycle(replays)
 
         def replay() -> object:
@@ -250,8 +246,7 @@ def check_methods(device: str, methods: Iterable[str]) -> None:
     """
     for method in methods:
         if method not in METHODS[device]:
-            message = f"no method {method!r} on {device}; available: {', '.join(METHODS[device])}"
-            raise UserError(message)
+            raise UserError(f"no method {method!r} on {device}; available: {', '.join(METHODS[device])}")
 
 
 @contextlib.contextmanager

@@ -173,8 +173,9 @@ def precheck(workload: Workload, phase: Phase, synchronize: Callable[[], object]
         and first == second
         and not _may_results_be_equal(workload, phase, call, first)
     ):
-        message = f"{phase} returns the same result for different inputs: it reuses an earlier result"
-        raise WrongResultError(message)
+        raise WrongResultError(
+            f"{phase} returns the same result for different inputs: it reuses an earlier result"
+        )
     return first
 
 
@@ -214,13 +215,11 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
         result = fingerprints(workload.phases[phase]())
         check_finite(result, phase)
         if phase == "sample" and not _are_close(result, before):
-            message = "sample draws different noise for the same step before and after timing"
-            raise WrongResultError(message)
+            raise WrongResultError("sample draws different noise for the same step before and after timing")
         try:
             workload.confirm(phase)
         except WrongResultError as error:
-            message = f"{error}; found after timing, on new inputs"
-            raise WrongResultError(message) from error
+            raise WrongResultError(f"{error}; found after timing, on new inputs") from error
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
@@ -245,37 +244,34 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
     for turn in range(turns if draws else 0):
         changes = not _are_close(called[turn], called[turn + turns])
         if changes and _are_close(replayed[turn], replayed[turn + turns]):
-            message = (
+            raise WrongResultError(
                 f"{phase} replayed from a graph draws the same noise each time: the capture froze its step"
             )
-            raise WrongResultError(message)
     for graph_result, call_result in zip(replayed, called, strict=True):
         check_finite(graph_result, f"{phase} replayed")
         if not _are_close(graph_result, call_result):
-            message = f"{phase} replayed from a graph gives another result than a call: the graph skips work"
-            raise WrongResultError(message)
+            raise WrongResultError(
+                f"{phase} replayed from a graph gives another result than a call: the graph skips work"
+            )
 
 
 def check_finite(result: Fingerprints, producer: str) -> None:
     """Check that a result has neither inf nor NaN; ``producer`` names its call in the message."""
     if not all(math.isfinite(tensor.total) and math.isfinite(tensor.norm) for tensor in result):
-        message = f"{producer} gives values that are not finite"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{producer} gives values that are not finite")
 
 
 def check_memory(footprint: Footprint, phase: Phase) -> None:
     """Check that a call keeps no memory after its result is freed."""
     if footprint.kept_bytes > 0:
-        message = f"{phase} holds {footprint.kept_bytes} bytes more after every call"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{phase} holds {footprint.kept_bytes} bytes more after every call")
 
 
 def check_streams(trace: Trace, phase: Phase) -> None:
     """Check that all work of a call is on the stream that is timed."""
     if trace.other_streams:
         streams = ", ".join(map(str, trace.other_streams))
-        message = f"{phase} works on another stream ({streams}), where it is not timed"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{phase} works on another stream ({streams}), where it is not timed")
 
 
 def wait_labels(trace: Trace) -> tuple[str, ...]:
@@ -298,8 +294,7 @@ class TorchState:
             _SETTINGS[name][1](self._settings[name])
         if changed:
             changes = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
-            message = f"it changed a global setting: {changes}"
-            raise WrongResultError(message)
+            raise WrongResultError(f"it changed a global setting: {changes}")
 
     def restore(self) -> None:
         """Restore settings that a variant changed before it failed."""
@@ -357,8 +352,9 @@ def _check_late_writes(
     time.sleep(min(max(call_s, min_s), max_s))
     synchronize()
     if fingerprints(result) != before:
-        message = f"{phase} returned before its result was complete: the values changed after the call"
-        raise WrongResultError(message)
+        raise WrongResultError(
+            f"{phase} returned before its result was complete: the values changed after the call"
+        )
     return before
 
 

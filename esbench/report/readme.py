@@ -79,8 +79,7 @@ class Page:
         caption = {name: unescape(words) for name, words in _SVG_CAPTION.findall(text)}
         title, origin = caption.get("title"), caption.get("description", "")
         if title is None:
-            message = f"{file} has no title: write it with `esbench report`"
-            raise ReadmeError(message)
+            raise ReadmeError(f"{file} has no title: write it with `esbench report`")
         if run_name(Path(run)) not in origin:
             message = (
                 f"{file} is not a figure of run {run_name(Path(run))}, but of: {origin or 'an unknown run'}"
@@ -103,8 +102,9 @@ class Page:
         answer = next((recommend([run], case) for case in cases if case.label == label), None)
         if answer is None or not answer.recommended:
             ranked = ", ".join(difflib.get_close_matches(label, [case.label for case in cases], cutoff=0))
-            message = f"{file} has no n_eff per ms for {label!r}: use one of {ranked or 'another run'}"
-            raise ReadmeError(message)
+            raise ReadmeError(
+                f"{file} has no n_eff per ms for {label!r}: use one of {ranked or 'another run'}"
+            )
         best = answer.recommended[0]
         docs = run.header.docs
         modules = {best.variant: docs[best.variant.scheme].module} if best.variant.scheme in docs else {}
@@ -120,8 +120,7 @@ class Page:
         """
         table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if table_section is None:
-            message = f"{', '.join(files)}: dense noise has no rate at any shape"
-            raise ReadmeError(message)
+            raise ReadmeError(f"{', '.join(files)}: dense noise has no rate at any shape")
         self.shown.append(table_section)
         table = table_section.blocks[0].table.markdown()
         notes = "<br>\n".join(map(escape, table_section.footnotes))
@@ -140,8 +139,7 @@ class Page:
             if ", forward:" in table_section.title
         ]
         if not sections:
-            message = f"{file} and {', '.join(published_files)} have no shape in common"
-            raise ReadmeError(message)
+            raise ReadmeError(f"{file} and {', '.join(published_files)} have no shape in common")
         names = " / ".join(map(captions.device, (run, *published)))
         parts = []
         for table_section in sections:
@@ -191,12 +189,10 @@ class Page:
         try:
             _, _, below = (self.root / file).read_text(encoding="utf-8").partition(f"# {heading}\n")
         except (OSError, UnicodeDecodeError) as error:
-            message = f"{file}: {error}"
-            raise ReadmeError(message) from error
+            raise ReadmeError(f"{file}: {error}") from error
         tables = re.findall(r"(?:^\|.*\n)+", below.partition("\n#")[0], re.MULTILINE)
         if not tables:
-            message = f"{file}: there is no table below {heading!r}"
-            raise ReadmeError(message)
+            raise ReadmeError(f"{file}: there is no table below {heading!r}")
         return f"\n{tables[0]}\n"
 
     def _run(self, file: str) -> Run:
@@ -207,8 +203,7 @@ class Page:
 
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
-            message = f"{self.root / file} has no such table: name another file, operator or phase"
-            raise ReadmeError(message)
+            raise ReadmeError(f"{self.root / file} has no such table: name another file, operator or phase")
         return "\n" + "\n".join(map(self._printed, sections)) + "\n"
 
     def _printed(self, section: Section) -> str:
@@ -247,8 +242,9 @@ def _generate(text: str, readme: Path, shown: list[Section]) -> str:
     except cogapp.cogapp.CogError as error:
         raise ReadmeError(_error_line(str(error))) from error
     except SyntaxError as error:
-        message = f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
-        raise ReadmeError(message) from error
+        raise ReadmeError(
+            f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
+        ) from error
     finally:
         _SHOWN.reset(token)
 
@@ -257,8 +253,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read: {error}"
-        raise ReadmeError(message) from error
+        raise ReadmeError(f"{path} cannot be read: {error}") from error
 
 
 def _error_line(error: str) -> str:

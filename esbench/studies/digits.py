@@ -109,8 +109,7 @@ def newest_study(results: Path, device: str) -> Study:
     """
     paths = sorted((results / device / FOLDER).glob("*.json"))
     if not paths:
-        message = f"no digits study in {results / device / FOLDER}: train with `esbench digits`"
-        raise UserError(message)
+        raise UserError(f"no digits study in {results / device / FOLDER}: train with `esbench digits`")
     return store.read_document(paths[-1], Study, what="digits study", schema=SCHEMA, again="train again")
 
 

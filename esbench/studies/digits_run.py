@@ -27,8 +27,7 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
     """
     network_trainer = trainer(scheme)
     if network_trainer is None:
-        message = f"the package of {type(scheme).__name__} cannot train {recipe.network}"
-        raise UnavailableError(message)
+        raise UnavailableError(f"the package of {type(scheme).__name__} cannot train {recipe.network}")
     return network_trainer.train(scheme, recipe, seed, device)
 
 
@@ -56,16 +55,14 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
         UserError: the study is complete, or the code or the environment differs.
     """
     if not study.remaining_runs():
-        message = f"{study.study_id} is complete: there is nothing to resume"
-        raise UserError(message)
+        raise UserError(f"{study.study_id} is complete: there is nothing to resume")
     code = _code([entry for entry in entries if entry.variant in study.variants])
     changes = differences(study.environment, environment)
     changes += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
     if changes:
-        message = (
+        raise UserError(
             f"{study.study_id} cannot be resumed, because this changed: {'; '.join(changes)}: train again"
         )
-        raise UserError(message)
 
 
 def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Path) -> Study:

@@ -41,8 +41,7 @@ class AbstractPlainWorkload(Workload):
 
     @override
     def quality(self) -> Iterable[QualityMetric]:
-        message = "a plain layer perturbs nothing: there is no gradient estimate"
-        raise UnavailableError(message)
+        raise UnavailableError("a plain layer perturbs nothing: there is no gradient estimate")
 
 
 class BaseWorkload(AbstractPlainWorkload):
@@ -115,8 +114,7 @@ class BaseWorkload(AbstractPlainWorkload):
 
     def _update(self) -> object:
         if self._y is None:
-            message = "call enter(phase) before the phase's call"
-            raise RuntimeError(message)
+            raise RuntimeError("call enter(phase) before the phase's call")
         parameters = list(self._module.parameters())
         return torch.autograd.grad(self._y, parameters, self._gradients.take(), retain_graph=True)
 

@@ -80,8 +80,7 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
         module = _binarized(case, factory)
     else:
         known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
-        message = f"no operator {case.operator!r} here; available: {', '.join(known)}"
-        raise UnavailableError(message)
+        raise UnavailableError(f"no operator {case.operator!r} here; available: {', '.join(known)}")
     generator = Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -107,8 +106,9 @@ def _binarized(case: Case, factory: dict[str, Any]) -> nn.Module:
         or case.padding_mode != "zeros"
         or isinstance(case.padding, str)
     ):
-        message = "binarized convolutions have no groups and no dilation, and are padded with -1"
-        raise UnavailableError(message)
+        raise UnavailableError(
+            "binarized convolutions have no groups and no dilation, and are padded with -1"
+        )
     sizes: dict[str, Any] = {"stride": case.stride, "padding": case.padding}
     kernel: Any = case.kernel_size
     return BinarizedConv2d(case.in_channels, case.out_channels, kernel, **sizes, **options)

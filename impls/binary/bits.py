@@ -66,8 +66,7 @@ def unpack(words: Tensor, length: int) -> Tensor:
         ValueError: ``length`` bits take another number of words.
     """
     if words.shape[-1] != word_count(length):
-        message = f"{length} bits take {word_count(length)} words, got {words.shape[-1]}"
-        raise ValueError(message)
+        raise ValueError(f"{length} bits take {word_count(length)} words, got {words.shape[-1]}")
     if words.device.type == "cpu":
         bytes_ = np.ascontiguousarray(words.numpy()).view(np.uint8)
         on = np.unpackbits(bytes_, axis=-1, count=length, bitorder="little")
@@ -88,8 +87,7 @@ def expand(values: Tensor) -> Tensor:
         ValueError: the values are not bytes.
     """
     if values.dtype not in {torch.uint8, torch.int8}:
-        message = f"inputs of eight bits are uint8 or int8, got {values.dtype}"
-        raise ValueError(message)
+        raise ValueError(f"inputs of eight bits are uint8 or int8, got {values.dtype}")
     words = word_count(8 * values.shape[-1])
     expanded = torch.zeros(*values.shape[:-1], words, dtype=torch.int64, device=values.device)
     expanded.view(values.dtype)[..., : values.shape[-1]] = values
@@ -120,8 +118,7 @@ def round_probabilities(p: Tensor) -> Tensor:
     if not p.is_meta and not (p.is_cuda and torch.cuda.is_current_stream_capturing()):
         wrong = p.numel() - int(((p >= 0) & (p <= 1)).sum())
         if wrong:
-            message = f"{wrong} of {p.numel()} probabilities are NaN or outside [0, 1]"
-            raise ValueError(message)
+            raise ValueError(f"{wrong} of {p.numel()} probabilities are NaN or outside [0, 1]")
     return (p * 256).round_().to(torch.int16)
 
 
@@ -207,6 +204,7 @@ def _padded(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     vertical, horizontal = padding
     height, width = x.shape[-3] + 2 * vertical, x.shape[-2] + 2 * horizontal
     if height < kernel[0] or width < kernel[1]:
-        message = f"a kernel of {kernel} does not fit in an image of {(height, width)} with its padding"
-        raise ValueError(message)
+        raise ValueError(
+            f"a kernel of {kernel} does not fit in an image of {(height, width)} with its padding"
+        )
     return functional.pad(x, (0, 0, horizontal, horizontal, vertical, vertical)) if any(padding) else x

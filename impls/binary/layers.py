@@ -36,8 +36,7 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
         return answer
     parameters = [weight] if bias is None else [weight, bias]
     if any(parameter.device.type == "cpu" and bool(parameter.isnan().any()) for parameter in parameters):
-        message = "NaN in a binarized layer: a NaN logit or threshold has no bit"
-        raise ValueError(message)
+        raise ValueError("NaN in a binarized layer: a NaN logit or threshold has no bit")
     y = operator.apply_shared(operator.split(x, 1), weight.detach().unsqueeze(0))
     if bias is not None:
         y = y + operator.bias(bias.detach().unsqueeze(0), y)
@@ -59,8 +58,7 @@ def pair(name: str, sizes: int | bits.Pair, least: int) -> bits.Pair:
     """
     both = (sizes, sizes) if isinstance(sizes, int) else sizes
     if len(both) != 2 or not all(isinstance(size, int) and size >= least for size in both):  # noqa: PLR2004  height and width
-        message = f"{name} must be one or two integers of at least {least}, got {sizes!r}"
-        raise ValueError(message)
+        raise ValueError(f"{name} must be one or two integers of at least {least}, got {sizes!r}")
     return both
 
 

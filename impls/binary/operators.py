@@ -92,20 +92,18 @@ class AbstractPackedOperator(AbstractOperator):
     def split(self, rows: Tensor, members: int) -> Tensor:
         words = bits.word_count(self.channels)
         if rows.dim() != len(self.LAYOUT) or rows.shape[-1] != words or rows.dtype is not torch.int64:
-            message = (
+            raise ValueError(
                 f"a binarized layer with {self.channels} input channels reads packed words "
                 f"[{', '.join(self.LAYOUT)}], {words} of int64 a row, got {rows.dtype} {list(rows.shape)}: "
                 "see impls.binary.bits.pack and impls.binary.bits.expand"
             )
-            raise ValueError(message)
         used_bits = self.channels % bits.WORD_BITS
         # On a GPU this check would wait for the device.
         if used_bits and rows.device.type == "cpu" and bool((rows[..., -1] >> used_bits).any()):
-            message = (
+            raise ValueError(
                 f"rows have bits after the last of {self.channels} channels, which must be zero: they would "
                 "be counted. Pack rows with impls.binary.bits.pack"
             )
-            raise ValueError(message)
         return rows.unflatten(0, (-1, members))
 
     @override
@@ -126,8 +124,7 @@ class AbstractPackedOperator(AbstractOperator):
         if self.normalized:
             over = (0, *range(2, y.dim() - 1))
             if math.prod(y.shape[axis] for axis in over) == 1:
-                message = "normalizing one value gives 0: a member needs several rows or positions"
-                raise ValueError(message)
+                raise ValueError("normalizing one value gives 0: a member needs several rows or positions")
             variance, mean = torch.var_mean(y, over, correction=0, keepdim=True)
             y = y.sub_(mean).mul_(torch.rsqrt(variance + NORMALISED_EPS))
         return y.to(self.dtype)

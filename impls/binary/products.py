@@ -50,8 +50,7 @@ def bit_product(x: Tensor, weights: Tensor, length: int) -> Tensor:
     """
     (members, rows, words), columns = x.shape, weights.shape[2]
     if len(weights) not in {1, members} or not weights.shape[1] == words >= word_count(length):
-        message = f"{length} bits in K words: got x {[*x.shape]} and weights {[*weights.shape]}"
-        raise ValueError(message)
+        raise ValueError(f"{length} bits in K words: got x {[*x.shape]} and weights {[*weights.shape]}")
     out = torch.empty(members, rows, columns, dtype=torch.int32, device=x.device)
     if out.is_meta or not out.numel():
         return out
@@ -157,8 +156,7 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
         ValueError: shapes do not fit together.
     """
     if weights.shape != words.shape[:1] or words.shape[-2] != word_count(length):
-        message = f"{length} bits and {[*weights.shape]} weights: words are {[*words.shape]}"
-        raise ValueError(message)
+        raise ValueError(f"{length} bits and {[*weights.shape]} weights: words are {[*words.shape]}")
     dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
     shape, lanes = words.shape[1:], WORD_BITS // GROUP
     if words.is_meta or not words.numel():

@@ -312,11 +312,10 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> BinaryNoise:
         if not isinstance(stream, PhiloxStream):
-            message = (
+            raise UnsupportedError(
                 f"{self}: its kernel draws the noise of the stream 'philox' only, not of "
                 f"{type(stream).__name__}: use stream='philox'"
             )
-            raise UnsupportedError(message)
         # Raises where the stream cannot draw these shapes and members; nothing is drawn on meta.
         replace(stream, device=torch.device("meta")).words("bits", 8, *packed_shape(weight.shape))
         if weight.is_meta:

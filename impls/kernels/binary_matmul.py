@@ -234,11 +234,10 @@ def _launch(
     members, rows, depth = x.shape
     outputs = weights.shape[2]
     if weights.shape[:2] != (members, depth) or not x.dtype == weights.dtype == torch.int64:
-        message = (
+        raise ValueError(
             "a product takes int64 words, x [m, p, K] and weights [m, K, o], got "
             f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
         )
-        raise ValueError(message)
     out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)
     if not out.numel():
         return out

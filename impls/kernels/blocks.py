@@ -185,11 +185,10 @@ def block_dropout_product(
     out, inner = cuts
     changes = operand("changes", changes, (len(changes), out.blocks, inner.blocks), x.dtype)
     if max(out.blocks, inner.blocks) > MAX_BLOCKS:
-        message = (
+        raise ValueError(
             f"a kernel takes at most {MAX_BLOCKS} blocks, got {out.blocks} of outputs "
             f"and {inner.blocks} of inputs"
         )
-        raise ValueError(message)
     if not y.numel():
         return y
     repeats, members, positions, _ = x.shape
@@ -236,11 +235,10 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.blocks > MAX_BLOCKS:
-            message = (
+            raise ValueError(
                 f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: for narrower ones it "
                 "multiplies more than is kept"
             )
-            raise ValueError(message)
 
     @override
     def launch(self, x: Tensor, weight: Tensor, noise: BlocksNoise, sigma: float | Tensor, y: Tensor) -> None:

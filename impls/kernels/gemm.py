@@ -97,11 +97,10 @@ def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
     matches = x.shape[:3] == y.shape[:3] and (*weight.shape,) == (y.shape[-1], x.shape[-1])
     if not matches or not x.dtype == weight.dtype == y.dtype or x.dtype not in DOT_DTYPES:
         got = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x, weight, y))
-        message = (
+        raise ValueError(
             "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o] of one floating dtype, got "
             f"{', '.join(got)}"
         )
-        raise ValueError(message)
     return Gemm(x, weight if weight.stride(1) == 1 else weight.contiguous(), y)
 
 
@@ -151,8 +150,9 @@ def grid_of(*counts: int) -> tuple[int]:
     for count in counts:
         grid *= count
     if grid > MAX_PROGRAMS:
-        message = f"{grid} programs exceed the limit of {MAX_PROGRAMS} of a launch: split the population"
-        raise ValueError(message)
+        raise ValueError(
+            f"{grid} programs exceed the limit of {MAX_PROGRAMS} of a launch: split the population"
+        )
     return (grid,)
 
 
@@ -163,8 +163,7 @@ def operand(name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype)
         ValueError: the shape or the dtype differs.
     """
     if values.shape != tuple(shape) or values.dtype is not dtype:
-        message = f"{name} must be {dtype} {list(shape)}, got {values.dtype} {list(values.shape)}"
-        raise ValueError(message)
+        raise ValueError(f"{name} must be {dtype} {list(shape)}, got {values.dtype} {list(values.shape)}")
     return values.contiguous()
 
 

@@ -47,14 +47,12 @@ def check_rank(rank: int) -> None:
         ValueError: it is not.
     """
     if rank & (rank - 1):
-        message = f"rank must be a power of two for a kernel, got {rank}"
-        raise ValueError(message)
+        raise ValueError(f"rank must be a power of two for a kernel, got {rank}")
     if rank > MAX_RANK:
-        message = (
+        raise ValueError(
             f"rank must be at most {MAX_RANK} for a kernel, which keeps a row's products with all factors in "
             f"registers, got {rank}"
         )
-        raise ValueError(message)
 
 
 DOWN_ROWS = 16

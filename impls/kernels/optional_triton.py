@@ -31,8 +31,7 @@ else:
             Raises:
                 ImportError: always.
             """
-            message = "this kernel needs triton: install it with `pip install triton` (Linux only)"
-            raise ImportError(message)
+            raise ImportError("this kernel needs triton: install it with `pip install triton` (Linux only)")
 
     triton = tl = Missing()
 

@@ -126,11 +126,11 @@ def weighted_outer(
     (count, outputs), (members,), dtype = left.shape, utilities.shape, utilities.dtype
     inputs = right.shape[1]
     if len(right) != count or (count % members if members else count):
-        message = f"L and R must have the same multiple of {members} rows, got {count} and {len(right)}"
-        raise ValueError(message)
+        raise ValueError(
+            f"L and R must have the same multiple of {members} rows, got {count} and {len(right)}"
+        )
     if dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= {torch.int8, dtype}:
-        message = f"L and R must be int8 or a floating {dtype}, got {left.dtype} and {right.dtype}"
-        raise ValueError(message)
+        raise ValueError(f"L and R must be int8 or a floating {dtype}, got {left.dtype} and {right.dtype}")
     if core is not None:
         core = operand("core", core, (outputs, inputs), dtype)
     left, right = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (left, right))

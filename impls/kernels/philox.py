@@ -65,15 +65,14 @@ class Draw(NamedTuple):
         """
         members = self.members
         if len(members) != count:
-            message = f"noise of {len(members)} members does not match operands of {count} members"
-            raise ValueError(message)
+            raise ValueError(f"noise of {len(members)} members does not match operands of {count} members")
         if members.step != 1 or members.start < 0 or members.stop > WORD:
-            message = f"members must be consecutive and below 2^32, got {members}"
-            raise ValueError(message)
+            raise ValueError(f"members must be consecutive and below 2^32, got {members}")
         if elements > width * WORD:
             limit = width * WORD
-            message = f"{elements} elements of a member exceed the limit of {limit}: use a smaller layer"
-            raise ValueError(message)
+            raise ValueError(
+                f"{elements} elements of a member exceed the limit of {limit}: use a smaller layer"
+            )
         words = tuple(as_int32(word) for word in (self.layer, self.draw, members.start))
         if isinstance(self.key, Tensor):
             return (self.key, 0, *words)
@@ -323,8 +322,7 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
     width = SIGNS if signs else NORMALS
     counters = draw.arguments(len(values), start + values.shape[-1], width)
     if values.dim() != 2 or not values.is_contiguous():  # noqa: PLR2004  members, elements
-        message = f"values must be contiguous [members, elements], got {list(values.shape)}"
-        raise ValueError(message)
+        raise ValueError(f"values must be contiguous [members, elements], got {list(values.shape)}")
     if not values.numel():
         return values
     calls = block_size(-(-values.shape[1] // width), MAX_VALUES // width)
@@ -458,8 +456,7 @@ def round_keys_kernel(
 def _keys_on_cuda(seed: str, step: Tensor) -> Tensor:
     """Compute :func:`impls.perturbation.philox.device_keys` on a GPU."""
     if importlib.util.find_spec("triton") is None:
-        message = "a step on a GPU needs triton, which is not installed: pass the step as an int"
-        raise ValueError(message)
+        raise ValueError("a step on a GPU needs triton, which is not installed: pass the step as an int")
     return round_keys(int(seed), step, ROUNDS, WEYL)
 
 
@@ -480,8 +477,7 @@ def round_keys(seed: int, step: Tensor, rounds: int, weyl: tuple[int, int]) -> T
         ValueError: the seed is 2^64 or more.
     """
     if seed >= MAX_SEED:
-        message = f"a step on the device needs a seed below 2^64, got {seed}: pass the step as an int"
-        raise ValueError(message)
+        raise ValueError(f"a step on the device needs a seed below 2^64, got {seed}: pass the step as an int")
     prefix = f"({seed}, ".encode()
     words = [int.from_bytes(prefix[at : at + 8], "little") for at in (0, 8, 16)]
     keys = torch.empty(rounds, 2, device=step.device, dtype=torch.int64)

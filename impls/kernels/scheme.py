@@ -80,11 +80,10 @@ class AbstractFused(AbstractWrapper[N]):
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
-            message = (
+            raise ValueError(
                 f"{self}: a kernel takes rows of its weight's dtype and does not support autocast: leave "
                 "autocast for this population, or convert the model"
             )
-            raise ValueError(message)
         rows = op.rows(x, weight)
         assert rows is not None  # noqa: S101  a layer without rows is refused before
         shape = (*x.shape[:3], weight.shape[1], *x.shape[4:])

@@ -106,8 +106,9 @@ def sparse_product(
     columns = operand("columns", columns, (gemm.members, count), torch.int64)
     values = operand("values", values, (gemm.members, count, len(weight)), x.dtype)
     if count > MAX_COLUMNS:
-        message = f"the kernel supports at most {MAX_COLUMNS} perturbed columns per member, got {count}"
-        raise ValueError(message)
+        raise ValueError(
+            f"the kernel supports at most {MAX_COLUMNS} perturbed columns per member, got {count}"
+        )
     tiling = select_tiling("sparse", gemm, tiling, default_tiling(count, x.dtype), count)
     operands = (columns, values, *noise_scale(sigma, x))
     return gemm.launch(sparse_kernel, tiling, operands, KEPT=count, SLOTS=block_size(count, MAX_COLUMNS))
@@ -207,11 +208,10 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.k > MAX_COLUMNS:
-            message = (
+            raise ValueError(
                 f"k must be at most {MAX_COLUMNS} for a kernel, which keeps all values in registers, got "
                 f"{self.k}"
             )
-            raise ValueError(message)
 
     @override
     def launch(self, x: Tensor, weight: Tensor, noise: SparseNoise, sigma: float | Tensor, y: Tensor) -> None:

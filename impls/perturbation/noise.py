@@ -53,8 +53,7 @@ def to_nonnegative_int(name: str, value: SupportsIndex) -> int:
     except TypeError:
         number = -1
     if number < 0 or isinstance(value, bool):
-        message = f"{name} must be an integer of 0 or more, got {value!r}"
-        raise ValueError(message)
+        raise ValueError(f"{name} must be an integer of 0 or more, got {value!r}")
     return number
 
 
@@ -203,11 +202,10 @@ class BlockStream(NoiseStream):
         if self.device.type == "meta":
             return values
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            message = (
+            raise RuntimeError(
                 "a CUDA graph cannot capture noise of the stream 'block', which the host seeds: use "
                 "stream='philox'"
             )
-            raise RuntimeError(message)
         first, stop, generator = self.members.start, self.members.stop, Generator(self.device)
         for block in self._blocks():
             generator.manual_seed(self._block_seed(draw, block.start // BLOCK))
@@ -256,13 +254,13 @@ class PhiloxStream(NoiseStream):
         self, distribution: philox.Distribution, draw: str, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
         if self.members.stop > philox.SHARED:
-            message = f"members up to {self.members.stop} are too many: the stream 'philox' has 2^32 - 1"
-            raise ValueError(message)
+            raise ValueError(
+                f"members up to {self.members.stop} are too many: the stream 'philox' has 2^32 - 1"
+            )
         if isinstance(self.step, Tensor) and self.device not in {self.step.device, torch.device("meta")}:
-            message = (
+            raise ValueError(
                 f"the step is on {self.step.device}, but the layer on {self.device}: pass the step as an int"
             )
-            raise ValueError(message)
         elements = range(math.prod(shape))
         values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)
         key = philox.DrawKey.of(self.seed, self.step, self.layer, draw)
@@ -281,17 +279,15 @@ def keys_of_step(stream: type[NoiseStream], seed: int, step: Tensor, device: tor
         ValueError: the stream is not ``philox``, or the step is not a 0-d int64 tensor on the device.
     """
     if not issubclass(stream, PhiloxStream):
-        message = (
+        raise ValueError(  # noqa: TRY004  the stream is wrong, not the type of an argument
             f"the stream 'block' cannot read a step on {step.device}: pass the step as an int, or use "
             "stream='philox'"
         )
-        raise ValueError(message)  # noqa: TRY004  the stream is wrong, not the type of an argument
     if step.dim() or step.dtype is not torch.int64 or step.device != device:
-        message = (
+        raise ValueError(
             f"a step that is a tensor must be a 0-d int64 tensor on {device}, got {step.dtype} of shape "
             f"{list(step.shape)} on {step.device}: pass an int, or such a tensor"
         )
-        raise ValueError(message)
     return philox.device_keys(seed, step)
 
 
@@ -307,11 +303,10 @@ def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
     for layer in layers:
         first = counters.setdefault(philox.hash_name(layer, 32), layer)
         if first != layer:
-            message = (
+            raise ValueError(
                 f"{first!r} and {layer!r} have the same hash, and so the same noise with stream='philox': "
                 "rename one of them, or use stream='block'"
             )
-            raise ValueError(message)
 
 
 @dataclass(frozen=True, eq=False)

@@ -172,8 +172,7 @@ def integers_below(high: int) -> Distribution:
         ValueError: high is outside [1, 2^32].
     """
     if not 1 <= high <= MASK + 1:
-        message = f"high must be 1 to 2^32 for random integers, got {high}"
-        raise ValueError(message)
+        raise ValueError(f"high must be 1 to 2^32 for random integers, got {high}")
 
     def integers(words: Words) -> Tensor:
         pairs = ((words[0], words[1]), (words[2], words[3]))
@@ -281,5 +280,6 @@ def fill(
 def _check_counter(name: str, counters: range) -> None:
     if counters and not (counters[0] >= 0 and counters[-1] <= MASK):
         invalid = counters[0] if counters[0] < 0 else counters[-1]
-        message = f"{name} = {invalid} is outside the counter range, 0 to 2^32 - 1: draw fewer values"
-        raise UnsupportedError(message)
+        raise UnsupportedError(
+            f"{name} = {invalid} is outside the counter range, 0 to 2^32 - 1: draw fewer values"
+        )

@@ -144,11 +144,10 @@ class Subject:
             self.scheme.kappa(weight, self.members) != self.scheme.kappa(weight, count) for weight in weights
         ):
             if nbytes > MAX_BYTES:
-                message = (
+                raise UnavailableError(
                     f"the noise of {self.members} members takes {nbytes / 1e9:.1f} GB, and kappa depends on "
                     "their number: measure fewer members"
                 )
-                raise UnavailableError(message)
             return True
         values = [
             getattr(layer_noise.weight, name) for layer_noise in noise for name in vars(layer_noise.weight)
@@ -251,8 +250,7 @@ def estimate_kappa(sums: Moments, size: int) -> float:
 
 def _check_count(members: int) -> None:
     if members < MIN_MEMBERS:
-        message = f"kappa needs at least {MIN_MEMBERS} members, got {members}"
-        raise ValueError(message)
+        raise ValueError(f"kappa needs at least {MIN_MEMBERS} members, got {members}")
 
 
 def fit_kappa(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]:

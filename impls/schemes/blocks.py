@@ -272,11 +272,10 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         """
         count = min(self.blocks, width)
         if self.p != FAIR and not 0 < round((1 - self.p) * count) < count:
-            message = (
+            raise UnsupportedError(
                 f"p = {self.p} keeps none or all of {count} blocks, for {width} channels: "
                 "use p = 0.5, or more blocks if the layer has more channels"
             )
-            raise UnsupportedError(message)
         return count
 
     def _kept_fraction(self, width: int) -> float:

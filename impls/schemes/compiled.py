@@ -56,8 +56,7 @@ class Compiled(AbstractWrapper[Noise]):
     def __post_init__(self) -> None:
         """Check that ``of`` is a string; the variant is looked up at its first use."""
         if not isinstance(self.of, str) or not self.of:
-            message = f"of must be the name of a variant, such as 'Hadamard', got {self.of!r}"
-            raise ValueError(message)
+            raise ValueError(f"of must be the name of a variant, such as 'Hadamard', got {self.of!r}")
 
     @property
     @override
@@ -65,11 +64,13 @@ class Compiled(AbstractWrapper[Noise]):
         entry = REGISTRY.entries.get(self.of)
         if entry is None:
             listing = "esbench list --variants '*'"
-            message = f"{self}: no variant {self.of!r}; {suggest(self.of, [*REGISTRY.entries], listing)}"
-            raise UnknownNameError(message)
+            raise UnknownNameError(
+                f"{self}: no variant {self.of!r}; {suggest(self.of, [*REGISTRY.entries], listing)}"
+            )
         if not isinstance(entry.scheme, AbstractScheme):
-            message = f"{self}: {self.of} is a plain layer, not a scheme: name a variant that perturbs"
-            raise UnsupportedError(message)
+            raise UnsupportedError(
+                f"{self}: {self.of} is a plain layer, not a scheme: name a variant that perturbs"
+            )
         return entry.scheme
 
     @property

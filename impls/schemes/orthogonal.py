@@ -79,11 +79,10 @@ class Orthogonal(AbstractLowRank):
         """
         pairs = weight[1:].numel()
         if self.rank > pairs:
-            message = (
+            raise UnsupportedError(
                 f"rank = {self.rank} is above the {pairs} weights of a layer, or of a convolution's group, "
                 f"of shape {tuple(weight[1:])}: use a rank of at most {pairs}"
             )
-            raise UnsupportedError(message)
         return pairs // self.rank
 
     def _basis_columns(

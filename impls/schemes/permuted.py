@@ -86,8 +86,9 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         ):
             check_fraction(name, value)
             if value != 1 and self.side == unused:
-                message = f"{name}={value} has no effect with side={self.side!r}: omit it or set side='both'"
-                raise ValueError(message)
+                raise ValueError(
+                    f"{name}={value} has no effect with side={self.side!r}: omit it or set side='both'"
+                )
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> PermutedNoise:

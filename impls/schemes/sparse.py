@@ -61,8 +61,9 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     def sample(self, weight: Tensor, stream: NoiseStream) -> SparseNoise:
         groups, outputs, inputs, *taps = weight.shape
         if self.k > inputs:
-            message = f"k = {self.k} is above the weight's {inputs} input columns: use a smaller k"
-            raise UnsupportedError(message)
+            raise UnsupportedError(
+                f"k = {self.k} is above the weight's {inputs} input columns: use a smaller k"
+            )
         draw = stream.signs if self.values == "sign" else stream.normal
         values = draw("values", groups, self.k, outputs, *taps)
         return SparseNoise(

@@ -75,11 +75,10 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
         names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         covered = {parameter for optimizer in self._optimizers for parameter in optimizer.names}
         if outside := [name for parameter, name in names.items() if parameter not in covered]:
-            message = (
+            raise ValueError(
                 f"{', '.join(outside)}: not updated inside the backward pass; wrap all layers in "
                 "AutoOptimizer, or none"
             )
-            raise ValueError(message)
         super().__init__(names)
         self.param_groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
 

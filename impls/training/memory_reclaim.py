@@ -154,8 +154,7 @@ class Reclaim:
 
     def __init__(self, mode: Mode, release_cache: ReleaseCache = torch.cuda.empty_cache) -> None:
         if mode not in MODES:
-            message = f"no mode {mode!r}; available: {', '.join(MODES)}"
-            raise ValueError(message)
+            raise ValueError(f"no mode {mode!r}; available: {', '.join(MODES)}")
         self._mode, self._release_cache = mode, release_cache
 
     @contextlib.contextmanager

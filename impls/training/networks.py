@@ -113,10 +113,9 @@ def digits() -> Digits:
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415  a second, and only digits need it
     except ModuleNotFoundError as error:
-        message = (
+        raise UserError(
             f"the digits come with scikit-learn, which is not installed ({error}): pip install scikit-learn"
-        )
-        raise UserError(message) from error
+        ) from error
     pixels, names = load_digits(return_X_y=True)
     order = torch.randperm(len(names), generator=Generator().manual_seed(SPLIT_SEED))
     x, y = torch.as_tensor(pixels, dtype=torch.float32)[order] / 16, torch.as_tensor(names)[order]
@@ -146,6 +145,5 @@ def _trained(name: str, seed: int, steps: int) -> nn.Module:
 
 def _network_class(name: str) -> type[DigitsMLP | DigitsCNN]:
     if name not in NETWORKS:
-        message = f"no network {name!r}; available: {', '.join(NETWORKS)}"
-        raise UserError(message)
+        raise UserError(f"no network {name!r}; available: {', '.join(NETWORKS)}")
     return NETWORKS[name]

@@ -62,8 +62,9 @@ def claim(targets: Mapping[str, object], owner: object) -> None:
     owners = {name: owner_of(target) for name, target in targets.items()}
     if owned := {name: type(current) for name, current in owners.items() if current is not None}:
         owner_name = next(iter(owned.values())).__name__
-        message = f"{', '.join(owned)}: already managed by another {owner_name}: call its close() first"
-        raise ValueError(message)
+        raise ValueError(
+            f"{', '.join(owned)}: already managed by another {owner_name}: call its close() first"
+        )
     for target in targets.values():
         _OWNERS[target] = weakref.ref(owner)
 
@@ -88,14 +89,12 @@ class AbstractBackwardOptimizer(Optimizer):
             BackwardError: there was no backward pass since the last step, it failed, or a closure was given.
         """
         if closure is not None:
-            message = "a closure would run after the update: call backward() yourself, then step()"
-            raise BackwardError(message)
+            raise BackwardError("a closure would run after the update: call backward() yourself, then step()")
         if not self.end_step():
-            message = (
+            raise BackwardError(
                 "no gradient has arrived since the last step: call backward() first. Gradients of another "
                 "model or of torch.autograd.grad do not count"
             )
-            raise BackwardError(message)
 
     @override
     def state_dict(self) -> State:
@@ -111,11 +110,10 @@ class AbstractBackwardOptimizer(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
         """GradScaler reads this before it calls ``step()``."""
-        message = (
+        raise BackwardError(
             "GradScaler does not work with updates inside the backward pass: scaled gradients have already "
             "changed the weights, which must be loaded again. Use bfloat16 without a scaler"
         )
-        raise BackwardError(message)
 
 
 class OptimizerInBackward(AbstractBackwardOptimizer):
@@ -168,8 +166,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         skip_nonfinite: bool = True,
     ) -> None:
         if granularity not in get_args(Granularity):
-            message = f"no granularity {granularity!r}; available: {', '.join(get_args(Granularity))}"
-            raise ValueError(message)
+            raise ValueError(f"no granularity {granularity!r}; available: {', '.join(get_args(Granularity))}")
         names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         _check_model(model, names)
         self._trainable = list(names)
@@ -207,8 +204,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     @override
     def end_step(self) -> bool:
         if self.is_closed:
-            message = "this optimizer was closed: it no longer updates the model"
-            raise BackwardError(message)
+            raise BackwardError("this optimizer was closed: it no longer updates the model")
         if self._is_in_pass:
             self._fail(
                 "the last backward pass ended in an error: only some parameters were updated, and the other "
@@ -313,11 +309,10 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             for index in indices:
                 self._trainable[index].grad = None
         if options is not None and options != self._options():
-            message = (
+            raise BackwardError(
                 f"{type(self._ordinary).__name__} changes options of its groups in every step, such as a "
                 "counter, and a backward pass has several steps: use it as an ordinary optimizer"
             )
-            raise BackwardError(message)
         self._is_rule_checked = True
 
     def _options(self) -> list[State]:
@@ -347,8 +342,9 @@ def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", index: int, para
         owner.on_gradient(index)
     elif owner_of(parameter) is None:  # otherwise the hook of a newer optimizer follows
         parameter.grad = None
-        message = "the optimizer in backward was deleted: keep a reference to it, or close() it first"
-        raise BackwardError(message)
+        raise BackwardError(
+            "the optimizer in backward was deleted: keep a reference to it, or close() it first"
+        )
 
 
 class _Pending:
@@ -388,11 +384,11 @@ class _Pending:
 
 def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
-        message = "DistributedDataParallel averages gradients only after they would have been used"
-        raise ValueError(message)
+        raise ValueError("DistributedDataParallel averages gradients only after they would have been used")
     if used := [name for parameter, name in names.items() if parameter.grad is not None]:
-        message = f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
-        raise ValueError(message)
+        raise ValueError(
+            f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
+        )
 
 
 def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
@@ -401,8 +397,9 @@ def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
     parameters = {parameter for group in ordinary.param_groups for parameter in group["params"]}
     if differing := names.keys() ^ parameters:
         named = ", ".join(names.get(parameter, "a parameter of another model") for parameter in differing)
-        message = f"the rule's optimizer must have exactly the parameters it is given; it differs in {named}"
-        raise ValueError(message)
+        raise ValueError(
+            f"the rule's optimizer must have exactly the parameters it is given; it differs in {named}"
+        )
     return ordinary
 
 

@@ -93,8 +93,7 @@ class Schedule:
         }
         for name, (is_met, expected) in requirements.items():
             if not is_met:
-                message = f"{name} {getattr(self, name)!r}: expected {expected}"
-                raise ValueError(message)
+                raise ValueError(f"{name} {getattr(self, name)!r}: expected {expected}")
 
     def warn_if_nothing_moves(self) -> None:
         """Warn, at the line that calls the caller, if no update comes before ``T_end``."""
@@ -257,14 +256,14 @@ class RigLScheduler:
         self._generator = Generator().manual_seed(seed)
         optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if missing := [name for name, weight in self._weights.items() if id(weight) not in optimized]:
-            message = (
+            raise ValueError(
                 f"the optimizer does not have {', '.join(missing)}: "
                 "ignore them with ignore=[...], or add them to the optimizer"
             )
-            raise ValueError(message)
         if isinstance(optimizer, torch.optim.LBFGS):
-            message = "LBFGS is not supported: its history would mix masks; use a first-order optimizer"
-            raise ValueError(message)  # noqa: TRY004  as for every other unsuitable argument
+            raise ValueError(  # noqa: TRY004  as for every other unsuitable argument
+                "LBFGS is not supported: its history would mix masks; use a first-order optimizer"
+            )
         claimed = {"the optimizer": optimizer, **self._weights}
         if state_dict is not None:
             self._check_state(state_dict)
@@ -390,11 +389,10 @@ class RigLScheduler:
         shapes, saved = self._shapes, state["shapes"]
         for name in sorted(shapes.keys() | saved.keys()):
             if saved.get(name) != shapes.get(name):
-                message = (
+                raise ValueError(
                     f"the sparse weight {name} is {saved.get(name, 'missing')} in the saved state and "
                     f"{shapes.get(name, 'missing')} in the model: load a state that was saved with this model"
                 )
-                raise ValueError(message)
 
 
 class RigLInBackward:
@@ -424,13 +422,11 @@ class RigLInBackward:
         self.schedule = Schedule(**settings)
         self.schedule.warn_if_nothing_moves()
         if has_other_ranks():
-            message = (
+            raise ValueError(
                 "gradients of several ranks are averaged only after the backward pass: use RigLScheduler"
             )
-            raise ValueError(message)
         if self.schedule.grad_accumulation_n > 1:
-            message = "grad_accumulation_n has to be 1: no gradient outlives its backward pass"
-            raise ValueError(message)
+            raise ValueError("grad_accumulation_n has to be 1: no gradient outlives its backward pass")
         weights, generator = sparsifiable(model), Generator().manual_seed(seed)
         masks = self.schedule.random_masks(weights, generator)
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]

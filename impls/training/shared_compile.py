@@ -69,15 +69,13 @@ class Graphs:
         compiled, ran = self.compiled, self.ran
         model(*inputs)
         if self.ran - ran < expected:
-            message = (
+            raise SilentlyEagerError(
                 f"only {self.ran - ran} of {expected} graphs ran, the rest is eager. {compiled} graphs are "
                 "compiled; beyond the recompile limit, which all models share, torch silently runs eagerly, "
                 "and nn.Linear.compile() compiles nothing"
             )
-            raise SilentlyEagerError(message)
         if self.compiled > compiled:
-            message = f"the same call compiled {self.compiled - compiled} graphs again"
-            raise SilentlyEagerError(message)
+            raise SilentlyEagerError(f"the same call compiled {self.compiled - compiled} graphs again")
 
 
 class SharedLayers:
@@ -129,13 +127,12 @@ class SharedLayers:
         with change_settings(self._settings):
             y = self._compiled(x, weight, bias)
         if self.graphs.ran == ran:
-            message = (
+            raise SilentlyEagerError(
                 "a layer with a shared compiled graph would run eagerly. Perhaps the limit is reached: "
                 f"{self.graphs.compiled} graphs are compiled, one per combination of bias, number of input "
                 "axes, gradients and dtypes; raise recompile_limit. Or it is called inside torch.func (vmap, "
                 "grad), where nothing is compiled: use the model as it was before replace() there"
             )
-            raise SilentlyEagerError(message)
         return y
 
     def check(self, model: nn.Module, *inputs: Tensor) -> None:
@@ -147,11 +144,10 @@ class SharedLayers:
         kinds = {nn.Linear, nn.LazyLinear}
         for name, module in model.named_modules():
             if parametrize.type_before_parametrizations(module) in kinds:
-                message = (
+                raise SilentlyEagerError(
                     f"{name or 'the layer'} is a plain nn.Linear, which runs eagerly: call replace() before "
                     "it is parametrized and, if it is lazy, after its first forward pass"
                 )
-                raise SilentlyEagerError(message)
         layers = sum(isinstance(module, SharedLinear) for module in model.modules())
         self.graphs.check(model, inputs, max(1, layers))
 

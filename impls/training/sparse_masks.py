@@ -47,10 +47,9 @@ def sparsifiable(
     modules = dict(model.named_modules())
     for name in sorted(set(ignore) - modules.keys()):
         closest = ", ".join(difflib.get_close_matches(name, filter(None, modules), n=3, cutoff=0.0))
-        message = (
+        raise ValueError(
             f"ignore: no module {name!r}; closest are {closest}; list all with dict(model.named_modules())"
         )
-        raise ValueError(message)
     excluded = {
         id(parameter)
         for module in modules.values()
@@ -68,8 +67,7 @@ def sparsifiable(
         if not can_be_sparse or weight is None or not weight.requires_grad or id(weight) in excluded:
             continue
         if nn.parameter.is_lazy(weight):
-            message = f"{name} has no shape yet: run a batch through the model first"
-            raise ValueError(message)
+            raise ValueError(f"{name} has no shape yet: run a batch through the model first")
         if weight.numel():
             weights[name] = weight
             excluded.add(id(weight))
@@ -85,8 +83,7 @@ def allocate(
     layers a higher one, see :func:`erk`. Raise ValueError if there are no weights.
     """
     if not weights:
-        message = "the model has no linear or convolutional layer that could be made sparse"
-        raise ValueError(message)
+        raise ValueError("the model has no linear or convolutional layer that could be made sparse")
     if distribution == "erk":
         densities = erk([weight.shape for weight in weights.values()], density)
     else:

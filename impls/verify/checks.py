@@ -109,8 +109,9 @@ def check_moments(setting: Setting) -> None:
         deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
         varying = deviation > 0
         if bool(values[:, :, ~varying].any()):
-            message = f"the noise of {name} is not 0 where noise_std() is 0: correct noise_std() or sample()"
-            raise WrongResultError(message)
+            raise WrongResultError(
+                f"the noise of {name} is not 0 where noise_std() is 0: correct noise_std() or sample()"
+            )
         scaled = (values[:, :, varying] / deviation[varying]).flatten(1)
         if scaled.numel():
             _check_mean(f"mean of the noise of {name}", scaled.mean(1), 0.0)
@@ -143,11 +144,9 @@ def check_purity(setting: Setting) -> None:
         second = population.dense_noise(population.sample(0))
         has_drawn = not torch.equal(torch.get_rng_state(), state)
     if has_drawn:
-        message = "sample() advanced torch's global random generator: draw from the stream only"
-        raise WrongResultError(message)
+        raise WrongResultError("sample() advanced torch's global random generator: draw from the stream only")
     if any(not torch.equal(first[name], second[name]) for name in first):
-        message = "two calls of sample() with the same seed and step gave different noise"
-        raise WrongResultError(message)
+        raise WrongResultError("two calls of sample() with the same seed and step gave different noise")
 
 
 def check_independence(setting: Setting) -> None:
@@ -178,8 +177,7 @@ def check_independence(setting: Setting) -> None:
                 weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
                 products["weight and bias"].append((value.flatten() * weight).mean())
     if equal := [name for name in names if name not in distinct]:
-        message = f"two members have the same noise at every step: {', '.join(equal)}"
-        raise WrongResultError(message)
+        raise WrongResultError(f"two members have the same noise at every step: {', '.join(equal)}")
     for key, values in products.items():
         if values:
             _check_mean(f"correlation of noise between {key}", torch.stack(values), 0.0)
@@ -203,8 +201,7 @@ def check_split(setting: Setting) -> None:
     first, last = (population.dense_noise(part) for part in parts)
     for name, value in dense.items():
         if not torch.equal(value, torch.cat([first[name], last[name]])):
-            message = f"the noise of {name} depends on how the population is split"
-            raise WrongResultError(message)
+            raise WrongResultError(f"the noise of {name} depends on how the population is split")
     rows = [slice(part.members.start, part.members.stop) for part in parts]
     runs = [population.call_with_activations(x[row], part) for row, part in zip(rows, parts, strict=True)]
     split = torch.cat([outputs for outputs, _ in runs])
@@ -222,5 +219,4 @@ def _check_mean(name: str, values: Tensor, expected: float) -> None:
     mean = values.mean().item()
     error = values.std().item() / math.sqrt(values.numel())
     if not abs(mean - expected) <= DEVIATIONS * error + 1e-9:
-        message = f"{name} is {mean:.3g} +- {error:.2g}, expected {expected:g}"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{name} is {mean:.3g} +- {error:.2g}, expected {expected:g}")

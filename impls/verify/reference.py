@@ -71,8 +71,7 @@ class _Update:
         """Check that every parameter has a gradient."""
         for name, _ in self.population.model.named_parameters():
             if self.gradients.get(name) is None:
-                message = f"{self.phase} of {name}: the call returned nothing"
-                raise WrongResultError(message)
+                raise WrongResultError(f"{self.phase} of {name}: the call returned nothing")
 
 
 def random_members(count: int) -> Iterator[int]:
@@ -143,8 +142,7 @@ def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation an
         rows.append(row)
     shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
     if y.shape != shape:
-        message = f"{name} returned shape {tuple(y.shape)}, expected {tuple(shape)}"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{name} returned shape {tuple(y.shape)}, expected {tuple(shape)}")
     check_close(name, y[rows], torch.cat(expected), torch.cat(narrow), eps)
 
 
@@ -156,16 +154,17 @@ def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -
         y = forward()
         has_drawn = not torch.equal(torch.get_rng_state(), generator_state)
     if not isinstance(y, Tensor):
-        message = f"forward returned {type(y).__name__} instead of a tensor"
-        raise WrongResultError(message)
+        raise WrongResultError(f"forward returned {type(y).__name__} instead of a tensor")
     if has_drawn:
-        message = "forward advanced torch's global random generator: draw from the noise's stream only"
-        raise WrongResultError(message)
+        raise WrongResultError(
+            "forward advanced torch's global random generator: draw from the noise's stream only"
+        )
     if changed := [
         name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
     ]:
-        message = f"forward changed {', '.join(changed)} of the model: restore it, or work on a copy"
-        raise WrongResultError(message)
+        raise WrongResultError(
+            f"forward changed {', '.join(changed)} of the model: restore it, or work on a copy"
+        )
     return y
 
 
@@ -247,8 +246,7 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
         changes[name] = ((before[name].double() - value.double()) / learning_rate).to(value.dtype)
         value.copy_(before[name])
     if not isinstance(y, Tensor):
-        message = f"step returned {type(y).__name__} instead of a tensor"
-        raise WrongResultError(message)
+        raise WrongResultError(f"step returned {type(y).__name__} instead of a tensor")
     _check_noise_varies(population)
     noise = population.sample(step)
     _check_outputs("step", population, noise, x, y, members, eps)
@@ -301,10 +299,10 @@ def _check_noise_varies(population: Population) -> None:
             return
         later.append(products(random_step()))
     if are_members_equal:
-        message = f"step: after step 0 all members have the same noise of {are_members_equal[0]}"
-        raise WrongResultError(message)
-    message = f"step: all steps after step 0 have the same noise of {are_steps_equal[0]}"
-    raise WrongResultError(message)
+        raise WrongResultError(
+            f"step: after step 0 all members have the same noise of {are_members_equal[0]}"
+        )
+    raise WrongResultError(f"step: all steps after step 0 have the same noise of {are_steps_equal[0]}")
 
 
 def _check_gradients(update: _Update, members: Sequence[int]) -> None:
@@ -453,8 +451,7 @@ def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) ->
     error = float((result - expected).norm())
     if not error <= allowed:
         norm = float(expected.norm())
-        message = f"{name} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{name} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}")
 
 
 def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
@@ -588,14 +585,13 @@ def check_close(
         WrongResultError: the result is missing, not finite, of another dtype or too far off.
     """
     if result is None:
-        message = f"{name}: the call returned nothing"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{name}: the call returned nothing")
     if not bool(result.isfinite().all()):
-        message = f"{name}: {int((~result.isfinite()).sum())} of {result.numel()} values are not finite"
-        raise WrongResultError(message)
+        raise WrongResultError(
+            f"{name}: {int((~result.isfinite()).sum())} of {result.numel()} values are not finite"
+        )
     if result.dtype is not narrow.dtype:
-        message = f"{name}: values are {result.dtype}, expected {narrow.dtype}"
-        raise WrongResultError(message)
+        raise WrongResultError(f"{name}: values are {result.dtype}, expected {narrow.dtype}")
     norm = expected.double().norm().item()
     # In float64 |narrow - expected| is 0; a bug causes an error about 1e9 times larger than this bound.
     roundings = 1024 if result.dtype is torch.float64 else 4

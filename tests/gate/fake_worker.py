@@ -55,8 +55,7 @@ class FakeWorker(WorkerProcess):
         if (self.fault == "dies" and self.is_head and self.visits >= DIES_AT) or (
             self.fault == "unloadable" and not self.is_head
         ):
-            message = f"the worker of {self.arm} ended"
-            raise WorkerError(message)
+            raise WorkerError(f"the worker of {self.arm} ended")
         assert isinstance(self.answer, answer_type)
         return self.answer
 

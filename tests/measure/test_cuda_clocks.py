@@ -192,8 +192,7 @@ class FakeGraph:
     def capture_end(self) -> None:
         """End the capture, or raise if it is broken."""
         if self.number in self.broken:
-            message = "operation failed due to a previous error during capture"
-            raise RuntimeError(message)
+            raise RuntimeError("operation failed due to a previous error during capture")
         self.log.append("end")
 
     def reset(self) -> None:
@@ -243,8 +242,7 @@ def test_the_allocator_is_restored_after_a_failed_capture(facade: cuda.Cuda) -> 
 
     def call() -> None:
         if next(numbers) == 1:
-            message = "not permitted"
-            raise RuntimeError(message)
+            raise RuntimeError("not permitted")
 
     with pytest.raises(RuntimeError, match=r"^not permitted$"):
         facade.capture(call, 1)

@@ -132,8 +132,7 @@ def test_without_the_digits_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
     """Without scikit-learn a case of a network is unavailable, with a reason."""
 
     def missing(name: str, seed: int, steps: int) -> nn.Module:
-        message = f"pip install scikit-learn for {name} ({seed}, {steps})"
-        raise UserError(message)
+        raise UserError(f"pip install scikit-learn for {name} ({seed}, {steps})")
 
     monkeypatch.setattr(inputs, "trained", missing)
     with pytest.raises(UnavailableError, match="pip install"):

@@ -80,8 +80,7 @@ def test_errors_in_a_fresh_process_are_raised() -> None:
 
 def raise_wrong() -> None:
     """Raise an error of the harness."""
-    message = "planted"
-    raise WrongResultError(message)
+    raise WrongResultError("planted")
 
 
 def test_one_process_per_candidate_gives_bitwise_the_same() -> None:

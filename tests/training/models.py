@@ -62,8 +62,7 @@ def implicit(rule: Rule = ADAM) -> nn.Sequential:
 
 def fails(_: Tensor) -> Any:
     """Raise an error, as a hook may."""
-    message = "planted"
-    raise ValueError(message)
+    raise ValueError("planted")
 
 
 @contextlib.contextmanager

@@ -167,11 +167,10 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
         UserError: they ran on different devices, and ``across_devices`` is false.
     """
     if different_devices(a, b) and not across_devices:
-        message = (
+        raise UserError(
             f"{different_devices(a, b)}: a ratio of their times does not compare the variants; "
             "pass --across-devices to show it anyway"
         )
-        raise UserError(message)
     rows_a, rows_b = _measured(a), _measured(b)
     pairs = [_pair(key, rows_a[key], rows_b[key]) for key in rows_a if key in rows_b]
     pairs.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # the largest ratio first

@@ -305,8 +305,9 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
     try:
         from ruptures.detection import Pelt  # noqa: PLC0415  # slow to import, and has no release for Python 3.14
     except ModuleNotFoundError as error:
-        message = "change points need ruptures, which is not installed here: pip install ruptures"
-        raise UserError(message) from error
+        raise UserError(
+            "change points need ruptures, which is not installed here: pip install ruptures"
+        ) from error
     logarithms = np.log(values)
     noise = np.median(np.abs(np.diff(logarithms))) + _MIN_NOISE
     search = Pelt(model="l1", min_size=MIN_LEVEL_RUNS, jump=1).fit(logarithms / noise)

@@ -152,13 +152,11 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
         ValueError: there are no replicates, one is 0 or not finite, or the mean is significantly below 0.
     """
     if not values or not np.isfinite(values).all() or 0.0 in values:
-        message = "n_eff has a replicate that is 0 or not finite" if values else "no replicate"
-        raise ValueError(message)
+        raise ValueError("n_eff has a replicate that is 0 or not finite" if values else "no replicate")
     reciprocal = estimate([1 / members + share * (1 / value - 1 / members) for value in values])
     least = 1 / (LARGEST_GAIN * members)
     if reciprocal is None or reciprocal.mean + reciprocal.reach < -least:
-        message = "n_eff is below 0 by more than its error, which is impossible"
-        raise ValueError(message)
+        raise ValueError("n_eff is below 0 by more than its error, which is impossible")
     most = reciprocal.mean + reciprocal.reach
     if reciprocal.mean < least:
         low = 1 / max(most, least)

@@ -67,8 +67,7 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
         from pytest_benchmark import __version__  # noqa: PLC0415  # only this format needs it
         from pytest_benchmark.stats import Stats  # noqa: PLC0415  # the same
     except ModuleNotFoundError as error:
-        message = "this format needs pytest-benchmark: pip install pytest-benchmark"
-        raise UserError(message) from error
+        raise UserError("this format needs pytest-benchmark: pip install pytest-benchmark") from error
     measured = _measurements(rows)
     other_metrics: dict[object, dict[str, float | None]] = {}
     for row in measured:

@@ -121,8 +121,7 @@ def find(name: str) -> Plot:
 
     """
     if name not in PLOTS:
-        message = f"no plot {name!r}; available: {', '.join(PLOTS)}"
-        raise UserError(message)
+        raise UserError(f"no plot {name!r}; available: {', '.join(PLOTS)}")
     return PLOTS[name]
 
 
@@ -135,8 +134,7 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
     """
     plot = find(name)
     if request.phase and plot.subjects is not _timed:
-        message = f"the plot {name} has no choice of phase: leave --phase out"
-        raise UserError(message)
+        raise UserError(f"the plot {name} has no choice of phase: leave --phase out")
     newest = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
     newest.sort(key=lambda run: any(flaws(run)))
     request.check([row for run in newest for row in run.rows])

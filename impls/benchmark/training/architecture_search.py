@@ -187,5 +187,4 @@ def check_losses(search: Search, widths: Iterable[Widths], losses: Iterable[Tens
         try:
             check({"losses": candidate_losses}, reference_losses, model, x)
         except WrongResultError as error:
-            message = f"candidate {number}: {error}"
-            raise WrongResultError(message) from error
+            raise WrongResultError(f"candidate {number}: {error}") from error

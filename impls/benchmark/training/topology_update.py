@@ -120,8 +120,9 @@ class TopologyWorkload(AbstractTrainingWorkload):
 
     @override
     def quality(self) -> Iterable[QualityMetric]:
-        message = "the quality of an update shows in the accuracy of trained networks: see SparseDigits"
-        raise UnavailableError(message)
+        raise UnavailableError(
+            "the quality of an update shows in the accuracy of trained networks: see SparseDigits"
+        )
 
 
 build.register(AbstractTopology, TopologyWorkload)
