@@ -40,12 +40,15 @@ POLL_S = 1.0
 """The seconds between two looks at the clock."""
 NO_GROUP = -1
 """The group of a checkpoint that completes nothing, but keeps the row of a crash when the run is resumed."""
+SLOWS_OTHERS = "it slows other variants down"
+"""The beginning of a reason to end a process that counts only if it is found again in the next process."""
 TABLES = "tables"
 """The activity after the run was stored."""
 INTERRUPTED = 130
 
 _IN_SET_UP = re.compile(
-    r"(the process ended|no progress|the device stopped responding).* during (set-up|\w+ check)"
+    rf"(the process ended|no progress|the device stopped responding|{SLOWS_OTHERS})"
+    r".* during (set-up|\w+ check)"
 )
 _SET_PDEATHSIG = 1
 """The command of Linux's ``prctl`` that sets the signal for the death of the parent process."""
@@ -64,7 +67,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         announced_s: when this was announced.
         variant, case: what is measured; None before the first variant and after the last one.
         activity: the set-up, check or phase of the variant.
-        lost: why the device is lost, if it is.
+        lost: why the process must end, if it must: the device is lost, or a variant slows others down.
         code: the exit code of the command, once it has ended.
     """
 
@@ -128,10 +131,14 @@ class Child:
             )
             _write(self._descriptor, self.announcement)
 
-    def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> None:
-        """Announce the variant that runs from now on, or that was running when the device was lost."""
+    def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> bool:
+        """Announce the variant that runs from now on, or why the process must end after it.
+
+        Return whether there is a supervisor, which then starts a new process.
+        """
         if not self.announcement.lost:
             self.announce(variant=variant, case=case, activity=activity, lost=lost)
+        return self.is_supervised
 
 
 @cache
@@ -183,6 +190,7 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
         UserError: a child crashed twice while no variant ran.
     """
     announcement, crashed, unexplained = Announcement(start_s=time.monotonic()), [], 0
+    suspected = []
     with tempfile.TemporaryFile() as file, _Interrupts() as interrupts:
         descriptor = file.fileno()
         while True:
@@ -198,7 +206,10 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
             if sys.stderr.isatty():
                 sys.stderr.write("\x1b[?25h\n")  # shows the cursor, which the display of the child had hidden
             variant, case = announcement.variant, announcement.case
-            if variant and case and (variant, case) not in crashed:
+            if variant and case and ending.startswith(SLOWS_OTHERS) and (variant, case) not in suspected:
+                suspected.append((variant, case))
+                say(f"{variant.name} on {case.label}: {ending}: checking once more in a new process")
+            elif variant and case and (variant, case) not in crashed:
                 crashed.append((variant, case))
                 reason = f"{ending} during {announcement.activity}"
                 if announcement.path:

@@ -253,3 +253,21 @@ def test_the_row_of_a_crash_is_kept_when_the_run_is_resumed(tmp_path: Path) -> N
         assert len(run.measurements) == len(stored) // 2
         assert run.device_peaks == (PEAK,)
         assert (run.checkpoints[-1].group, run.checkpoints[-1].wall_s) == (-1, 5.0 * (len(stored) > 0))
+
+
+def test_a_variant_that_slows_others_down_is_tried_in_a_second_process(tmp_path: Path) -> None:
+    """Only if it does so in both has it a row; a third process goes on without it."""
+    count, reason = tmp_path / "count", f"{supervisor.SLOWS_OTHERS} (base took 2x as long)"
+    body = f"""
+from pathlib import Path
+count = Path({str(count)!r})
+count.write_text(count.read_text() + "x" if count.exists() else "x")
+if len(count.read_text()) < 3:
+    child.watch(VARIANT, CASE, "set-up", {reason!r})
+    end(2)
+end(0)
+"""
+    code, (suspected, blamed) = run_children(body)
+    assert (code, count.read_text()) == (0, "xxx")
+    assert suspected == f"A on Linear(4, 4): {reason}: checking once more in a new process"
+    assert blamed == f"A on Linear(4, 4): {reason} during set-up; the run goes on without it"

@@ -83,7 +83,7 @@ def screen(
     progress: "Show",
     tools: "Instruments",
     limit_bytes: float | None = None,
-    watch: "Watch" = lambda *_: None,
+    watch: "Watch" = lambda *_: False,
 ) -> dict[Case, list[Screened]]:
     """Time a step of all variants at a small population, rate the fastest, and return these, best first.
 

@@ -26,6 +26,7 @@ from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
+from esbench.measure.neighbors import VISITS, BaseTimes, SlowedDownError, lasting_slowdown, time_base
 from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
 from esbench.measure.recorder import Recorder
 from esbench.measure.remaining_time import SET_UP
@@ -46,6 +47,7 @@ from esbench.schema import (
     Variant,
 )
 from esbench.store import encode
+from esbench.supervisor import SLOWS_OTHERS
 from esbench.workload import QualityMetric, UnavailableError, Workload, build
 
 T = TypeVar("T")
@@ -256,12 +258,13 @@ class CaseRunner:
         self._group_costs_s: dict[Variant, float] = {}
         self._group_number = 0
         self._group = self._new_group()
+        self._base_times: BaseTimes = {}
 
     def phases(self) -> Iterator[Phase]:
         """Set up one group after another; yield each phase to be measured while its group is set up."""
         waiting = self.context.waiting_entries(self.case)
         while waiting:
-            self._group, self._group_costs_s = self._new_group(), {}
+            self._group, self._group_costs_s, self._base_times = self._new_group(), {}, {}
             try:
                 self._set_up(waiting)
                 waiting = self._group.next_entries()
@@ -291,6 +294,9 @@ class CaseRunner:
             for prepared in [*calls]:  # popped, so that all graphs are freed before memory is measured
                 rows[prepared] += self._time_rows(prepared, phase, clock, calls.pop(prepared))
         stored = [row for prepared in variants for row in self._add_readings(prepared, phase, rows[prepared])]
+        if (ratio := self._base_slowdown()) > 1:
+            slower = f"base took {ratio:.3g}x as long after these rounds as before them"
+            stored = [add_labels(row, (slower,)) for row in stored]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
         self._store(phase, [*self._missing_phase_rows(phase), *stored])
 
@@ -332,11 +338,55 @@ class CaseRunner:
             around = partial(self._charge, activity="set-up", reserve_s=reserve_s)
             self._group.admit(entry, self.context.checks, around)
             self._write_failures()
+            if entry.variant.mode == "base":
+                times = self._time_base()
+                self._base_times = {} if any(len(each) < VISITS for each in times.values()) else times
+            else:
+                self._check_neighbors(entry)
         start_s, count = seconds(), len(self._group.variants)
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
         budget.add_checks(count, seconds() - start_s)
+
+    def _check_neighbors(self, entry: Entry) -> None:
+        """Check that base is as fast as before a variant was set up.
+
+        Raises:
+            SlowedDownError: it is slower, and a supervisor starts a new process.
+
+        """
+        if (ratio := self._base_slowdown()) == 1:
+            return
+        recorder, variant = self.context.recorder, entry.variant
+        reason = f"{SLOWS_OTHERS} (base took {ratio:.3g}x as long)"
+        if recorder.watch(variant, self.case, SET_UP, reason):
+            message = f"{variant.name} on {self.case.label}: {reason}"
+            raise SlowedDownError(message)
+        recorder.note(
+            f"base took {ratio:.3g}x as long after the set-up of {variant.name} on {self.case.label}"
+        )
+
+    def _base_slowdown(self) -> float:
+        """Time base again; return the ratio to its last times if it stays slower, otherwise 1."""
+        if not self._base_times or self.context.budget.spare_s <= 0:
+            return 1.0
+        with self.context.recorder.stopwatch.on("neighbors"):
+            ratio, self._base_times = lasting_slowdown(self._base_times, self._time_base)
+        return ratio
+
+    def _time_base(self) -> BaseTimes:
+        """Return the times of the forward of base by the first clock; empty if it is not set up."""
+        forwards = self._group.in_phase("forward")
+        base = next((each for each in forwards if each.entry.variant.mode == "base"), None)
+        if base is None:
+            return {}
+        try:
+            base.workload.enter("forward")
+            return time_base(base.workload.phases["forward"], self.context.instruments.clocks[0])
+        except BaseException as error:  # noqa: BLE001  # its rows have the reason
+            classify(error)
+            return {}
 
     def _may_join(self, entry: Entry) -> bool:
         return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
@@ -458,11 +508,7 @@ class CaseRunner:
         if isinstance(readings, Skipped):
             return [readings]
         labels, others = readings
-        labelled = [
-            msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
-            for row in times
-        ]
-        return [*labelled, *others]
+        return [*(add_labels(row, labels) for row in times), *others]
 
     def _read_instruments(self, prepared: PreparedVariant, phase: Phase) -> tuple[tuple[str, ...], list[Row]]:
         """Read memory, launches, utilization and energy; return labels for the times, and rows.
@@ -585,6 +631,11 @@ def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase,
             message = f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
             raise TypeError(message)
     return {phase: message_line(reason) for phase, reason in reasons.items()}
+
+
+def add_labels(row: Row, labels: tuple[str, ...]) -> Row:
+    """Return a measurement with more labels, and a row without a number as it is."""
+    return msgspec.structs.replace(row, labels=row.labels + labels) if isinstance(row, Measurement) else row
 
 
 def storable(rows: Iterable[Row]) -> list[Row]:

@@ -22,12 +22,16 @@ Store = Callable[[Sequence[Record]], None]
 class Watch(Protocol):
     """Announces the variant that runs from now on, to whom stores its row if it ends the process."""
 
-    def __call__(self, variant: Variant, case: Case, activity: str, lost: str = "", /) -> object:
-        """Announce an activity; ``lost`` is the reason if the device was lost in it."""
+    def __call__(self, variant: Variant, case: Case, activity: str, lost: str = "", /) -> bool:
+        """Announce an activity; return whether a new process goes on after this one.
+
+        ``lost`` is the reason to end this process, such as a device that was lost in the activity.
+        """
 
 
-def not_watched(variant: Variant, case: Case, activity: str, lost: str = "") -> None:
+def not_watched(variant: Variant, case: Case, activity: str, lost: str = "") -> bool:  # noqa: ARG001  # a Watch
     """Announce nothing: no one survives this process."""
+    return False
 
 
 VISIT_S = 10.0

@@ -1,0 +1,63 @@
+"""Variants that slow others down: base is timed again after each variant is set up and after each phase.
+
+A variant that leaves a hook, a thread or full memory behind slows all variants that are measured with it, and
+a ratio within rounds does not show that. Other programs slow base down as well, so it counts only if every
+visit is slower than before by more than :data:`SLOWER`, and after two pauses still is. The supervisor then
+tries the variant once more in a new process: see :data:`esbench.supervisor.SLOWS_OTHERS`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
+
+from esbench.errors import UserError
+from esbench.measure.timers import Call, Clock, quiet
+
+SLOWER = 1.05
+VISITS = 6
+VISIT_S, LONGEST_S = 0.001, 0.008
+"""The duration of a visit. Base is not timed again if a single call takes longer than the second."""
+MAX_CALLS = 16
+PAUSES_S = (0.3, 1.0)
+
+BaseTimes = Mapping[str, Sequence[float]]
+"""Metric -> the mean of each visit in nanoseconds: a thread may slow down few of the calls by much."""
+
+
+class SlowedDownError(UserError):
+    """A variant slows the others down: the process ends, and a new one goes on."""
+
+
+def time_base(call: Call, clock: Clock) -> BaseTimes:
+    """Time the call of base in short visits; only once if it takes longer than LONGEST_S."""
+    with quiet():
+        start_s = clock.seconds()
+        visits = [clock.visit(call, 1).samples]
+        visit_s = clock.seconds() - start_s
+        if visit_s <= LONGEST_S:
+            calls = max(1, min(MAX_CALLS, math.ceil(VISIT_S / max(visit_s, 1e-9))))
+            visits = [clock.visit(call, calls).samples for _ in range(VISITS)]
+    return {metric: [fmean(samples[metric]) for samples in visits] for metric in visits[0]}
+
+
+def slowdown(before: BaseTimes, after: BaseTimes) -> float:
+    """Return the ratio of the times if all are slower than those before by more than SLOWER, otherwise 1."""
+    ratios = (
+        median(after[metric]) / median(times)
+        for metric, times in before.items()
+        if metric in after and min(after[metric]) > SLOWER * max(times)
+    )
+    return max(ratios, default=1.0)
+
+
+def lasting_slowdown(before: BaseTimes, measure: Callable[[], BaseTimes]) -> tuple[float, BaseTimes]:
+    """Return the smallest slowdown now and after each pause, 1 if one of them is 1; and the last times."""
+    after = measure()
+    ratio = slowdown(before, after)
+    for pause_s in PAUSES_S:
+        if ratio > 1:
+            time.sleep(pause_s)
+            after = measure()
+            ratio = min(ratio, slowdown(before, after))
+    return ratio, after

@@ -1,0 +1,107 @@
+"""A variant that slows others down is found when base is timed again after its set-up."""
+
+import time
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from esbench.measure import neighbors
+from esbench.measure.neighbors import SlowedDownError, slowdown
+from esbench.measure.runner import run_cases
+from esbench.registry import Entry
+from esbench.schema import Phase, Record
+from tests.fakes import CASE, FakeScheme, World
+from tests.loop_cases import measure, measurements, plan_of
+
+REASON = "it slows other variants down (base took 1.1x as long)"
+
+
+class SlowedWorld(World):
+    """A world in which each call of base takes 1 ms and, once something slows it down, 0.1 ms more."""
+
+    extra_s = 0.0
+
+    def slow_down(self, _: object = None) -> None:
+        """Slow base down from now on."""
+        self.extra_s = 0.0001
+
+    def recover(self, _: object = None) -> None:
+        """Let base be fast again."""
+        self.extra_s = 0.0
+
+    def entries(self, **schemes: FakeScheme) -> list[Entry]:
+        """Return base, and variants between two that do nothing wrong."""
+
+        def act(phase: Phase, number: int, turn: int) -> object:
+            del phase, number
+            self.clock.now_s += self.extra_s
+            return torch.full((2,), float(turn))
+
+        base = FakeScheme("Base", self, cost_s=0.001, act=act).entry("base")
+        others = [FakeScheme("First", self), *schemes.values(), FakeScheme("Last", self)]
+        return [base, *(scheme.entry() for scheme in others)]
+
+
+def test_a_variant_that_slows_base_down_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variant whose set-up made base slower is announced; a disturbance that passes does not count.
+
+    Without a supervisor that starts a new process there is a note, and the variant is measured.
+    """
+    pauses = Mock()
+    monkeypatch.setattr(time, "sleep", pauses)
+    for supervised in (True, False):
+        world, watch, lines = SlowedWorld(), Mock(return_value=supervised), list[Record]()
+        slow = FakeScheme("Slow", world, check=world.slow_down)
+        plan = plan_of(*world.entries(Slow=slow), phases=("forward",))
+        pauses.side_effect = None
+        if supervised:
+            with pytest.raises(SlowedDownError, match=r"^Slow on .*: it slows other variants down"):
+                run_cases(plan, lines.extend, lambda *_: None, world.tools, watch=watch)
+            assert lines == []
+        else:
+            summary = run_cases(plan, lines.extend, lambda *_: None, world.tools, watch=watch)
+            assert summary.measured == 4
+            assert summary.notes == (f"base took 1.1x as long after the set-up of Slow on {CASE.label}",)
+        (blamed,) = [made.args for made in watch.mock_calls if len(made.args) == 4]
+        assert blamed == (slow.entry().variant, CASE, "set-up", REASON)
+
+    pauses.side_effect = world.recover
+    for check in (world.slow_down, lambda _: None):
+        world.recover()
+        entries = world.entries(A=FakeScheme("A", world, check=check))
+        summary, lines = measure(*entries, world=world, phases=("forward",))
+        assert (summary.measured, summary.notes) == (4, ())
+
+
+def test_a_phase_after_which_base_is_slower_has_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a phase in which something began to slow base down say so, and those of later phases do not."""
+    monkeypatch.setattr(neighbors, "PAUSES_S", ())
+    world = SlowedWorld()
+
+    def act(phase: Phase, number: int, turn: int) -> object:
+        del phase
+        if number == 12:
+            world.slow_down()
+        return torch.full((2,), float(turn))
+
+    _, lines = measure(*world.entries(Late=FakeScheme("Late", world, act=act)), world=world)
+    labels = {row.phase: set[str]() for row in measurements(lines)}
+    for row in measurements(lines):
+        labels[row.phase] |= {*row.labels}
+    first, second = labels.values()
+    assert first == {"base took 1.1x as long after these rounds as before them"}
+    assert second == set()
+
+
+def test_only_a_clear_slowdown_counts() -> None:
+    """All visits must be slower by more than 5 % than all before, by any metric that both have."""
+    before = {"latency_ns": [100.0] * 5 + [110.0], "host_latency_ns": [10.0] * 6}
+    for after, ratio in (
+        ({"latency_ns": [115.0] * 5 + [300.0]}, 1.0),
+        ({"latency_ns": [116.0] * 5 + [300.0]}, 1.16),
+        ({"latency_ns": [200.0] * 5 + [109.0]}, 1.0),
+        ({"latency_ns": [100.0] * 6, "host_latency_ns": [20.0]}, 2.0),
+        ({}, 1.0),
+    ):
+        assert slowdown(before, after) == pytest.approx(ratio)
