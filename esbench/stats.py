@@ -91,7 +91,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
     value is not finite.
     """
     rank = _rank(len(values), confidence)
-    if rank == 0 or not _usable(values):
+    if rank == 0 or not _are_usable(values):
         return None
     ordered = sorted(values)
     return Interval(float(ordered[rank - 1]), float(np.median(ordered)), float(ordered[-rank]))
@@ -99,12 +99,12 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
 
 def median_of_values(values: Sequence[float]) -> float | None:
     """Return the median, ``None`` without values or if a value is not finite."""
-    return float(median_of(values)) if _usable(values) else None
+    return float(median_of(values)) if _are_usable(values) else None
 
 
 def middle_60_percent(values: Sequence[float]) -> Spread | None:
     """Return p20, median and p80, ``None`` without values or if a value is not finite."""
-    if not _usable(values):
+    if not _are_usable(values):
         return None
     p20, median, p80 = (float(value) for value in np.quantile(values, (0.2, 0.5, 0.8)))
     return Spread(p20, median, p80)
@@ -130,7 +130,7 @@ _Rounds = tuple[tuple[float, ...], ...]
 
 @lru_cache(2**14)  # a report needs each median tens of times
 def _median(samples: _Rounds) -> float | None:
-    if not _usable([sample for round_ in samples for sample in round_]):
+    if not _are_usable([sample for round_ in samples for sample in round_]):
         return None
     return median_of_values([value for value in _round_medians(samples) if value is not None])
 
@@ -147,7 +147,7 @@ def outlier_share(measurement: Measurement) -> float:
     Detect and Handle Outliers, 1993). The share is 0 if the MAD is 0.
     """
     samples = _samples(measurement)
-    if not _usable(samples):
+    if not _are_usable(samples):
         return 0.0
     distances = np.abs(np.array(samples) - np.median(samples))
     scale = float(np.median(distances))
@@ -156,7 +156,7 @@ def outlier_share(measurement: Measurement) -> float:
 
 def median_clock(run: Run) -> float | None:
     """Return the median clock in Hz over the visits of a run, ``None`` if none was reported."""
-    clocks = [visit.clock_hz for visit in _timed(run) if visit.clock_hz is not None]
+    clocks = [visit.clock_hz for visit in _timed_visits(run) if visit.clock_hz is not None]
     return float(np.median(clocks)) if clocks else None
 
 
@@ -181,7 +181,7 @@ def invalid_reasons(run: Run) -> tuple[str, ...]:
     reasons = []
     if foreign := run.header.environment.foreign:
         reasons.append(f"other processes on the GPU at the start: {', '.join(foreign)}")
-    causes = [set(visit.throttled) - {POWER_CAP} for visit in _timed(run)]
+    causes = [set(visit.throttled) - {POWER_CAP} for visit in _timed_visits(run)]
     slowed = sum(map(bool, causes)) / len(causes) if causes else 0.0
     if slowed > _TOLERATED:
         names = ", ".join(sorted(set().union(*causes)))
@@ -230,7 +230,7 @@ def _visits(*measurements: Measurement) -> list[Conditions]:
     return [visit for row in measurements for visits in row.conditions for visit in visits]
 
 
-def _timed(run: Run) -> list[Conditions]:
+def _timed_visits(run: Run) -> list[Conditions]:
     """Return each visit of a run once; other metrics of a visit repeat its conditions."""
     return _visits(*(row for row in run.measurements if row.metric == LATENCY))
 
@@ -257,6 +257,6 @@ def _rank(count: int, confidence: float) -> int:
     return count // 2
 
 
-def _usable(samples: Sequence[float]) -> bool:
+def _are_usable(samples: Sequence[float]) -> bool:
     """Return whether there are samples, all finite with a finite sum."""
     return len(samples) > 0 and all(abs(sample) < _LARGEST for sample in samples)

@@ -176,9 +176,9 @@ class Writer:
         self.close()
         if self.path.stat().st_size > LARGE_BYTES:
             with contextlib.suppress(OSError):
-                _replace(_compressed(self.path), gzip.compress(self.path.read_bytes(), mtime=0))
+                _replace(_compressed_path(self.path), gzip.compress(self.path.read_bytes(), mtime=0))
                 self.path.unlink()
-                self.path = _compressed(self.path)
+                self.path = _compressed_path(self.path)
 
     def __enter__(self) -> Self:
         """Use the writer in a ``with`` block."""
@@ -219,7 +219,7 @@ def _replace(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def _compressed(path: Path) -> Path:
+def _compressed_path(path: Path) -> Path:
     return path.with_name(run_name(path) + COMPRESSED)
 
 
@@ -248,8 +248,8 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read or decompressed.
     """
-    is_compressed = not path.exists() and _compressed(path).exists()
-    content = read_regular_file(_compressed(path) if is_compressed else path)
+    is_compressed = not path.exists() and _compressed_path(path).exists()
+    content = read_regular_file(_compressed_path(path) if is_compressed else path)
     if not content.startswith(_GZIP):
         return content
     try:

@@ -19,10 +19,10 @@ def missing_packages(root: Path = ROOT) -> list[str]:
     """Return ``name==version``, from constraints.txt, of each package that is needed but not installed."""
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line}
-    return [pinned.get(name, name) for name in (*MEASURING, *TESTING) if not _installed(name)]
+    return [pinned.get(name, name) for name in (*MEASURING, *TESTING) if not _is_installed(name)]
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -28,7 +28,7 @@ def export_(
 
     Example: esbench export results/my-gpu/run.jsonl --format pytest-benchmark --out run.json
     """
-    from esbench.report.captions import invalid, unfinished
+    from esbench.report.captions import invalid_note, unfinished_note
     from esbench.report.formats.exporters import export
 
     stored, problems = read_stored_run(run, "export takes a run's .jsonl file")
@@ -40,7 +40,7 @@ def export_(
     else:
         prepare_file("--out", out)
         out.write_text(text, encoding="utf-8", newline="\n")
-    for warning in filter(None, (invalid(stored), unfinished(stored))):
+    for warning in filter(None, (invalid_note(stored), unfinished_note(stored))):
         note(warning.strip())
     note(f"{summary}" + (f"; written to {out}" if out else ""))
     if any(problem.lost for problem in problems):

@@ -146,9 +146,9 @@ def origin(run: Run) -> str:
     commit += " with uncommitted changes" if here.dirty else ""
     where = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
     return (
-        f"{invalid(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
+        f"{invalid_note(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
         f"run {run.header.run_id}, {commit}, esbench {here.esbench}, torch {here.torch}."
-        f"{_partial(run)}{unfinished(run)}{_disturbed(run)}"
+        f"{_partial_note(run)}{unfinished_note(run)}{_disturbed_note(run)}"
     )
 
 
@@ -164,24 +164,24 @@ def short_origin(run: Run) -> str:
         return f"{source(run)}, not measured by esbench."
     torch_version = f"torch {run.header.environment.torch}"
     return (
-        f"{invalid(run)}{device(run)}, run {run.header.run_id}, {torch_version}."
-        f"{unfinished(run)}{_disturbed(run)}"
+        f"{invalid_note(run)}{device(run)}, run {run.header.run_id}, {torch_version}."
+        f"{unfinished_note(run)}{_disturbed_note(run)}"
     )
 
 
-def invalid(run: Run) -> str:
+def invalid_note(run: Run) -> str:
     """Return a warning if the values of a run must not be used, else empty."""
     return f"INVALID: {'; '.join(run.end.invalid)}. " if run.end and run.end.invalid else ""
 
 
-def unfinished(run: Run) -> str:
+def unfinished_note(run: Run) -> str:
     """Return a warning if a run was not completed, else empty."""
     if run.end is not None and run.end.status != "interrupted":
         return ""
     return f" The run {'was interrupted' if run.end else 'has no end'}: cells may be missing."
 
 
-def stand_in(grid: Grid, reference: Reference) -> str:
+def stand_in_note(grid: Grid, reference: Reference) -> str:
     """Return a sentence if the forward of a baseline replaces a phase that it lacks, else empty."""
     if reference.phase == grid.phase:
         return ""
@@ -212,11 +212,11 @@ def _widths(ratios: Sequence[Ratio]) -> str:
     )
 
 
-def _partial(run: Run) -> str:
+def _partial_note(run: Run) -> str:
     return f" Part of the suite: {partial_request(run)}." if partial_request(run) else ""
 
 
-def _disturbed(run: Run) -> str:
+def _disturbed_note(run: Run) -> str:
     """Return a warning if other programs used the processor when the run began, else empty."""
     here = run.header.environment
     if here.load is None or here.load <= _IDLE * here.threads:

@@ -144,7 +144,7 @@ class Page:
         parts = []
         for table_section in sections:
             summary = escape(f"{table_section.title.partition(',')[0]}: {names}")
-            table = self._printed(replace(table_section, origin="", conditions=""))
+            table = self._print(replace(table_section, origin="", conditions=""))
             parts.append(f"<details>\n<summary>{summary}</summary>\n\n{table}\n</details>")
         return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -204,9 +204,9 @@ class Page:
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
             raise ReadmeError(f"{self.root / file} has no such table: name another file, operator or phase")
-        return "\n" + "\n".join(map(self._printed, sections)) + "\n"
+        return "\n" + "\n".join(map(self._print, sections)) + "\n"
 
-    def _printed(self, section: Section) -> str:
+    def _print(self, section: Section) -> str:
         self.shown.append(section)
         return section.markdown()
 

@@ -77,7 +77,7 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
             **factory,
         )
     elif is_packed(case):
-        module = _binarized(case, factory)
+        module = _binarized_layer(case, factory)
     else:
         known = ["Linear", "Conv2d", *PACKED, *NETWORKS]
         raise UnavailableError(f"no operator {case.operator!r} here; available: {', '.join(known)}")
@@ -91,7 +91,7 @@ def layer(case: Case, device: str, seed: int) -> nn.Module:
     return module
 
 
-def _binarized(case: Case, factory: dict[str, Any]) -> nn.Module:
+def _binarized_layer(case: Case, factory: dict[str, Any]) -> nn.Module:
     """Return a binarized layer with real outputs.
 
     Raises:

@@ -162,7 +162,7 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int 
     Raises:
         ValueError: the kernel is larger than the padded image.
     """
-    windows = _padded(x, kernel, padding).unfold(-3, kernel[0], stride[0]).unfold(-3, kernel[1], stride[1])
+    windows = _pad(x, kernel, padding).unfold(-3, kernel[0], stride[0]).unfold(-3, kernel[1], stride[1])
     if channels is None or x.shape[-1] != 1:
         return windows.movedim(-3, -1).flatten(-3)
     taps = [column[..., 0] for row in windows.unbind(-2) for column in row.unbind(-1)]
@@ -190,7 +190,7 @@ def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     Raises:
         ValueError: the kernel is larger than the padded image.
     """
-    x = _padded(x, kernel, padding)
+    x = _pad(x, kernel, padding)
     for axis, size, step in zip((-3, -2), kernel, stride, strict=True):
         windows = x.unfold(axis, size, step)
         x = windows[..., 0].clone()
@@ -199,7 +199,7 @@ def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     return x
 
 
-def _padded(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+def _pad(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """Pad images [..., h, w, c] with zero words."""
     vertical, horizontal = padding
     height, width = x.shape[-3] + 2 * vertical, x.shape[-2] + 2 * horizontal

@@ -145,7 +145,7 @@ class Reclaim:
     Modes: ``nothing``; ``collect`` garbage after each candidate, and only then; ``collect_batch`` after each
     batch; ``empty_cache`` and ``empty_cache_batch`` release torch's cache then; ``iterator`` is
     :class:`ReclaimingIterator`; ``pool`` gives each candidate a CUDA memory pool. ``expandable`` needs the
-    variables of :func:`environment`, ``subprocess`` is :func:`isolated`: here they do nothing.
+    variables of :func:`environment`, ``subprocess`` is :func:`call_in_fresh_process`: here they do nothing.
 
     Args:
         mode: one of these.
@@ -198,7 +198,7 @@ def refusal(mode: Mode, device: str) -> str:
     return "" if device.startswith("cuda") else _NEEDS_CUDA.get(mode, "")
 
 
-def isolated(
+def call_in_fresh_process(
     function: Callable[..., T],
     *args: Any,  # noqa: ANN401  the function's own
     environment: Mapping[str, str] | None = None,
@@ -225,6 +225,6 @@ def isolated(
 
 def _call(call: bytes) -> bytes:
     # As bytes: torch's own pickling shares memory, which would need the child to stay alive.
-    function, args, threads = pickle.loads(call)  # noqa: S301  written by isolated()
+    function, args, threads = pickle.loads(call)  # noqa: S301  written by call_in_fresh_process()
     torch.set_num_threads(threads)  # the order of sums depends on it
     return pickle.dumps(function(*args))

@@ -91,7 +91,7 @@ def trained(name: str, seed: int = 0, steps: int = STEPS) -> nn.Module:
 
     After the default number of steps the gradient has nearly vanished; after fewer it has not.
     """
-    return copy.deepcopy(_trained(name, seed, steps))
+    return copy.deepcopy(_train(name, seed, steps))
 
 
 def accuracy(model: nn.Module) -> float:
@@ -123,7 +123,7 @@ def digits() -> Digits:
 
 
 @cache
-def _trained(name: str, seed: int, steps: int) -> nn.Module:
+def _train(name: str, seed: int, steps: int) -> nn.Module:
     """Train with Adam on seeded batches; the learning rate falls to zero as a cosine."""
     model, data = untrained(name, seed), digits()
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)

@@ -166,6 +166,6 @@ def test_a_bad_option_is_named_in_one_line(tmp_path: Path) -> None:
 def test_only_packages_for_measuring_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The install command has only missing packages that measuring needs, with pinned versions."""
     absent = {"msgspec", "cogapp", "pytest-xdist"}
-    monkeypatch.setattr(wheels, "_installed", lambda name: name not in absent)
+    monkeypatch.setattr(wheels, "_is_installed", lambda name: name not in absent)
     assert [text.partition("==")[0] for text in wheels.missing_packages()] == ["msgspec", "pytest-xdist"]
     assert all("==" in text for text in wheels.missing_packages())

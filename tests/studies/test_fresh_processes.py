@@ -17,7 +17,7 @@ from impls.benchmark.training.architecture_search import (
     population,
 )
 from impls.benchmark.training.shared_compile import Plan, run_isolated
-from impls.training.memory_reclaim import isolated
+from impls.training.memory_reclaim import call_in_fresh_process
 from impls.training.shared_compile import refusal
 
 load("impls")
@@ -75,7 +75,7 @@ def test_errors_in_a_fresh_process_are_raised() -> None:
     with pytest.raises(Exception, match="none such"):
         run_isolated(plan)
     with pytest.raises(WrongResultError, match="planted"):
-        isolated(raise_wrong)
+        call_in_fresh_process(raise_wrong)
 
 
 def raise_wrong() -> None:
@@ -97,8 +97,8 @@ def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> No
     """This holds for the parameters that are alive and for the growth of the process's peak memory."""
     case = population(6, 128, 16)
     widths = [architectures(case, 0)[1]] * 6
-    clean = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0), widths)
-    leaky = isolated(memory_reclaim.run_trial, Search(case, "cpu", 0, leaky=True), widths)
+    clean = call_in_fresh_process(memory_reclaim.run_trial, Search(case, "cpu", 0), widths)
+    leaky = call_in_fresh_process(memory_reclaim.run_trial, Search(case, "cpu", 0, leaky=True), widths)
     assert clean.losses == leaky.losses
     assert (clean.alive, clean.alive_collected) == (0, 0)
     assert leaky.alive == leaky.alive_collected == 6 * 8

@@ -26,8 +26,8 @@ from impls.training.memory_reclaim import (
     Mode,
     Reclaim,
     ReclaimingIterator,
+    call_in_fresh_process,
     environment,
-    isolated,
     refusal,
 )
 from tests.training.models import report
@@ -133,12 +133,12 @@ def test_modes_state_their_requirements() -> None:
 def test_an_isolated_call_runs_in_another_process() -> None:
     """An isolated call gets its environment variables, and its result or exception comes back."""
     before = dict(os.environ)
-    pid, planted, tensor = isolated(report, torch.arange(4), environment={"PLANTED": "yes"})
+    pid, planted, tensor = call_in_fresh_process(report, torch.arange(4), environment={"PLANTED": "yes"})
     assert pid != os.getpid()
     assert planted == "yes"
     assert tensor.tolist() == [0, 2, 4, 6]
     with pytest.raises(ZeroDivisionError):
-        isolated(divmod, 1, 0)
+        call_in_fresh_process(divmod, 1, 0)
     assert dict(os.environ) == before
 
 

@@ -41,7 +41,7 @@ def test_training_is_a_function_of_the_seed() -> None:
     for name in NAMES:
         state = torch.get_rng_state()
         weights = [weights_of(networks.trained(name, seed, 3)) for seed in (0, 1)]
-        networks._trained.cache_clear()  # noqa: SLF001  so that it is trained again
+        networks._train.cache_clear()  # noqa: SLF001  so that it is trained again
         again = networks.trained(name, 0, 3)
         assert torch.equal(weights[0], weights_of(again))
         assert not torch.equal(*weights)

@@ -381,11 +381,11 @@ def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
     assert search_trial.numbers(alone) == expected
     calls = []
 
-    def isolated(_: object, search: Search, widths: Any, environment: Any = None) -> Trial:
+    def call_in_fresh_process(_: object, search: Search, widths: Any, environment: Any = None) -> Trial:
         calls.append((search.mode, len(widths), environment))
         return search_trial if len(widths) > 1 else alone
 
-    monkeypatch.setattr(memory_reclaim, "isolated", isolated)
+    monkeypatch.setattr(memory_reclaim, "call_in_fresh_process", call_in_fresh_process)
     memory_reclaim.largest_alone.cache_clear()
     metrics = list(built("CleanSearch(reclaim=collect)", population(3, 5, 4)).quality())
     memory_reclaim.largest_alone.cache_clear()

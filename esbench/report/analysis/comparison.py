@@ -171,7 +171,7 @@ def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
             f"{different_devices(a, b)}: a ratio of their times does not compare the variants; "
             "pass --across-devices to show it anyway"
         )
-    rows_a, rows_b = _measured(a), _measured(b)
+    rows_a, rows_b = _measured_rows(a), _measured_rows(b)
     pairs = [_pair(key, rows_a[key], rows_b[key]) for key in rows_a if key in rows_b]
     pairs.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # the largest ratio first
     exact = [pair for pair in pairs if pair.key.is_exact]
@@ -191,7 +191,7 @@ def _sort_by_name(keys: set[Key]) -> list[Key]:
     return sorted(keys, key=lambda key: tuple(key.names.values()))
 
 
-def _measured(run: Run) -> dict[Key, Measurement]:
+def _measured_rows(run: Run) -> dict[Key, Measurement]:
     """Return the rows by their key, without rows of variants that failed.
 
     Baselines are measured in every group, and the first counts.

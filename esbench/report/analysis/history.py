@@ -17,7 +17,7 @@ import numpy as np
 from esbench.errors import UserError
 from esbench.report.analysis.comparison import different_devices
 from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
-from esbench.report.analysis.run_selection import unusable
+from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
 from esbench.text import first_names, one_line
@@ -140,7 +140,7 @@ def history(  # noqa: PLR0913  # the options of the command
     Raises:
         UserError: a glob matches nothing, or ruptures is not installed.
     """
-    shown, left_out = comparable(runs)
+    shown, left_out = select_comparable(runs)
     by_series: dict[tuple[Key, Variant], list[Point]] = {}
     zeros = 0
     for number, run in enumerate(shown):
@@ -176,17 +176,17 @@ def history(  # noqa: PLR0913  # the options of the command
     return History(metric, phase, shown, tuple(series), tuple(left_out), tuple(few))
 
 
-def comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
+def select_comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
     """Return the runs to compare, oldest first, and why each other run is left out.
 
     Left out are runs that are unfinished, invalid, or of another device than the newest one.
     """
     ordered = sorted(runs, key=lambda run: run.header.run_id)
-    usable = [run for run in ordered if not any(unusable(run))]
+    usable = [run for run in ordered if not any(reasons_unusable(run))]
     template = "it ran on {}, the newest one on {}"
     reasons = [
-        f"it {' and '.join(unusable(run))}"
-        if any(unusable(run))
+        f"it {' and '.join(reasons_unusable(run))}"
+        if any(reasons_unusable(run))
         else different_devices(run, usable[-1], template)
         for run in ordered
     ]

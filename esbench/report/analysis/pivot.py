@@ -107,13 +107,15 @@ class Grid:
 
     def multiplier(self, variant: Variant, case: Case, mode: Mode) -> Ratio | None:
         """Return the ratio of a row to base, or of naive to the row; None without both numbers."""
-        pair = self.compared(variant, case, mode)
+        pair = self.compared_rows(variant, case, mode)
         if pair is None:
             return None
         row, baseline = pair
         return ratio(baseline, row) if mode == "naive" else ratio(row, baseline)
 
-    def compared(self, variant: Variant, case: Case, mode: Mode) -> tuple[Measurement, Measurement] | None:
+    def compared_rows(
+        self, variant: Variant, case: Case, mode: Mode
+    ) -> tuple[Measurement, Measurement] | None:
         """Return a row and the baseline that it is compared with, None if one of the two is missing."""
         row, reference = self.at(variant, case), self.reference(mode)
         if reference is None or not isinstance(row, Measurement):

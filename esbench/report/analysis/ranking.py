@@ -15,7 +15,7 @@ import msgspec
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.roofline import impossible
-from esbench.report.analysis.run_selection import unusable
+from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
 from esbench.text import first_names
@@ -371,7 +371,7 @@ def recommend(
             candidates.append(Recommendation(ranking, case, chosen, part))
 
     def key(candidate: Recommendation) -> tuple[bool, bool, int, str]:
-        is_usable = not any(unusable(candidate.run))
+        is_usable = not any(reasons_unusable(candidate.run))
         return bool(candidate.ranked), is_usable, len(candidate.ranked), candidate.run.header.run_id
 
     best = max(candidates, key=key, default=None)

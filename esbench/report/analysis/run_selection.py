@@ -81,14 +81,14 @@ def select_newest(runs: Iterable[Run]) -> Run:
 
 def flaws(run: Run) -> Iterator[str]:
     """Yield the reasons why a run must not replace an older one on its page."""
-    yield from unusable(run)
+    yield from reasons_unusable(run)
     if part := partial_request(run):
         yield f"holds part of its suite ({part})"
     if cut := sum(row.reason == OUT_OF_TIME for row in run.skipped):
         yield f"left {cut} rows out for lack of time"
 
 
-def unusable(run: Run) -> Iterator[str]:
+def reasons_unusable(run: Run) -> Iterator[str]:
     """Yield the reasons why a run must not be compared with others: it is unfinished or invalid."""
     if run.end is None or run.end.status == "interrupted":
         yield "was interrupted" if run.end else "has no end"

@@ -60,7 +60,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     axes.set_xlabel("members per ms of a step", loc="right")
     _write_columns(axes, -0.8, "members kept", "step", color="0.3")
     figure.finish(
-        f"{captions.invalid(rankings.grid.run)}{finding(rankings.of(case))}",
+        f"{captions.invalid_note(rankings.grid.run)}{finding(rankings.of(case))}",
         style.origin(rankings.grid, [case]),
         style.note_part(rows, schemes, "schemes"),
         [

@@ -87,7 +87,7 @@ def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     if any(fit.verdict == CONTRADICTED for fit in all_fits):
         handles.append(Line2D([], [], **style.RING, label="contradicts its form"))
     figure.finish(
-        f"{captions.invalid(grid.run)}{grid.operator}: fitted kappa against its closed form",
+        f"{captions.invalid_note(grid.run)}{grid.operator}: fitted kappa against its closed form",
         style.origin(grid, list(dict.fromkeys(fit.case for fit in all_fits))),
         list(_notes(grid, all_fits)),
         handles,

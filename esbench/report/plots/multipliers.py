@@ -63,7 +63,7 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
         if not any(dot.variant == variant for dot in dots)
     }
     figure.finish(
-        f"{captions.invalid(grid.run)}{finding(grid, case, rows)}",
+        f"{captions.invalid_note(grid.run)}{finding(grid, case, rows)}",
         style.origin(grid, [case]),
         [*_notes(grid, dots), *style.notes_by_reason(missing)],
     )

@@ -72,7 +72,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
     labels = [style.Label(point.x, point.y, _name(point)) for point in points]
     arrows = [name for name, point in zip(labels, points, strict=True) if point.is_open]
     figure.finish(
-        f"{captions.invalid(rankings.grid.run)}{finding(points, ranked)}",
+        f"{captions.invalid_note(rankings.grid.run)}{finding(points, ranked)}",
         style.origin(rankings.grid, [case]),
         [
             "Best variant of each scheme. Black edge: on the Pareto front, which dominates the gray area",

@@ -99,7 +99,7 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
         axes.set(xlabel="arithmetic intensity (flop/byte), minimum", ylabel=unit.symbol)
         axes.set_title(style.fit(name, figure.panel_width, style.LABEL))
     figure.finish(
-        f"{captions.invalid(grid.run)}{grid.operator}: roofline of the {grid.phase}",
+        f"{captions.invalid_note(grid.run)}{grid.operator}: roofline of the {grid.phase}",
         style.origin(grid, shown),
         [*_notes(grid, shown, panels, copy), *style.note_part(shown, cases, "shapes")],
         [

@@ -129,7 +129,7 @@ def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
         _schemes_without_line(all_lines, chosen) if is_share else _families_without_line(grid, chosen)
     )
     figure.finish(
-        f"{captions.invalid(grid.run)}{title}",
+        f"{captions.invalid_note(grid.run)}{title}",
         style.origin(grid, cases),
         [*notes, *style.notes_by_reason(ended, "No number for a larger case")],
     )

@@ -80,17 +80,17 @@ class GridTable:
     def _cell(self, variant: Variant, case: Case, cell: Callable[[Variant, Case, Measurement], Cell]) -> Cell:
         row = self.grid.at(variant, case)
         if row is None:
-            return self.notes.missing()
+            return self.notes.missing_cell()
         if isinstance(row, Measurement):
             if not any(row.samples):
                 return Cell(self.notes.mark(EMPTY, EMPTY_NOTE))
             return cell(variant, case, row)
         largest = self.grid.largest(variant, case)
         if largest is None:
-            return self.notes.skipped(row)
+            return self.notes.skipped_cell(row)
         # A search that ran out of its budget has not tried larger populations.
         bound = "at least " if largest.stop == "budget" else ""
-        return self.notes.skipped(row, f", {bound}{format_value(LARGEST, median(largest))} fit")
+        return self.notes.skipped_cell(row, f", {bound}{format_value(LARGEST, median(largest))} fit")
 
 
 def median_number(run: Run, row: Measurement) -> CellNumber:
@@ -108,7 +108,7 @@ def median_number(run: Run, row: Measurement) -> CellNumber:
 def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> CellNumber | None:
     """Return a row as a multiple of its baseline, None if one of the two has no number."""
     mode = multiplier.mode
-    ratio, pair = grid.multiplier(variant, case, mode), grid.compared(variant, case, mode)
+    ratio, pair = grid.multiplier(variant, case, mode), grid.compared_rows(variant, case, mode)
     if ratio is None or pair is None:
         return None
     quotient = "this row by the other" if mode == "base" else "the other by this row"
@@ -183,7 +183,7 @@ def _multipliers(grid: Grid, filler: GridTable, multiplier: Multiplier) -> Block
 
     table = filler.table(cell)
     methods = captions.ratio_methods(ratios) if multiplier != BYTES else ""
-    note = f": {multiplier.formula}{methods}.{captions.stand_in(grid, reference)}"
+    note = f": {multiplier.formula}{methods}.{captions.stand_in_note(grid, reference)}"
     return Block(multiplier.title, note, table)
 
 

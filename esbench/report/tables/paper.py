@@ -45,7 +45,7 @@ def _rank_section(ranking: Rankings, case: Case, best: int) -> Section:
 
     def cells(entry: RankedVariant) -> tuple[Cell, ...]:
         columns = ranking_columns(ranking.grid, entry, reference, notes)
-        return tuple(columns[name]() or notes.missing() for name in _RANKED)
+        return tuple(columns[name]() or notes.missing_cell() for name in _RANKED)
 
     rows = [(entry.variant, cells(entry)) for entry in shown]
     return _section(ranking.grid, case, "n_eff per ms", list(_RANKED.values()), rows, notes)
@@ -53,7 +53,7 @@ def _rank_section(ranking: Rankings, case: Case, best: int) -> Section:
 
 def _time_section(grid: Grid, best: int) -> Section | None:
     """Return the times of the case with the most numbers, the largest of several."""
-    by_case = {case: _measured(grid, case) for case in grid.cases}
+    by_case = {case: _variants_by_time(grid, case) for case in grid.cases}
     case = max(reversed(grid.cases), key=lambda case: len(by_case[case]))
     times = by_case[case]
     fastest: dict[str, Variant] = {}
@@ -68,7 +68,7 @@ def _time_section(grid: Grid, best: int) -> Section | None:
 
     def cells(variant: Variant) -> tuple[Cell, ...]:
         multiples = (multiple(grid, variant, case, against) for against in (TIME, SPEED))
-        filled = (number_cell(number) if number else notes.missing() for number in multiples)
+        filled = (number_cell(number) if number else notes.missing_cell() for number in multiples)
         return number_cell(median_number(grid.run, times[variant])), *filled
 
     headings = ["time (ms)", "time, x base", "speed, x naive"]
@@ -76,7 +76,7 @@ def _time_section(grid: Grid, best: int) -> Section | None:
     return _section(grid, case, f"time of the {grid.phase}", headings, rows, notes)
 
 
-def _measured(grid: Grid, case: Case) -> dict[Variant, Measurement]:
+def _variants_by_time(grid: Grid, case: Case) -> dict[Variant, Measurement]:
     """Return the variants that have a time, the fastest first, with its row."""
     rows = ((variant, grid.at(variant, case)) for variant in grid.variants)
     timed = {v: row for v, row in rows if isinstance(row, Measurement) and median(row)}

@@ -285,7 +285,7 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
         if best != reference:
             columns = ranking_columns(ranking.grid, best, reference, notes)
             numbers = (columns[name]() for name in (RELATIVE_RATE, COST, STEP, PEAK_MEMORY))
-            filled = (cell or notes.missing() for cell in numbers)
+            filled = (cell or notes.missing_cell() for cell in numbers)
             name = best.variant.name
             if best.wastes_members:
                 name = notes.mark(name, _wasted_note(case, [best]))

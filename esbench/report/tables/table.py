@@ -202,12 +202,12 @@ class Footnotes:
         for number, note in enumerate(self.notes, start=1):
             yield f"[{number}] {note}"
 
-    def missing(self) -> Cell:
+    def missing_cell(self) -> Cell:
         """Return a cell for a row that is not in the run."""
         self.has_missing = True
         return Cell(NOTHING)
 
-    def skipped(self, row: Skipped, more: str = "") -> Cell:
+    def skipped_cell(self, row: Skipped, more: str = "") -> Cell:
         """Return a cell of a row without a number: a short reason, and a footnote with the whole one."""
         hint = "failed" if row.status == "failed" else captions.shorten(row.reason)
         return Cell(self.mark(f"{hint}{more}", f"{row.status}: {row.reason}"), skipped=row)
@@ -241,9 +241,9 @@ def variants_table(
         by_heading, skipped = cells(variant), reason(variant)
         headings, row = tuple(by_heading), list(by_heading.values())
         if skipped and None in row:
-            row[row.index(None)] = notes.skipped(skipped)
+            row[row.index(None)] = notes.skipped_cell(skipped)
         labels.append(variant.label(case.operator))
-        rows.append(tuple(cell or (Cell("") if skipped else notes.missing()) for cell in row))
+        rows.append(tuple(cell or (Cell("") if skipped else notes.missing_cell()) for cell in row))
     return Table(case.operator, headings, tuple(labels), tuple(rows))
 
 

@@ -155,11 +155,13 @@ def answer(views: Sequence[View]) -> Answer:
     if task:
         rows = _fastest_of_equals(views, rows)
     best = rows[0]
-    equals = _tied(best, rows, view.metric)
+    equals = _tied_rows(best, rows, view.metric)
     leaders = recommended(rows) if best.is_exact else [best]
     shown = leaders if best.is_exact else [best, *equals[:1]]
     notes = [
-        note for leader in leaders for note in _ties_note(leader, _tied(leader, rows, view.metric), shown)
+        note
+        for leader in leaders
+        for note in _ties_note(leader, _tied_rows(leader, rows, view.metric), shown)
     ]
     if view.metric == RATE_METRIC:
         lead, figures = "Use", _rate_figures
@@ -208,7 +210,7 @@ def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.marks[:1] != rows[0].marks[:1], position.get(row.variant, 0)))
 
 
-def _tied(best: Row, rows: Sequence[Row], metric: str) -> list[Row]:
+def _tied_rows(best: Row, rows: Sequence[Row], metric: str) -> list[Row]:
     """Return the other rows whose interval overlaps that of the best."""
     if metric == RATE_METRIC or best.is_exact:
         return tied(best, rows)

@@ -111,17 +111,17 @@ def views(run: Run, operator: str) -> Iterator[View]:
     ranked = rankings(run, operator)
     for ranking in ranked:
         for case in ranking.cases:
-            yield _ranked(ranking, case)
+            yield _ranked_view(ranking, case)
     not_times = (grid for grid in grids(run, operator, "") if not grid.metric.endswith(TIMES))
     for grid in (*grids(run, operator, TIMES), *not_times):
         if grid.metric not in _UNSHOWN:
-            yield from (_measured(grid, case) for case in grid.cases)
+            yield from (_measured_view(grid, case) for case in grid.cases)
     for metric, method in _quality_metrics(run, operator, is_ranked=bool(ranked)):
         for grid in quality_grids(run, operator, metric, method):
             yield from (_quality(grid, case) for case in grid.cases)
 
 
-def _ranked(ranking: Rankings, case: Case) -> View:
+def _ranked_view(ranking: Rankings, case: Case) -> View:
     every = ranking.of(case)
     rows = [
         _ranked_row(ranking.grid, ranked, dense(every))
@@ -152,7 +152,7 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
     )
 
 
-def _measured(grid: Grid, case: Case) -> View:
+def _measured_view(grid: Grid, case: Case) -> View:
     """Return times with their multiples, or another metric that is a median of samples."""
     base = grid.reference("base")
     plain = "x plain layer" if base is None or base.variant.scheme == "Base" else f"x {base.variant.name}"
@@ -167,7 +167,7 @@ def _measured(grid: Grid, case: Case) -> View:
         for variant in grid.variants
         if (row := grid.at(variant, case))
     ]
-    sorted_rows = _sorted(grid.metric, rows)
+    sorted_rows = _sort_rows(grid.metric, rows)
     return View(grid.phase, grid.metric, grid.method, case, columns, len(shown), sorted_rows)
 
 
@@ -233,7 +233,7 @@ def _quality_metrics(run: Run, operator: str, *, is_ranked: bool) -> list[tuple[
 
 def _quality(grid: Grid, case: Case) -> View:
     rows = [_quality_row(variant, row) for variant in grid.variants if (row := grid.at(variant, case))]
-    sorted_rows = _sorted(grid.metric, rows)
+    sorted_rows = _sort_rows(grid.metric, rows)
     return View(grid.phase, grid.metric, grid.method, case, (_title(grid), "interval"), 1, sorted_rows)
 
 
@@ -266,7 +266,7 @@ def better(metric: str) -> int:
     return -1 if is_cost or metric in {"launches", "kappa", "alive_count"} else 0
 
 
-def _sorted(metric: str, rows: list[Row]) -> tuple[Row, ...]:
+def _sort_rows(metric: str, rows: list[Row]) -> tuple[Row, ...]:
     """Return rows best first; those without a value come last."""
 
     def key(row: Row) -> tuple[bool, float]:

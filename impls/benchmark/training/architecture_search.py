@@ -20,7 +20,7 @@ from esbench.schema import Case
 from esbench.workload import WrongResultError
 from impls.benchmark import inputs
 from impls.benchmark.training.workload import add_leaking_hooks, case_of, check, gradients
-from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, isolated
+from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, call_in_fresh_process
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
 
 ARCHITECTURES, COMPILED = REGISTRY.reserve("Architectures", "CompiledArchitectures")
@@ -135,7 +135,7 @@ def run(
         candidate = replace(search, seed=search.seed + number)
         with plan.candidate():
             if search.mode == "subprocess":
-                losses.append(isolated(_train_alone, candidate, architecture, x.cpu()))
+                losses.append(call_in_fresh_process(_train_alone, candidate, architecture, x.cpu()))
             else:
                 losses.append(_train(candidate, architecture, plan.batches(x), outcome))
     outcome.losses = torch.stack(losses)

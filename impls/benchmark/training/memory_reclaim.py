@@ -29,7 +29,7 @@ from impls.benchmark.training.architecture_search import (
     population,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
-from impls.training.memory_reclaim import Mode, environment, isolated, refusal
+from impls.training.memory_reclaim import Mode, call_in_fresh_process, environment, refusal
 
 OPERATORS = (ARCHITECTURES,)
 
@@ -104,7 +104,10 @@ class SearchWorkload(AbstractTrainingWorkload):
     def quality(self) -> Iterator[QualityMetric]:
         search = self._search
         variables = environment(search.mode)
-        trials = [isolated(run_trial, search, self._widths, environment=variables) for _ in range(REPLICATES)]
+        trials = [
+            call_in_fresh_process(run_trial, search, self._widths, environment=variables)
+            for _ in range(REPLICATES)
+        ]
         ensure(len({trial.losses for trial in trials}) == 1, "fresh processes have different losses")
         alone = largest_alone(Search(search.case, search.device, search.seed))
         reasons = {}
@@ -202,7 +205,7 @@ def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
 @functools.cache
 def largest_alone(search: Search) -> Trial:
     """Train the largest candidate alone in a fresh process: the minimum memory of a search."""
-    return isolated(run_trial, search, [largest(architectures(search.case, search.seed))])
+    return call_in_fresh_process(run_trial, search, [largest(architectures(search.case, search.seed))])
 
 
 def reset_peak() -> int | None:

@@ -31,7 +31,7 @@ from impls.benchmark.training.architecture_search import (
     untrained,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
-from impls.training.memory_reclaim import isolated
+from impls.training.memory_reclaim import call_in_fresh_process
 from impls.training.shared_compile import SharedLayers, SilentlyEagerError, change_settings, limits, refusal
 
 OPERATORS = (COMPILED,)
@@ -129,7 +129,7 @@ def run_isolated(plan: Plan) -> Trial:
     """Run a trial in a fresh process with an empty cache; raise WrongResultError if weights are wrong."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
-        trial = isolated(run_trial, plan, environment=environment)
+        trial = call_in_fresh_process(run_trial, plan, environment=environment)
     ensure(not trial.wrong, trial.wrong)
     return trial
 
