@@ -47,6 +47,7 @@ METRICS = {
     "cosine": "Cosine to backpropagation's gradient",
     "singular_values": "Singular values of one perturbation, over their root mean square",
     "stable_rank": "Stable rank of one perturbation",
+    "largest_change": "Largest change of one weight, in units of sigma",
     "dot_mean": "Mean of scaled products of two members' perturbations",
     "dot_variance": "Variance of scaled products of two members' perturbations",
     "correlation": "Correlation of entries",

@@ -189,6 +189,7 @@ class Moments(NamedTuple):
         total: sum of A_ij over i != j.
         squares: sum of A_ij^2 over i != j.
         margins: sum of r_i^2, with r_i = sum of A_ij over j != i.
+        largest: the largest absolute value of an entry of any E_i.
 
     """
 
@@ -197,6 +198,7 @@ class Moments(NamedTuple):
     total: float
     squares: float
     margins: float
+    largest: float
 
 
 def moments(rows: Tensor) -> Moments:
@@ -212,7 +214,9 @@ def moments(rows: Tensor) -> Moments:
         sums = (rows @ rows.sum(0)).double() - lengths
     squares = products.square().sum() - lengths.square().sum()
     total, margins = sums.sum(), sums.square().sum()
-    return Moments(count, *torch.stack([lengths.sum(), total, squares, margins]).tolist())
+    least, most = rows.aminmax()
+    largest = torch.maximum(-least, most).double()
+    return Moments(count, *torch.stack([lengths.sum(), total, squares, margins, largest]).tolist())
 
 
 REPLICATES = 5

@@ -15,7 +15,7 @@ from impls.quality.kappa import Moments, Subject
 
 FITTED, DECLARED, UNSEEN = "linear fitness", "closed form", "unseen"
 AT_SIGMA = "at sigma"
-ONE_MEMBER = "one perturbation"
+ONE_MEMBER, ONE_WEIGHT = "one perturbation", "one weight"
 SWEEP_REPLICATES = 3
 """Number of steps for each sigma of the sweep."""
 ROW_REASON = "its update is computed from rows, not as a sum of utilities times noise: it has no kappa"
@@ -33,6 +33,7 @@ def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
     sampled = [kappa.sample_moments(subject, step) for step in range(kappa.REPLICATES)]
     yield from _kappa_metrics(subject, sampled)
     yield from _pair_metrics(subject, sampled)
+    yield QualityMetric("largest_change", ONE_WEIGHT, tuple(moments.largest for moments in sampled))
     yield from _spectrum_metrics(subject)
     of_steps = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
     layers, steps = zip(*of_steps, strict=True)

@@ -38,6 +38,7 @@ METRICS = {
     ("effective_members", "linear fitness"),
     ("dot_mean", "pairs"),
     ("dot_variance", "pairs"),
+    ("largest_change", "one weight"),
     ("singular_values", "one perturbation"),
     ("stable_rank", "one perturbation"),
     ("correlation", "members"),
@@ -68,6 +69,17 @@ def test_inner_products_of_two_members() -> None:
     assert metrics.member_correlation(correlated) == pytest.approx(correlation, abs=0.06)
     flipped = normal(20, 20) * normal(count, 1, 20, seed=1).sign()
     assert metrics.inner_product_moments(moments(flipped.flatten(1)), size)[1] == pytest.approx(22, rel=0.2)
+
+
+def test_the_largest_change_of_a_weight_is_that_of_any_member() -> None:
+    """A few of n columns move by sqrt(n / k), to either side; dense noise by a few standard deviations."""
+    found = {}
+    for scheme in (SparsePerturbed(k=2, values="sign"), Perturbed()):
+        metric_rows = quality_metrics(Subject(linear(6, 50), scheme, 40))
+        found[scheme] = next(metric.samples for metric in metric_rows if metric.metric == "largest_change")
+    assert found[SparsePerturbed(k=2, values="sign")] == pytest.approx([5.0] * kappa.REPLICATES)
+    assert 3 < min(found[Perturbed()]) <= max(found[Perturbed()]) < 6
+    assert moments(torch.tensor([[1.0, -2.0], [0.5, 0.1]])).largest == 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,9 @@ import ast
 import msgspec
 
 from esbench.report.analysis.ranking import Recommendation, nearest, recommend
+from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import best_schemes, ranking_sections
-from esbench.report.tables.recommendation import answer, details, training_code
+from esbench.report.tables.recommendation import answer, details, figures, reasons, training_code
 from esbench.report.web import answers
 from esbench.report.web.views import views
 from esbench.schema import Measurement, Run, RunEnd, Variant
@@ -21,6 +22,7 @@ from tests.report.ranking_cases import (
     SQUARE,
     one_ranking,
     orthogonal,
+    quality_row,
     rows,
 )
 from tests.report.table_examples import winner, without
@@ -95,6 +97,19 @@ def test_rankings_name_the_variants_that_keep_less_than_a_tenth_of_their_members
     for section in (every, best):
         (note,) = [note for note in section.footnotes if "tenth" in note]
         assert note.endswith("n_eff below a tenth of the 1,024 members: FlippedLinear 93.1")
+
+
+def test_a_recommendation_says_that_single_weights_move_far() -> None:
+    """It names the largest change where it is above three times dense noise's; older runs lack the metric."""
+    for change, says in ((16.0, True), (14.0, False), (None, False)):
+        changes = {HADAMARD: change, DENSE: 5.0} if change else {}
+        measured = [quality_row(v, SQUARE, "largest_change", "one weight", x) for v, x in changes.items()]
+        recommendation = recommendation_of(ranking_cases.run([*rows(), *measured]))
+        words = "Hadamard moves single weights by up to 16.0 sigma, dense noise by 5.00"
+        for text in (figures([recommendation]), reasons(recommendation)):
+            assert (words in " ".join(text.split())) == says
+        (law,) = [s for s in quality_sections(recommendation.run, "Linear") if "Quality law" in s.markdown()]
+        assert ("largest change (sigma)" in law.markdown()) == bool(change)
 
 
 def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:

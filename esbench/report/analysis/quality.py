@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from esbench.report.analysis.pivot import Trace
-from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
+from esbench.schema import DENSE, QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.units import format_number
 
 LARGEST_GAIN = 100.0
@@ -32,6 +32,10 @@ LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
 UNSEEN = "unseen"
 """The method of a bound: how much pairs of members that were not sampled may add to a fitted kappa."""
 KAPPA, EFFECTIVE = "kappa", "effective_members"
+LARGEST, ONE_WEIGHT = "largest_change", "one weight"
+"""The metric, and its method, of the largest change of a weight in units of sigma: max |E_ij|."""
+FAR = 3.0
+"""A largest change counts as far if it is this multiple of dense noise's."""
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """A fitted kappa agrees with its closed form up to the larger of these tolerances."""
 CONTRADICTED = "NO"
@@ -276,6 +280,16 @@ class Qualities:
                 status="unavailable",
                 reason=str(error),
             )
+
+    def far_changes(self, variant: Variant, case: Case) -> tuple[Estimate, Estimate] | None:
+        """Return the largest changes of a variant and of dense noise, or None unless the first is far larger.
+
+        A fitness that is linear over the changes of dense noise may be curved over larger ones.
+        """
+        own, dense = (
+            self.estimate(each, case, LARGEST, ONE_WEIGHT) for each in (variant, Variant(scheme=DENSE))
+        )
+        return (own, dense) if own and dense and own.mean > FAR * dense.mean else None
 
     def trace(self, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
         """Return the origin of the mean of a quality metric, None without a row."""

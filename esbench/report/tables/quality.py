@@ -10,7 +10,9 @@ from esbench.report.analysis.quality import (
     CURVED,
     EFFECTIVE,
     KAPPA,
+    LARGEST,
     LINEAR,
+    ONE_WEIGHT,
     RELATIVE,
     UNSEEN,
     EffectiveSize,
@@ -40,7 +42,7 @@ COSINE = "cosine"
 LAW_METRICS = frozenset(
     {
         *("kappa", "effective_members", "dot_mean", "dot_variance", "correlation"),
-        *("stable_rank", "singular_values", "cosine"),
+        *("stable_rank", "singular_values", "largest_change", "cosine"),
     }
 )
 """The metrics that have columns in the tables of the law and of a trained network."""
@@ -52,6 +54,7 @@ _LAW_NOTE = (
     f"{100 * RELATIVE:g} % or {ABSOLUTE:g}; scaled products of two members' perturbations, of mean 0 and "
     "variance 1 where they are independent; one perturbation's stable rank; correlation of entries."
 )
+_LARGEST_NOTE = " Largest change: of one weight, by any sampled member, in units of sigma."
 _UNSEEN_NOTE = (
     "below its closed form by more than its interval. This does not contradict it: rare pairs of members "
     "that share much noise may be missing among the sampled pairs, and no interval covers their part"
@@ -86,6 +89,8 @@ def _cases(qualities: Qualities, operator: str) -> list[Case]:
 
 def _law_section(qualities: Qualities, case: Case) -> Section:
     notes = Footnotes()
+    # Older runs lack it.
+    largest = ["largest change (sigma)"] if qualities.methods(case, LARGEST) else []
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         fitted, closed, unseen = (
@@ -113,14 +118,15 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
             "dot mean": _mean(qualities, variant, case, "dot_mean", _DOTS),
             "dot variance": _mean(qualities, variant, case, "dot_variance", _DOTS),
             "stable rank": _mean(qualities, variant, case, "stable_rank", _SPECTRUM),
+            **{heading: _mean(qualities, variant, case, LARGEST, ONE_WEIGHT) for heading in largest},
             **{
                 f"correlation of {across}": _mean(qualities, variant, case, "correlation", across)
                 for across in _ACROSS
             },
         }
 
-    methods = {LINEAR, CLOSED, _DOTS, _SPECTRUM, *_ACROSS}
-    block = ("Quality law", _LAW_NOTE)
+    methods = {LINEAR, CLOSED, ONE_WEIGHT, _DOTS, _SPECTRUM, *_ACROSS}
+    block = ("Quality law", _LAW_NOTE + (_LARGEST_NOTE if largest else ""))
     return _section(qualities, case, "quality of the gradient", block, cells, methods, notes)
 
 
@@ -168,7 +174,7 @@ def _plain(metric: str, value: float | None, trace: Trace | None) -> Cell | None
 
 
 def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, method: str) -> Cell | None:
-    name = metric if method in {_DOTS, _SPECTRUM} else f"{metric}_{method}"
+    name = metric if method in {_DOTS, _SPECTRUM, ONE_WEIGHT} else f"{metric}_{method}"
     mean = qualities.estimate(variant, case, metric, method)
     return estimate_cell(name, mean, qualities.trace(variant, case, metric, method))
 

@@ -22,6 +22,7 @@ from esbench.report.tables.ranking import (
 )
 from esbench.schema import Case, Run, Scalar, Variant
 from esbench.text import first_names, one_line
+from esbench.units import format_number
 
 _TERMINAL_WIDTH = 80
 
@@ -58,7 +59,21 @@ def _figures(recommendation: Recommendation) -> str:
         for ranked in best
         if (equals := tied(ranked, recommendation.ranked))
     ]
-    return "\n".join([figures_table(recommendation.ranking, recommendation.case, rows, reference), *ties])
+    far = map(wrap, filter(None, (_far_changes(recommendation, ranked) for ranked in best)))
+    table = figures_table(recommendation.ranking, recommendation.case, rows, reference)
+    return "\n".join([table, *ties, *far])
+
+
+def _far_changes(recommendation: Recommendation, ranked: RankedVariant) -> str:
+    """Return a sentence on a variant that moves single weights far more than dense noise does, or ``""``."""
+    far = recommendation.ranking.qualities.far_changes(ranked.variant, recommendation.case)
+    if not far:
+        return ""
+    own, reference = (format_number(change.mean) for change in far)
+    return (
+        f"{ranked.variant.name} moves single weights by up to {own} sigma, dense noise by {reference}: where "
+        "the fitness is curved over such changes, its n_eff is smaller."
+    )
 
 
 def details(recommendation: Recommendation) -> str:
@@ -99,6 +114,7 @@ def _sentences(recommendation: Recommendation) -> Iterator[str]:
             yield f"It is tied with {first_names(ties)}: their intervals overlap."
         members = _members_clause(texts[ranked])
         yield f"{members[0].upper()}{members[1:]}; a step takes {_step_clause(texts[ranked])}."
+        yield from filter(None, [_far_changes(recommendation, ranked)])
     fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0, default=None)
     if fastest and fastest not in recommendation.recommended:
         step, members = _step_clause(texts[fastest]), _members_clause(texts[fastest])

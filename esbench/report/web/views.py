@@ -40,7 +40,10 @@ RATE_METRIC = "n_eff_per_ms"
 """Effective population per ms of a step: a value of rankings, not the metric of a stored row."""
 EXACT, AT_LEAST = "exact", "at least"
 """Kinds of a value that is above every number, or of which only a lower bound is known."""
-_UNSHOWN = {"process_bytes", "singular_values", "stable_rank", "dot_mean", "dot_variance", "correlation"}
+_UNSHOWN = {
+    *("process_bytes", "singular_values", "stable_rank", "largest_change"),
+    *("dot_mean", "dot_variance", "correlation"),
+}
 """Metrics that only the tables show."""
 _LAW = {("kappa", "closed form"), ("kappa", "unseen")}
 _NS_PER_MS = 1e6
