@@ -1,6 +1,7 @@
 """Runs of the measuring loop on fakes, and the rows that they store."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from esbench.measure.instruments import Instruments
@@ -8,7 +9,8 @@ from esbench.measure.plan import Plan
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.registry import Entry
-from esbench.schema import Measurement, Phase, Record, Row, Skipped
+from esbench.schema import Measurement, Phase, Record, Row, Run, Skipped
+from esbench.store import read_results
 from tests.fakes import CASE, World
 
 
@@ -30,6 +32,13 @@ def measure(
     plan = plan_of(*entries, **options)
     summary = run_cases(plan, lines.extend, lambda *_: None, tools or world.tools, past, stopwatch)
     return summary, lines
+
+
+def stored_in(folder: Path) -> Run:
+    """Return the one run in a folder of results."""
+    (run,), problems = read_results(folder)
+    assert not problems
+    return run
 
 
 def rows_of(lines: Sequence[Record]) -> list[Row]:

@@ -1,6 +1,8 @@
 """Invented runs, for tests of functions that read runs."""
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Literal
 
 import msgspec
 
@@ -154,13 +156,26 @@ def peaks(dtype: str = "float32") -> tuple[DevicePeak, ...]:
     )
 
 
-def skipped(
-    variant: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
+def skipped(  # noqa: PLR0913  # one for each field that a test may want otherwise
+    variant: Variant,
+    case: Case,
+    reason: str,
+    phase: Phase | None = None,
+    method: str | None = None,
+    *,
+    status: Literal["unavailable", "failed"] = "unavailable",
 ) -> Skipped:
     """Return a row with the reason why it has no number."""
-    return Skipped(
-        variant=variant, case=case, phase=phase, status="unavailable", reason=reason, method=method
-    )
+    return Skipped(variant=variant, case=case, phase=phase, status=status, reason=reason, method=method)
+
+
+failed = partial(skipped, status="failed")
+"""Return a row of a variant that failed."""
+
+
+def replaced(rows: Iterable[Row], **fields: object) -> list[Row]:
+    """Return the rows with some fields replaced."""
+    return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
 def run(

@@ -9,10 +9,11 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 from typer.testing import CliRunner
+from typing_extensions import override
 
 from esbench.cli import app
 from esbench.errors import UserError
-from esbench.measure.timers import Call, HostClock, Visit, keep_inputs
+from esbench.measure.timers import Call, Visit, keep_inputs
 from esbench.studies import timer_accuracy_run
 from esbench.studies.timer_accuracy import (
     AGREEMENT,
@@ -29,6 +30,7 @@ from esbench.studies.timer_accuracy import (
     write_study,
 )
 from esbench.studies.timer_accuracy_run import Kernel, Plan
+from tests.fakes import FakeClock
 from tests.study_cases import HERE
 
 ROUNDS = 10
@@ -155,41 +157,31 @@ def test_the_newest_study_of_each_device_is_shown(tmp_path: Path) -> None:
             render(tmp_path, tmp_path / "out")
 
 
-class FakeClock(HostClock):
-    """A clock whose time is advanced by the kernels; its readings are a multiple of the true times."""
+class BiasedClock(FakeClock):
+    """A clock whose readings are a multiple of the true times."""
 
-    warm_up_s = (0.0, 0.0)
-    now_s = 0.0
+    bias = 1.0
 
-    def __init__(self, bias: float = 1.0) -> None:
-        self.bias = bias
-
-    def seconds(self) -> float:
-        """Return the time."""
-        return FakeClock.now_s
-
+    @override
     def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
-        """Return the time of each call."""
-        samples = []
-        for _ in range(calls):
-            renew()
-            start_s = FakeClock.now_s
-            call()
-            samples.append((FakeClock.now_s - start_s) * 1e9 * self.bias)
-        return Visit({"latency_ns": tuple(samples)})
+        times = super().visit(call, calls, renew).samples["latency_ns"]
+        return Visit({"latency_ns": tuple(self.bias * ns for ns in times)})
 
 
 def fake_plan(bias: float = 1.05) -> Plan:
     """Return a plan for two kernels and a wait on a fake clock, with another timer of this bias."""
+    ours, theirs = FakeClock(), BiasedClock()
+    theirs.bias = bias
 
     def kernel(name: str, cost_s: float, expected_ns: float | None = None) -> Kernel:
         def call() -> None:
-            FakeClock.now_s += cost_s
+            for clock in (ours, theirs):
+                clock.now_s += cost_s
 
         return Kernel(name, call, expected_ns)
 
     kernels = [kernel("short", 1e-4), kernel("long", 1e-3)]
-    return Plan(FakeClock(), FakeClock(bias), kernels, [kernel("wait", 1e-3, 1e6)], repetitions=1)
+    return Plan(ours, theirs, kernels, [kernel("wait", 1e-3, 1e6)], repetitions=1)
 
 
 def test_a_biased_timer_is_measured_and_a_dead_one_missing() -> None:

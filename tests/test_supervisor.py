@@ -14,10 +14,11 @@ import pytest
 
 from esbench import store, supervisor
 from esbench.errors import UserError
-from esbench.schema import Checkpoint, DevicePeak, Run
+from esbench.schema import Checkpoint, DevicePeak
 from tests import synthetic
 from tests.fakes import CASE
 from tests.gate import gate_plugin
+from tests.loop_cases import stored_in
 
 ROOT = Path(__file__).parent.parent
 MEMBERS = (8, 16, 32)
@@ -61,13 +62,6 @@ def deadly_plugin(*variants: str) -> str:
     text = text.replace("    noise_bytes = 0\n", "    noise_bytes = calls = 0\n", 1)
     case = 'Case(operator="Tiny", out_channels=4, in_channels=4, members=members)'
     return text.replace("cases=(CASE,)", f"cases=tuple({case} for members in {MEMBERS})", 1)
-
-
-def stored_in(folder: Path) -> Run:
-    """Return the one run in a folder."""
-    (run,), problems = store.read_results(folder)
-    assert not problems
-    return run
 
 
 def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> None:

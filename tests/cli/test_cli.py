@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
-from esbench.schema import Request, Run, Skipped
+from esbench.schema import Request, Skipped
 from esbench.text import short_path
 from tests.cli.cli_runner import run
+from tests.loop_cases import stored_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,14 +48,6 @@ class RowShared(AbstractAdditiveScheme):
 
 
 ONE_FORWARD = ("--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--results")
-
-
-def only_run(results: Path) -> Run:
-    """Read the one run in a folder."""
-    runs, problems = store.read_results(results)
-    assert not problems
-    assert len(runs) == 1
-    return runs[0]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +128,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert re.search(
         r"^0:0\d elapsed, 0:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
     )
-    measured = only_run(tmp_path)
+    measured = stored_in(tmp_path)
     assert measured.end is not None
     assert measured.end.status == "complete"
     assert measured.header.sources["Flipped"].startswith("NESgpu")
@@ -209,7 +201,7 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     assert "Forgetful  failed on Linear: wrong result: update of" in capsys.readouterr().out
     assert run("run", "--plugin", str(plugin), "--variants", "Forgetful", *ONE_FORWARD, str(tmp_path)) == 1
     assert "Forgetful failed: wrong result: update of" in capsys.readouterr().err
-    rows = [row for row in only_run(tmp_path).rows if row.variant.scheme == "Forgetful"]
+    rows = [row for row in stored_in(tmp_path).rows if row.variant.scheme == "Forgetful"]
     assert rows
     assert all(isinstance(row, Skipped) and row.status == "failed" for row in rows)
 

@@ -29,7 +29,7 @@ from esbench.store import ResumeError, Writer, read_results, read_run, read_unfi
 from tests import synthetic
 from tests.cli import cli_runner
 from tests.fakes import CASE, FakeScheme, World, raising
-from tests.loop_cases import plan_of
+from tests.loop_cases import plan_of, stored_in
 from tests.synthetic import BASE
 
 
@@ -57,13 +57,6 @@ def conduct(
             earlier, _ = read_run(writer.path)
         summary = runner.run(plan, writer, lambda *_: None, tools or scheme.world.tools, past=earlier)
     return summary, stored_in(folder)
-
-
-def stored_in(folder: Path) -> Run:
-    """Return the one run in a folder."""
-    (run,), problems = read_results(folder)
-    assert not problems
-    return run
 
 
 def test_the_end_of_a_run_has_the_seconds_of_each_activity(

@@ -15,11 +15,11 @@ from esbench.report.formats import FORMATS, Page, Style
 from esbench.report.formats.exporters import export
 from esbench.report.tables.measured import other_sections, time_sections
 from esbench.report.tables.ranking import ranking_sections
-from esbench.schema import Measurement, Row, Run, Skipped, Variant
+from esbench.schema import Measurement, Row, Run, Variant
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.table_examples import examples
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row, variant
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, failed, linear, skipped, time_row, variant
 
 FOLDER = Path(__file__).parent / "golden"
 SMALL, LARGE = linear(64, members=8), linear(128, members=8)
@@ -43,13 +43,7 @@ def odd(**options: str) -> Measurement:
 def run() -> Run:
     """Return a run with awkward names, and rows that failed, were skipped, are missing or have no numbers."""
     rounds = [1.0, 1.1, 1.2, 1.0, 0.9, 1.1, 1.0, 1.05]
-    failed = Skipped(
-        variant=variant("Wrong"),
-        case=SMALL,
-        phase=None,
-        status="failed",
-        reason="forward is off by 3 | <b>a</b>",
-    )
+    wrong = failed(variant("Wrong"), SMALL, "forward is off by 3 | <b>a</b>")
     nothing = msgspec.structs.replace(time_row(variant("Empty"), SMALL, 1.0), samples=())
     rows: list[Row] = [
         time_row(BASE, SMALL, *rounds),
@@ -59,7 +53,7 @@ def run() -> Run:
         skipped(DENSE, LARGE, "out of memory: needs 12.5 GB, 2.1 GB are free"),
         time_row(variant("NaN"), SMALL, math.nan),
         time_row(variant("Infinite"), SMALL, math.inf, 1.0),
-        failed,
+        wrong,
         time_row(variant("Wrong"), SMALL, 1.0),
         nothing,
         *(odd(note=words) for words in NAMES.values()),
@@ -87,7 +81,7 @@ def exported() -> Run:
         skipped(DENSE, linear(512), "=1: out of memory, in vain"),
         time_row(variant("Roundless"), case),
         time_row(variant("Wrong"), case, 7.0, 7.0),
-        msgspec.structs.replace(skipped(variant("Wrong"), case, "wrong result: wrong"), status="failed"),
+        failed(variant("Wrong"), case, "wrong result: wrong"),
         *(time_row(variant(text), case, 1.0) for text in FORMULAS),
     ]
     return synthetic.run(rows, run_id="=cmd()", device_name='"GPU", 🚀', invalid=("other processes",))

@@ -36,7 +36,9 @@ from tests.synthetic import (
     NAIVE,
     bytes_row,
     changed,
+    failed,
     linear,
+    replaced,
     skipped,
     three,
     time_row,
@@ -68,18 +70,6 @@ def examples() -> Iterator[Example]:
         pairs,
     ):
         yield from section()
-
-
-def failed(
-    variant: Variant, case: Case, reason: str, phase: Phase | None = None, method: str | None = None
-) -> Row:
-    """Return a row of a variant that failed."""
-    return msgspec.structs.replace(skipped(variant, case, reason, phase, method), status="failed")
-
-
-def replaced(rows: Iterable[Row], **fields: object) -> list[Row]:
-    """Return the rows with some fields replaced."""
-    return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
 def shown(sections: Iterable[Section]) -> str:

@@ -22,7 +22,7 @@ from esbench.report.tables.comparison import as_json, summary, text
 from esbench.schema import Row, Run
 from tests import synthetic
 from tests.report.report_cases import store
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, time_row
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, replaced, skipped, time_row
 
 SMALL, LARGE = linear(256), linear(512)
 EVEN = (1.0,) * 8
@@ -41,11 +41,6 @@ def stored(folder: Path, run: Run) -> str:
 def side_by_side(a: Iterable[Row], b: Iterable[Row]) -> Comparison:
     """Compare runs of these rows on one device."""
     return compare(synthetic.run(a), synthetic.run(b))
-
-
-def changed(rows: list[Row], **fields: object) -> list[Row]:
-    """Return the rows with some fields replaced."""
-    return [msgspec.structs.replace(row, **fields) for row in rows]
 
 
 def test_a_run_under_load_is_named() -> None:
@@ -69,7 +64,7 @@ def test_rows_with_different_keys_do_not_match() -> None:
         {"variant": NAIVE},
     )
     for fields in changes:
-        comparison = side_by_side(times()[:1], changed(times()[:1], **fields))
+        comparison = side_by_side(times()[:1], replaced(times()[:1], **fields))
         assert comparison.pairs == (), fields
         assert (len(comparison.only_a), len(comparison.only_b)) == (1, 1), fields
         assert "The runs have no measured rows in common." in text(comparison)
@@ -80,7 +75,7 @@ def test_a_missing_row_has_the_reason_of_the_other_run() -> None:
     """Only reasons of the same method count; a failed variant has no value, and two reasons make no row."""
     comparison = side_by_side(times(), [*times()[:1], skipped(DENSE, SMALL, "no graph", method="graph")])
     assert [lone.reason for lone in comparison.only_a] == [""]
-    failed = msgspec.structs.replace(skipped(DENSE, SMALL, "wrong"), status="failed")
+    failed = synthetic.failed(DENSE, SMALL, "wrong")
     comparison = side_by_side(times(), [*times(), failed])
     assert [pair.key.variant for pair in comparison.pairs] == [BASE]
     assert comparison.only_a[0].reason == "failed in the other: wrong"
@@ -140,13 +135,13 @@ def test_unusable_samples_are_no_numbers() -> None:
         *(((ns,),) * 8 for ns in (0.0, 1e24)),
     )
     for samples in odd:
-        sides = [times()[:1], changed(times()[:1], samples=samples)]
+        sides = [times()[:1], replaced(times()[:1], samples=samples)]
         for a, b in (sides, reversed(sides)):
             comparison = side_by_side(a, b)
             assert len(comparison.pairs) == 1, samples
             assert not {"nan", "inf"} & set(text(comparison).split()), samples
             json.dumps(as_json(comparison), allow_nan=False)
-    (pair,) = side_by_side(*(changed(times()[:1], samples=((ns,),) * 8) for ns in (1e-300, 1e24))).pairs
+    (pair,) = side_by_side(*(replaced(times()[:1], samples=((ns,),) * 8) for ns in (1e-300, 1e24))).pairs
     assert (pair.ratio, pair.low, pair.high) == (None, None, None)
     uneven = [time_row(DENSE, SMALL, *(1 + index / 8 for index in range(8)))]
     (pair,) = side_by_side(uneven, uneven).pairs

@@ -20,7 +20,7 @@ from tests import synthetic
 from tests.cli.cli_runner import run as command
 from tests.report.golden_tables import exported
 from tests.report.report_cases import ROOT
-from tests.synthetic import BASE, DENSE, linear, skipped, time_row
+from tests.synthetic import BASE, DENSE, linear, time_row
 
 QUICK = ROOT / "results/amd-epyc/20261125T104612Z-quick-1cf6.jsonl.gz"
 CASE = linear(128, members=256)
@@ -54,16 +54,16 @@ def test_pytest_benchmark_has_groups_names_and_other_metrics() -> None:
 def test_a_variant_that_failed_has_no_time() -> None:
     """A variant that fails after it was measured has only a reason; failures elsewhere do not matter."""
     measured: list[Row] = [time_row(DENSE, CASE, 7, 7), time_row(BASE, CASE, 1, 1)]
-    failed = msgspec.structs.replace(skipped(DENSE, CASE, "wrong result: wrong", "forward"), status="failed")
+    wrong = synthetic.failed(DENSE, CASE, "wrong result: wrong", "forward")
     for form in FORMATS:
         for phase in ("forward", None):
-            failure = msgspec.structs.replace(failed, phase=phase)
+            failure = msgspec.structs.replace(wrong, phase=phase)
             text, summary = export(synthetic.run([*measured, failure]), form)
             assert "7000000" not in text
             assert "0.007" not in text
             assert summary.endswith("withheld: 1 of variants that failed")
     fields: tuple[dict[str, object], ...] = ({"phase": "step"}, {"case": linear(512)}, {"method": "graph"})
-    elsewhere = [msgspec.structs.replace(failed, **changes) for changes in fields]
+    elsewhere = [msgspec.structs.replace(wrong, **changes) for changes in fields]
     assert len(benchmarks(synthetic.run([*measured, *elsewhere]))) == 2
 
 

@@ -184,7 +184,7 @@ def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folder_of_failures_or_of_one_variant_has_a_page(tmp_path: Path) -> None:
     """Reports are written, with exit code 0; without any number the page refers to the reasons."""
-    failed = msgspec.structs.replace(synthetic.skipped(DENSE, linear(), "boom"), status="failed")
+    failed = synthetic.failed(DENSE, linear(), "boom")
     for name, row, words in (
         ("failures", failed, "No variant has a number here"),
         ("one", time_row(DENSE, linear(), 3.0, 3.0), "n_eff was not measured here"),
