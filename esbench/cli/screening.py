@@ -57,7 +57,6 @@ class Screened:
         variant: the variant.
         rate: n_eff per second of a step; infinite for an exact estimate, 0 if n_eff is unknown.
         step_s: seconds of a step.
-
     """
 
     variant: Variant

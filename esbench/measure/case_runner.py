@@ -81,14 +81,12 @@ class RunContext:
 
         Raises:
             DeviceLostError: the device stopped responding, so nothing more can be measured.
-
         """
         if not self.instruments.alive():
             stopped = "the device stopped responding"
             # An error that follows may hide the exception, or end the process.
             self.recorder.watch(entry.variant, case, phase or SET_UP, f"{stopped} ({failure.reason})")
-            message = f"{stopped} after {entry.variant.name}: {failure.reason}"
-            raise DeviceLostError(message)
+            raise DeviceLostError(f"{stopped} after {entry.variant.name}: {failure.reason}")
         return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **failure._asdict())
 
 
@@ -100,7 +98,6 @@ class PreparedVariant:
         phases: the phases that it has.
         unavailable: phase that it does not have -> the reason.
         fingerprints: for each phase those of the first result.
-
     """
 
     entry: Entry
@@ -123,7 +120,6 @@ class CoResidentGroup:
         deferred: variants for the next group: they ran out of memory, but other candidates were set up.
         failures: the variants that were refused, with their reasons. A variant that runs out of memory with
             only base and naive beside it is one of them.
-
     """
 
     case: Case
@@ -247,7 +243,6 @@ class CaseRunner:
 
     Attributes:
         costs_s: the seconds that each variant took, over all groups.
-
     """
 
     def __init__(self, case: Case, context: RunContext) -> None:
@@ -354,15 +349,13 @@ class CaseRunner:
 
         Raises:
             SlowedDownError: it is slower, and a supervisor starts a new process.
-
         """
         if (ratio := self._base_slowdown()) == 1:
             return
         recorder, variant = self.context.recorder, entry.variant
         reason = f"{SLOWS_OTHERS} (base took {ratio:.3g}x as long)"
         if recorder.watch(variant, self.case, SET_UP, reason):
-            message = f"{variant.name} on {self.case.label}: {reason}"
-            raise SlowedDownError(message)
+            raise SlowedDownError(f"{variant.name} on {self.case.label}: {reason}")
         recorder.note(
             f"base took {ratio:.3g}x as long after the set-up of {variant.name} on {self.case.label}"
         )
@@ -515,7 +508,6 @@ class CaseRunner:
 
         Raises:
             WrongResultError: the times are invalid.
-
         """
         context, workload = self.context, prepared.workload
         call, measurement = workload.phases[phase], self._measurement(prepared, phase)
@@ -603,7 +595,6 @@ class CaseRunner:
 
         Raises:
             UnavailableError: no time is left.
-
         """
         if not (self._group_number and is_baseline(entry)):
             self.context.budget.check(entry, reserve_s, is_timed=activity == "memory")
@@ -622,14 +613,14 @@ def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase,
 
     Raises:
         TypeError: a reason is not a text.
-
     """
     missing = [phase for phase in PHASES if phase not in phases]
     reasons = {phase: workload.unavailable.get(phase, f"it has no phase {phase}") for phase in missing}
     for phase, reason in reasons.items():
         if not isinstance(reason, str):
-            message = f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
-            raise TypeError(message)
+            raise TypeError(
+                f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
+            )
     return {phase: message_line(reason) for phase, reason in reasons.items()}
 
 
@@ -643,7 +634,6 @@ def storable(rows: Iterable[Row]) -> list[Row]:
 
     Raises:
         ValueError: a row could not be read back, for instance because ``flops`` is NaN.
-
     """
     checked = list(rows)
     for row in checked:
@@ -656,19 +646,16 @@ def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) ->
 
     Raises:
         UnavailableError: the workload has no quality metrics.
-
     """
     compute = getattr(workload, "quality", None)
     if compute is None:
-        message = "no quality metrics: its workload has no method quality"
-        raise UnavailableError(message)
+        raise UnavailableError("no quality metrics: its workload has no method quality")
     workload.enter(QUALITY)
     rows = storable(_quality_row(metric, measurement) for metric in compute())
     metrics = [(row.metric, row.method) for row in rows if isinstance(row, Measurement)]
     for metric, method in metrics:
         if metrics.count((metric, method)) > 1:
-            message = f"it gives the metric {metric} by {method} twice"
-            raise ValueError(message)
+            raise ValueError(f"it gives the metric {metric} by {method} twice")
     return rows
 
 
@@ -696,7 +683,6 @@ def count_launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[
 
     Raises:
         WrongResultError: the call works on a stream where it is not timed.
-
     """
     try:
         trace = instruments.trace(call)
