@@ -186,6 +186,20 @@ class PerturbedLayer:
                 )
                 raise ValueError(message)
 
+    def check_stored_weight(self, noise: LayerNoise) -> None:
+        """Check the numbers of the weight that the noise stores, as torch does not count all changes.
+
+        Raises:
+            ValueError: the weight has changed.
+
+        """
+        if not self.scheme.is_up_to_date(noise.weight, self.split_groups(self.weight)):
+            message = (
+                f"the weight of layer {self.name!r} has changed after sample(), by .data, NumPy or a fused "
+                "optimizer: call sample() again before the next forward"
+            )
+            raise ValueError(message)
+
     def split_groups(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))

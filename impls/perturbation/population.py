@@ -167,6 +167,9 @@ class Population:
         Noise is a function of seed, step, layer and member. For new noise at each replay of a CUDA graph, use
         ``stream="philox"`` and capture ``sample(step); step.add_(1)`` with the step as a tensor.
 
+        Schemes that store weights need new noise after each change of the weights. A call refuses old noise,
+        but torch does not count changes by ``.data``, NumPy or a fused optimizer: :meth:`update` finds them.
+
         Args:
             step: the training step, an integer of at least 0, or a 0-d int64 tensor on the layers' device.
                 The value of such a tensor is not checked.
@@ -260,7 +263,8 @@ class Population:
             utilities: c, [members of ``noise``], on any device. With antithetic sampling [2, members] or
                 [2 * members]: first those of all members with their noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
-            validate: check that utilities and gradients are finite, which synchronizes with the device.
+            validate: check that utilities and gradients are finite and that weights which the noise stores
+                have not changed, which synchronizes with the device.
 
         Raises:
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
@@ -272,6 +276,9 @@ class Population:
         c = combine_antithetic(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
+        if validate:
+            for layer in self.layers:
+                layer.check_stored_weight(noise.layers[layer.name])
         size = _norm(c)
         evaluations = self.members * sides
         for layer in self.layers:

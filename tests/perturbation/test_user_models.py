@@ -221,7 +221,12 @@ def replace_data(parameter: nn.Parameter) -> None:
     parameter.data = parameter.data + 0.25
 
 
-@pytest.mark.parametrize("move", [shift, replace_data])
+def shift_data(parameter: nn.Parameter) -> None:
+    """Change a parameter's data in place, which torch does not count."""
+    parameter.data += 0.25
+
+
+@pytest.mark.parametrize("move", [shift, replace_data, shift_data])
 def test_noise_follows_moved_weights_or_is_refused(move: Callable[[nn.Parameter], None]) -> None:
     """After the weights moved, members of every scheme are right, or its noise is refused."""
     schemes = [entry.scheme for entry in ENTRIES if isinstance(entry.scheme, AbstractScheme)]
@@ -239,7 +244,8 @@ def test_noise_follows_moved_weights_or_is_refused(move: Callable[[nn.Parameter]
         stores_address = any(isinstance(field, TensorRef) for field in vars(noise.layers[""].weight).values())
         if scheme.stores_weight or (stores_address and move is replace_data):
             with pytest.raises(ValueError, match=r"call sample\(\) again"):
-                population(x, noise)
+                population.update(noise, torch.ones(4)) if move is shift_data else population(x, noise)
+            assert population.layers[0].weight.grad is None
             noise = population.sample(0)
         y = population(x, noise)
         for row in () if scheme.draws_binary_weights else range(8):
