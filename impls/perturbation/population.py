@@ -296,13 +296,17 @@ class Population:
         ``model.load_state_dict(population.member(noise, best), strict=False)`` keeps that member.
 
         Raises:
-            ValueError: sigma, or a weight that the noise stores, has changed since the noise was drawn.
+            ValueError: sigma, or a weight that the noise stores, has changed since the noise was drawn, or a
+                layer has another name in the model.
             IndexError: the noise has no such member.
         """
         self._check_noise(noise)
         sigma = -self.sigma if negated else self.sigma
         plain = dict(self.model.named_parameters(remove_duplicate=False))
         changes = {name: sigma * change for name, change in self.perturbation(noise, member).items()}
+        if missing := sorted(changes.keys() - plain):
+            message = f"the model has no parameter {missing[0]!r} any more: call perturb() again"
+            raise ValueError(message)
         return self.effective_weights({name: plain[name].detach() for name in changes}, changes)
 
     def effective_weights(
