@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.function_mode import LayerIndex, MemberFunctionMode
+from impls.perturbation.function_mode import FirstCallMode, LayerIndex, MemberFunctionMode
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
@@ -236,10 +236,12 @@ class Population:
         members = len(noise.members)
         rows = _count_rows(x, members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
-        context = MemberFunctionMode(self._index, noise.layers, rows=rows, members=members, **options)
-        model = self.model
+        index, model = self._index, self.model
+        mode = MemberFunctionMode if index.had_call else FirstCallMode
+        context = mode(index, noise.layers, rows=rows, members=members, **options)
         with context:
             y = model(x)
+        index.had_call = True
         context.check_layers_used(type(model).__name__, self._optional)
         return y, ActivationRecord(context.calls, noise)
 
