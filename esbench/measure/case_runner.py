@@ -24,7 +24,7 @@ from esbench.measure import gpu_monitor, memory, profiler, validation
 from esbench.measure.failure import DeviceLostError, Failure, classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
-from esbench.measure.interleave import LATENCY, TimedCall, interleave
+from esbench.measure.interleave import LATENCY, REFERENCE_ROUNDS, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.neighbors import VISITS, BaseTimes, SlowedDownError, lasting_slowdown, time_base
 from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
@@ -252,6 +252,7 @@ class CaseRunner:
         self.costs_s: dict[Variant, float] = {}
         self._group_costs_s: dict[Variant, float] = {}
         self._group_number = 0
+        self._references_s = 0.0
         self._group = self._new_group()
         self._base_times: BaseTimes = {}
 
@@ -338,7 +339,7 @@ class CaseRunner:
                 self._base_times = {} if any(len(each) < VISITS for each in times.values()) else times
             else:
                 self._check_neighbors(entry)
-        start_s, count = seconds(), len(self._group.variants)
+        start_s, count, self._references_s = seconds(), len(self._group.variants), 0.0
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
@@ -384,9 +385,17 @@ class CaseRunner:
     def _may_join(self, entry: Entry) -> bool:
         return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
 
-    def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
+        """Charge a check to a variant, which leaves the references enough time for their rounds."""
         self._announce(entry, f"{phase} check")
-        return self._charge(entry, "check")
+        seconds, reserve_s = self.context.recorder.stopwatch.seconds, self._references_s
+        start_s = seconds()
+        with self._charge(entry, "check", reserve_s):
+            yield
+        if is_reference(entry.variant):  # checked before the others; a check makes two calls, like a round
+            rounds = REFERENCE_ROUNDS if phase in self.context.plan.reference_phases else 1
+            self._references_s += rounds * (seconds() - start_s)
 
     def _write_failures(self) -> None:
         """Store a row for each failure of the group since the last call."""
@@ -397,11 +406,15 @@ class CaseRunner:
     def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last.
 
-        The budget reserves time for the number of ``deferred`` variants, which are in later groups.
+        Within a time limit the step and the forward come first: rankings need them. The budget reserves time
+        for the number of ``deferred`` variants, which are in later groups.
         """
         plan, recorder = self.context.plan, self.context.recorder
         rng = random.Random(f"{plan.seed} {self.case.label} {self._group_number}")  # noqa: S311  # an order, not a secret
-        order = [*rng.sample(plan.timed, len(plan.timed)), *({QUALITY} & {*plan.phases})]
+        timed = rng.sample(plan.timed, len(plan.timed))
+        if plan.end_s < math.inf:
+            timed.sort(key=lambda phase: (phase != "step", phase != "forward"))
+        order = [*timed, *({QUALITY} & {*plan.phases})]
         waiting = [phase for phase in order if not recorder.is_done(self.case, self._group_number, phase)]
         for phase in order:
             if phase in waiting:
@@ -446,7 +459,7 @@ class CaseRunner:
             clock,
             cell_s,
             is_baseline=is_baseline(entry),
-            is_reference=is_reference(entry.variant),
+            is_reference=is_reference(entry.variant) and phase in context.plan.reference_phases,
             renew=validation.InputRenewal(workload.inputs),
             conditions=self._read_conditions,
             before=partial(context.recorder.announce_visit, entry.variant, self.case, phase, clock.method),
