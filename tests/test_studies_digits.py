@@ -248,6 +248,7 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
     ]
     assert r"- Broken failed: broke \*here\*" in text
     assert "Incomplete: 1 training run missing." in text
+    assert "Not measured: DigitsCNN, DigitsResNet;" in text
 
 
 SMALL = ("--members", "3", "--steps", "1", "--batch", "2", "--device", "cpu")
@@ -276,7 +277,7 @@ def test_bad_usage_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.Captur
         ("--sigma nan", "--sigma nan: expected a finite number above 0"),
         ("--learning-rate inf", "--learning-rate inf: expected a finite number above 0"),
         ("--members 0", "--members"),
-        ("--network Digits", "no network 'Digits'; available: DigitsMLP, DigitsCNN"),
+        ("--network Digits", "no network 'Digits'; available: DigitsMLP, DigitsCNN, DigitsResNet"),
         ("--variants Base --variants Naive", "--variants Base Naive: nothing to train"),
         ("--variants Nope", "no variant matches 'Nope'"),
     ):

@@ -23,7 +23,7 @@ def digits(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="DigitsMLP, the default, or DigitsCNN; repeatable.")
+        list[str] | None, typer.Option(help="DigitsMLP, the default, DigitsCNN or DigitsResNet; repeatable.")
     ] = None,
     members: Annotated[
         int, typer.Option(help="Antithetic pairs of the population.", min=1)

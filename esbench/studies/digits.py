@@ -28,6 +28,8 @@ FOLDER = "digits"
 PAGE = "digits.md"
 DENSE = Variant(scheme="Perturbed")
 """Independent Gaussian noise for every weight: the reference of every other variant."""
+NETWORKS = ("DigitsMLP", "DigitsCNN", "DigitsResNet")
+"""The networks of a complete page; it names those that a study does not have."""
 GOAL = 0.95
 """The share of the accuracy of dense noise that an unbiased variant should reach."""
 
@@ -204,6 +206,11 @@ def page(studies: Sequence[Study]) -> str:
             missing = [variant for _, other, variant in study.remaining_runs() if other == recipe]
             if missing:
                 parts.append(f"Incomplete: {pluralize(len(missing), 'training run')} missing.")
+        measured = {recipe.network for recipe in study.recipes}
+        if others := [name for name in NETWORKS if name not in measured]:
+            parts.append(
+                f"Not measured: {', '.join(others)}; `esbench digits --network NAME` trains a network."
+            )
     return join(parts)
 
 

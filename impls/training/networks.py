@@ -1,4 +1,4 @@
-"""Two small networks that classify handwritten digits, for quality metrics and for examples.
+"""Small networks that classify handwritten digits, for quality metrics and for examples.
 
 The digits are the 1797 images of 8 x 8 pixels that come with scikit-learn, so nothing is downloaded. Nothing
 here uses a global random generator.
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
+from typing_extensions import override
 
 from esbench.errors import UserError
 
@@ -64,8 +65,44 @@ class DigitsCNN(nn.Sequential):
         )
 
 
-NETWORKS: Mapping[str, type[DigitsMLP | DigitsCNN]] = MappingProxyType(
-    {"DigitsMLP": DigitsMLP, "DigitsCNN": DigitsCNN}
+class ResidualBlock(nn.Module):
+    """Two convolutions whose result is added to their input [*, channels, height, width]."""
+
+    def __init__(self, channels: int) -> None:
+        """Create the layers without initializing them."""
+        super().__init__()
+        self.first, self.second = (
+            nn.utils.skip_init(nn.Conv2d, channels, channels, 3, padding=1) for _ in range(2)
+        )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(torch.relu(self.first(torch.relu(x))))
+        return x + y
+
+
+class DigitsResNet(nn.Sequential):
+    """A convolution, two residual blocks and a linear layer, 12 010 parameters: rows [*, 1, 8, 8]."""
+
+    features = (1, 8, 8)
+
+    def __init__(self) -> None:
+        """Create the layers without initializing them."""
+        super().__init__(
+            nn.utils.skip_init(nn.Conv2d, 1, 16, 3, padding=1),
+            ResidualBlock(16),
+            nn.AvgPool2d(2),
+            ResidualBlock(16),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.utils.skip_init(nn.Linear, 256, CLASSES),
+        )
+
+
+Network = DigitsMLP | DigitsCNN | DigitsResNet
+
+NETWORKS: Mapping[str, type[Network]] = MappingProxyType(
+    {"DigitsMLP": DigitsMLP, "DigitsCNN": DigitsCNN, "DigitsResNet": DigitsResNet}
 )
 
 
@@ -143,7 +180,7 @@ def _train(name: str, seed: int, steps: int) -> nn.Module:
     return model
 
 
-def _network_class(name: str) -> type[DigitsMLP | DigitsCNN]:
+def _network_class(name: str) -> type[Network]:
     if name not in NETWORKS:
         raise UserError(f"no network {name!r}; available: {', '.join(NETWORKS)}")
     return NETWORKS[name]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from esbench.errors import UserError
+from esbench.studies import digits
 from impls.training import networks
 
 NAMES = tuple(networks.NETWORKS)
@@ -34,6 +35,7 @@ def test_networks_learn_the_digits() -> None:
         assert model(torch.zeros(3, *networks.shape_of(name))).shape == (3, networks.CLASSES)
         assert type(model).__name__ == name
         assert sum(parameter.numel() for parameter in model.parameters()) < 30_000
+    assert NAMES == digits.NETWORKS
 
 
 def test_training_is_a_function_of_the_seed() -> None:

@@ -107,7 +107,7 @@ TASKS = {
     "SparseDigits": _ACCURACY,
     "Architectures": _SEARCH,
     "CompiledArchitectures": _COMPILED,
-    **dict.fromkeys(("DigitsMLP", "DigitsCNN"), _DIGITS),
+    **dict.fromkeys(("DigitsMLP", "DigitsCNN", "DigitsResNet"), _DIGITS),
 }
 """Operator -> its task."""
 
