@@ -262,12 +262,14 @@ def _check_again(announcement: Announcement, ending: str, unexplained: int) -> N
         UserError: it was the second one, or the run is complete.
     """
     if announcement.activity == TABLES:
-        raise UserError(
+        message = (
             f"{ending} after the run was stored in {announcement.path}: `esbench report` renders its tables"
         )
+        raise UserError(message)
     if unexplained:
         remedy = "leave plug-ins out, or check this machine with `esbench doctor`"
-        raise UserError(f"{ending} while no variant ran, for the second time: {remedy}")
+        message = f"{ending} while no variant ran, for the second time: {remedy}"
+        raise UserError(message)
 
 
 class _Interrupts:
@@ -361,4 +363,5 @@ def _read(descriptor: int) -> Announcement:
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.decode(line, type=Announcement)
         time.sleep(POLL_S / 100)
-    raise UserError("a variant has overwritten what the measuring process announces: leave its plug-in out")
+    message = "a variant has overwritten what the measuring process announces: leave its plug-in out"
+    raise UserError(message)

@@ -5,8 +5,9 @@ Layers are measured as they are trained, through :func:`impls.perturbation.popul
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.schema import Case, Phase, Work
@@ -15,9 +16,13 @@ from impls.benchmark import inputs, minimum_work
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.quality import bias
 from impls.quality.kappa import Subject
 from impls.quality.metrics import digits_metrics, quality_metrics
 from impls.verify import checks, reference
+
+WIDTH = 16
+"""Channels in each group of a layer whose bias is checked."""
 
 CHECKED_LEARNING_RATE = 64.0
 """Large, so that a step changes low-precision weights by more than their rounding."""
@@ -95,6 +100,7 @@ class PopulationWorkload(Workload):
             model, features = self._population.model, inputs.features(self._case)
             bits = self._case.in_channels if inputs.is_packed(self._case) else None
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
+            bias.check_bias(self._scheme, self._wide_layer())
             self._check_step(range(self._case.members))
             return
         x, eps = self._x.items[0], inputs.eps_of(self._case)
@@ -131,6 +137,15 @@ class PopulationWorkload(Workload):
         self._update()
         parameters = self._population.model.named_parameters()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
+
+    def _wide_layer(self) -> nn.Module:
+        """Return the case's layer with more channels.
+
+        Members that permute a shared core of w channels never change their sum: a bias of 1 / (w - 1).
+        """
+        width = WIDTH * self._case.groups
+        wide = msgspec.structs.replace(self._case, out_channels=width, in_channels=width)
+        return inputs.layer(wide, self._device, self._seed)
 
     def _check_step(self, members: Iterable[int]) -> None:
         """Check a whole step on new inputs, at a random step and with a large learning rate."""

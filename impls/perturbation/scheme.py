@@ -134,10 +134,6 @@ class AbstractScheme(ABC, Generic[N]):
         """Whether the noise has numbers computed from W, so that it is drawn again after W changes."""
         return False
 
-    def is_up_to_date(self, noise: N, weight: Tensor) -> bool:  # noqa: ARG002  for subclasses
-        """Return whether the numbers of the weight that the noise stores are still those of the weight."""
-        return True
-
     # Optional: another form of the noise, of the weight or of the update.
 
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  for subclasses
@@ -161,6 +157,15 @@ class AbstractScheme(ABC, Generic[N]):
         return False
 
     # Optional: quality.
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether, by design, the mean of the update over many steps is not a multiple of the gradient.
+
+        A scheme that has such a bias and does not declare it fails its check. :mod:`impls.quality.bias`
+        defines the bias.
+        """
+        return False
 
     def kappa(self, weight: Tensor, members: int) -> float | None:  # noqa: ARG002  for subclasses
         """Return the closed form of kappa, or None if it is unknown.
@@ -310,14 +315,15 @@ class AbstractWrapper(AbstractScheme[N]):
     def stores_weight(self) -> bool:
         return self.plain.stores_weight
 
-    @override
-    def is_up_to_date(self, noise: N, weight: Tensor) -> bool:
-        return self.plain.is_up_to_date(noise, weight)
-
     @property
     @override
     def learns_from_rows(self) -> bool:
         return self.plain.learns_from_rows
+
+    @property
+    @override
+    def is_biased(self) -> bool:
+        return self.plain.is_biased
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:

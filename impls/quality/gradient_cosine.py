@@ -39,6 +39,7 @@ class DigitsFitness:
         subject: the scheme and the network; ``subject.members`` antithetic pairs are evaluated.
         x: the images as rows of the network, [rows, *features].
         y: the classes of the images, int64 [rows].
+
     """
 
     subject: Subject
@@ -51,6 +52,7 @@ class DigitsFitness:
 
         Raises:
             UserError: scikit-learn is not installed.
+
         """
         weight, data = next(subject.model.parameters()), digits()
         x, y = data.train_x[:ROWS].to(weight), data.train_y[:ROWS].to(weight.device)

@@ -1,4 +1,4 @@
-"""Quality metrics of a scheme: kappa and n_eff, the structure of its noise, and cosines on a network."""
+"""Quality metrics of a scheme: kappa, bias and n_eff, structure of its noise, and cosines on a network."""
 
 import copy
 import itertools
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esbench.workload import QualityMetric
 from impls.perturbation.population import perturb
-from impls.quality import gradient_cosine, kappa
+from impls.quality import bias, gradient_cosine, kappa
 from impls.quality.gradient_cosine import DigitsFitness
 from impls.quality.kappa import Moments, Subject
 
@@ -31,7 +31,7 @@ CORRELATED_MEMBERS = 4
 def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield kappa, n_eff and metrics of the noise's structure; each sample is the value of one step."""
     sampled = [kappa.sample_moments(subject, step) for step in range(kappa.REPLICATES)]
-    yield from _kappa_metrics(subject, sampled)
+    yield from _law_metrics(subject, sampled)
     yield from _pair_metrics(subject, sampled)
     yield QualityMetric("largest_change", ONE_WEIGHT, tuple(moments.largest for moments in sampled))
     yield from _spectrum_metrics(subject)
@@ -77,21 +77,23 @@ def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
         cosines = tuple(fitness.cosine(sigma, step) for step in range(SWEEP_REPLICATES))
         yield QualityMetric("cosine", f"sigma={sigma:g}", cosines)
     cosines = tuple(fitness.cosine(subject.sigma, step) for step in range(kappa.REPLICATES))
-    if min(cosines) <= 0:
-        yield QualityMetric("effective_members", AT_SIGMA, reason=NO_DIRECTION)
+    biases = () if subject.scheme.learns_from_rows else bias.sample_bias(subject)
+    if reason := bias.explain_bias(subject.scheme, biases) or (NO_DIRECTION if min(cosines) <= 0 else ""):
+        yield QualityMetric("effective_members", AT_SIGMA, reason=reason)
     else:
         sizes = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
         yield QualityMetric("effective_members", AT_SIGMA, sizes)
 
 
-def _kappa_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
-    """Yield kappa, fitted and in closed form, and the effective population."""
+def _law_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
+    """Yield kappa, fitted and in closed form, the bias, and the effective population."""
     if subject.scheme.learns_from_rows:
         yield QualityMetric("kappa", FITTED, reason=ROW_REASON)
         return
     members, size = subject.members, subject.size
     try:
         fitted = kappa.fit_kappa(subject, sampled)
+        biases = bias.sample_bias(subject)
     except ValueError as error:
         yield QualityMetric("kappa", FITTED, reason=str(error))
         return
@@ -100,6 +102,10 @@ def _kappa_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[Quality
     if declared is not None:
         yield QualityMetric("kappa", DECLARED, (declared,))
     yield QualityMetric("kappa", UNSEEN, (kappa.bound_of_rare_pairs(sampled, size),))
+    yield QualityMetric("bias", FITTED, biases)
+    if reason := bias.explain_bias(subject.scheme, biases):
+        yield QualityMetric("effective_members", FITTED, reason=reason)
+        return
     sizes = tuple(kappa.effective_members(members, size, value) for value in fitted)
     yield QualityMetric("effective_members", FITTED, sizes)
 

@@ -57,6 +57,12 @@ class AbstractDropout(AbstractScheme[N]):
     p: float
     """Probability of dropping a value."""
 
+    @property
+    @override
+    def is_biased(self) -> bool:
+        # The update multiplies the gradient by W^2, or by means of it over channels or blocks.
+        return True
+
     @abstractmethod
     def apply_gated_weights(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
         """Apply each member's weight W (1 + xi_m) to its rows."""

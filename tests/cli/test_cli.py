@@ -126,7 +126,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert len(lines) < 20
     assert max(map(len, lines)) <= 100
     assert re.search(
-        r"^\d+:\d\d elapsed, \d+:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
+        r"^0:0\d elapsed, 0:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
     )
     measured = stored_in(tmp_path)
     assert measured.end is not None
@@ -204,6 +204,22 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     rows = [row for row in stored_in(tmp_path).rows if row.variant.scheme == "Forgetful"]
     assert rows
     assert all(isinstance(row, Skipped) and row.status == "failed" for row in rows)
+
+
+def test_an_undeclared_bias_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A scheme that shifts whole rows fails the check with one line, unless it declares that it is biased."""
+    drawn = 'stream.normal("rows", *weight.shape[:2]).view(-1, *weight.shape[:2], *[1] * (weight.dim() - 2))'
+    text = GOOD.replace('stream.normal("rows", *weight.shape)', f"{drawn}.expand(-1, *weight.shape)")
+    for name, declared, code in (("Shifting", "", 1), ("Declared", "    is_biased = True\n", 0)):
+        plugin = tmp_path / f"{name}.py"
+        head = "class RowShared(AbstractAdditiveScheme):\n"
+        plugin.write_text(text.replace(head, head + declared).replace("RowShared", name))
+        assert run("check", "--plugin", str(plugin), "--variants", name) == code
+        out = capsys.readouterr().out
+        line = (
+            f"{name}  failed on Linear: wrong result: biased: the mean of its estimates over many steps has"
+        )
+        assert (line in out) == bool(code)
 
 
 SET_UP = """

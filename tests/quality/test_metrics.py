@@ -35,6 +35,7 @@ CASE = Case(operator="Linear", out_channels=12, in_channels=10, members=40, bias
 METRICS = {
     ("kappa", "linear fitness"),
     ("kappa", "unseen"),
+    ("bias", "linear fitness"),
     ("effective_members", "linear fitness"),
     ("dot_mean", "pairs"),
     ("dot_variance", "pairs"),
@@ -151,7 +152,7 @@ def test_every_variant_has_all_metrics_or_reasons(entry: Entry) -> None:
         numbers = list(work.quality())
         by_name = {(metric.metric, metric.method): metric for metric in numbers}
         no_law = (
-            {("effective_members", "linear fitness"), ("kappa", "unseen")}
+            {("bias", "linear fitness"), ("effective_members", "linear fitness"), ("kappa", "unseen")}
             if by_name["kappa", "linear fitness"].reason
             else set()
         )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from esbench.report.analysis.pivot import Grid, Trace, by_size
 from esbench.report.analysis.quality import (
@@ -38,10 +39,10 @@ from esbench.report.tables.table import (
 from esbench.schema import QUALITY, Case, Run, Skipped, Variant
 from esbench.units import format_number, quantity
 
-COSINE = "cosine"
+BIAS, COSINE = "bias", "cosine"
 LAW_METRICS = frozenset(
     {
-        *("kappa", "effective_members", "dot_mean", "dot_variance", "correlation"),
+        *("kappa", "bias", "effective_members", "dot_mean", "dot_variance", "correlation"),
         *("stable_rank", "singular_values", "largest_change", "cosine"),
     }
 )
@@ -55,6 +56,7 @@ _LAW_NOTE = (
     "variance 1 where they are independent; one perturbation's stable rank; correlation of entries."
 )
 _LARGEST_NOTE = " Largest change: of one weight, by any sampled member, in units of sigma."
+_BIAS_NOTE = " Bias: what is left of kappa in the mean over many steps; 0 if that is the gradient."
 _UNSEEN_NOTE = (
     "below its closed form by more than its interval. This does not contradict it: rare pairs of members "
     "that share much noise may be missing among the sampled pairs, and no interval covers their part"
@@ -89,8 +91,15 @@ def _cases(qualities: Qualities, operator: str) -> list[Case]:
 
 def _law_section(qualities: Qualities, case: Case) -> Section:
     notes = Footnotes()
-    # Older runs lack it.
+    # Older runs lack them.
     largest = ["largest change (sigma)"] if qualities.methods(case, LARGEST) else []
+    has_bias = bool(qualities.methods(case, BIAS))
+
+    def bias(variant: Variant) -> Cell | None:
+        cell = _mean(qualities, variant, case, BIAS, LINEAR)
+        if cell is None:
+            return None
+        return replace(cell, numbers=tuple(replace(number, has_interval=True) for number in cell.numbers))
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         fitted, closed, unseen = (
@@ -115,6 +124,7 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
             "kappa": estimate_cell("kappa_fitted", fitted, from_fit),
             "±": Cell(half) if fitted else None,
             **dict(zip(("closed form", "difference", "holds"), form_cells, strict=True)),
+            **({"bias": bias(variant)} if has_bias else {}),
             "dot mean": _mean(qualities, variant, case, "dot_mean", _DOTS),
             "dot variance": _mean(qualities, variant, case, "dot_variance", _DOTS),
             "stable rank": _mean(qualities, variant, case, "stable_rank", _SPECTRUM),
@@ -126,7 +136,7 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
         }
 
     methods = {LINEAR, CLOSED, ONE_WEIGHT, _DOTS, _SPECTRUM, *_ACROSS}
-    block = ("Quality law", _LAW_NOTE + (_LARGEST_NOTE if largest else ""))
+    block = ("Quality law", _LAW_NOTE + (_LARGEST_NOTE if largest else "") + (_BIAS_NOTE if has_bias else ""))
     return _section(qualities, case, "quality of the gradient", block, cells, methods, notes)
 
 

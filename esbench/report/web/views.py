@@ -4,7 +4,7 @@ The texts come from the functions that fill the tables, so that page and tables 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ RATE_METRIC = "n_eff_per_ms"
 EXACT, AT_LEAST = "exact", "at least"
 """Kinds of a value that is above every number, or of which only a lower bound is known."""
 _UNSHOWN = {
-    *("process_bytes", "singular_values", "stable_rank", "largest_change"),
+    *("bias", "process_bytes", "singular_values", "stable_rank", "largest_change"),
     *("dot_mean", "dot_variance", "correlation"),
 }
 """Metrics that only the tables show."""
@@ -109,12 +109,9 @@ _OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
 """The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`."""
 
 
-def views(run: Run, operator: str, history: Iterable[Run] = ()) -> Iterator[View]:
-    """Yield the views of an operator: rankings, times, memory and other metrics, quality.
-
-    ``history`` are other runs of the page, with which base is compared to find load.
-    """
-    ranked = rankings(run, operator, history)
+def views(run: Run, operator: str) -> Iterator[View]:
+    """Yield the views of an operator: rankings, times, memory and other metrics, quality."""
+    ranked = rankings(run, operator)
     for ranking in ranked:
         for case in ranking.cases:
             yield _ranked_view(ranking, case)

@@ -1,0 +1,175 @@
+"""Estimate a scheme's bias: the part of kappa that remains when the estimates of many steps are averaged.
+
+Definition. As for :mod:`impls.quality.kappa`, let the fitness be linear with gradient G of d weights, let e
+be a member's noise minus the mean of its step's members, and let the estimate of a step be g = sum_m c_m E_m
+with utilities c_m = <G, e_m>. Over steps, the mean of g is a multiple of C G, with C = E[e e^T]. Averaged
+over directions of G,
+
+    1 / cos^2(C G, G) = 1 + bias,    bias = d tr(C^2) / tr(C)^2 - 1,
+
+John's (1971, Biometrika 58) measure of sphericity: 0 if C is a multiple of the identity, d / r - 1 if C is a
+projection on r dimensions, as of a scheme that never perturbs the others. After T steps of n members
+
+    1 / cos^2 = 1 + bias + (kappa - bias) / T + d / (n T).
+
+Estimator. Steps are independent, so that products of members of different steps estimate tr(C^2) without
+error in the mean (Chen, Zhang and Zhong 2010, JASA 105). With M members in each step and A_ij = <e_i, e_j>, a
+pair of steps gives sum_ij A_ij^2 / (M - 1)^2, and a step gives tr(C) = sum_i A_ii / (M - 1). If the update
+sums other directions D_m than E_m, A_ij^2 becomes <e_i, e_j> <D_i - mean D, D_j - mean D>, and A_ii becomes
+<e_i, D_i>.
+
+Interval. The samples are jackknife pseudo-values, one for each step; Student's interval of their mean is that
+of the bias (Arvesen 1969, Annals of Mathematical Statistics 40). Without a bias the products of steps are
+uncorrelated, and the interval is wider than necessary by a factor of about sqrt(2).
+
+Logits. Where weights are drawn with probabilities P given by logits, parameters are logits, and C has to be
+a multiple of dP / dlogit, the variance of the noise. Noise and directions are divided by its standard
+deviation.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from esbench.workload import WrongResultError
+from impls.perturbation.population import Population, PopulationNoise, perturb
+from impls.perturbation.scheme import AnyScheme
+from impls.quality.kappa import NUMBERS, ROUNDING, Subject
+
+STEPS, MEMBERS = 10, 6
+"""Number of sampled steps, and of members at each of them; fewer for a large weight."""
+
+CHECKED_STEPS, CHECKED_MEMBERS = 24, 5
+"""These numbers in :func:`check_bias`."""
+
+TOLERANCE, ERRORS = 0.1, 5.0
+"""A bias is significant if it is above the tolerance by this many standard errors."""
+
+
+def sample_bias(subject: Subject) -> tuple[float, ...]:
+    """Return pseudo-values of the bias, one for each step.
+
+    A step draws a small population: the covariance of its members is about that of more members.
+
+    Raises:
+        ValueError: all members of a step are equal.
+
+    """
+    count = max(8, min(NUMBERS // subject.size, STEPS * MEMBERS))
+    steps = min(STEPS, count // 2)
+    return estimate_bias(*draw_steps(subject.population(count // steps), steps))
+
+
+def check_bias(scheme: AnyScheme, model: nn.Module, seed: int = 0) -> None:
+    """Check that a scheme has no significant bias on a model, unless it declares one or learns from rows.
+
+    Raises:
+        WrongResultError: it has.
+
+    """
+    if scheme.is_biased or scheme.learns_from_rows:
+        return
+    population = perturb(model, scheme, members=CHECKED_MEMBERS, sigma=0.1, seed=seed, warn=False)
+    if reason := explain_bias(scheme, estimate_bias(*draw_steps(population, CHECKED_STEPS))):
+        message = f"{reason}: correct sample(), or set is_biased = True if this is intended"
+        raise WrongResultError(message)
+
+
+def explain_bias(scheme: AnyScheme, samples: tuple[float, ...]) -> str:
+    """Return why a scheme has no n_eff, or ``""`` if it neither declares a bias nor has a significant one.
+
+    Args:
+        scheme: the scheme.
+        samples: pseudo-values of its bias; empty if it learns from rows.
+
+    """
+    values = torch.tensor(samples or (0.0, 0.0), dtype=torch.float64)
+    mean, error = float(values.mean()), float(values.std()) / math.sqrt(len(values))
+    if not (scheme.is_biased or mean - ERRORS * error > TOLERANCE):
+        return ""
+    cosine = f"has a cosine of {1 / math.sqrt(1 + mean):.2g} with" if samples else "differs from"
+    declared = " (declared)" if scheme.is_biased else ""
+    return f"biased{declared}: the mean of its estimates over many steps {cosine} the gradient"
+
+
+def draw_steps(population: Population, steps: int) -> tuple[Tensor, Tensor]:
+    """Return the noise and the update's directions of all members of steps 0, 1, ..., [steps, members, d].
+
+    Both are in float32. They are the same tensor if the update sums the noise.
+    """
+    differ = any(layer.scheme.update_directions_differ for layer in population.layers)
+    # D is sigma^2 E for bits: divided so, products of D and E have the scale of those of biases.
+    deviations = _deviations_of_bits(population, 1.0 if differ else population.sigma)
+
+    def flatten(noise: PopulationNoise, *, update_directions: bool) -> Tensor:
+        dense = population.dense_noise(noise, update_directions=update_directions)
+        parts = [_divide(value, deviations.get(name)) for name, value in dense.items()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    noises, directions = [], []
+    for step in range(steps):
+        noise = population.sample(step)
+        noises.append(flatten(noise, update_directions=False))
+        if differ:
+            directions.append(flatten(noise, update_directions=True))
+    rows = torch.stack(noises)
+    return rows, torch.stack(directions) if differ else rows
+
+
+def _deviations_of_bits(population: Population, sigma: float) -> dict[str, Tensor]:
+    """Return the standard deviations of weights that are drawn as bits, by parameter name."""
+    deviations = {}
+    for layer in population.layers:
+        if layer.scheme.draws_binary_weights:
+            name, weight = f"{layer.name}.weight".removeprefix("."), layer.split_groups(layer.weight.detach())
+            deviations[name] = torch.as_tensor(layer.scheme.noise_std(weight, sigma)).flatten()
+    return deviations
+
+
+def _divide(noise: Tensor, deviation: Tensor | None) -> Tensor:
+    """Return members' noise [m, *shape] as rows, divided by its deviation [d], without constant entries."""
+    rows = noise.flatten(1).float()
+    if deviation is None:
+        return rows
+    varying = deviation > 0
+    return rows[:, varying] / deviation[varying]
+
+
+def estimate_bias(noise: Tensor, directions: Tensor) -> tuple[float, ...]:
+    """Return pseudo-values of the bias, one for each step; the module has the formula.
+
+    Args:
+        noise: E of each step's members, at least two, [steps, members, d].
+        directions: D of the same members.
+
+    Raises:
+        ValueError: all members of a step are equal.
+
+    """
+    steps, members, size = noise.shape
+    rows, others = noise.flatten(0, 1), directions.flatten(0, 1)
+    cross = (rows @ others.mT).double()
+    least = ROUNDING * float(cross.diagonal().mean())
+    cross = _center(cross, steps)
+    own, other = (cross, cross) if directions is noise else (rows @ rows.mT, others @ others.mT)
+    if directions is not noise:
+        own, other = _center(own.double(), steps), _center(other.double(), steps)
+    # Estimates of tr(C) from each step, and of tr(C C^T) from each pair of steps.
+    traces = cross.flatten(2).flatten(0, 1).diagonal().view(steps, members).sum(1) / (members - 1)
+    pairs = (own * other).sum((1, 3)).fill_diagonal_(0.0) / (members - 1) ** 2
+    if traces.mean() <= least:
+        message = "all members have the same noise, which centering removes"
+        raise ValueError(message)
+    bias = size * pairs.sum() / (steps * (steps - 1)) / traces.mean().square() - 1
+    other_pairs = (pairs.sum() - 2 * pairs.sum(1)) / ((steps - 1) * (steps - 2))
+    other_traces = (traces.sum() - traces) / (steps - 1)
+    without = size * other_pairs / other_traces.square() - 1
+    return tuple((steps * bias - (steps - 1) * without).tolist())
+
+
+def _center(products: Tensor, steps: int) -> Tensor:
+    """Center products of all members of all steps within each step, [steps, members, steps, members]."""
+    blocks = products.unflatten(1, (steps, -1)).unflatten(0, (steps, -1))
+    blocks = blocks - blocks.mean(1, keepdim=True)
+    return blocks - blocks.mean(3, keepdim=True)
