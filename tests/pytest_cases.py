@@ -136,12 +136,7 @@ def run_pytest(folder: Path, *options: str) -> PytestResult:
     """Run pytest from the folder of a third-party plug-in."""
     (folder / "my_rows.py").write_text(PLUGIN)
     command = [sys.executable, "-m", "pytest", "-rA", *LOADED, *options]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "ESBENCH_LOCK_DIR": str(folder),
-        "COLUMNS": "200",
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ESBENCH_LOCK_DIR": str(folder), "COLUMNS": "200"}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
     done = subprocess.run(

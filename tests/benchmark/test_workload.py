@@ -14,18 +14,7 @@ from esbench.schema import Case, Phase
 from esbench.workload import Workload, WrongResultError, build
 from impls import Population
 from impls.verify import reference
-from tests.workload_cases import (
-    CASES,
-    CHECKS,
-    ENTRIES,
-    LINEAR,
-    called,
-    declared,
-    on,
-    small,
-    suits,
-    workload,
-)
+from tests.workload_cases import CASES, CHECKS, ENTRIES, LINEAR, called, declared, on, small, suits, workload
 
 
 def equal(first: list[Tensor], second: list[Tensor]) -> bool:

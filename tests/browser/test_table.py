@@ -111,12 +111,7 @@ def test_details_open_below_their_row(opened: Open) -> None:
     table = page.locator("#dots .detail table").first
     heads, cells = (table.locator(where).all_inner_texts() for where in ("thead th", "tbody tr > *"))
     row = dict(zip(heads, cells, strict=True))
-    assert (row["Phase"], row["time (ms)"], row["±"], row["x plain"]) == (
-        "forward",
-        "39.2",
-        "± 0.2",
-        "1.50x",
-    )
+    assert (row["Phase"], row["time (ms)"], row["±"], row["x plain"]) == ("forward", "39.2", "± 0.2", "1.50x")
     page.click("#dots >> text=LowRank(rank=1)")
     assert page.locator("#dots .detail").count() == 0
     page.click("#dots >> text=Hadamard")

@@ -112,10 +112,7 @@ def test_no_matching_call_is_an_error_of_one_line(capsys: Captured, tmp_path: Pa
         ("--variant Base --case Nope*", "no case matches 'Nope*'; available: Linear(128, 128)"),
         ("--variant Base --phase backward", "no phase 'backward'; available: sample,"),
         ("--variant Base --phase ,", "',' contains no name: give comma-separated names"),
-        (
-            "--variant Base --phase forward,quality",
-            "--phase quality: only these phases can be profiled",
-        ),
+        ("--variant Base --phase forward,quality", "--phase quality: only these phases can be profiled"),
         ("--variant Base --suite nope", "no suite 'nope'; closest: "),
         ("--variant Base --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
     ):

@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from esbench.gate.decision import (
-    MEAN,
-    bounds,
-    holm,
-    replicate_log_ratio,
-    screen,
-    suspects,
-    variance_prior,
-)
+from esbench.gate.decision import MEAN, bounds, holm, replicate_log_ratio, screen, suspects, variance_prior
 from esbench.gate.records import ARMS, Arm, Settings, Timed
 
 LOGS = st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=13)

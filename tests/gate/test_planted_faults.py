@@ -101,9 +101,6 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
             assert len(timed.base) == len(timed.head) == 2 * rounds
             assert {*timed.first} == {*ARMS}
     rounds_of_visits = zip(*(workers.visited[index::4] for index in range(4)), strict=True)
-    assert set(rounds_of_visits) == {
-        ("base", "head", "head", "base"),
-        ("head", "base", "base", "head"),
-    }
+    assert set(rounds_of_visits) == {("base", "head", "head", "base"), ("head", "base", "base", "head")}
     orders = [[timed.cell for timed in replicate.cells] for replicate in replicates[:3]]
     assert orders[0] != orders[1] or orders[1] != orders[2]  # at least one order was shuffled

@@ -143,9 +143,7 @@ CASE = Case(operator="Linear", out_channels=48, in_channels=64, bias=True, membe
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(
-    "scheme",
-    [FusedRegenerated(), FusedRegeneratedSign(), FusedLowRank(1, regenerated=True)],
-    ids=str,
+    "scheme", [FusedRegenerated(), FusedRegeneratedSign(), FusedLowRank(1, regenerated=True)], ids=str
 )
 def test_every_phase_of_a_scheme_that_draws_in_kernels_is_captured(scheme: AnyScheme, phase: Phase) -> None:
     """Every phase of a scheme that draws in kernels can be captured, and its replays match direct calls."""

@@ -66,9 +66,7 @@ def test_a_product_is_large_enough_but_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert product.amount == 2 * 256**3
 
 
-def test_each_supported_dtype_has_a_peak(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_supported_dtype_has_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dtypes or sizes that the device lacks are left out; any other error is raised."""
 
     def measured_dtypes(*dtypes: str) -> list[str]:

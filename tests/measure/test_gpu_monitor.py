@@ -189,9 +189,7 @@ def test_the_thread_is_stopped_when_the_call_raises() -> None:
     assert not samplers()
 
 
-def test_conditions_are_none_where_nvml_refuses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_conditions_are_none_where_nvml_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML is opened and closed once, and its errors do not interrupt a run."""
     log: list[str] = []
     clocks = iter([1980, 1500])

@@ -152,12 +152,7 @@ def test_sampling_ends_with_the_budget_of_a_call() -> None:
     Calls of 0.11 s have four rounds in a second; calls that fill the budget have three, which take up to four
     times the budget.
     """
-    for jitter, call_s, rounds in (
-        (0.2, 0.11, 4),
-        (0.05, 0.3, MIN_ROUNDS),
-        (0.05, 0.55, 3),
-        (0.05, 0.8, 1),
-    ):
+    for jitter, call_s, rounds in ((0.2, 0.11, 4), (0.05, 0.3, MIN_ROUNDS), (0.05, 0.55, 3), (0.05, 0.8, 1)):
         quick, slow = calls_of(World(jitter=jitter), 0.01, call_s)
         interleave([quick, slow], order())
         assert len(slow.rounds[LATENCY]) == rounds

@@ -80,10 +80,7 @@ def test_a_variant_is_tried_alone_and_freed() -> None:
     fits = fit_test(FakeScheme("A", world, bytes_per_member=1).entry(), CASE, "forward", "cpu", 0)
     assert [fits(members) for members in (1, 1000, 1001, 1000)] == [True, True, False, True]
     assert not world.resident
-    for scheme in (
-        FakeScheme("A", World(), entered_bytes=2000),
-        FakeScheme("A", World(), call_bytes=2000),
-    ):
+    for scheme in (FakeScheme("A", World(), entered_bytes=2000), FakeScheme("A", World(), call_bytes=2000)):
         assert not fit_test(scheme.entry(), CASE, "forward", "cpu", 0)(1)
     for error in (RuntimeError("no"), KeyError("no")):
         world = World()

@@ -279,9 +279,7 @@ def without_times(lines: list[Record]) -> list[Record]:
     ]
 
 
-def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run has the same rows and samples in the same order, wherever it was cut.
 
     At most one phase is measured again: a later cut keeps no less, and each checkpoint is there once.

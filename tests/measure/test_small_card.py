@@ -76,10 +76,7 @@ def test_kernels_are_refused_with_the_missing_capability(monkeypatch: pytest.Mon
 
 def test_an_unsupported_dtype_has_rows_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unsupported dtype has no set-up and no device peak, and the run continues with other cases."""
-    lacking = {
-        "bfloat16": f"bfloat16 {TOO_OLD}",
-        "tfloat32": "this device does not multiply in TF32",
-    }
+    lacking = {"bfloat16": f"bfloat16 {TOO_OLD}", "tfloat32": "this device does not multiply in TF32"}
     for dtype in ("float16", "float64", *lacking):
         reason = lacking.get(dtype, "")
         assert unsupported_reason(dtype, "cuda") == reason

@@ -66,9 +66,7 @@ def qualities(variant: Variant, case: Case, kappa: float, spread: float = 0.0) -
 
 
 def rows(
-    case: Case = SQUARE,
-    kappas: Mapping[Variant, float] = KAPPAS,
-    steps: Mapping[Variant, float] = STEPS,
+    case: Case = SQUARE, kappas: Mapping[Variant, float] = KAPPAS, steps: Mapping[Variant, float] = STEPS
 ) -> list[Row]:
     """Return times, memory and quality of five schemes; sparse noise runs out of memory, base has no step."""
     result: list[Row] = [skipped(SPARSE, case, "out of memory: tried to allocate 9 GB")]

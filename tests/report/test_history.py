@@ -8,12 +8,7 @@ import msgspec
 import pytest
 
 from esbench.errors import UserError
-from esbench.report.analysis.history import (
-    History,
-    history,
-    moment,
-    percentage,
-)
+from esbench.report.analysis.history import History, history, moment, percentage
 from esbench.report.tables.history import sections
 from esbench.schema import Request, RunEnd
 from tests.cli import cli_runner
@@ -233,11 +228,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         (results, "--phase quality", "the metric 'multiplier' in quality; available: none"),
         (results, "--metric nope", "the metric 'nope' in forward; available: multiplier, latency_ns"),
         (results, "--phase step", "the metric 'multiplier' in step; available: none"),
-        (
-            results,
-            "--variants nope",
-            "nothing matches variants nope and cases * in these runs; available",
-        ),
+        (results, "--variants nope", "nothing matches variants nope and cases * in these runs; available"),
         (results, "--device nope", "no device 'nope' has runs in"),
         (results, "--out a.gif", "--out a.gif: expected a file that ends in .svg, .png, .pdf"),
         (dead, "", "no run of this device can be shown: run 20260101T000000Z-quick-0001 is left out"),

@@ -23,10 +23,7 @@ from impls.schemes import Flipped, FlippedSign, Hadamard, Permuted, hadamard
 from impls.verify.checks import Setting, check_split
 from tests.scheme_cases import check_sums, closed_form, fill, normal
 
-OPERATORS = [
-    (Linear(), (1, 3, 4), (4,)),
-    (Conv2d(padding=1, groups=2), (2, 3, 2, 3, 3), (2, 5, 4)),
-]
+OPERATORS = [(Linear(), (1, 3, 4), (4,)), (Conv2d(padding=1, groups=2), (2, 3, 2, 3, 3), (2, 5, 4))]
 
 
 @settings(max_examples=40, deadline=None)

@@ -18,14 +18,7 @@ from esbench.measure import memory
 from impls.benchmark.training.memory_reclaim import reset_peak, status_bytes
 from impls.benchmark.training.topology_update import drop_and_grow_by_sorting
 from impls.training import sparse_masks
-from impls.training.sparse_masks import (
-    Distribution,
-    allocate,
-    drop_and_grow,
-    erk,
-    random_mask,
-    sparsifiable,
-)
+from impls.training.sparse_masks import Distribution, allocate, drop_and_grow, erk, random_mask, sparsifiable
 from tests.training.models import text_model
 
 

@@ -31,10 +31,7 @@ class Canaries:
         self.buffers: list[tuple[Tensor, int, Tensor]] = []
 
     def empty(
-        self,
-        *shape: Any,
-        device: torch.device | str = DEVICE,
-        dtype: torch.dtype = torch.float32,
+        self, *shape: Any, device: torch.device | str = DEVICE, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Replace torch.empty: return a buffer full of poison, between canaries."""
         sizes = torch.Size(shape[0] if shape and isinstance(shape[0], tuple) else shape)

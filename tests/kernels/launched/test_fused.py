@@ -12,12 +12,7 @@ from torch import nn
 from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case
 from esbench.workload import UnavailableError, build
-from impls import (
-    FusedBinary,
-    FusedHadamard,
-    FusedLowRankSign,
-    FusedRegenerated,
-)
+from impls import FusedBinary, FusedHadamard, FusedLowRankSign, FusedRegenerated
 from impls.kernels import dense_rng, gemm, outer, permuted
 from impls.kernels.autotune import TASKS, TUNABLES, relative_error, tolerance
 from impls.kernels.tiling import Tiling

@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impls import (
-    FusedLowRank,
-    FusedLowRankSign,
-)
+from impls import FusedLowRank, FusedLowRankSign
 from impls.kernels import lowrank, outer, philox, sparse
 from impls.kernels.outer import weighted_outer
 from impls.kernels.sparse import column_sums
