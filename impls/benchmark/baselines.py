@@ -1,11 +1,13 @@
 """Baselines: the plain layer on the whole batch (base) and called once per member (naive)."""
 
+import copy
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import variant
@@ -15,6 +17,10 @@ from impls.benchmark import inputs
 from impls.benchmark.minimum_work import Extent
 from impls.verify import reference
 
+CHECKED_NUMBERS = 2**22
+"""The update and the step of base are checked if its input has at most this many numbers."""
+CHECKED_LEARNING_RATE = 4096.0
+"""Large, so that a step changes low-precision weights by more than their rounding."""
 NO_GRADIENT = "binarized layers have no gradient by backpropagation"
 
 
@@ -106,19 +112,56 @@ class BaseWorkload(AbstractPlainWorkload):
         if phase == "forward":
             inputs.refill(self._case, self._x.items)
             self.verify()
+        elif self._x.items[0].numel() > CHECKED_NUMBERS:
+            return
+        elif phase == "update":
+            self._check_update()
+        else:
+            self._check_step()
+
+    def _check_update(self) -> None:
+        """Check the gradients for new gradients of the outputs."""
+        gradients = self._gradients.items[0]
+        gradients.normal_(generator=Generator(gradients.device).manual_seed(secrets.randbits(62)))
+        self._gradients.restart()
+        found = self._update()
+        names = (f"update of {name}" for name, _ in self._module.named_parameters())
+        exact, narrow = exact_and_narrow_gradients(self._module, self._x.items[0], gradients)
+        for name, gradient, in_float64, own in zip(names, found, exact, narrow, strict=True):
+            reference.check_close(name, gradient, in_float64, own, inputs.eps_of(self._case))
+
+    def _check_step(self) -> None:
+        """Check a whole step on new inputs, with a large learning rate; restore the weights."""
+        before, eps = copy.deepcopy(self._module), inputs.eps_of(self._case)
+        inputs.refill(self._case, self._x.items)
+        self._x.restart()
+        (group,) = self._optimizer.param_groups
+        group["lr"] = CHECKED_LEARNING_RATE
+        try:
+            y = self._step()
+            x = self._x.items[0]
+            check_plain(before, x, y, eps)
+            exact, narrow = exact_and_narrow_gradients(before, x, torch.full_like(y, 1 / y.numel()))
+            changes = zip(self._module.parameters(), exact, narrow, strict=True)
+            for (name, was), (now, *gradients) in zip(before.named_parameters(), changes, strict=True):
+                in_float64, own = (was.detach() - CHECKED_LEARNING_RATE * each for each in gradients)
+                reference.check_close(f"step of {name}", now.detach(), in_float64, own, eps)
+        finally:
+            group["lr"] = inputs.LEARNING_RATE
+            self._module.load_state_dict(before.state_dict())
 
     @torch.no_grad()
     def _forward(self) -> Tensor:
         y: Tensor = self._module(self._x.take())
         return y
 
-    def _update(self) -> object:
+    def _update(self) -> tuple[Tensor, ...]:
         if self._y is None:
             raise RuntimeError("call enter(phase) before the phase's call")
         parameters = list(self._module.parameters())
         return torch.autograd.grad(self._y, parameters, self._gradients.take(), retain_graph=True)
 
-    def _step(self) -> object:
+    def _step(self) -> Tensor:
         self._optimizer.zero_grad()
         y: Tensor = self._module(self._x.take())
         y.mean().backward()
@@ -181,6 +224,23 @@ class NaiveWorkload(AbstractPlainWorkload):
         for rows in self._rows.take():
             y: Tensor = module(rows)
         return y
+
+
+def exact_and_narrow_gradients(
+    module: nn.Module, x: Tensor, gradient: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the gradients of a layer's parameters, computed in float64 and in its own dtype.
+
+    Args:
+        module: the plain layer.
+        x: input rows.
+        gradient: gradient of the outputs of these rows.
+    """
+    exact = reference.to_float64(module)
+    every = (exact, reference.rows_to_float64(x), gradient.double()), (module, x, gradient)
+    both = (torch.autograd.grad(layer(rows), [*layer.parameters()], last) for layer, rows, last in every)
+    in_float64, narrow = both
+    return in_float64, narrow
 
 
 @torch.no_grad()

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 import impls
 from esbench.schema import Case, Phase
 from esbench.workload import Workload, WrongResultError, build
 from impls import Population
+from impls.benchmark import baselines
 from impls.verify import reference
 from tests.workload_cases import CASES, CHECKS, ENTRIES, LINEAR, called, declared, on, small, suits, workload
 
@@ -169,3 +171,38 @@ def test_a_check_of_a_step_restores_the_weights() -> None:
     assert all(
         map(torch.equal, *(list(vars(work)["_population"].model.parameters()) for work in (checked, plain)))
     )
+
+
+class Stopped(baselines.BaseWorkload):
+    """A base with half the gradient and half the step."""
+
+    @override
+    def _update(self) -> tuple[Tensor, ...]:
+        return tuple(gradient / 2 for gradient in super()._update())
+
+    @override
+    def _step(self) -> Tensor:
+        (group,) = self._optimizer.param_groups
+        group["lr"] /= 2
+        y = super()._step()
+        group["lr"] *= 2
+        return y
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("layer", ["Linear", "Conv2d"])
+def test_the_update_and_the_step_of_base_are_checked(layer: str, dtype: str) -> None:
+    """They pass after timed calls and leave the weights as they were; half of them is found."""
+    kernel: dict[str, Any] = {"kernel_size": (3, 3), "input_size": (5, 5)} if layer == "Conv2d" else {}
+    case = Case(operator=layer, out_channels=8, in_channels=6, members=16, dtype=dtype, **kernel)
+    for phase in ("update", "step"):
+        honest, stopped = (kind(case, "cpu", 0) for kind in (baselines.BaseWorkload, Stopped))
+        for base in (honest, stopped):
+            base.enter(phase)
+            base.phases[phase]()
+        before = [parameter.clone() for parameter in honest._module.parameters()]  # noqa: SLF001
+        honest.confirm(phase)
+        assert all(map(torch.equal, before, honest._module.parameters()))  # noqa: SLF001
+        honest.phases[phase]()
+        with pytest.raises(WrongResultError, match=f"{phase} of .* off by"):
+            stopped.confirm(phase)
