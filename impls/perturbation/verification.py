@@ -33,8 +33,10 @@ def check_rows(population: "Population", x: Tensor) -> None:
             f"{len(x)} rows"
         )
         raise ValueError(message)
-    wide_model, narrow_error = copy.deepcopy(population.model).double(), 0.0
-    plain = dict(wide_model.named_parameters(remove_duplicate=False))
+    # Copies: functional_call() does not restore a module that a model has under two names.
+    narrow_model, wide_model = copy.deepcopy(population.model), copy.deepcopy(population.model).double()
+    plain = copy.deepcopy(dict(wide_model.named_parameters(remove_duplicate=False)))
+    narrow_error = 0.0
     expected: dict[tuple[int, int], Tensor] = {}
     repeats = len(x) // members
     for repeat, member in itertools.product(_choose(repeats), _choose(members)):
@@ -46,9 +48,10 @@ def check_rows(population: "Population", x: Tensor) -> None:
         }
         weights = population.effective_weights({name: plain[name] for name in changes}, changes)
         wide_row = row.double() if row.is_floating_point() else row
-        wide = torch.func.functional_call(wide_model, weights, (wide_row,), strict=False)[0]
-        narrow_weights = population.member(noise, member, negated=is_negated)
-        narrow = torch.func.functional_call(population.model, narrow_weights, (row,), strict=False)[0]
+        wide_model.load_state_dict(weights, strict=False)
+        wide = wide_model(wide_row)[0]
+        narrow_model.load_state_dict(population.member(noise, member, negated=is_negated), strict=False)
+        narrow = narrow_model(row)[0]
         narrow_error = max(narrow_error, float((narrow.double() - wide).norm()))
         expected[repeat, member] = wide
     largest = max(float(wide.norm()) for wide in expected.values())

@@ -328,6 +328,12 @@ def test_verify_finds_models_that_do_not_work_in_a_population(dtype: torch.dtype
             )
             with pytest.raises(ValueError, match=r"row \d+ \(repeat \d, member \d\) differs"):
                 population.verify(x)
+    layer = nn.Linear(3, 3)
+    population = perturb(nn.Sequential(layer, nn.Tanh(), layer))
+    weight, before = layer.weight, layer.weight.detach().clone()
+    population.verify(normal(8, 3))
+    assert layer.weight is weight
+    assert torch.equal(weight, before)
     with pytest.raises(ValueError, match=r"verify compares rows, but the model returned tuple"):
         perturb(Model(lambda model, x: (model.first(model.second(x)),))).verify(normal(8, 3))  # type: ignore[arg-type, return-value]  # wrong
 
