@@ -262,14 +262,12 @@ def _check_again(announcement: Announcement, ending: str, unexplained: int) -> N
         UserError: it was the second one, or the run is complete.
     """
     if announcement.activity == TABLES:
-        message = (
+        raise UserError(
             f"{ending} after the run was stored in {announcement.path}: `esbench report` renders its tables"
         )
-        raise UserError(message)
     if unexplained:
         remedy = "leave plug-ins out, or check this machine with `esbench doctor`"
-        message = f"{ending} while no variant ran, for the second time: {remedy}"
-        raise UserError(message)
+        raise UserError(f"{ending} while no variant ran, for the second time: {remedy}")
 
 
 class _Interrupts:
@@ -363,5 +361,4 @@ def _read(descriptor: int) -> Announcement:
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.decode(line, type=Announcement)
         time.sleep(POLL_S / 100)
-    message = "a variant has overwritten what the measuring process announces: leave its plug-in out"
-    raise UserError(message)
+    raise UserError("a variant has overwritten what the measuring process announces: leave its plug-in out")

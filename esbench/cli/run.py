@@ -270,6 +270,8 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         active_variants=suite.active_variants,
         methods=dict.fromkeys(PHASES, chosen) if chosen else suite.methods if on_gpu else {},
         traced=[phase for phase in phases if on_gpu and phase in suite.traced] or phases,
+        # The multiples of a recommendation are those of a step; the plain layer has only its forward.
+        reference_phases=("forward", "step") if request.shapes else PHASES,
     )
 
 

@@ -43,10 +43,9 @@ CELL_S = 0.02
 """Seconds for the samples of a step in screening: about three rounds."""
 MIN_MEMBERS, MAX_ENTRIES = 8, 2**23
 """The small population: at most as many entries of dense noise, but at least as many members."""
-CALLS, MIN_COST_S = 20, 1.0
-"""A variant is expected to cost this many steps, for checks and rounds, and at least these seconds."""
-DENSE_SHARE = 0.3
-"""Dense noise is measured if it is expected to take at most this share of the time that is left."""
+CALLS, REFERENCE_CALLS, MIN_COST_S = 20, 40, 1.0
+"""A variant is expected to cost this many steps, for checks and rounds, and at least these seconds. Dense
+noise costs more, because it gets at least six rounds."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Screened:
         variant: the variant.
         rate: n_eff per second of a step; infinite for an exact estimate, 0 if n_eff is unknown.
         step_s: seconds of a step.
-
     """
 
     variant: Variant
@@ -67,7 +65,8 @@ class Screened:
     @property
     def cost_s(self) -> float:
         """The expected seconds of the variant in a run."""
-        return max(MIN_COST_S, CALLS * self.step_s)
+        calls = REFERENCE_CALLS if self.variant.name == DENSE else CALLS
+        return max(MIN_COST_S, calls * self.step_s)
 
 
 def small_case(case: Case) -> Case:
@@ -90,9 +89,9 @@ def screen(
     Times and memory are taken as proportional to the population, and n_eff = n / (1 + kappa n / d). Variants
     above the memory limit are left out. Dense noise is returned even if it is slow.
     """
-    # Dense noise is registered first: it comes last, as it may take the time of all others.
+    # The slowest are registered first: they come last, except for dense noise, which a run begins with.
     entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]
-    plan = replace(plan, entries=entries, checks=())
+    plan = replace(plan, entries=entries, checks=(), reference_phases=())
     screened = {}
     for row, case in enumerate(plan.cases):
         start_s = time.monotonic()
@@ -162,22 +161,26 @@ def _extrapolate(run: Run, case: Case, limit_bytes: float | None) -> list[Screen
 
 
 def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[list[str], list[str]]:
-    """Return the names of the variants to be measured in the time that is left, and notes on the others."""
+    """Return the names of the variants to be measured in the time that is left, and notes on the others.
+
+    Dense noise comes first, because all others are compared with it; then the best, in any case.
+    """
     names: dict[str, None] = {}
     notes = []
     share_s = left_s / max(len(screened), 1)
     for case, variants in screened.items():
         dense = next((variant for variant in variants if variant.variant.name == DENSE), None)
         case_s, too_slow = share_s, []
-        if dense and dense.cost_s <= DENSE_SHARE * share_s:
+        needed_s = sum(variant.cost_s for variant in [dense, *_others(variants)[:1]] if variant)
+        if dense and needed_s <= share_s:
             names[DENSE] = None
             case_s -= dense.cost_s
         elif dense:
             notes.append(
                 f"{case.label}: {DENSE} (dense noise) is left out, a step takes about {dense.step_s:.2g} s: "
-                f"--budget {_round_up(dense.cost_s / DENSE_SHARE / (1 - SHARE) * len(screened))} measures it"
+                f"--budget {_round_up(needed_s / (1 - SHARE) * len(screened))} measures it"
             )
-        for rank, variant in enumerate(variants[:KEPT]):
+        for rank, variant in enumerate(_others(variants)[:KEPT]):
             if rank and variant.cost_s > case_s:
                 too_slow.append(variant.variant.name)
             else:
@@ -186,6 +189,11 @@ def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[
         if too_slow:
             notes.append(f"{case.label}: no time for {first_names(too_slow)}: give a longer --budget")
     return [*names], notes
+
+
+def _others(variants: Sequence[Screened]) -> list[Screened]:
+    """Return the variants without dense noise, which is measured in any case."""
+    return [variant for variant in variants if variant.variant.name != DENSE]
 
 
 def _can_run(entry: Entry, plan: "Plan", watch: "Watch") -> bool:

@@ -24,7 +24,7 @@ from esbench.measure import gpu_monitor, memory, profiler, validation
 from esbench.measure.failure import DeviceLostError, Failure, classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
-from esbench.measure.interleave import LATENCY, TimedCall, interleave
+from esbench.measure.interleave import LATENCY, REFERENCE_ROUNDS, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.neighbors import VISITS, BaseTimes, SlowedDownError, lasting_slowdown, time_base
 from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
@@ -81,14 +81,12 @@ class RunContext:
 
         Raises:
             DeviceLostError: the device stopped responding, so nothing more can be measured.
-
         """
         if not self.instruments.alive():
             stopped = "the device stopped responding"
             # An error that follows may hide the exception, or end the process.
             self.recorder.watch(entry.variant, case, phase or SET_UP, f"{stopped} ({failure.reason})")
-            message = f"{stopped} after {entry.variant.name}: {failure.reason}"
-            raise DeviceLostError(message)
+            raise DeviceLostError(f"{stopped} after {entry.variant.name}: {failure.reason}")
         return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **failure._asdict())
 
 
@@ -100,7 +98,6 @@ class PreparedVariant:
         phases: the phases that it has.
         unavailable: phase that it does not have -> the reason.
         fingerprints: for each phase those of the first result.
-
     """
 
     entry: Entry
@@ -123,7 +120,6 @@ class CoResidentGroup:
         deferred: variants for the next group: they ran out of memory, but other candidates were set up.
         failures: the variants that were refused, with their reasons. A variant that runs out of memory with
             only base and naive beside it is one of them.
-
     """
 
     case: Case
@@ -247,7 +243,6 @@ class CaseRunner:
 
     Attributes:
         costs_s: the seconds that each variant took, over all groups.
-
     """
 
     def __init__(self, case: Case, context: RunContext) -> None:
@@ -257,6 +252,7 @@ class CaseRunner:
         self.costs_s: dict[Variant, float] = {}
         self._group_costs_s: dict[Variant, float] = {}
         self._group_number = 0
+        self._references_s = 0.0
         self._group = self._new_group()
         self._base_times: BaseTimes = {}
 
@@ -343,7 +339,7 @@ class CaseRunner:
                 self._base_times = {} if any(len(each) < VISITS for each in times.values()) else times
             else:
                 self._check_neighbors(entry)
-        start_s, count = seconds(), len(self._group.variants)
+        start_s, count, self._references_s = seconds(), len(self._group.variants), 0.0
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
@@ -354,15 +350,13 @@ class CaseRunner:
 
         Raises:
             SlowedDownError: it is slower, and a supervisor starts a new process.
-
         """
         if (ratio := self._base_slowdown()) == 1:
             return
         recorder, variant = self.context.recorder, entry.variant
         reason = f"{SLOWS_OTHERS} (base took {ratio:.3g}x as long)"
         if recorder.watch(variant, self.case, SET_UP, reason):
-            message = f"{variant.name} on {self.case.label}: {reason}"
-            raise SlowedDownError(message)
+            raise SlowedDownError(f"{variant.name} on {self.case.label}: {reason}")
         recorder.note(
             f"base took {ratio:.3g}x as long after the set-up of {variant.name} on {self.case.label}"
         )
@@ -391,9 +385,17 @@ class CaseRunner:
     def _may_join(self, entry: Entry) -> bool:
         return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
 
-    def _around_precheck(self, phase: Phase, entry: Entry) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
+        """Charge a check to a variant, which leaves the references enough time for their rounds."""
         self._announce(entry, f"{phase} check")
-        return self._charge(entry, "check")
+        seconds, reserve_s = self.context.recorder.stopwatch.seconds, self._references_s
+        start_s = seconds()
+        with self._charge(entry, "check", reserve_s):
+            yield
+        if is_reference(entry.variant):  # checked before the others; a check makes two calls, like a round
+            rounds = REFERENCE_ROUNDS if phase in self.context.plan.reference_phases else 1
+            self._references_s += rounds * (seconds() - start_s)
 
     def _write_failures(self) -> None:
         """Store a row for each failure of the group since the last call."""
@@ -404,11 +406,15 @@ class CaseRunner:
     def _phases_in_order(self, deferred: int) -> Iterator[Phase]:
         """Yield the phases that are not stored yet, in a seeded order; quality comes last.
 
-        The budget reserves time for the number of ``deferred`` variants, which are in later groups.
+        Within a time limit the step and the forward come first: rankings need them. The budget reserves time
+        for the number of ``deferred`` variants, which are in later groups.
         """
         plan, recorder = self.context.plan, self.context.recorder
         rng = random.Random(f"{plan.seed} {self.case.label} {self._group_number}")  # noqa: S311  # an order, not a secret
-        order = [*rng.sample(plan.timed, len(plan.timed)), *({QUALITY} & {*plan.phases})]
+        timed = rng.sample(plan.timed, len(plan.timed))
+        if plan.end_s < math.inf:
+            timed.sort(key=lambda phase: (phase != "step", phase != "forward"))
+        order = [*timed, *({QUALITY} & {*plan.phases})]
         waiting = [phase for phase in order if not recorder.is_done(self.case, self._group_number, phase)]
         for phase in order:
             if phase in waiting:
@@ -453,7 +459,7 @@ class CaseRunner:
             clock,
             cell_s,
             is_baseline=is_baseline(entry),
-            is_reference=is_reference(entry.variant),
+            is_reference=is_reference(entry.variant) and phase in context.plan.reference_phases,
             renew=validation.InputRenewal(workload.inputs),
             conditions=self._read_conditions,
             before=partial(context.recorder.announce_visit, entry.variant, self.case, phase, clock.method),
@@ -515,7 +521,6 @@ class CaseRunner:
 
         Raises:
             WrongResultError: the times are invalid.
-
         """
         context, workload = self.context, prepared.workload
         call, measurement = workload.phases[phase], self._measurement(prepared, phase)
@@ -603,7 +608,6 @@ class CaseRunner:
 
         Raises:
             UnavailableError: no time is left.
-
         """
         if not (self._group_number and is_baseline(entry)):
             self.context.budget.check(entry, reserve_s, is_timed=activity == "memory")
@@ -622,14 +626,14 @@ def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase,
 
     Raises:
         TypeError: a reason is not a text.
-
     """
     missing = [phase for phase in PHASES if phase not in phases]
     reasons = {phase: workload.unavailable.get(phase, f"it has no phase {phase}") for phase in missing}
     for phase, reason in reasons.items():
         if not isinstance(reason, str):
-            message = f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
-            raise TypeError(message)
+            raise TypeError(
+                f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
+            )
     return {phase: message_line(reason) for phase, reason in reasons.items()}
 
 
@@ -643,7 +647,6 @@ def storable(rows: Iterable[Row]) -> list[Row]:
 
     Raises:
         ValueError: a row could not be read back, for instance because ``flops`` is NaN.
-
     """
     checked = list(rows)
     for row in checked:
@@ -656,19 +659,16 @@ def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) ->
 
     Raises:
         UnavailableError: the workload has no quality metrics.
-
     """
     compute = getattr(workload, "quality", None)
     if compute is None:
-        message = "no quality metrics: its workload has no method quality"
-        raise UnavailableError(message)
+        raise UnavailableError("no quality metrics: its workload has no method quality")
     workload.enter(QUALITY)
     rows = storable(_quality_row(metric, measurement) for metric in compute())
     metrics = [(row.metric, row.method) for row in rows if isinstance(row, Measurement)]
     for metric, method in metrics:
         if metrics.count((metric, method)) > 1:
-            message = f"it gives the metric {metric} by {method} twice"
-            raise ValueError(message)
+            raise ValueError(f"it gives the metric {metric} by {method} twice")
     return rows
 
 
@@ -696,7 +696,6 @@ def count_launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[
 
     Raises:
         WrongResultError: the call works on a stream where it is not timed.
-
     """
     try:
         trace = instruments.trace(call)

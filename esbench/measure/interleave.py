@@ -54,7 +54,6 @@ class WarmUp:
         calls: the number of calls in a visit.
         slow: whether the first call took longer than the budget, so that it stays the only one.
         state: how the warm-up ended, as stored with the samples.
-
     """
 
     call_ns: float
@@ -75,7 +74,6 @@ class TimedCall:
         is_baseline: whether the call is sampled until all other calls have ended.
         is_reference: whether ratios are relative to it, so that it gets at least REFERENCE_ROUNDS rounds.
         spent_s: the seconds spent in visits.
-
     """
 
     def __init__(  # noqa: PLR0913  # a call, its clock, its budget and its role in the rounds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from esbench.registry import Entry
+from esbench.registry import Entry, is_reference
 from esbench.schema import METHODS, OUT_OF_TIME, PHASES, QUALITY, Case, Phase, Skipped, Variant
 from esbench.workload import UnavailableError
 
@@ -32,6 +32,7 @@ class Plan:
         checks: the small float64 cases of the suite ``check``.
         sweep, stop_s, active, active_variants, traced: see :class:`esbench.registry.Suite`.
         methods: phase -> its timing methods; a phase that is missing has all methods of the device.
+        reference_phases: the phases in which base, naive and dense noise get at least six rounds.
         limit_s: the seconds without progress after which a variant is ended.
         end_s: the time of :func:`time.monotonic` by which the run has to be over.
     """
@@ -49,6 +50,7 @@ class Plan:
     active_variants: Sequence[str] = ("*",)
     methods: Mapping[Phase, Sequence[str]] = field(default_factory=dict)
     traced: Sequence[Phase] = PHASES
+    reference_phases: Sequence[Phase] = PHASES
     limit_s: float = math.inf
     end_s: float = math.inf
 
@@ -92,9 +94,9 @@ class Plan:
         return int(getattr(case, self.sweep))
 
     def entries_for(self, case: Case) -> list[Entry]:
-        """Return the variants that support a case, baselines first."""
+        """Return the variants that support a case: base and naive, dense noise, then the others."""
         entries = [entry for entry in self.entries if entry.supports(case)]
-        return sorted(entries, key=is_baseline, reverse=True)
+        return sorted(entries, key=lambda entry: (not is_baseline(entry), not is_reference(entry.variant)))
 
 
 def is_baseline(entry: Entry) -> bool:
@@ -106,7 +108,8 @@ class Budget:
     """Divides the time until the end of a run equally among the cells that are not measured yet.
 
     If time is short, cells get fewer samples, and the last rows get :data:`OUT_OF_TIME` as their reason. The
-    time of a case is proportional to the number of its cells; baselines may also use the time of later cases.
+    time of a case is proportional to the number of its cells. The references of all ratios, base, naive and
+    dense noise, may also use the time of later cases.
 
     Attributes:
         cells: the cells of the current case that are not measured yet.
@@ -149,14 +152,16 @@ class Budget:
 
         Args:
             entry: the variant.
-            reserve_s: the seconds that must be left in the case, unless the variant is a baseline.
-            is_timed: whether the call is timed already: it may then also use the time of later cases.
+            reserve_s: the seconds that must be left in the case, unless the variant is a reference.
+            is_timed: whether the call is timed already: it may then also use the time of later cases, and a
+                reference any time.
 
         Raises:
             UnavailableError: no time is left.
         """
-        until_s = self._end_s if is_baseline(entry) or is_timed else self._case_end_s - reserve_s
-        if self._seconds() >= until_s:
+        is_first = is_reference(entry.variant)
+        until_s = self._end_s if is_first or is_timed else self._case_end_s - reserve_s
+        if self._seconds() >= until_s and not (is_first and is_timed):
             raise UnavailableError(OUT_OF_TIME)
 
     @property

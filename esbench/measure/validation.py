@@ -66,7 +66,6 @@ class ExactChecks:
     Attributes:
         compared: (variant, operator) -> the number of cases that were compared with the reference.
         not_compared: (variant, operator) -> why the first case was not, where the set-up did not refuse it.
-
     """
 
     def __init__(self, cases: Sequence[Case], device: str, seed: int) -> None:
@@ -160,7 +159,6 @@ def precheck(workload: Workload, phase: Phase, synchronize: Callable[[], object]
 
     Raises:
         WrongResultError: a result is not finite, was written late, or is the same for different inputs.
-
     """
     call = workload.phases[phase]
     first = _check_late_writes(call, phase, synchronize)
@@ -208,7 +206,6 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
 
     Raises:
         WrongResultError: the result is wrong.
-
     """
     workload.enter(phase)
     with timers.quiet():
@@ -230,7 +227,6 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
 
     Raises:
         WrongResultError: a replay gives another result than the call, or draws the same noise again.
-
     """
     turns, draws = max(1, len(workload.inputs)), phase in DRAWING_PHASES
 
@@ -284,7 +280,6 @@ class TorchState:
     """Torch's global settings, which no variant may change."""
 
     def __init__(self) -> None:
-        """Store the current settings."""
         self._settings = _settings()
 
     def check(self) -> None:
@@ -367,7 +362,6 @@ class InputRenewal:
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Draw a random seed."""
         self._buffers, self._calls, seed = buffers, 0, secrets.randbits(62)
         devices = {buffer.device for buffer in buffers}
         self._generators = {device: Generator(device).manual_seed(seed) for device in devices}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
+from esbench.report.analysis.load import UNRELIABLE
 from esbench.report.analysis.pivot import Grid, Reference, headings
 from esbench.report.analysis.run_selection import partial_request
 from esbench.schema import QUALITY, Case, Measurement, Run
@@ -200,6 +201,8 @@ def ratio_methods(ratios: Sequence[Ratio]) -> str:
 
 def shorten(reason: str, longest: int = _CELL_CHARS) -> str:
     """Return the first clause of a reason, for a cell; a leading ``file:line:`` is dropped."""
+    if reason.startswith(UNRELIABLE):
+        return UNRELIABLE
     clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
     return clause if len(clause) <= longest else f"{clause[: longest - 1].rstrip()}…"
 

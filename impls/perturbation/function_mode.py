@@ -3,20 +3,24 @@
 The model is not modified. While it runs, a call of a torch layer function with a perturbed parameter becomes
 a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`. Any other function of such a parameter
 raises an error, in other threads too, and so does a layer that was not reached: no layer is silently left
-unperturbed.
+unperturbed. A population's first call also refuses operations that a function mode does not see.
 """
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass, _current_autograd_node
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer
+from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer, memory_range
 from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d, Linear
 
 
@@ -91,10 +95,15 @@ PROPERTIES = frozenset(
 """Functions of a perturbed parameter that are allowed: all members have the same result."""
 
 
+class UnseenUseError(ValueError):
+    """A perturbed parameter is used where the function mode is not active."""
+
+
 class GuardedParameter(nn.Parameter):
     """The class of perturbed parameters while their model runs.
 
-    A function mode only sees functions of its own thread. In other threads this class refuses them.
+    A function mode only sees functions of its own thread. In other threads this class refuses them, and while
+    ``torch.compile`` compiles them.
     """
 
     @classmethod
@@ -108,10 +117,11 @@ class GuardedParameter(nn.Parameter):
     ) -> object:
         if func not in PROPERTIES:
             message = (
-                f"a perturbed parameter is used by {resolve_name(func) or func} while its population runs in "
-                "another thread: run all layers in the thread that calls the population"
+                f"a perturbed parameter is used by {resolve_name(func) or func} in another thread or in "
+                "compiled code while its population runs: run all layers in the thread that calls the "
+                "population, and do not compile them"
             )
-            raise ValueError(message)
+            raise UnseenUseError(message)
         with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -123,6 +133,7 @@ class LayerIndex:
         layers: each layer by the id of its weight.
         names: the layers' names by the ids of weights and biases.
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
+        had_call: whether the model has run with them; its first call is checked by :class:`FirstCallMode`.
     """
 
     def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
@@ -137,6 +148,7 @@ class LayerIndex:
         self.parameters = [
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
         ]
+        self.had_call = False
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -168,10 +180,14 @@ class MemberFunctionMode(TorchFunctionMode):
         return self
 
     @override
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for parameter in self._parameters:
             parameter.__class__ = nn.Parameter
-        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no hints
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch has no hints
+        if error is not None and isinstance(error.__context__, UnseenUseError):
+            raise error.__context__ from None  # torch.compile raises an error of many lines in its place
 
     @override
     def __torch_function__(
@@ -257,6 +273,128 @@ class MemberFunctionMode(TorchFunctionMode):
                     f"perturbed: pass exclude=[{name!r}] to perturb(), or call the layer itself"
                 )
                 raise ValueError(message)
+
+
+class MemoryGuard(TorchDispatchMode):
+    """Refuses operations on the memory of perturbed parameters.
+
+    Below all of torch's functions, it sees scripted code, code that turns function modes off, and other
+    tensors over this memory.
+
+    Attributes:
+        paused: whether operations are allowed.
+        refusal: the message of the first operation that was refused, or ``""``.
+
+    """
+
+    def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
+        """Note where the parameters are."""
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no hints
+        self.paused, self.refusal = False, ""
+        with DisableTorchFunction():
+            self._ranges = [
+                (layer.name, memory)
+                for layer in layers
+                for parameter in (layer.weight, layer.bias)
+                if parameter is not None and (memory := memory_range(parameter))
+            ]
+
+    @classmethod
+    @override
+    def is_infra_mode(cls) -> bool:
+        """Let torch.compile compile, which it does not with other modes."""
+        return True
+
+    @classmethod
+    @override
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not load the compiler."""
+        return False
+
+    @override
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        is_derivative = _current_autograd_node() is not None
+        if not (self.paused or is_derivative):
+            with DisableTorchFunction():
+                names = {name for value in tree_leaves((args, kwargs)) for name in self._names_at(value)}
+            if names:
+                name = min(names)
+                self.refusal = self.refusal or (
+                    f"a parameter of layer {name!r}, or a tensor that shares its memory, is used by {func} "
+                    "outside of the layer: call the layer itself, without scripted code and other tensors, "
+                    f"or pass exclude=[{name!r}] to perturb()"
+                )
+                raise ValueError(self.refusal)
+        return func(*args, **(kwargs or {}))
+
+    def _names_at(self, value: object) -> Iterator[str]:
+        """Yield the names of the layers whose parameters share memory with a value."""
+        if isinstance(value, Tensor) and (memory := memory_range(value)):
+            for name, (start, stop) in self._ranges:
+                if memory[0] < stop and start < memory[1]:
+                    yield name
+
+
+class FirstCallMode(MemberFunctionMode):
+    """A function mode with a :class:`MemoryGuard`, which is too slow for every call."""
+
+    @override
+    def __enter__(self) -> Self:
+        self._guard = MemoryGuard(self._layers.values())
+        self._guard.__enter__()  # type: ignore[no-untyped-call]  # torch has no hints
+        return super().__enter__()
+
+    @override
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._guard.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch has no hints
+        if self._guard.refusal:  # the model may have caught the error
+            raise ValueError(self._guard.refusal) from None
+
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func not in PROPERTIES:
+            return super().__torch_function__(func, types, args, kwargs)
+        with self._pause():
+            return super().__torch_function__(func, types, args, kwargs)
+
+    @override
+    def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
+        operator, axes = arguments.operator, arguments.x.dim()
+        is_one_image = isinstance(operator, Conv2d) and axes == 3  # noqa: PLR2004  no axis of rows
+        if is_one_image or operator.groups != layer.groups:
+            message = (
+                f"the weight of layer {layer.name!r} is used by {operator} on {axes} axes: call the layer "
+                f"itself on all rows, or pass exclude=[{layer.name!r}] to perturb()"
+            )
+            raise ValueError(message)
+        with self._pause():
+            return super()._call_layer(layer, arguments)
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Allow operations on parameters: those of their own layers, and of functions that print them."""
+        self._guard.paused = True
+        try:
+            yield
+        finally:
+            self._guard.paused = False
 
 
 def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:

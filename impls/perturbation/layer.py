@@ -186,6 +186,20 @@ class PerturbedLayer:
                 )
                 raise ValueError(message)
 
+    def check_stored_weight(self, noise: LayerNoise) -> None:
+        """Check the numbers of the weight that the noise stores, as torch does not count all changes.
+
+        Raises:
+            ValueError: the weight has changed.
+
+        """
+        if not self.scheme.is_up_to_date(noise.weight, self.split_groups(self.weight)):
+            message = (
+                f"the weight of layer {self.name!r} has changed after sample(), by .data, NumPy or a fused "
+                "optimizer: call sample() again before the next forward"
+            )
+            raise ValueError(message)
+
     def split_groups(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
         return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
@@ -419,17 +433,15 @@ def check_memory(model: nn.Module, layers: Iterable["PerturbedLayer"]) -> None:
     """
     perturbed = {id(parameter) for layer in layers for parameter in (layer.weight, layer.bias)}
     tensors = {
-        id(value): (f"{name}.{key}".removeprefix("."), value)
+        id(value): (f"{name}.{key}".removeprefix("."), memory)
         for name, module in model.named_modules()
         for values in (module._parameters, module._buffers, vars(module))  # noqa: SLF001  with all attributes
         for key, value in values.items()
-        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and value.numel()
+        if isinstance(value, Tensor) and (memory := memory_range(value))
     }
     # Sorted by address: all tensors before a tensor that overlaps it are those that reach its start.
     ends: list[tuple[int, int]] = []
-    for key, (_, value) in sorted(tensors.items(), key=lambda item: item[1][1].data_ptr()):
-        start = value.data_ptr()
-        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    for key, (_, (start, stop)) in sorted(tensors.items(), key=lambda item: item[1][1]):
         ends = [(end, other) for end, other in ends if end > start]
         for _, other in ends:
             if perturbed & {key, other}:
@@ -439,7 +451,15 @@ def check_memory(model: nn.Module, layers: Iterable["PerturbedLayer"]) -> None:
                     "parameter to both modules, or copy the values with clone()"
                 )
                 raise UnsupportedError(message)
-        ends.append((start + (last + 1) * value.element_size(), key))
+        ends.append((stop, key))
+
+
+def memory_range(tensor: Tensor) -> tuple[int, int] | None:
+    """Return the address of a tensor's first byte and that after its last; None if it has no memory."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _unsupported_reason(module: nn.Module) -> str:

@@ -17,7 +17,14 @@ from typing_extensions import override
 
 
 class AbstractOperator(ABC):
-    """A layer kind with its hyperparameters, without its weight."""
+    """A layer kind with its hyperparameters, without its weight.
+
+    Attributes:
+        groups: groups of a convolution, 1 for other products with a weight; None for a normalization.
+
+    """
+
+    groups: int | None = 1
 
     @abstractmethod
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -186,6 +193,8 @@ class ChannelAffine(AbstractOperator):
         leading: axes of a row before the weight's axes: 0 for BatchNorm2d, 1 for LayerNorm over tokens.
         trailing: axes of a row after the weight's axes: 2 for BatchNorm2d, 0 for LayerNorm.
     """
+
+    groups = None
 
     leading: int
     trailing: int

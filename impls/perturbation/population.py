@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.function_mode import LayerIndex, MemberFunctionMode
+from impls.perturbation.function_mode import FirstCallMode, LayerIndex, MemberFunctionMode
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
@@ -167,6 +167,9 @@ class Population:
         Noise is a function of seed, step, layer and member. For new noise at each replay of a CUDA graph, use
         ``stream="philox"`` and capture ``sample(step); step.add_(1)`` with the step as a tensor.
 
+        Schemes that store weights need new noise after each change of the weights. A call refuses old noise,
+        but torch does not count changes by ``.data``, NumPy or a fused optimizer: :meth:`update` finds them.
+
         Args:
             step: the training step, an integer of at least 0, or a 0-d int64 tensor on the layers' device.
                 The value of such a tensor is not checked.
@@ -233,10 +236,12 @@ class Population:
         members = len(noise.members)
         rows = _count_rows(x, members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
-        context = MemberFunctionMode(self._index, noise.layers, rows=rows, members=members, **options)
-        model = self.model
+        index, model = self._index, self.model
+        mode = MemberFunctionMode if index.had_call else FirstCallMode
+        context = mode(index, noise.layers, rows=rows, members=members, **options)
         with context:
             y = model(x)
+        index.had_call = True
         context.check_layers_used(type(model).__name__, self._optional)
         return y, ActivationRecord(context.calls, noise)
 
@@ -260,7 +265,8 @@ class Population:
             utilities: c, [members of ``noise``], on any device. With antithetic sampling [2, members] or
                 [2 * members]: first those of all members with their noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
-            validate: check that utilities and gradients are finite, which synchronizes with the device.
+            validate: check that utilities and gradients are finite and that weights which the noise stores
+                have not changed, which synchronizes with the device.
 
         Raises:
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
@@ -272,6 +278,9 @@ class Population:
         c = combine_antithetic(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
+        if validate:
+            for layer in self.layers:
+                layer.check_stored_weight(noise.layers[layer.name])
         size = _norm(c)
         evaluations = self.members * sides
         for layer in self.layers:
@@ -289,13 +298,17 @@ class Population:
         ``model.load_state_dict(population.member(noise, best), strict=False)`` keeps that member.
 
         Raises:
-            ValueError: sigma, or a weight that the noise stores, has changed since the noise was drawn.
+            ValueError: sigma, or a weight that the noise stores, has changed since the noise was drawn, or a
+                layer has another name in the model.
             IndexError: the noise has no such member.
         """
         self._check_noise(noise)
         sigma = -self.sigma if negated else self.sigma
         plain = dict(self.model.named_parameters(remove_duplicate=False))
         changes = {name: sigma * change for name, change in self.perturbation(noise, member).items()}
+        if missing := sorted(changes.keys() - plain):
+            message = f"the model has no parameter {missing[0]!r} any more: call perturb() again"
+            raise ValueError(message)
         return self.effective_weights({name: plain[name].detach() for name in changes}, changes)
 
     def effective_weights(

@@ -134,6 +134,10 @@ class AbstractScheme(ABC, Generic[N]):
         """Whether the noise has numbers computed from W, so that it is drawn again after W changes."""
         return False
 
+    def is_up_to_date(self, noise: N, weight: Tensor) -> bool:  # noqa: ARG002  for subclasses
+        """Return whether the numbers of the weight that the noise stores are still those of the weight."""
+        return True
+
     # Optional: another form of the noise, of the weight or of the update.
 
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  for subclasses
@@ -314,6 +318,10 @@ class AbstractWrapper(AbstractScheme[N]):
     @override
     def stores_weight(self) -> bool:
         return self.plain.stores_weight
+
+    @override
+    def is_up_to_date(self, noise: N, weight: Tensor) -> bool:
+        return self.plain.is_up_to_date(noise, weight)
 
     @property
     @override

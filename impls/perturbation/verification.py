@@ -64,7 +64,7 @@ def check_rows(population: "Population", x: Tensor) -> None:
             message = (
                 f"row {repeat * members + member} (repeat {repeat}, member {member}) differs by {error:.2g} "
                 f"from the model with this member's weights alone, allowed {allowed:.2g}: do not mix or "
-                "reorder rows, draw random numbers, or use copies of weights or scripted code"
+                "reorder rows, draw random numbers, or use copies of weights"
             )
             raise ValueError(message)
 

@@ -39,7 +39,6 @@ class DigitsFitness:
         subject: the scheme and the network; ``subject.members`` antithetic pairs are evaluated.
         x: the images as rows of the network, [rows, *features].
         y: the classes of the images, int64 [rows].
-
     """
 
     subject: Subject
@@ -52,7 +51,6 @@ class DigitsFitness:
 
         Raises:
             UserError: scikit-learn is not installed.
-
         """
         weight, data = next(subject.model.parameters()), digits()
         x, y = data.train_x[:ROWS].to(weight), data.train_y[:ROWS].to(weight.device)

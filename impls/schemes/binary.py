@@ -77,6 +77,10 @@ class AbstractBitScheme(AbstractScheme[N]):
         return True
 
     @override
+    def is_up_to_date(self, noise: N, weight: Tensor) -> bool:
+        return torch.equal(noise.p, probabilities(weight))
+
+    @override
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
         return 2 * (probabilities(weight).to(change.dtype) + change) - 1
 

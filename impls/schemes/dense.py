@@ -39,6 +39,10 @@ class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
         return DenseNoise(stream.normal("dense", *weight.shape))
 
     @override
+    def is_up_to_date(self, noise: DenseNoise, weight: Tensor) -> bool:
+        return noise.center is None or torch.equal(noise.center, weight)
+
+    @override
     def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
         if noise.center is None:
             return super().weighted_sum(noise, utilities)

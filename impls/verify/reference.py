@@ -329,7 +329,8 @@ def _check_gradients(update: _Update, members: Sequence[int]) -> None:
         expected |= _node_gradients(to_float64(model), row_layers, *evaluation, utilities[0])
         narrow |= _node_gradients(model, row_layers, *evaluation, utilities[1])
     for name, value in expected.items():
-        check_close(f"{update.phase} of {name}", update.gradients.get(name), value, narrow[name], update.eps)
+        result = update.gradients.get(name)
+        check_close(f"{update.phase} of {name}", result, value, narrow[name], update.eps, population.members)
 
 
 def _weighted_sums(
@@ -566,12 +567,17 @@ def _run(
     return result
 
 
-def check_close(
-    name: str, result: Tensor | None, expected: Tensor, narrow: Tensor, eps: float | None = None
+def check_close(  # noqa: PLR0913, PLR0917  the numbers compared, and how they may be rounded
+    name: str,
+    result: Tensor | None,
+    expected: Tensor,
+    narrow: Tensor,
+    eps: float | None = None,
+    terms: int = 1,
 ) -> None:
     """Check that |result - expected| <= 2 |narrow - expected| + c eps |expected|, in Euclidean norms.
 
-    c is 4, and 1024 in float64.
+    c is 4, or half the root of the number of terms if that is larger, and 1024 in float64.
 
     Args:
         name: name of the result, for messages.
@@ -580,6 +586,8 @@ def check_close(
         narrow: the reference computed in the result's dtype.
         eps: machine epsilon of matrix products, by default that of the dtype. Pass that of TF32 where it is
             enabled: a GPU rounds large products to it, but not the reference's products of single rows.
+        terms: the number of terms of each sum. Added one after another, their rounding grows with its root;
+            ``narrow`` adds them in pieces.
 
     Raises:
         WrongResultError: the result is missing, not finite, of another dtype or too far off.
@@ -594,7 +602,7 @@ def check_close(
         raise WrongResultError(f"{name}: values are {result.dtype}, expected {narrow.dtype}")
     norm = expected.double().norm().item()
     # In float64 |narrow - expected| is 0; a bug causes an error about 1e9 times larger than this bound.
-    roundings = 1024 if result.dtype is torch.float64 else 4
+    roundings = 1024.0 if result.dtype is torch.float64 else max(4.0, terms**0.5 / 2)
     spacing = torch.finfo(result.dtype).eps if eps is None else eps
     allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm
     _check_error(name, result.double(), expected, allowed)

@@ -126,7 +126,7 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert len(lines) < 20
     assert max(map(len, lines)) <= 100
     assert re.search(
-        r"^0:0\d elapsed, 0:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
+        r"^\d+:\d\d elapsed, \d+:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
     )
     measured = stored_in(tmp_path)
     assert measured.end is not None

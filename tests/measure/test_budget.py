@@ -11,6 +11,7 @@ import torch
 
 from esbench.cli.run import plan_of
 from esbench.measure import cuda
+from esbench.measure.interleave import REFERENCE_ROUNDS
 from esbench.measure.plan import Plan
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import CudaClock
@@ -139,6 +140,27 @@ def test_one_slow_variant_does_not_take_the_time_of_all_cases() -> None:
     _, lines, took_s = within(60.0, world, [*entries(world, names=("Base", "A")), slow])
     assert took_s <= 60.0 + 12 * 4.0
     assert {row.case for row in measurements(lines) if row.variant.scheme == "Base"} == {*CASES}
+
+
+def test_dense_noise_has_six_rounds_of_a_step_before_others_get_time() -> None:
+    """References are set up first, the others leave time for their rounds, and the step comes first."""
+    phases: tuple[Phase, ...] = ("sample", "forward", "step")
+    for cost_s, end_s in ((0.2, 12.0), (0.02, 4.0)):
+        world = jittery()
+        dense = FakeScheme("Perturbed", world, cost_s=cost_s, phases=phases).entry()
+        names = ("Base", *(f"V{number}" for number in range(20)))
+        _, lines = measure(
+            *reversed([*entries(world, cost_s, names=names), dense]),
+            world=world,
+            stopwatch=Stopwatch(world.clock.seconds),
+            phases=phases,
+            end_s=end_s,
+            cell_s=0.3,
+        )
+        assert lost(lines)
+        found = {(row.variant.scheme, row.phase): len(row.samples) for row in measurements(lines)}
+        assert min(found["Perturbed", "step"], found["Base", "forward"]) >= REFERENCE_ROUNDS
+        assert next(line.phase for line in lines if isinstance(line, Checkpoint)) == "step"
 
 
 def test_the_search_for_the_largest_population_ends_within_the_budget() -> None:

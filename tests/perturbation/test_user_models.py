@@ -1,5 +1,6 @@
 """Uses of populations: each member agrees with its written-out model, or an error names the refused use."""
 
+import contextlib
 import copy
 import itertools
 import warnings
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction, _to_dlpack
 from torch.nn import functional
+from torch.utils.dlpack import from_dlpack
 
 import impls
 from impls.perturbation.population import Population, PopulationNoise
@@ -25,6 +28,7 @@ class Model(nn.Module):
     def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         self.first, self.second, self.run = nn.Linear(3, 3), nn.Linear(3, 3), run
+        self.kept: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model."""
@@ -89,6 +93,32 @@ RIGHT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "twice": lambda model, x: model.first(model.second(model.first(x))),
     **{name: uses(use) for name, use in PROPERTIES.items()},
 }
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply; scripted or compiled, in code that no function mode sees."""
+    return x @ weight.t()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted_product = torch.jit.script(product)
+
+
+def without_torch_functions(model: Any, x: Tensor) -> Tensor:
+    """Run a layer where torch functions cannot be overridden."""
+    with DisableTorchFunction():
+        y = model.first(x)
+    return model.second(model.first(y))
+
+
+def caught(model: Any, x: Tensor) -> Tensor:
+    """Go on after a refused operation."""
+    with contextlib.suppress(RuntimeError):
+        x = x + scripted_product(x, model.first.weight)
+    return model.second(model.first(x))
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "layer left out": (lambda model, x: model.first(x), "did not use the perturbed layers second"),
     "no layer": (lambda model, x: x, "used none of its 2 perturbed layers"),  # noqa: ARG005  left unused
@@ -99,8 +129,31 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "more rows": (lambda model, x: model.first(x.repeat(2, 1)), "layer 'first' got 16 rows, but the model 8"),
     "thread": (lambda model, x: model.second(in_thread(model.first, x)), "in another thread"),
     "thread and here": (
-        lambda model, x: model.second(model.first(in_thread(model.first, x))), "linear while .* thread"
+        lambda model, x: model.second(model.first(in_thread(model.first, x))), "linear in another thread"
     ),
+    "compiled code": (
+        lambda model, x: (
+            model.second(model.first(x)) + torch.compile(product, backend="eager")(x, model.first.weight)
+        ),
+        "in compiled code",
+    ),
+    **{
+        name: (run, "layer 'first', or a tensor that shares its memory, is used by aten")
+        for name, run in {
+            "scripted code": lambda model, x: (
+                model.second(model.first(x)) + scripted_product(x, model.first.weight)
+            ),
+            "without torch functions": without_torch_functions,
+            "caught": caught,
+            "kept tensor": lambda model, x: model.second(model.first(x)) @ model.kept[0],
+            "plain tensor": lambda model, x: (
+                model.second(model.first(x)) @ model.first.weight.as_subclass(Tensor)
+            ),
+            "dlpack": lambda model, x: (
+                model.second(model.first(x)) @ from_dlpack(_to_dlpack(model.first.weight))
+            ),
+        }.items()
+    },
     **{
         name: (uses(use), rf"layer 'first' is used by torch\.Tensor\.{name}")
         for name, use in {
@@ -128,11 +181,14 @@ def test_a_layer_or_value_without_its_members_is_refused(run: Any, words: str) -
     """A perturbed layer that is not reached, and a value of a weight, raise; the model is intact."""
     model = Model(run)
     population = perturb(model)
+    model.kept = [model.first.weight.data]
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=words):
         check_members(population, population.sample(0))
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    model.run = RIGHT["in order"]
+    check_members(population, population.sample(0))
 
 
 def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> None:
@@ -149,6 +205,63 @@ def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> No
     check_members(twin, twin.sample(0))
     with pytest.raises(ValueError, match="optional='third' matches no module"):
         perturb(Model(lambda model, x: model.first(x)), optional=["third"])
+
+
+def test_a_weight_in_another_operation_than_its_layers_is_refused() -> None:
+    """Other groups of a convolution, a single image and the scale of a normalization are refused."""
+    uses: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str]] = [
+        (
+            nn.Conv2d(2, 4, 1, bias=False),
+            lambda layer, x: functional.conv2d(x, layer.weight, groups=2),
+            "groups=2.* on 4 axes",
+        ),
+        (nn.Conv2d(4, 4, 1), lambda layer, x: torch.stack([layer(row) for row in x]), r"Conv2d.* on 3 axes"),
+        (
+            nn.Linear(4, 4, bias=False),
+            lambda layer, x: functional.layer_norm(x, (4, 4), layer.weight),
+            "ChannelAffine.* on 4 axes",
+        ),
+    ]
+    for layer, use, words in uses:
+        population = perturb(Use(layer, use), impls.Flipped())
+        with pytest.raises(ValueError, match=words):
+            population(normal(4, 4, 4, 4), population.sample(0))
+
+
+class Use(nn.Module):
+    """A model that uses one layer in a way of the test's choice."""
+
+    def __init__(self, layer: nn.Module, use: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.use = layer, use
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Use the layer."""
+        return self.use(self.layer, x)
+
+
+def force(model: Any, x: Tensor) -> Tensor:
+    """Return the derivative of a row's energy with respect to the row."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        energy = model.second(model.first(x).tanh()).square().sum()
+        return torch.autograd.grad(energy, x)[0]
+
+
+def test_a_model_may_differentiate_its_layers() -> None:
+    """A derivative inside a model is that of the written-out model; its backward pass is not refused."""
+    population = perturb(Model(force))
+    check_members(population, population.sample(0))
+
+
+def test_a_renamed_layer_has_no_written_out_member() -> None:
+    """member() refuses a model in which a layer has another name, as load_state_dict() would leave it out."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    population = perturb(model)
+    noise = population.sample(0)
+    model[0] = nn.Sequential(model[0])
+    with pytest.raises(ValueError, match=r"no parameter '0\.bias' any more"):
+        population.member(noise, 0)
 
 
 def test_only_sigma_may_change() -> None:
@@ -221,7 +334,12 @@ def replace_data(parameter: nn.Parameter) -> None:
     parameter.data = parameter.data + 0.25
 
 
-@pytest.mark.parametrize("move", [shift, replace_data])
+def shift_data(parameter: nn.Parameter) -> None:
+    """Change a parameter's data in place, which torch does not count."""
+    parameter.data += 0.25
+
+
+@pytest.mark.parametrize("move", [shift, replace_data, shift_data])
 def test_noise_follows_moved_weights_or_is_refused(move: Callable[[nn.Parameter], None]) -> None:
     """After the weights moved, members of every scheme are right, or its noise is refused."""
     schemes = [entry.scheme for entry in ENTRIES if isinstance(entry.scheme, AbstractScheme)]
@@ -239,7 +357,8 @@ def test_noise_follows_moved_weights_or_is_refused(move: Callable[[nn.Parameter]
         stores_address = any(isinstance(field, TensorRef) for field in vars(noise.layers[""].weight).values())
         if scheme.stores_weight or (stores_address and move is replace_data):
             with pytest.raises(ValueError, match=r"call sample\(\) again"):
-                population(x, noise)
+                population.update(noise, torch.ones(4)) if move is shift_data else population(x, noise)
+            assert population.layers[0].weight.grad is None
             noise = population.sample(0)
         y = population(x, noise)
         for row in () if scheme.draws_binary_weights else range(8):
@@ -293,21 +412,10 @@ def test_other_tensors_over_a_perturbed_memory_are_refused() -> None:
     check_members(population, population.sample(0))
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply; scripted, in code that no function mode sees."""
-    return x @ weight.t()
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    scripted_product = torch.jit.script(product)
-
-
 WRONG: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "reordered rows": lambda model, x: model.second(model.first(x).flip(0)),
     "mixed rows": lambda model, x: model.second(model.first(x) - x.mean(0)),
     "random numbers": lambda model, x: model.second(functional.dropout(model.first(x))),
-    "scripted code": lambda model, x: model.second(model.first(x)) + scripted_product(x, model.first.weight),
 }
 
 

@@ -1,13 +1,18 @@
 """Dense noise: stored, drawn again from its stream, and as slices of a table."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+from esbench.workload import WrongResultError
 from impls.perturbation.noise import STREAMS
 from impls.perturbation.population import perturb
 from impls.schemes import Loop, NoiseTable, Perturbed, Regenerated, RegeneratedSign
 from impls.schemes.noise_table import TableNoise
+from impls.verify import reference
+from impls.verify.reference import check_update, compute_update
 from tests.scheme_cases import closed_form, make_stream
 
 
@@ -24,6 +29,25 @@ def test_regenerated_noise_has_the_bits_of_stored_noise(stream: str) -> None:
         assert torch.equal(regenerated.dense_noise(redrawn)[name], values)
         assert torch.equal(regenerated.perturbation(redrawn, 4)[name], values[4])
         assert stream == "block" or torch.equal(loop.dense_noise(loop.sample(7))[name], values)
+
+
+def test_a_sum_over_many_members_may_be_rounded_more_than_one_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The update adds the members one after another, the reference in pieces; a missing member is found."""
+    monkeypatch.setattr(reference, "piece_bytes", lambda _: 2**16)
+    members = 2**15
+    population = perturb(nn.Linear(8, 8, bias=False), Perturbed(), members=members, sigma=0.1)
+    x, noise = torch.randn(members, 8), population.sample(1)
+
+    def without(missing: int, utilities: torch.Tensor) -> dict[str, torch.Tensor]:
+        return compute_update(
+            population, noise, torch.cat([utilities[:, :missing], 0 * utilities[:, missing:]], 1)
+        )
+
+    check_update(population, x, range(members), update=partial(without, members), step=1)
+    with pytest.raises(WrongResultError, match="update of weight is off by"):
+        check_update(population, x, range(members), update=partial(without, members - 1), step=1)
 
 
 def test_a_weight_beyond_the_counters_is_refused_before_drawing() -> None:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from esbench.report.analysis.load import reasons_unreliable
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.roofline import impossible
@@ -141,9 +142,15 @@ class RankedVariant:
 
 @dataclass(frozen=True)
 class Rankings:
-    """The variants of a run ranked on each case; ``grid`` holds the times of a step by one method."""
+    """The variants of a run ranked on each case.
+
+    Attributes:
+        grid: the times of a step by one method.
+        history: stored runs, in which base was not much faster where the run is reliable.
+    """
 
     grid: Grid
+    history: tuple[Run, ...] = ()
 
     @cached_property
     def qualities(self) -> Qualities:
@@ -152,10 +159,19 @@ class Rankings:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """The columns of the grid on which any variant has a rate."""
+        """The columns of the grid on which any variant has a rate, or would have one without load."""
         known = set(self.qualities.cases)
         cases = (case for case in self.grid.cases if case in known)
-        return [case for case in cases if any(ranked.rate is not None for ranked in self.of(case))]
+        return [
+            case
+            for case in cases
+            if case in self.unreliable or any(ranked.rate is not None for ranked in self.of(case))
+        ]
+
+    @cached_property
+    def unreliable(self) -> dict[Case, str]:
+        """The cases on which nothing is ranked because of load -> the reason."""
+        return reasons_unreliable(self.grid.run, self.history)
 
     @cached_property
     def largest(self) -> list[Case]:
@@ -203,7 +219,8 @@ class Rankings:
             peak=self._most.get((variant, case, PEAK)),
             law=self.qualities.rows_of_law(variant, case),
             skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None)
-            or self._impossible(variant, case),
+            or self._impossible(variant, case)
+            or self._loaded(variant, case),
         )
 
     def _impossible(self, variant: Variant, case: Case) -> Skipped | None:
@@ -211,6 +228,12 @@ class Rankings:
             return None
         reason = f"impossible: {self._contradictions[variant, case]}"
         return Skipped(variant=variant, case=case, phase="step", status="failed", reason=reason)
+
+    def _loaded(self, variant: Variant, case: Case) -> Skipped | None:
+        if case not in self.unreliable:
+            return None
+        reason = self.unreliable[case]
+        return Skipped(variant=variant, case=case, phase="step", status="unavailable", reason=reason)
 
     @cached_property
     def _contradictions(self) -> dict[tuple[Variant, Case], str]:
@@ -228,10 +251,14 @@ class Rankings:
         return {(row.variant, row.case, row.metric): row for row in rows}
 
 
-def rankings(run: Run, operator: str) -> list[Rankings]:
-    """Return the non-empty rankings of an operator, one per dtype and timing method of a step."""
+def rankings(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Rankings]:
+    """Return the non-empty rankings of an operator, one per dtype and timing method of a step.
+
+    ``history`` are stored runs, with which base is compared to find load.
+    """
+    stored = tuple(history)
     all_rankings = (
-        Rankings(grid)
+        Rankings(grid, stored)
         for grid in grids(run, operator, TIMES)
         if (grid.phase, grid.metric) == ("step", LATENCY) and grid.method != UNMEASURED
     )
@@ -360,10 +387,11 @@ def recommend(
         limit_bytes: upper limit of the noise and of the peak memory, each.
         part: the layer's share of its network's parameters; by default the layer is the whole network.
     """
-    candidates = []
-    for run in runs:
+    candidates, history = [], tuple(runs)
+    for run in history:
         ranking = next(
-            (by_method for by_method in rankings(run, case.operator) if case in by_method.cases), None
+            (by_method for by_method in rankings(run, case.operator, history) if case in by_method.cases),
+            None,
         )
         every = ranking.of(case, part) if ranking else []
         chosen = tuple(ranked for ranked in every if variants is None or ranked.variant in variants)

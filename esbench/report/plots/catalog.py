@@ -41,7 +41,6 @@ class PlotRequest:
         dtype: name of a dtype, such as float32.
         method: host, eager or graph.
         width: width of the figure in inches.
-
     """
 
     operator: str | None = None
@@ -104,7 +103,6 @@ class Plot(NamedTuple):
         needs: what a run must have.
         draw: draws a grid or a ranking of a run; returns None where there is too little for a figure.
         subjects: returns the grids or rankings of a run that it can draw, the preferred ones first.
-
     """
 
     description: str
@@ -118,7 +116,6 @@ def find(name: str) -> Plot:
 
     Raises:
         UserError: no plot has this name.
-
     """
     if name not in PLOTS:
         raise UserError(f"no plot {name!r}; available: {', '.join(PLOTS)}")
@@ -130,7 +127,6 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
 
     Raises:
         UserError: there is no such plot, a choice matches nothing, or there is nothing to draw.
-
     """
     plot = find(name)
     if request.phase and plot.subjects is not _timed:

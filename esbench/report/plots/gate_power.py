@@ -26,7 +26,6 @@ def gate_power(
         title: the finding.
         origin: the study and its device.
         width: of the figure, in inches.
-
     """
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 2.7)

@@ -97,7 +97,6 @@ def finding(points: Sequence[Point], ranked: Sequence[RankedVariant] = ()) -> st
     Args:
         points: the points of the plot.
         ranked: the variants that it may be tied with.
-
     """
     best = max((point for point in points if not point.ranked.is_exact), key=lambda point: point.y)
     name = "Dense noise" if dense([best.ranked]) else best.ranked.variant.name

@@ -166,7 +166,6 @@ class Figure(figure.Figure):
             origin: the run and device of its numbers.
             notes: paragraphs below the legend.
             handles: entries of the legend below the panels.
-
         """
         self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)
         if engine := self.get_layout_engine():

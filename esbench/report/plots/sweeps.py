@@ -59,7 +59,6 @@ class Line:
         reason: why a larger case has no value, or empty.
         label: its name in the plot, if it is not the variant's.
         end: the value at the largest case, infinite for an exact estimate, 0 if it is unknown.
-
     """
 
     variant: Variant

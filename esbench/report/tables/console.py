@@ -119,7 +119,12 @@ def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
 
 
 def _ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
-    """Return the figures of the five best variants of a ranking, of dense noise and of base."""
+    """Return the figures of the five best variants of a ranking, of dense noise and of base.
+
+    If there was load, the reason takes their place.
+    """
+    if reason := ranking.unreliable.get(case):
+        return f"{captions.layer_and_members(case)}\n{reason}"
     best = [ranked for ranked in every if ranked.rate is not None and not ranked.variant.baseline]
     rows = best[:BEST] + [ranked for ranked in best[BEST:] if ranked.variant.name == DENSE]
     rows += [ranked for ranked in every if ranked.variant.mode == "base"]

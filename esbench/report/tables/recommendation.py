@@ -34,7 +34,8 @@ def answer(recommendation: Recommendation, layers: Sequence[str] = ()) -> str:
     """
     subject = layer_and_members(recommendation.case) + (f" ({', '.join(layers)})" if layers else "")
     if not recommendation.recommended:
-        return wrap(f"{subject}: no recommendation, no variant has a rate.")
+        load = recommendation.ranking.unreliable.get(recommendation.case)
+        return wrap(f"{subject}: no recommendation, {load or 'no variant has a rate'}.")
     best, *others = (ranked.variant.name for ranked in recommendation.recommended)
     exact = ", exact for a linear fitness" if recommendation.recommended[0].is_exact else ""
     other = f"; the best of the others is {others[0]}" if others else ""

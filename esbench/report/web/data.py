@@ -68,7 +68,7 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
     every: list[tuple[int, View]] = []
     answers: list[Record] = []
     for number, run in enumerate(shown):
-        for views_of_case in _by_case(run):
+        for views_of_case in _by_case(run, shown):
             answers.append(_answer(answer(views_of_case), len(every), variants.position))
             every += [(number, view) for view in views_of_case]
     return {
@@ -95,11 +95,11 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
     }
 
 
-def _by_case(run: Run) -> Iterator[list[View]]:
+def _by_case(run: Run, history: Sequence[Run]) -> Iterator[list[View]]:
     """Yield the views of a run, those of one case at a time."""
     for operator in operators(run):
         by_case: dict[Case, list[View]] = {}
-        for view in views(run, operator):
+        for view in views(run, operator, history):
             by_case.setdefault(view.case, []).append(view)
         yield from by_case.values()
 

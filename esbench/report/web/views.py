@@ -4,7 +4,7 @@ The texts come from the functions that fill the tables, so that page and tables 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -109,9 +109,12 @@ _OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
 """The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`."""
 
 
-def views(run: Run, operator: str) -> Iterator[View]:
-    """Yield the views of an operator: rankings, times, memory and other metrics, quality."""
-    ranked = rankings(run, operator)
+def views(run: Run, operator: str, history: Iterable[Run] = ()) -> Iterator[View]:
+    """Yield the views of an operator: rankings, times, memory and other metrics, quality.
+
+    ``history`` are other runs of the page, with which base is compared to find load.
+    """
+    ranked = rankings(run, operator, history)
     for ranking in ranked:
         for case in ranking.cases:
             yield _ranked_view(ranking, case)
