@@ -273,7 +273,7 @@ def main(orders: Orders, connection: Connection) -> None:
         if orders.core is not None:  # after the imports, which both workers do at the same time
             psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
-            worker = Worker(orders, selection, state, tools)
+            worker = Worker(orders, selection, TorchState(), tools)
             send(worker.hello())
             for question in _questions(connection):
                 send(worker.answer(question))

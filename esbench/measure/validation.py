@@ -13,7 +13,9 @@ import contextlib
 import dataclasses
 import gc
 import math
+import os
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator
+from torch.nn.modules import module
 
 from esbench.measure import timers
 from esbench.measure.failure import Failure, classify
@@ -297,6 +300,22 @@ class TorchState:
             self.check()
 
 
+_HOOKS = (module._global_forward_pre_hooks, module._global_forward_hooks, module._global_backward_hooks)  # noqa: SLF001  # no public function counts them
+
+
+def _remove_hooks(counts: tuple[int, ...]) -> None:
+    """Remove the newest global hooks of modules until there are as many as given."""
+    for hooks, count in zip(_HOOKS, counts, strict=True):
+        while len(hooks) > count:
+            hooks.popitem()
+
+
+def _remove_function_modes(count: int) -> None:
+    """Remove the innermost torch function modes until there are as many as given."""
+    while torch._C._len_torch_function_stack() > count:  # noqa: SLF001  # no public function counts them
+        torch._C._pop_torch_function_stack()  # noqa: SLF001  # the same
+
+
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -325,6 +344,13 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the thresholds of garbage collection": (
         gc.get_threshold,
         lambda thresholds: gc.set_threshold(*thresholds),
+    ),
+    "the global hooks of modules": (lambda: tuple(map(len, _HOOKS)), _remove_hooks),
+    "the torch function modes": (torch._C._len_torch_function_stack, _remove_function_modes),  # noqa: SLF001  # as above
+    **(
+        {"the processors": (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))}
+        if sys.platform == "linux"
+        else {}
     ),
 }
 """Setting -> functions that read it and set it."""

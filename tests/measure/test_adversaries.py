@@ -3,7 +3,9 @@
 import dataclasses
 import gc
 import math
+import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules import module
+from torch.overrides import BaseTorchFunctionMode
 from typing_extensions import override
 
 import impls
@@ -124,6 +128,7 @@ def test_a_call_that_synchronizes_has_a_label() -> None:
 def test_a_call_that_changes_a_global_setting_is_caught() -> None:
     """Changing a global torch setting fails, in the first call or later; the old value is restored."""
     threads, thresholds = torch.get_num_threads(), gc.get_threshold()
+    cores = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
     changes: tuple[tuple[Callable[[], object], str], ...] = (
         (partial(torch.set_num_threads, 3), f"the number of threads from {threads} to 3"),
         (
@@ -140,6 +145,12 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             "the search for cuDNN algorithms from False to True",
         ),
         (partial(gc.set_threshold, 1, 1, 1), "the thresholds of garbage collection from"),
+        (
+            partial(module.register_module_forward_hook, lambda *_: None),
+            "the global hooks of modules from (0, 0, 0) to (0, 1, 0)",
+        ),
+        (BaseTorchFunctionMode().__enter__, "the torch function modes from 0 to 1"),
+        *([(partial(os.sched_setaffinity, 0, {1}), "the processors from {")] if {0, 1} <= cores else []),
     )
     for change, words in changes:
         for number in (1, 12):
@@ -147,10 +158,11 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             assert reason.startswith(f"wrong result: it changed a global setting: {words}")
             assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, torch.float32)
             assert (torch.empty(0).device.type, gc.get_threshold()) == ("cpu", thresholds)
+            assert not cores or os.sched_getaffinity(0) == cores
 
     # Earlier, reading a result on this device fails.
     reason = reason_of(since(12, partial(torch.set_default_device, "meta")), World())
-    assert reason == "wrong result: it changed a global setting: the default device from cpu to meta"
+    assert reason.startswith("wrong result: it changed a global setting: the default device from cpu to meta")
 
     def change_and_raise() -> None:
         torch.set_default_device("meta")
