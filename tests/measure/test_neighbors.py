@@ -63,7 +63,7 @@ def test_a_variant_that_slows_base_down_ends_the_process(monkeypatch: pytest.Mon
             summary = run_cases(plan, lines.extend, lambda *_: None, world.tools, watch=watch)
             assert summary.measured == 4
             assert summary.notes == (f"base took 1.1x as long after the set-up of Slow on {CASE.label}",)
-        (blamed,) = [made.args for made in watch.mock_calls if len(made.args) == 4]
+        (blamed,) = [announcement.args for announcement in watch.mock_calls if len(announcement.args) == 4]
         assert blamed == (slow.entry().variant, CASE, "set-up", REASON)
 
     pauses.side_effect = world.recover

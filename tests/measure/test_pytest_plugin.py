@@ -177,16 +177,16 @@ def test_every_timed_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_timed_call_reads_new_inputs() -> None:
     """Inputs are renewed before each call outside of its time; the calls fill pytest-benchmark's time."""
-    world, buffers, seen = World(), (torch.randn(8), torch.randn(8)), list[tuple[float, ...]]()
+    world, buffers, inputs_read = World(), (torch.randn(8), torch.randn(8)), list[tuple[float, ...]]()
 
     def act(phase: Phase, number: int, turn: int) -> torch.Tensor:
         del phase, number
         time.sleep(0.001)
-        seen.append(tuple(buffers[(turn - 1) % 2].tolist()))
+        inputs_read.append(tuple(buffers[(turn - 1) % 2].tolist()))
         return torch.full((2,), float(turn))
 
     def pedantic(target: Call, *, setup: Callable[[], None], rounds: int) -> None:
-        seen.clear()
+        inputs_read.clear()
         for _ in range(rounds):
             setup()
             target()
@@ -200,7 +200,7 @@ def test_every_timed_call_reads_new_inputs() -> None:
         Mock(getoption=options.__getitem__),
     )
     assert failure is None
-    timed = seen[:-3]  # those after the footprint and the check after timing read what is there
+    timed = inputs_read[:-3]  # those after the footprint and the check after timing read what is there
     assert 5 <= len(timed) <= 30
     assert len(set(timed)) == len(timed)
 

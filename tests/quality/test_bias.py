@@ -74,11 +74,11 @@ def flipped(steps: int, members: int, seed: int) -> Tensor:
 def test_the_interval_covers_the_bias(draw: Draw, bias: float, shift: float) -> None:
     """The mean of 300 estimates is the bias, and 95 % of intervals cover it, also with a common part."""
     common = shift * normal(SIZE, seed=999)
-    found = [estimate(_bias(draw(10, 6, 10 * seed) + common)) for seed in range(300)]
-    means = torch.tensor([each.mean for each in found if each])
+    estimates = [estimate(_bias(draw(10, 6, 10 * seed) + common)) for seed in range(300)]
+    means = torch.tensor([each.mean for each in estimates if each])
     assert abs(means.mean() - bias) < 4 * means.std() / math.sqrt(300)
     assert means.std() < 0.15 * (1 + bias)
-    covered = sum(abs(each.mean - bias) <= each.reach for each in found if each)
+    covered = sum(abs(each.mean - bias) <= each.reach for each in estimates if each)
     assert covered > 0.92 * 300
 
 
@@ -114,9 +114,9 @@ def test_directions_of_the_update_count() -> None:
                 parameter.copy_(scale * normal(*parameter.shape))
         for scheme in (impls.Binary(), impls.BinaryMixture(group=4)):
             check_bias(scheme, model)
-            found = estimate(sample_bias(Subject(model, scheme, 64)))
-            assert found
-            assert abs(found.mean) < max(2 * found.reach, 0.2), (scheme, scale)
+            estimated = estimate(sample_bias(Subject(model, scheme, 64)))
+            assert estimated
+            assert abs(estimated.mean) < max(2 * estimated.reach, 0.2), (scheme, scale)
 
 
 UNBIASED: list[AnyScheme] = [

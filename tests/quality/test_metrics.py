@@ -74,12 +74,12 @@ def test_inner_products_of_two_members() -> None:
 
 def test_the_largest_change_of_a_weight_is_that_of_any_member() -> None:
     """A few of n columns move by sqrt(n / k), to either side; dense noise by a few standard deviations."""
-    found = {}
+    changes = {}
     for scheme in (SparsePerturbed(k=2, values="sign"), Perturbed()):
         metric_rows = quality_metrics(Subject(linear(6, 50), scheme, 40))
-        found[scheme] = next(metric.samples for metric in metric_rows if metric.metric == "largest_change")
-    assert found[SparsePerturbed(k=2, values="sign")] == pytest.approx([5.0] * kappa.REPLICATES)
-    assert 3 < min(found[Perturbed()]) <= max(found[Perturbed()]) < 6
+        changes[scheme] = next(metric.samples for metric in metric_rows if metric.metric == "largest_change")
+    assert changes[SparsePerturbed(k=2, values="sign")] == pytest.approx([5.0] * kappa.REPLICATES)
+    assert 3 < min(changes[Perturbed()]) <= max(changes[Perturbed()]) < 6
     assert moments(torch.tensor([[1.0, -2.0], [0.5, 0.1]])).largest == 2
 
 

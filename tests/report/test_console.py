@@ -90,12 +90,16 @@ def test_fast_variants_that_keep_few_members_are_named() -> None:
 def test_long_names_and_reasons_fit_into_100_columns() -> None:
     """Names that differ in their options stay different; a failure is one line, however long its reason."""
     long = [variant("ASchemeWithANameOfMoreThanFortyTwoCharacters", rank=rank) for rank in range(3)]
-    lines = run_summary(synthetic.run(time_row(one, linear(), 1.0) for one in long)).splitlines()[2:]
+    lines = run_summary(
+        synthetic.run(time_row(long_variant, linear(), 1.0) for long_variant in long)
+    ).splitlines()[2:]
     assert len({line.split("  ")[0] for line in lines}) == len(lines) == 3
     failures = warnings(
         synthetic.run(
-            Skipped(variant=one, case=linear(), phase=None, status="failed", reason="no such thing " * 20)
-            for one in long
+            Skipped(
+                variant=long_variant, case=linear(), phase=None, status="failed", reason="no such thing " * 20
+            )
+            for long_variant in long
         )
     )
     assert len(failures) == 3

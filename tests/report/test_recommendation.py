@@ -101,13 +101,15 @@ def test_rankings_name_the_variants_that_keep_less_than_a_tenth_of_their_members
 
 def test_a_recommendation_says_that_single_weights_move_far() -> None:
     """It names the largest change where it is above three times dense noise's; older runs lack the metric."""
-    for change, says in ((16.0, True), (14.0, False), (None, False)):
+    for change, has_note in ((16.0, True), (14.0, False), (None, False)):
         changes = {HADAMARD: change, DENSE: 5.0} if change else {}
         measured = [quality_row(v, SQUARE, "largest_change", "one weight", x) for v, x in changes.items()]
         recommendation = recommendation_of(ranking_cases.run([*rows(), *measured]))
         words = "Hadamard moves single weights by up to 16.0 sigma, dense noise by 5.00"
         for text in (figures([recommendation]), reasons(recommendation)):
-            assert (words in " ".join(text.split())) == says == ("single weights" in " ".join(text.split()))
+            assert (
+                (words in " ".join(text.split())) == has_note == ("single weights" in " ".join(text.split()))
+            )
         (law,) = [s for s in quality_sections(recommendation.run, "Linear") if "Quality law" in s.markdown()]
         assert ("largest change (sigma)" in law.markdown()) == bool(change)
 

@@ -108,10 +108,10 @@ def test_declares_how_many_different_perturbations_a_layer_can_have(entry: Entry
             noise = scheme.sample(weight, make_stream(range(1000)))
         except UnsupportedError:
             return
-        found = len(scheme.dense_noise(noise).flatten(1).unique(dim=0))
+        different = len(scheme.dense_noise(noise).flatten(1).unique(dim=0))
         bound = scheme.distinct_perturbations(weight.shape)
-        assert found <= bound
-        assert (bound < math.inf) == (found < 500)
+        assert different <= bound
+        assert (bound < math.inf) == (different < 500)
 
     check_each([[(1, 1, 3)], [(1, 3, 1)], [(2, 1, 2)], [(1, 2, 1, 2, 1)]], check)
 

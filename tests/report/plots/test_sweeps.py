@@ -75,10 +75,10 @@ def test_families_without_a_line_are_named() -> None:
         "No line, not among the measured variants: low rank",
         "No line, a number for fewer than two cases: dropout",
     ]
-    other = [
+    others = [
         time_row(v, row.case, 1.0) for row in rows for v in (BASE, variant("Sorting")) if row.variant == BASE
     ]
-    assert drawn(sweep(grid(other), POPULATION)).notes == []
+    assert drawn(sweep(grid(others), POPULATION)).notes == []
 
 
 def test_the_line_that_reaches_the_largest_case_is_drawn() -> None:
