@@ -9,6 +9,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo
 
 import esbench
 from esbench.cli import (
@@ -52,6 +53,17 @@ __all__ = [
     "report",
     "run",
 ]
+
+FIRST = ("run", "recommend", "report")
+"""The commands that most people need, at the top of the list; the others follow by name."""
+
+
+def _place(command: CommandInfo) -> tuple[int, str]:
+    name = command.name or str(getattr(command.callback, "__name__", ""))
+    return FIRST.index(name) if name in FIRST else len(FIRST), name
+
+
+app.registered_commands.sort(key=_place)
 
 USAGE_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"

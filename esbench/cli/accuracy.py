@@ -14,9 +14,10 @@ def accuracy(
     results: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
 ) -> None:
-    """Compare the harness with torch.utils.benchmark, with itself and with calls of known length, in minutes.
+    """Compare the harness's times with those of other timers.
 
-    A missed goal is reported and is not an error. The study is stored at its end.
+    The others are torch.utils.benchmark, the harness itself and calls of known length; it takes minutes. A
+    missed goal is reported and is not an error. The study is stored at its end.
 
     Example: esbench accuracy --device cpu
     """

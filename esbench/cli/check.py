@@ -14,10 +14,11 @@ NOT_CHECKED = "not checked"
 
 @app.command()
 def check(variants: Variants = None, plugin: Plugins = None) -> None:
-    """Compare every variant with the reference implementation, on every operator; nothing is timed.
+    """Compare variants with the reference; nothing is timed.
 
-    Prints one line per variant, and the variants that cannot run here once per reason. Exit code 1 if a
-    variant fails or was not checked: it has no case to check, or stopped after its set-up had accepted one.
+    Every variant is checked on every operator. Prints one line per variant, and the variants that cannot run
+    here once per reason. Exit code 1 if a variant fails or was not checked: it has no case to check, or
+    stopped after its set-up had accepted one.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """

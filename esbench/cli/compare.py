@@ -22,12 +22,12 @@ def compare(
     tables: Annotated[bool, typer.Option("--tables", help="Print all rows instead of a summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare two runs: the median shift of all times, and the largest changes.
+    """Compare two runs: the median shift and the largest changes.
 
     Not a regression test: each run is one process, and processes differ by more than the intervals say;
     `esbench gate` is one. Exit code 1 if the runs have no row in common or a line could not be read.
 
-    Example: esbench compare results/my-gpu/before.jsonl results/my-gpu/after.jsonl
+    Example: esbench compare results/my-gpu/a.jsonl results/my-gpu/b.jsonl
     """
     from esbench.report.analysis import comparison
     from esbench.report.tables import comparison as comparison_tables

@@ -23,18 +23,21 @@ def digits(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="DigitsMLP, the default, DigitsCNN or DigitsResNet; repeatable.")
+        list[str] | None,
+        typer.Option(help="DigitsMLP, the default, DigitsCNN or DigitsResNet; repeatable.", metavar="NAME"),
     ] = None,
     members: Annotated[
-        int, typer.Option(help="Antithetic pairs of the population.", min=1)
+        int, typer.Option(help="Antithetic pairs of the population.", metavar="N", min=1)
     ] = DEFAULT.members,
-    steps: Annotated[int, typer.Option(help="Updates of each training run.", min=1)] = DEFAULT.steps,
-    batch: Annotated[int, typer.Option(help="Images per step.", min=1)] = DEFAULT.batch,
+    steps: Annotated[
+        int, typer.Option(help="Updates of each training run.", metavar="N", min=1)
+    ] = DEFAULT.steps,
+    batch: Annotated[int, typer.Option(help="Images per step.", metavar="N", min=1)] = DEFAULT.batch,
     sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = DEFAULT.sigma,
     learning_rate: Annotated[
         float, typer.Option(help="Initial learning rate of Adam.")
     ] = DEFAULT.learning_rate,
-    seeds: Annotated[int, typer.Option(help="Training runs of each variant.", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="Training runs of each variant.", metavar="N", min=1)] = 3,
     results: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
     plugin: Plugins = None,
@@ -42,13 +45,13 @@ def digits(
         bool, typer.Option("--resume", help="Continue the newest study of this device.")
     ] = False,
 ) -> None:
-    """Train small networks on handwritten digits with every variant, and compare each with dense noise.
+    """Train small networks on handwritten digits.
 
-    A variant that learns worse is reported and is not an error. Exit code 1 if one fails or is out of memory.
-    Finished training runs are stored at once. Dense noise, Perturbed, always takes part; baselines take part
-    only if --variants names them.
+    Compares every variant with dense noise. A variant that learns worse is reported and is not an error. Exit
+    code 1 if one fails or is out of memory. Finished training runs are stored at once. Dense noise,
+    Perturbed, always takes part; baselines take part only if --variants names them.
 
-    Example: esbench digits --variants 'Perturbed' --variants 'Flipped*' --seeds 1
+    Example: esbench digits --variants 'Flipped*' --seeds 1
     """
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import device_uuid, environment, resolve_device

@@ -20,13 +20,14 @@ def export_(
         Path | None, typer.Option(help="File to write, replacing what it held; by default stdout.")
     ] = None,
 ) -> None:
-    """Convert a stored run to the format of another tool; the same run gives the same bytes everywhere.
+    """Convert a stored run to the format of another tool.
 
-    pytest-benchmark: times, for `pytest-benchmark compare` and bencher. github-action: times and bytes, for
-    github-action-benchmark with customSmallerIsBetter. csv: all rows, including those without a number, with
-    their reason. What is left out is listed on stderr. Exit code 1 if a line of the file cannot be read.
+    The same run gives the same bytes everywhere. pytest-benchmark: times, for `pytest-benchmark compare` and
+    bencher. github-action: times and bytes, for github-action-benchmark with customSmallerIsBetter. csv: all
+    rows, including those without a number, with their reason. What is left out is listed on stderr. Exit code
+    1 if a line of the file cannot be read.
 
-    Example: esbench export results/my-gpu/run.jsonl --format pytest-benchmark --out run.json
+    Example: esbench export results/my-gpu/run.jsonl --format csv --out run.csv
     """
     from esbench.report.captions import invalid_note, unfinished_note
     from esbench.report.formats.exporters import export

@@ -45,10 +45,16 @@ def gate(
         str, typer.Option(help="Timing methods; by default eager,graph on a GPU and host on a CPU.")
     ] = "",
     threads: Annotated[
-        int, typer.Option(help="Threads of each worker on a CPU; 1 is least sensitive to other load.", min=1)
+        int,
+        typer.Option(
+            help="Threads of each worker on a CPU; 1 is least sensitive to other load.", metavar="N", min=1
+        ),
     ] = 1,
     margin: Annotated[
-        float, typer.Option(help="Slowdown of a cell that is tolerated: 0.005 is 0.5 %.", min=0, max=0.04)
+        float,
+        typer.Option(
+            help="Slowdown of a cell that is tolerated: 0.005 is 0.5 %.", metavar="SHARE", min=0, max=0.04
+        ),
     ] = 0.005,
     seed: Seed = 0,
     plugin: Plugins = None,
@@ -59,10 +65,11 @@ def gate(
         bool, typer.Option(help="If another run uses the device, wait for it; --no-wait fails instead.")
     ] = True,
 ) -> None:
-    """Compare two revisions cell by cell in interleaved rounds: is head slower, larger or wrong?
+    """Compare two revisions: is head slower, larger or wrong?
 
-    Exit codes: 0 no regression; 1 a regression, or a row that is missing or wrong; 2 a usage error, or a
-    waiver in gate.toml that expired or applies to nothing; 3 inconclusive or invalid; 130 interrupted.
+    Cells are timed in interleaved rounds. Exit codes: 0 no regression; 1 a regression, or a row that is
+    missing or wrong; 2 a usage error, or a waiver in gate.toml that expired or applies to nothing; 3
+    inconclusive or invalid; 130 interrupted.
 
     Example: esbench gate --base main --head worktree --variants 'Permuted*'
     """

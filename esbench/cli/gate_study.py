@@ -13,21 +13,23 @@ from esbench.cli.options import REPORTS, Plugins, Results, Seed, Variants, app, 
 def gate_study(
     replicates: Annotated[
         int,
-        typer.Option(help="Pairs of fresh processes to measure; resampling needs at least 13.", min=13),
+        typer.Option(
+            help="Pairs of fresh processes to measure; resampling needs at least 13.", metavar="N", min=13
+        ),
     ] = 26,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     suite: Annotated[str | None, typer.Option(help="Suite to measure; by default that of the gate.")] = None,
     variants: Variants = None,
-    threads: Annotated[int, typer.Option(help="Threads of each worker on a CPU.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of each worker on a CPU.", metavar="N", min=1)] = 1,
     seed: Seed = 0,
     plugin: Plugins = None,
     results: Results = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
 ) -> None:
-    """Compare this revision with itself repeatedly: the false-alarm rate and the power of the gate.
+    """Measure the false-alarm rate and the power of the gate.
 
-    A replicate takes about a minute, during which nothing else should run on the machine. The study is
-    stored at its end.
+    This revision is compared with itself again and again. A replicate takes about a minute, during which
+    nothing else should run on the machine. The study is stored at its end.
 
     Example: esbench gate-study --replicates 26
     """

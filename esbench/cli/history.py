@@ -35,13 +35,13 @@ def history(
         "build/history.svg"
     ),
 ) -> None:
-    """Show the runs of a device over time: one line per variant, with change points.
+    """Show the runs of a device over time, with change points.
 
-    Only complete and valid runs are shown; stderr lists those that are left out. Multipliers are relative to
-    base in the same run, so drift of the machine cancels. Exit code 1 if something could not be read, after
-    the rest is shown.
+    Each variant has one line. Only complete and valid runs are shown; stderr lists those that are left out.
+    Multipliers are relative to base in the same run, so drift of the machine cancels. Exit code 1 if
+    something could not be read, after the rest is shown.
 
-    Example: esbench history --cases 'Linear(128*' --variants 'Flipped*' --out history.svg
+    Example: esbench history --cases 'Linear(128*' --variants 'Flipped*'
     """
     from esbench.report.analysis.history import devices, why_empty
     from esbench.report.analysis.history import history as history_of

@@ -25,7 +25,9 @@ def list_(
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List schemes by family, one line each, and suites; with --variants all variants that match.
+    """List schemes by family, and suites.
+
+    Each scheme has one line; with --variants each variant that matches.
 
     Example: esbench list --variants 'Permuted*'
     """

@@ -44,10 +44,14 @@ Variants = Annotated[
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="Module or .py file that registers variants; repeatable."),
+    typer.Option(
+        "--plugin", help="Module or .py file that registers variants; repeatable.", metavar="MODULE"
+    ),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of stored runs.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)]
+Seed = Annotated[
+    int, typer.Option(help="Seed of weights, inputs, noise and order.", metavar="N", min=0, max=2**62)
+]
 Device = Annotated[
     str | None,
     typer.Option(

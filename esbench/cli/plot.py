@@ -48,11 +48,12 @@ def plot(
         str, typer.Option(help="column: 3.3 inches; page: 6.9 inches.", metavar="column|page")
     ] = "page",
 ) -> None:
-    """Draw one plot from stored runs; the same runs give the same bytes.
+    """Draw one plot from stored runs.
 
-    The last line of the plot names its run. `esbench history` draws several runs over time.
+    The same runs give the same bytes. The last line of the plot names its run. `esbench history` draws
+    several runs over time.
 
-    Example: esbench plot multipliers --operator Linear --width column --out multipliers.pdf
+    Example: esbench plot multipliers --operator Linear --out multipliers.pdf
     """
     from esbench.report.plots.catalog import PLOTS, PlotRequest, draw, find
     from esbench.report.plots.style import METADATA, WIDTHS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, app, check_writable, load_entries, note
+from esbench.cli.options import FAILED, Plugins, Seed, app, check_writable, load_entries, note
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, cases_of, parse_phases
 from esbench.schema import PHASES, QUALITY, Case, Phase
@@ -44,25 +44,27 @@ def profile(
     variants: Annotated[
         list[str] | None,
         typer.Option(
-            "--variant", help="Glob over names or labels of variants; repeatable, required.", metavar="GLOB"
+            "--variants", help="Glob over names or labels of variants; repeatable, required.", metavar="GLOB"
         ),
     ] = None,
-    case: Annotated[
+    cases: Annotated[
         str, typer.Option(help="Glob over case labels, such as 'Linear*'.", metavar="GLOB")
     ] = "*",
     suite: Annotated[
         str | None, typer.Option(help="Suite of the cases; by default readme on a GPU and quick on a CPU.")
     ] = None,
-    phase: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PHASES)}.")] = "forward",
+    phases: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PHASES)}.")] = "forward",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str | None, typer.Option(help=f"Override the dtype: {', '.join(DTYPES)}.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, inputs and noise.", min=0, max=2**62)] = 0,
+    seed: Seed = 0,
     plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help="Folder for traces.")] = Path("profiles"),
 ) -> None:
-    """Show which kernels (on a CPU: operators) a call runs, and write a trace for ui.perfetto.dev.
+    """Show which kernels or operators a call runs.
 
-    Example: esbench profile --variant 'Permuted*' --case 'Linear(256*' --phase update
+    On a CPU these are operators. Also writes a trace for ui.perfetto.dev.
+
+    Example: esbench profile --variants 'Permuted*' --phases update
     """
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import environment, resolve_device
@@ -71,17 +73,15 @@ def profile(
     from esbench.progress import showing
 
     if not variants:
-        raise UserError("name a variant, such as --variant Permuted; `esbench list` shows all of them")
-    phases = parse_phases(phase)
-    if QUALITY in phases:
-        raise UserError(f"--phase {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}")
+        raise UserError("name a variant, such as --variants Permuted; `esbench list` shows all of them")
+    chosen = parse_phases(phases)
+    if QUALITY in chosen:
+        raise UserError(f"--phases {QUALITY}: only these phases can be profiled: {', '.join(PHASES)}")
     check_writable("--out", out)
     device_type = resolve_device(device)
     entries = load_entries(variants, plugin)
-    cases = cases_of(
-        REGISTRY.find_suite(suite or ("readme" if device_type == "cuda" else "quick")), case, dtype
-    )
-    cells = cells_of(entries, cases, phases, device_type)
+    named = REGISTRY.find_suite(suite or ("readme" if device_type == "cuda" else "quick"))
+    cells = cells_of(entries, cases_of(named, cases, dtype), chosen, device_type)
     check_cases = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
     checks = ExactChecks(check_cases, device_type, seed)
     texts, failed = [], 0

@@ -96,8 +96,8 @@ def recommend(
             metavar="FACTORY",
         ),
     ] = None,
-    members: Annotated[int, typer.Option(help="Number of members.", min=1, max=_LARGEST)] = 1024,
-    repeats: Annotated[int, typer.Option(help="Rows per member.", min=1, max=_LARGEST)] = 1,
+    members: Annotated[int, typer.Option(help="Number of members.", metavar="N", min=1, max=_LARGEST)] = 1024,
+    repeats: Annotated[int, typer.Option(help="Rows per member.", metavar="N", min=1, max=_LARGEST)] = 1,
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
     ] = None,
@@ -127,16 +127,16 @@ def recommend(
     seed: Seed = 0,
     results: Results = Path("results"),
 ) -> None:
-    """Recommend a scheme for a layer or a model: the one with the highest n_eff per millisecond here.
+    """Recommend a scheme for a layer or a model.
 
-    Screens the candidates at a small population, measures the best eight, dense noise and base at exactly
-    that shape, stores the run like any other, and prints the best with the code that applies it and its
-    figures. Layers of a model are ranked by the effective population of the whole model. Exit code 1 if
-    nothing can be recommended.
+    It is the one with the highest n_eff per millisecond here. Screens the candidates at a small population,
+    measures the best eight, dense noise and base at exactly that shape, stores the run like any other, and
+    prints the best with the code that applies it and its figures. Layers of a model are ranked by the
+    effective population of the whole model. Exit code 1 if nothing can be recommended.
 
-    Example: esbench recommend --linear 1024x1024 --members 4096 --memory-limit 2GB
+    Example: esbench recommend --linear 1024x1024 --memory-limit 2GB
 
-    Example: esbench recommend --conv 64x64x3@32x32 --variants 'LowRank*' --variants 'Flipped*'
+    Example: esbench recommend --conv 64x64x3@32x32 --variants 'LowRank*'
 
     Example: esbench recommend --model my_models:policy --members 512
 

@@ -39,15 +39,17 @@ def report(
     ] = False,
     form: Annotated[Form, typer.Option("--format", help="Only markdown has plots.")] = "markdown",
     intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals: 1.23 ± 0.04.")] = False,
-    best: Annotated[int, typer.Option(min=1, help="Schemes in a table in LaTeX, besides dense noise.")] = 8,
+    best: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Schemes in a table in LaTeX, besides dense noise.")
+    ] = 8,
     device: Device = None,
 ) -> None:
-    """Render tables and plots from stored runs; the same runs give the same bytes.
+    """Render tables and plots from stored runs.
 
-    Each page shows the newest run that is complete, valid, of a whole suite and of committed code; stderr
-    lists the others, with the reason. --format latex writes tables for a paper and references.bib. Plots,
-    index.html and the pages of a device's history are written with markdown only; `esbench plot` and `esbench
-    history` write them alone.
+    The same runs give the same bytes. Each page shows the newest run that is complete, valid, of a whole
+    suite and of committed code; stderr lists the others, with the reason. --format latex writes tables for a
+    paper and references.bib. Plots, index.html and the pages of a device's history are written with markdown
+    only; `esbench plot` and `esbench history` write them alone.
 
     New runs and build/ are ignored by git. To publish a run: `git add --force results/<device>/<run>.jsonl`,
     then `esbench report --publish` and, if the README names the run, `esbench readme`.
@@ -115,7 +117,9 @@ def readme(
         Path | None, typer.Option(help="Only this file with cog markers; by default README.md and docs/*.md.")
     ] = None,
 ) -> None:
-    """Regenerate the marked parts of README.md and docs/*.md from the committed runs that they name.
+    """Regenerate the marked parts of README.md and docs/*.md.
+
+    They come from the committed runs that the pages name.
 
     Example: esbench readme --check
     """

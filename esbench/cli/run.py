@@ -17,6 +17,7 @@ from esbench.cli.options import (
     FAILED,
     INVALID,
     Plugins,
+    Seed,
     Variants,
     app,
     check_writable,
@@ -75,9 +76,7 @@ def run(
         str, typer.Option(help="Timing methods; by default eager,graph on a GPU and host on a CPU.")
     ] = "",
     dtype: Annotated[str | None, typer.Option(help=f"Override the dtype: {', '.join(DTYPES)}.")] = None,
-    seed: Annotated[
-        int, typer.Option(help="Seed of weights, inputs, noise and order.", min=0, max=2**62)
-    ] = 0,
+    seed: Seed = 0,
     results: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
     plugin: Plugins = None,
     resume: Annotated[
@@ -107,13 +106,13 @@ def run(
         bool, typer.Option("--json", help="Print {run, path, measured, ...} instead of tables.")
     ] = False,
 ) -> None:
-    """Measure a suite, store the run and print the best variants of each shape.
+    """Measure a suite, store the run and print the best variants.
 
-    Example: esbench run --suite quick --variants 'Flipped*' --variants Perturbed --phases forward
+    Example: esbench run --variants 'Flipped*' --phases step,quality
 
-    Five minutes on any device: esbench run --suite readme --budget 300
+    Example: esbench run --suite readme --budget 300
 
-    Continue a run that was interrupted: esbench run --resume
+    Example: esbench run --resume
     """
     child = supervise(note)
     start_s = child.announcement.start_s

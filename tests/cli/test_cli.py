@@ -86,14 +86,20 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
 
 
 def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command's help has an example whose command and options exist."""
+    """Each command has a sentence in the list, and an example on one line whose options exist."""
     assert run("--help") == 0
+    overview = capsys.readouterr().out
+    assert "..." not in overview.partition("Commands:")[2]
     commands = [group.name or group.callback.__name__ for group in app.registered_commands if group.callback]
     assert len(commands) == 16
     for command in commands:
-        assert f"  {command} " in capsys.readouterr().out or command != commands[0]
+        assert f"  {command} " in overview
         assert run(command, "--help") == 0
-        page = " ".join(capsys.readouterr().out.split())
+        text = capsys.readouterr().out
+        assert re.search(rf"^  Example: esbench {command}[^\n]*\n\n", text, re.MULTILINE), text
+        assert "range>" not in text
+        assert "list[" not in text
+        page = " ".join(text.split())
         example = page.split(f"Example: esbench {command}")[1].split("Options:")[0].split("Arguments:")[0]
         for option in re.findall(r"--[a-z-]+", example):
             assert page.count(option) > 1, (command, option)

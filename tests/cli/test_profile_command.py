@@ -52,7 +52,7 @@ class Phaseless(PopulationWorkload):
 def _(scheme: Mute, case, device, seed):
     return Phaseless(scheme, case, device, seed)
 '''
-ON = ("--case", "Linear(128*", "--device", "cpu")
+ON = ("--cases", "Linear(128*", "--device", "cpu")
 
 Captured = pytest.CaptureFixture[str]
 
@@ -60,7 +60,7 @@ Captured = pytest.CaptureFixture[str]
 def test_a_profile_is_printed_and_written(capsys: Captured, tmp_path: Path) -> None:
     """Each matching variant has a table and launches on stdout and a trace file, and progress on stderr."""
     out = tmp_path / "profiles"
-    assert run("profile", "--variant", "Flipped", "--variant", "Base", *ON, "--out", str(out)) == 0
+    assert run("profile", "--variants", "Flipped", "--variants", "Base", *ON, "--out", str(out)) == 0
     captured = capsys.readouterr()
     assert "FlippedLinear, Linear(128, 128) members=256, forward on cpu" in captured.out
     assert "Base, Linear(128, 128) members=256, forward on cpu" in captured.out
@@ -80,7 +80,7 @@ def test_calls_that_cannot_be_profiled_have_a_reason(capsys: Captured, tmp_path:
     A folder without write permission is an error of the command, not of the variant.
     """
     out = str(tmp_path / "profiles")
-    lacking = ("--variant", "Naive", "--variant", "Base", "--phase", "update", *ON)
+    lacking = ("--variants", "Naive", "--variants", "Base", "--phases", "update", *ON)
     assert run("profile", *lacking, "--out", str(tmp_path / "some")) == 0
     text = capsys.readouterr().out
     assert "Naive, Linear(128, 128) members=256, update on cpu: unavailable: the plain layer" in text
@@ -88,7 +88,7 @@ def test_calls_that_cannot_be_profiled_have_a_reason(capsys: Captured, tmp_path:
 
     plugin = tmp_path / "doubled_rows.py"
     plugin.write_text(WRONG)
-    assert run("profile", "--plugin", str(plugin), "--variant", "Doubled", *ON, "--out", out) == 1
+    assert run("profile", "--plugin", str(plugin), "--variants", "Doubled", *ON, "--out", out) == 1
     text = capsys.readouterr().out
     assert "DoubledLinear, Linear(128, 128) members=256, forward on cpu: failed: wrong result: " in text
     assert "launches" not in text
@@ -96,10 +96,10 @@ def test_calls_that_cannot_be_profiled_have_a_reason(capsys: Captured, tmp_path:
 
     plugin = tmp_path / "mute_rows.py"
     plugin.write_text(MUTE)
-    assert run("profile", "--plugin", str(plugin), "--variant", "Mute", *ON, "--out", out) == 1
+    assert run("profile", "--plugin", str(plugin), "--variants", "Mute", *ON, "--out", out) == 1
     assert "failed: TypeError: the reason why forward is unavailable is no text" in capsys.readouterr().out
 
-    assert run("profile", "--variant", "Base", *ON, "--out", "/dev/null/x") == 2
+    assert run("profile", "--variants", "Base", *ON, "--out", "/dev/null/x") == 2
     assert capsys.readouterr().err == "esbench: --out /dev/null/x: /dev/null is not a folder\n"
 
 
@@ -107,14 +107,14 @@ def test_no_matching_call_is_an_error_of_one_line(capsys: Captured, tmp_path: Pa
     """The error lists what is available, the exit code is 2, and nothing is written."""
     out = tmp_path / "profiles"
     for arguments, words in (
-        ("--variant Nope*", "no variant matches 'Nope*'; closest: "),
-        ("", "name a variant, such as --variant Permuted; `esbench list` shows all of them"),
-        ("--variant Base --case Nope*", "no case matches 'Nope*'; available: Linear(128, 128)"),
-        ("--variant Base --phase backward", "no phase 'backward'; available: sample,"),
-        ("--variant Base --phase ,", "',' contains no name: give comma-separated names"),
-        ("--variant Base --phase forward,quality", "--phase quality: only these phases can be profiled"),
-        ("--variant Base --suite nope", "no suite 'nope'; closest: "),
-        ("--variant Base --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
+        ("--variants Nope*", "no variant matches 'Nope*'; closest: "),
+        ("", "name a variant, such as --variants Permuted; `esbench list` shows all of them"),
+        ("--variants Base --cases Nope*", "no case matches 'Nope*'; available: Linear(128, 128)"),
+        ("--variants Base --phases backward", "no phase 'backward'; available: sample,"),
+        ("--variants Base --phases ,", "',' contains no name: give comma-separated names"),
+        ("--variants Base --phases forward,quality", "--phases quality: only these phases can be profiled"),
+        ("--variants Base --suite nope", "no suite 'nope'; closest: "),
+        ("--variants Base --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
     ):
         assert run("profile", *arguments.split(), "--out", str(out)) == 2
         captured = capsys.readouterr()
