@@ -200,9 +200,9 @@ def test_the_update_and_the_step_of_base_are_checked(layer: str, dtype: str) -> 
         for base in (honest, stopped):
             base.enter(phase)
             base.phases[phase]()
-        before = [parameter.clone() for parameter in honest._module.parameters()]  # noqa: SLF001
+        before = [parameter.clone() for parameter in honest._module.parameters()]  # noqa: SLF001  # its weights
         honest.confirm(phase)
-        assert all(map(torch.equal, before, honest._module.parameters()))  # noqa: SLF001
+        assert all(map(torch.equal, before, honest._module.parameters()))  # noqa: SLF001  # its weights
         honest.phases[phase]()
         with pytest.raises(WrongResultError, match=f"{phase} of .* off by"):
             stopped.confirm(phase)
