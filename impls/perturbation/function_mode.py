@@ -8,7 +8,6 @@ unperturbed. A population's first call also refuses operations that a function m
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -282,7 +281,7 @@ class MemoryGuard(TorchDispatchMode):
     tensors over this memory.
 
     Attributes:
-        paused: whether operations are allowed.
+        paused: whether operations are allowed, as those of the layers themselves.
         refusal: the message of the first operation that was refused, or ``""``.
 
     """
@@ -362,19 +361,6 @@ class FirstCallMode(MemberFunctionMode):
             raise ValueError(self._guard.refusal) from None
 
     @override
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        if func not in PROPERTIES:
-            return super().__torch_function__(func, types, args, kwargs)
-        with self._pause():
-            return super().__torch_function__(func, types, args, kwargs)
-
-    @override
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, axes = arguments.operator, arguments.x.dim()
         is_one_image = isinstance(operator, Conv2d) and axes == 3  # noqa: PLR2004  no axis of rows
@@ -384,15 +370,9 @@ class FirstCallMode(MemberFunctionMode):
                 f"itself on all rows, or pass exclude=[{layer.name!r}] to perturb()"
             )
             raise ValueError(message)
-        with self._pause():
-            return super()._call_layer(layer, arguments)
-
-    @contextmanager
-    def _pause(self) -> Iterator[None]:
-        """Allow operations on parameters: those of their own layers, and of functions that print them."""
         self._guard.paused = True
         try:
-            yield
+            return super()._call_layer(layer, arguments)
         finally:
             self._guard.paused = False
 
