@@ -33,6 +33,7 @@ from tests.report.ranking_cases import (
     SQUARE,
     effective,
     one_ranking,
+    qualities,
     quality_row,
     rows,
     with_effective,
@@ -243,3 +244,14 @@ def test_the_terminal_shows_the_largest_population_that_most_could_do() -> None:
     assert [title.partition(":")[0] for title in titles] == [
         f"Linear (64, 64) members={members}" for members in (64, 256, 1024)
     ]
+
+
+def test_a_network_has_n_eff_of_a_linear_fitness_beside_that_at_sigma() -> None:
+    """The last column is the quality law's n_eff, or a dash without kappa."""
+    network = msgspec.structs.replace(SQUARE, operator="DigitsMLP")
+    run = ranking_cases.run([*ranking_cases.digits(SQUARE), *qualities(FLIPPED, network, 12.0)])
+    (table,) = [s.blocks[0].table for s in quality_sections(run, "DigitsMLP") if "trained" in s.title]
+    cells = dict(zip(table.labels, table.texts(), strict=True))
+    column = table.headings.index("n_eff, linear")
+    assert cells["FlippedDigitsMLP"][column] == "256"
+    assert cells["PerturbedDigitsMLP"][column] == "-"

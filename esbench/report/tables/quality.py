@@ -63,7 +63,8 @@ _UNSEEN_NOTE = (
 )
 _COSINE_NOTE = (
     ": cosine between the update and backpropagation's gradient of a trained network, by the scale of the "
-    "noise; n_eff is that of the curved fitness at the sigma of the case."
+    "noise; n_eff is that of the curved fitness at the sigma of the case; the last column has that of a "
+    "linear fitness, by the quality law."
 )
 
 
@@ -148,11 +149,17 @@ def _network_section(qualities: Qualities, case: Case) -> Section:
         n_eff = effective if isinstance(effective, EffectiveSize) else None
         trace = qualities.trace(variant, case, EFFECTIVE, CURVED)
         percent = 100 * n_eff.value / case.members if n_eff else None
+        linear = qualities.law(variant, case).effective
+        rule = "n_eff of a linear fitness, see the quality law"
+        origin = Trace(qualities.run.header.run_id, rule, qualities.rows_of_law(variant, case))
         return {
             **{method: _mean(qualities, variant, case, COSINE, method) for method in methods},
             f"n_eff at {case.sigma:g}": n_eff_cell("effective_members_at_sigma", n_eff, trace),
             INTERVAL: n_eff_interval_cell(n_eff),
             "n_eff / n (%)": _plain("effective_percent_at_sigma", percent, trace),
+            "n_eff, linear": n_eff_cell(
+                "effective_members", linear if isinstance(linear, EffectiveSize) else None, origin
+            ),
         }
 
     cosines = (
