@@ -112,11 +112,12 @@ SUITES = (
     ),
     Suite(
         name="digits",
-        description="two small networks of handwritten digits: how close a step is to the gradient",
+        description="three small networks of handwritten digits: how close a step is to the gradient",
         variants=PLAIN,
         cases=(
             linear(10, 64, operator="DigitsMLP", members=512),
             linear(10, 1, operator="DigitsCNN", input_size=(8, 8), members=512),
+            linear(10, 1, operator="DigitsResNet", input_size=(8, 8), members=128, sigma=0.05),
         ),
         phases=(*PHASES, QUALITY),
         cell_s=0.3,

@@ -47,7 +47,9 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     Memory    n * g * (o * k * taps + k) numbers.
     Work      2 * g * o * k * taps flops of a row and output position.
     Quality   kappa = 0: columns and values are independent between members. With Gaussian values d / n
-              becomes (d + 2 i / k) / n; with signs it stays d / n.
+              becomes (d + 2 i / k) / n; with signs it stays d / n. A changed weight moves by sqrt(i / k)
+              sigma. If the fitness is curved over such changes, n_eff is below that of dense noise: see the
+              cosines at sigma = 0.1 in ``reports/amd-epyc/digits/tables.md``.
     """
 
     k: int
