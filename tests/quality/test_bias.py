@@ -11,6 +11,7 @@ from typing_extensions import override
 
 import impls
 from esbench.report.analysis.quality import estimate
+from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_section
 from esbench.workload import WrongResultError
 from impls.perturbation.noise import NoiseStream
@@ -21,7 +22,7 @@ from impls.quality.metrics import quality_metrics
 from impls.schemes.compiled import Compiled
 from impls.schemes.dense import DenseNoise
 from tests.report import ranking_cases
-from tests.report.ranking_cases import HADAMARD, SQUARE, one_ranking
+from tests.report.ranking_cases import HADAMARD, SQUARE, one_ranking, quality_row
 from tests.scheme_cases import fill, normal
 from tests.synthetic import skipped
 
@@ -195,3 +196,19 @@ def test_equal_members_have_no_bias() -> None:
     drawn, directions = draw_steps(Subject(nn.Linear(6, 5), impls.Perturbed(), 3).population(), 2)
     assert drawn is directions
     assert drawn.shape == (2, 3, 35)
+
+
+def test_the_table_of_the_law_shows_the_bias() -> None:
+    """The bias is beside kappa with its interval, "-" where it was not measured, absent in older runs."""
+    headings = [
+        section.blocks[0].table.headings for section in quality_sections(ranking_cases.run(), "Linear")
+    ]
+    assert not any("bias" in names for names in headings)
+    rows = [*ranking_cases.rows(), quality_row(HADAMARD, SQUARE, "bias", "linear fitness", 0.1, 0.2, 0.3)]
+    sections = quality_sections(ranking_cases.run(rows), "Linear")
+    (table,) = (section.blocks[0].table for section in sections if "bias" in section.blocks[0].table.headings)
+    column = dict(
+        zip(table.labels, (row[table.headings.index("bias")].text() for row in table.cells), strict=True)
+    )
+    assert column["HadamardLinear"] == "0.2 ± 0.2"
+    assert column["PerturbedLinear"].startswith("-")
