@@ -1,7 +1,6 @@
 """Escaping and shortening of text for one line, a terminal, Markdown and file names."""
 
 import hashlib
-import os
 import re
 import textwrap
 from collections.abc import Sequence
@@ -51,11 +50,12 @@ def fill(text: str, indent: str = "  ") -> str:
 
 
 def short_path(path: Path, width: int | None = None) -> str:
-    """Return a path, relative to the working directory if that is shorter.
+    """Return a path, relative to the working directory if it is inside.
 
     If it is longer than ``width``, its first folders are left out: ``…/amd-epyc/run.jsonl``.
     """
-    shown = min(str(path), os.path.relpath(path), key=len)
+    folder = Path.cwd()
+    shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
     parts = Path(shown).parts
     while width is not None and len(shown) > width and len(parts) > 1:
         parts = parts[1:]
