@@ -68,6 +68,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         variant, case: what is measured; None before the first variant and after the last one.
         activity: the set-up, check or phase of the variant.
         lost: why the process must end, if it must: the device is lost, or a variant slows others down.
+        suspect: the variant that slowed others down in an earlier process.
         code: the exit code of the command, once it has ended.
     """
 
@@ -82,6 +83,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     case: Case | None = None
     activity: str = ""
     lost: str = ""
+    suspect: tuple[Variant, Case] | None = None
     code: int | None = None
 
     @property
@@ -134,8 +136,12 @@ class Child:
     def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> bool:
         """Announce the variant that runs from now on, or why the process must end after it.
 
-        Return whether there is a supervisor, which then starts a new process.
+        Return whether there is a supervisor, which then starts a new process. It starts none where another
+        variant than the suspect slows others down: then something outside of this process does.
         """
+        suspect = self.announcement.suspect
+        if lost.startswith(SLOWS_OTHERS) and suspect not in (None, (variant, case)):
+            return False
         if not self.announcement.lost:
             self.announce(variant=variant, case=case, activity=activity, lost=lost)
         return self.is_supervised
@@ -190,7 +196,6 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
         UserError: a child crashed twice while no variant ran.
     """
     announcement, crashed, unexplained = Announcement(start_s=time.monotonic()), [], 0
-    suspected = []
     with tempfile.TemporaryFile() as file, _Interrupts() as interrupts:
         descriptor = file.fileno()
         while True:
@@ -205,11 +210,12 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
                 return INTERRUPTED
             if sys.stderr.isatty():
                 sys.stderr.write("\x1b[?25h\n")  # shows the cursor, which the display of the child had hidden
-            variant, case = announcement.variant, announcement.case
-            if variant and case and ending.startswith(SLOWS_OTHERS) and (variant, case) not in suspected:
-                suspected.append((variant, case))
+            variant, case, suspect = announcement.variant, announcement.case, announcement.suspect
+            if variant and case and ending.startswith(SLOWS_OTHERS) and suspect is None:
+                suspect = variant, case
                 say(f"{variant.name} on {case.label}: {ending}: checking once more in a new process")
             elif variant and case and (variant, case) not in crashed:
+                suspect = None if suspect == (variant, case) else suspect
                 crashed.append((variant, case))
                 reason = f"{ending} during {announcement.activity}"
                 if announcement.path:
@@ -225,6 +231,7 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
                 begun_s=announcement.begun_s,
                 end_s=announcement.end_s,
                 excluded=() if announcement.path else tuple(variant for variant, _ in crashed),
+                suspect=suspect,
             )
 
 

@@ -2,8 +2,9 @@
 
 A variant that leaves a hook, a thread or full memory behind slows all variants that are measured with it, and
 a ratio within rounds does not show that. Other programs slow base down as well, so it counts only if every
-visit is slower than before by more than :data:`SLOWER`, and after two pauses still is. The supervisor then
-tries the variant once more in a new process: see :data:`esbench.supervisor.SLOWS_OTHERS`.
+visit is slower than before by more than :data:`SLOWER`, and after three pauses still is. The supervisor then
+tries the variant once more in a new process. If another variant slows base down there, the times of this
+machine vary: from then on the run only notes a slower base.
 """
 
 import math
@@ -19,7 +20,7 @@ VISITS = 6
 VISIT_S, LONGEST_S = 0.001, 0.008
 """The duration of a visit. Base is not timed again if a single call takes longer than the second."""
 MAX_CALLS = 16
-PAUSES_S = (0.3, 1.0)
+PAUSES_S = (0.3, 1.0, 2.0)
 
 BaseTimes = Mapping[str, Sequence[float]]
 """Metric -> the mean of each visit in nanoseconds: a thread may slow down few of the calls by much."""

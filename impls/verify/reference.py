@@ -33,7 +33,7 @@ STEPS = 2**31
 """Step numbers that are checked are below this one."""
 
 ROUNDINGS = 4
-"""The allowed error of each output in :func:`_check_product`, in multiples of its rounding."""
+"""The least allowed error of a sum, in multiples of its rounding; see :func:`_roundings`."""
 
 DRAWN_MEMBERS, DRAWN_STEPS = 64, 16
 """Noise has to differ within this many members and steps: few masks of dropout are often equal."""
@@ -407,7 +407,8 @@ def _check_product(update: _Update) -> None:
             expected += factor * torch.tensordot(c, values - plain, dims=1)
     doubles = {name: update.gradients[name].double() for name, _ in model.named_parameters()}
     result = torch.func.functional_call(to_float64(model), doubles, (wide_row,))[0]
-    allowed = ROUNDINGS * update.spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
+    rounding = update.spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
+    allowed = _roundings(population.members) * rounding
     _check_error(f"{update.phase}: the gradient's product with a row", result, expected, allowed)
 
 
@@ -443,8 +444,16 @@ def _check_node_gradient(update: _Update) -> None:
         norms = c * y.flatten(1).norm(dim=1) * rows.flatten(1).norm(dim=1)
         squares += float(norms.square().sum())
     taps = weight[0, 0].numel()
-    allowed = ROUNDINGS * update.spacing * ((taps * squares) ** 0.5 + float(expected.norm()))
+    allowed = _roundings(members) * update.spacing * ((taps * squares) ** 0.5 + float(expected.norm()))
     _check_error(f"{update.phase} of weight", update.gradients["weight"].double(), expected, allowed)
+
+
+def _roundings(terms: int) -> float:
+    """Return the allowed error of a sum of random terms, in multiples of its rounding.
+
+    If they are added one after another, the rounding of the partial sums grows with the root of their number.
+    """
+    return max(ROUNDINGS, terms**0.5 / 2)
 
 
 def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) -> None:
@@ -586,8 +595,7 @@ def check_close(  # noqa: PLR0913, PLR0917  the numbers compared, and how they m
         narrow: the reference computed in the result's dtype.
         eps: machine epsilon of matrix products, by default that of the dtype. Pass that of TF32 where it is
             enabled: a GPU rounds large products to it, but not the reference's products of single rows.
-        terms: the number of terms of each sum. Added one after another, their rounding grows with its root;
-            ``narrow`` adds them in pieces.
+        terms: the number of terms of each sum; ``narrow`` adds them in pieces.
 
     Raises:
         WrongResultError: the result is missing, not finite, of another dtype or too far off.
@@ -602,7 +610,7 @@ def check_close(  # noqa: PLR0913, PLR0917  the numbers compared, and how they m
         raise WrongResultError(f"{name}: values are {result.dtype}, expected {narrow.dtype}")
     norm = expected.double().norm().item()
     # In float64 |narrow - expected| is 0; a bug causes an error about 1e9 times larger than this bound.
-    roundings = 1024.0 if result.dtype is torch.float64 else max(4.0, terms**0.5 / 2)
+    roundings = 1024.0 if result.dtype is torch.float64 else _roundings(terms)
     spacing = torch.finfo(result.dtype).eps if eps is None else eps
     allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm
     _check_error(name, result.double(), expected, allowed)
