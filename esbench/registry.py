@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar, cast, get_args
 
 import msgspec
 
@@ -144,8 +144,11 @@ class Registry:
         Returns the class unchanged, so that decorators can be stacked.
 
         Raises:
-            ValueError: a variant of that name is registered already.
+            ValueError: the mode is unknown, or a variant of that name, or another base or naive of the same
+                operators, is registered already.
         """
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode {mode!r} is unknown: use {', '.join(get_args(Mode))}")
 
         def register(scheme: Scheme) -> Scheme:
             values = [value if isinstance(value, tuple) else (value,) for value in grid.values()]
@@ -156,6 +159,11 @@ class Registry:
                 if other := self.entries.get(record.name):
                     packages = f"by {other.package} and by {scheme.__module__}"
                     raise ValueError(f"variant {record.name} is registered twice: {packages}")
+                if mode != "batched" and (other := self._reference(mode, operators)):
+                    names = f"{record.name} and {other.variant.name}"
+                    raise ValueError(
+                        f"{names} are both {mode}: use mode='batched', or reserve other operators"
+                    )
                 self.entries[record.name] = Entry(
                     variant=record,
                     scheme=instance,
@@ -168,6 +176,22 @@ class Registry:
             return scheme
 
         return register
+
+    def _reference(self, mode: Mode, operators: tuple[str, ...] | None) -> Entry | None:
+        """Return the base or naive that is registered for one of these operators."""
+
+        def kinds(names: tuple[str, ...] | None) -> set[str]:
+            """Return reserved operators by name, and all others together as an empty name."""
+            return {name if name in self.reserved else "" for name in names or ("",)}
+
+        return next(
+            (
+                entry
+                for entry in self.entries.values()
+                if entry.variant.mode == mode and kinds(entry.operators) & kinds(operators)
+            ),
+            None,
+        )
 
     def suite(self, suite: Suite) -> Suite:
         """Register a suite.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from esbench.registry import (
     select_cases,
     suggest,
 )
-from esbench.schema import Case, Variant
+from esbench.schema import Case, Mode, Variant
 from esbench.workload import build
 
 
@@ -93,8 +94,20 @@ def test_an_unknown_name_is_an_error_with_known_names() -> None:
 
 
 def test_duplicates_are_refused() -> None:
-    """Registering a variant or suite twice is an error that names it."""
+    """Registering a variant or suite twice, or another base of the same operators, is an error."""
     registry = registered()
+    own = registry.reserve("Own")
+    registry.variant(mode="base", operators=own)(type("OwnBase", (), {}))
+    for operators, other in (
+        (None, "Base"),
+        (("Linear",), "Base"),
+        (("Linear", "Own"), "Base"),
+        (own, "OwnBase"),
+    ):
+        with pytest.raises(ValueError, match=f"^Second and {other} are both base: "):
+            registry.variant(mode="base", operators=operators)(type("Second", (), {}))
+    with pytest.raises(ValueError, match=r"^mode 'nope' is unknown: use base, naive, batched$"):
+        registry.variant(mode=cast("Mode", "nope"))(Thing)
     with pytest.raises(ValueError, match="variant Thing is registered twice"):
         registry.variant()(Thing)
     with pytest.raises(ValueError, match="suite small is registered twice"):

@@ -488,6 +488,7 @@ class CaseRunner:
         self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
     ) -> Iterator[Measurement]:
         work = prepared.workload.work(phase)
+        self._group.torch_state.check()
         labels = call.labels + self.context.checks.labels(prepared.entry, self.case.operator)
         for metric, rounds in call.rounds.items():
             yield self._measurement(prepared, phase)(

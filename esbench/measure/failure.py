@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from esbench.errors import UserError, message_of
 from esbench.measure.memory import is_out_of_memory
-from esbench.schema import OUT_OF_MEMORY
+from esbench.schema import OUT_OF_MEMORY, WRONG_RESULT
 from esbench.workload import UnavailableError, WrongResultError
 
 ALLOCATION = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
@@ -41,5 +41,5 @@ def classify(error: BaseException) -> Failure:
         detail = allocation.group() if allocation else text or "nothing left"
         return Failure("unavailable", f"{OUT_OF_MEMORY}: {detail}")
     if isinstance(error, WrongResultError):
-        return Failure("failed", f"wrong result: {text}")
+        return Failure("failed", f"{WRONG_RESULT}: {text}")
     return Failure("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)

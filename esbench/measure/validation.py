@@ -328,6 +328,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         torch.use_deterministic_algorithms,
     ),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "the detection of anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     # torch.get_default_device is slow, and a default device of cpu slows torch down: None is the same device.
     "the default device": (
         lambda: torch.empty(0).device,

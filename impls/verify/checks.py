@@ -5,6 +5,7 @@ variance, be reproducible, be independent between members, layers, steps and see
 split of the population.
 """
 
+import copy
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ from impls.verify.reference import (
 
 STEPS = 48
 """Number of steps over which moments of the noise are estimated."""
+
+PERIOD = 2**10 * 3**2 * 5**2 * 7 * 11 * 13
+"""Noise that repeats after any number of steps that divides this one is found by comparing two steps."""
 
 DEVIATIONS = 6.0
 """Allowed error of a moment, in standard errors estimated from the same data."""
@@ -82,15 +86,45 @@ def check(setting: Setting) -> None:
     """
     members, repeats = 5, 4
     x = setting.rows(members * repeats)
+    rows, weights = x.clone(), copy.deepcopy(setting.model.state_dict())
     for antithetic in (False, True) if setting.scheme.supports_antithetic else (False,):
         population = setting.population(members, antithetic=antithetic)
         step = random_step()
         check_forward(population, x, range(members), step=step)
         check_update(population, x, range(members), step=step)
+    if not torch.equal(x, rows):
+        raise WrongResultError("forward or update changed its input rows: work on a copy")
+    values = setting.model.state_dict()
+    if changed := [name for name, value in weights.items() if not torch.equal(value, values[name])]:
+        raise WrongResultError(f"sample(), forward or update changed {', '.join(changed)}: work on a copy")
+    check_weight(setting)
     check_purity(setting)
     check_independence(setting)
     check_moments(setting)
     check_split(setting)
+
+
+def check_weight(setting: Setting) -> None:
+    """Check that a member's weight is W + sigma E_m, and that the update sums E_m.
+
+    Schemes that draw binary weights may have other weights and update directions.
+
+    Raises:
+        WrongResultError: the weight or the directions differ.
+    """
+    scheme, population = setting.scheme, setting.population(4)
+    if scheme.draws_binary_weights:
+        return
+    if scheme.update_directions_differ:
+        raise WrongResultError(
+            "update_directions_differ is set: only schemes that draw binary weights may set it"
+        )
+    noise = population.sample(random_step())
+    for layer in population.layers:
+        weight = layer.weight.detach()
+        change = setting.sigma * layer.dense_noise(noise.layers[layer.name])["weight"][0]
+        expected = weight + change
+        check_close("effective_weight()", layer.effective_weight(weight, change), expected, expected)
 
 
 def check_moments(setting: Setting) -> None:
@@ -161,7 +195,7 @@ def check_independence(setting: Setting) -> None:
     distinct: set[str] = set()
     for step in range(STEPS // 2):  # with two layers or two steps each: STEPS values for each correlation
         noise = population.dense_noise(population.sample(step))
-        later = population.dense_noise(population.sample(step + STEPS))
+        later = population.dense_noise(population.sample(step + PERIOD))
         reseeded = other_seed.dense_noise(other_seed.sample(step))
         for name, value in noise.items():
             products["steps"].append((value * later[name]).mean())

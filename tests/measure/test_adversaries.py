@@ -149,6 +149,10 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             partial(module.register_module_forward_hook, lambda *_: None),
             "the global hooks of modules from (0, 0, 0) to (0, 1, 0)",
         ),
+        (
+            partial(torch.autograd.set_detect_anomaly, True),  # noqa: FBT003  # torch's signature
+            "the detection of anomalies from False to True",
+        ),
         (BaseTorchFunctionMode().__enter__, "the torch function modes from 0 to 1"),
         *([(partial(os.sched_setaffinity, 0, {1}), "the processors from {")] if {0, 1} <= cores else []),
     )

@@ -216,3 +216,24 @@ def test_an_option_of_any_type_becomes_a_label(tmp_path: Path) -> None:
         assert entry.variant.options == (("option", stored),)
         run = measure(tmp_path / str(number), World(), entry)
         assert [row.variant for row in run.skipped] == [entry.variant]
+
+
+def test_a_declaration_that_changes_a_setting_costs_its_own_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variant measured after it is not blamed."""
+
+    def work(self: FakeWorkload, phase: Phase) -> None:
+        del phase
+        if self.scheme.name == "Wrong":
+            torch.set_default_dtype(torch.float64)
+
+    monkeypatch.setattr(FakeWorkload, "work", work)
+    world = World()
+    entries = [FakeScheme(name, world).entry() for name in ("Wrong", "Right")]
+    run = measure(tmp_path, world, *entries)
+    reasons = {row.variant.scheme: row.reason for row in run.skipped if row.phase == "forward"}
+    assert list(reasons) == ["Wrong"]
+    assert "the default dtype from torch.float32 to torch.float64" in reasons["Wrong"]
+    assert {row.variant.scheme for row in run.measurements if row.metric == "latency_ns"} == {"Right"}
+    assert torch.get_default_dtype() is torch.float32

@@ -133,6 +133,7 @@ def test_a_variant_with_impossible_values_is_not_ranked() -> None:
             "a peak of 1100000 bytes",
         ),
         (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 5e7, 1, 1), "125 % of the roofline"),
+        (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 1e12, 1, 1), "is at 2500000 %"),
         (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="update"), 5e7, 1, 1), "update is at 125 %"),
         (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 0, big, 1), "bound, by traffic"),
         (synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="step"), 0, cached, 1), ""),
@@ -154,6 +155,16 @@ def test_a_variant_with_impossible_values_is_not_ranked() -> None:
             if ranked.skipped:
                 assert ranked.skipped.reason.startswith("impossible: ")
                 assert words in ranked.skipped.reason
+
+
+def test_a_variant_with_a_wrong_phase_is_not_ranked() -> None:
+    """A wrong forward has its reason in place of a rate, even if the step is right."""
+    for reason, expected in (("wrong result: off by 1", "forward: wrong result: off by 1"), ("too big", "")):
+        wrong = synthetic.skipped(FLIPPED, SQUARE, reason, "forward", status="failed")
+        measured = synthetic.run([*rows(), wrong], suite="quality")
+        (ranked,) = [entry for entry in one_ranking(measured).of(SQUARE) if entry.variant == FLIPPED]
+        assert (ranked.rate is None) == bool(expected)
+        assert (ranked.skipped.reason if ranked.skipped else "") == expected
 
 
 def test_the_newest_complete_run_that_ranks_most_is_used() -> None:

@@ -120,6 +120,17 @@ def double_weight(original: Any, op: object, weight: Tensor, *arguments: Any) ->
     return y
 
 
+def clamp_weight(original: Any, weight: Tensor, stream: NoiseStream) -> Any:
+    """Clamp the model's weight, which changes nothing the second time."""
+    weight.clamp_(-0.05, 0.05)
+    return original(weight, stream)
+
+
+def clamp_rows(original: Any, op: object, weight: Tensor, noise: object, x: Tensor, *arguments: Any) -> Any:
+    """Clamp the input rows in place."""
+    return original(op, weight, noise, x.clamp_(-0.5, 0.5), *arguments)
+
+
 def share_one_draw(_: Any, weight: Tensor, stream: NoiseStream) -> DenseNoise:
     """Share one draw between all members, however the population is split."""
     shared = stream.shared().normal("dense", *weight.shape)[0]
@@ -145,6 +156,8 @@ BUGS: list[tuple[str, AnyScheme, str, Method, str]] = [
     ("global generator seeded", Flipped(), "correction", seed_globally, "forward advanced torch's global"),
     ("global generator seeded in sample", Perturbed(), "sample", seed_globally, r"sample\(\) advanced torch"),
     ("weight left changed", Flipped(), "forward", double_weight, "forward changed weight"),
+    ("weight clamped by sample", Perturbed(), "sample", clamp_weight, "sample.*changed weight"),
+    ("rows clamped", Flipped(), "forward", clamp_rows, "changed its input rows"),
     ("outputs not flipped", FlippedSign(), "weighted_sum", with_noise(outputs=lambda _: None), UPDATE),
     ("squared utilities", Flipped("both"), "weighted_sum", with_utilities(square), UPDATE),
     ("values of neighbors", Perturbed(), "weighted_sum", with_noise(values=roll), UPDATE),
@@ -155,6 +168,8 @@ BUGS: list[tuple[str, AnyScheme, str, Method, str]] = [
      with_result(lambda noise: replace(noise, values=noise.values * 0.6)), "variance"),
     ("noise of the first step", Perturbed(), "sample",
      with_stream(lambda stream: replace(stream, step=0)), "between steps"),
+    ("noise of 256 steps", Perturbed(), "sample",
+     with_stream(lambda stream: replace(stream, step=stream.step % 256)), "between steps"),
     ("noise of the first seed", Perturbed(), "sample",
      with_stream(lambda stream: replace(stream, seed=0)), "between seeds"),
     ("noise depends on the split", Perturbed(), "sample", with_stream(draw_by_position), "split"),
@@ -203,6 +218,27 @@ def test_a_planted_bug_is_found(scheme: AnyScheme, method: str, wrong: Method, w
 def test_schemes_without_the_bugs_pass(scheme: AnyScheme) -> None:
     """The same checks pass on the original schemes."""
     run_checks(scheme)
+
+
+class Ascent(Perturbed):
+    """Members see W - sigma E, and the scheme declares that as their weight: the update climbs."""
+
+    def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
+        """Return the weight of a member, with the sign of its noise reversed."""
+        return weight - change
+
+    def forward(self, op: Any, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor) -> Tensor:
+        """Compute the forward with the sign reversed."""
+        return super().forward(op, weight, noise, x, -sigma)
+
+
+def test_a_scheme_does_not_choose_what_it_is_compared_with() -> None:
+    """Only schemes of binary weights declare other weights than W + sigma E, or other update directions."""
+    with pytest.raises(WrongResultError, match=r"^effective_weight\(\) is off"):
+        run_checks(Ascent())
+    directions = type("Directions", (Perturbed,), {"update_directions_differ": True})
+    with pytest.raises(WrongResultError, match="only schemes that draw binary weights"):
+        run_checks(directions())
 
 
 # Bugs outside of schemes.

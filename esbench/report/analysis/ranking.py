@@ -17,7 +17,7 @@ from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.roofline import impossible
 from esbench.report.analysis.run_selection import reasons_unusable
-from esbench.schema import DENSE, Case, Measurement, Run, Skipped, Variant
+from esbench.schema import DENSE, WRONG_RESULT, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
 from esbench.text import first_names
 from esbench.units import format_value
@@ -219,9 +219,19 @@ class Rankings:
             peak=self._most.get((variant, case, PEAK)),
             law=self.qualities.rows_of_law(variant, case),
             skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None)
+            or self._wrong.get((variant, case))
             or self._impossible(variant, case)
             or self._loaded(variant, case),
         )
+
+    @cached_property
+    def _wrong(self) -> dict[tuple[Variant, Case], Skipped]:
+        """The rows of wrong results in any phase: such a variant has no rank, even if its step is right."""
+        return {
+            (row.variant, row.case): msgspec.structs.replace(row, reason=f"{row.phase}: {row.reason}")
+            for row in self.grid.run.skipped
+            if row.reason.startswith(WRONG_RESULT)
+        }
 
     def _impossible(self, variant: Variant, case: Case) -> Skipped | None:
         if (variant, case) not in self._contradictions:
