@@ -191,7 +191,8 @@ def check_independence(setting: Setting) -> None:
     """
     twins = nn.ModuleDict({"first": setting.model, "second": to_float64(setting.model)})
     population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
-    products: dict[str, list[Tensor]] = {"steps": [], "seeds": [], "layers": [], "weight and bias": []}
+    keys = ("steps", "seeds", "layers", "weight and bias", "weight and bias of a member")
+    products: dict[str, list[Tensor]] = {key: [] for key in keys}
     distinct: set[str] = set()
     for step in range(STEPS // 2):  # with two layers or two steps each: STEPS values for each correlation
         noise = population.dense_noise(population.sample(step))
@@ -207,9 +208,12 @@ def check_independence(setting: Setting) -> None:
                 distinct.add(name)
             products["layers"].append((value * twin).mean())
             if name.endswith("bias"):
-                # Equal streams fill different shapes in the same order, so the first values would be equal.
-                weight = draw[name.removesuffix("bias") + "weight"].flatten()[: value.numel()]
-                products["weight and bias"].append((value.flatten() * weight).mean())
+                # Equal streams fill different shapes in the same order: the first values of all members
+                # together, or of each member, would be equal.
+                weight = draw[name.removesuffix("bias") + "weight"]
+                firsts = weight.flatten()[: value.numel()], weight.flatten(1)[:, : value.shape[1]].flatten()
+                for key, first in zip(keys[3:], firsts, strict=True):
+                    products[key].append((value.flatten() * first).mean())
     if equal := [name for name in names if name not in distinct]:
         raise WrongResultError(f"two members have the same noise at every step: {', '.join(equal)}")
     for key, values in products.items():

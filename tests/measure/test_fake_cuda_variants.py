@@ -159,8 +159,8 @@ def vmap_by_loop(function: Callable[..., Any], in_dims: tuple[int | None, ...] =
 
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the checks: one member's rows, moments of two steps that are not judged, no waiting."""
-    expect = checks._check_mean  # noqa: SLF001  moments of two steps are too noisy for a decision
+    """Shorten the checks: one member's rows, moments of four steps that are not judged, no waiting."""
+    expect = checks._check_mean  # noqa: SLF001  moments of four steps are too noisy for a decision
 
     def expected(*arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):
@@ -174,7 +174,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(checks, "check_forward", check_forward)
     monkeypatch.setattr(checks, "check_update", check_update)
-    monkeypatch.setattr(checks, "STEPS", 2)
+    monkeypatch.setattr(checks, "STEPS", 4)
     monkeypatch.setattr(checks, "_check_mean", expected)
     monkeypatch.setattr(kappa, "REPLICATES", 2)
     monkeypatch.setattr(kappa, "CHEAP", 0)
