@@ -22,7 +22,7 @@ from tests.report.golden_tables import exported
 from tests.report.report_cases import ROOT
 from tests.synthetic import BASE, DENSE, linear, time_row
 
-QUICK = ROOT / "results/amd-epyc/20261125T104612Z-quick-1cf6.jsonl.gz"
+QUICK = ROOT / "results/amd-epyc/20261125T133210Z-quick-5b66.jsonl.gz"
 CASE = linear(128, members=256)
 
 
