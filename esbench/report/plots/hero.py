@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from esbench.report import captions
 from esbench.report.analysis.quality import MORE, percent_of_members
@@ -42,7 +43,9 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     ``None`` if fewer than two schemes have a rate.
     """
     case = rankings.main
-    schemes = drawable_schemes(rankings.of(case)) if case else []
+    ranked = rankings.of(case) if case else []
+    best = drawable_schemes(ranked)
+    schemes = [entry for entry in ranked if entry in best or entry == _fastest(ranked)]
     if case is None or len(schemes) < 2:  # noqa: PLR2004  # one scheme has nothing to be compared with
         return None
     rows = _limit_rows(schemes)
@@ -50,6 +53,8 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     (axes,) = figure.panels(1, 1, 0.5 + 0.19 * len(rows))
     rates = [rate for row in rows for rate in (evaluated_per_ms(row), row.rate) if rate and is_drawable(rate)]
     style.log_axis(axes, "x", rates)
+    if width < PAGE:  # beside the names there is little room for the numbers
+        axes.xaxis.set_major_locator(LogLocator(subs=(1,)))
     for index, row in enumerate(rows):
         _draw_row(axes, index, row)
     axes.set_yticks(range(len(rows)), [style.fit(label(row), 0.32 * width) for row in rows])
@@ -60,7 +65,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     axes.set_xlabel("members per ms of a step", loc="right")
     _write_columns(axes, -0.8, "members kept", "step", color="0.3")
     figure.finish(
-        f"{captions.invalid_note(rankings.grid.run)}{finding(rankings.of(case))}",
+        f"{captions.invalid_note(rankings.grid.run)}{finding(ranked)}",
         style.origin(rankings.grid, [case]),
         style.note_part(rows, schemes, "schemes"),
         [
@@ -87,7 +92,7 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
     The second is the first of ``ranked`` whose estimate is not exact; it is compared with dense noise.
     """
     rated = [entry for entry in ranked if entry.rate is not None and not entry.variant.baseline]
-    fastest = min(rated, key=lambda entry: entry.step_ns or 0.0)
+    fastest = _fastest(ranked) or rated[0]
     best = next((entry for entry in rated if not entry.is_exact), rated[0])
     reference = dense(rated)
     times = best.times(reference) if reference != best else None
@@ -100,7 +105,14 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
     if fastest.effective is None or (fastest.share or 0.0) >= SMALL_SHARE:
         return f"{fastest.variant.name} is fastest and {_keeps(fastest)}. {advice}"
     kept = f"{format_n_eff(fastest.effective.value)} of its {fastest.case.members:,} members"
-    return f"The fastest step keeps {kept}. {advice.replace('all members', 'all of them')}"
+    return f"{fastest.variant.name} is fastest but keeps only {kept}. {advice}"
+
+
+def _fastest(ranked: Sequence[RankedVariant]) -> RankedVariant | None:
+    """Return the variant with the fastest step among those with a rate that can be drawn."""
+    rated = [entry for entry in ranked if entry.rate is not None and not entry.variant.baseline]
+    drawn = [entry for entry in rated if is_drawable(evaluated_per_ms(entry))]
+    return min(drawn, key=lambda entry: entry.step_ns or 0.0, default=None)
 
 
 def format_n_eff(n_eff: float) -> str:
