@@ -278,7 +278,7 @@ def test_bad_usage_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.Captur
         ("--learning-rate inf", "--learning-rate inf: expected a finite number above 0"),
         ("--members 0", "--members"),
         ("--network Digits", "no network 'Digits'; available: DigitsMLP, DigitsCNN, DigitsResNet"),
-        ("--variants Base --variants Naive", "--variants Base Naive: nothing to train"),
+        ("--variants Base --variants Naive", "no variant of --variants Base Naive perturbs weights"),
         ("--variants Nope", "no variant matches 'Nope'"),
     ):
         assert run("digits", "--device", "cpu", *arguments.split()) == 2

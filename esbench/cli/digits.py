@@ -111,7 +111,8 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
     ]
     if not chosen:
         raise UserError(
-            f"--variants {' '.join(variants or ())}: nothing to train: none of them perturbs weights"
+            f"no variant of --variants {' '.join(variants or ())} perturbs weights: name one that does, see "
+            "`esbench list`"
         )
     if not (variants or baselines):
         chosen = [entry for entry in chosen if not entry.variant.baseline]

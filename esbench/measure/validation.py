@@ -250,7 +250,8 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
         check_finite(graph_result, f"{phase} replayed")
         if not _are_close(graph_result, call_result):
             raise WrongResultError(
-                f"{phase} replayed from a graph gives another result than a call: the graph skips work"
+                f"{phase} gives another result replayed from a CUDA graph than called: the graph skips work, "
+                "such as that of the CPU"
             )
 
 

@@ -61,7 +61,8 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
     changes += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
     if changes:
         raise UserError(
-            f"{study.study_id} cannot be resumed, because this changed: {'; '.join(changes)}: train again"
+            f"{study.study_id} cannot be resumed, because this changed: {'; '.join(changes)}; "
+            "start a new study without --resume"
         )
 
 

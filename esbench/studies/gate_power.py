@@ -335,7 +335,8 @@ def page(studies: Sequence[GateStudy], out: Path) -> str:
     for study in studies:
         parts += [f"## {escape(study.opening.environment.device_name)}", _origin(study)]
         if study.alarms is None:
-            parts.append(f"Too few to draw a suite: {len(study.cells)} cells, {study.replicates} replicates.")
+            size = f"{len(study.cells)} cells with {study.replicates} replicates"
+            parts.append(f"No results: {size} are too few to draw random suites from.")
             continue
         parts += [_picture(study, study.alarms, out), "### False alarms", _alarm_table(study.alarms)]
         parts += ["### Power", _power_table(study.powers), _POWER]

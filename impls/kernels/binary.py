@@ -36,7 +36,12 @@ def bit_planes_kernel(
     out, p, outputs, inputs, taps, depth, width, tiles, plane,
     PLANES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Pack the planes of BLOCK_N words of 32 bits; the grid is tiles times rows of words."""
+    """Split 256 P into bits: plane b holds bit b of each of these integers, 32 inputs to a word.
+
+    ``p`` is [group, output, input, tap], ``out`` [plane, row, column] with ``plane`` words in a plane. Row
+    (group * taps + tap) * depth + d and column 2 * output + half hold inputs 32 (2 d + half) and the next 31.
+    The grid is rows times tiles of BLOCK_N columns.
+    """
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles
     columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)

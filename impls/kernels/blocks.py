@@ -236,8 +236,8 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
         super().__post_init__()
         if self.blocks > MAX_BLOCKS:
             raise ValueError(
-                f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: for narrower ones it "
-                "multiplies more than is kept"
+                f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: use fewer; of narrow "
+                "blocks it would compute products that it drops"
             )
 
     @override

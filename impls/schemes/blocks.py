@@ -273,8 +273,8 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         count = min(self.blocks, width)
         if self.p != FAIR and not 0 < round((1 - self.p) * count) < count:
             raise UnsupportedError(
-                f"p = {self.p} keeps none or all of {count} blocks, for {width} channels: "
-                "use p = 0.5, or more blocks if the layer has more channels"
+                f"p = {self.p} keeps none or all of {count} blocks: use p = 0.5, or more blocks, at most "
+                f"one for each of the layer's {width} channels"
             )
         return count
 

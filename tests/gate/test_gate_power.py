@@ -115,7 +115,7 @@ def test_the_page_shows_the_results_of_the_newest_study(
     monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)
     assert "0 %: not met" in gate_power.page([measured], tmp_path)
     few = gate_power.page([study(tmp_path / "few", 12)], tmp_path)
-    assert "Too few to draw a suite: 4 cells, 12 replicates." in few
+    assert "No results: 4 cells with 12 replicates are too few to draw random suites from." in few
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
     newest_files(tmp_path, gate_power.FOLDER)[0].write_text("{}")
     with pytest.raises(UserError, match=r"not a study of the gate: .*missing required field"):
