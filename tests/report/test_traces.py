@@ -7,7 +7,9 @@ import gzip
 import json
 import math
 import random
+import shutil
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ import msgspec
 import pytest
 from scipy.stats import t as student
 
+from esbench.git import git
 from esbench.report.readme import shown
 from esbench.report.site import all_sections, selection
 from esbench.report.tables.table import (
@@ -62,11 +65,16 @@ def printed_values(page: str, sections: Sequence[Section]) -> Iterator[PrintedVa
 
 @cache
 def all_values() -> tuple[PrintedValue, ...]:
-    """Return all values of the README and docs, and of the tables of all runs that are shown."""
+    """Return all values of the README and docs, and of the tables of all committed runs that are shown."""
     result: list[PrintedValue] = []
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         result += printed_values(path.relative_to(ROOT).as_posix(), shown(path))
-    for folder, run in selection(ROOT / "results", ROOT / "reports").pages.items():
+    with tempfile.TemporaryDirectory() as copy:  # without the runs that `nox -s bench` has added
+        for name in git(ROOT, "ls-files", "results").splitlines():
+            (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, Path(copy) / name)
+        pages = selection(Path(copy) / "results", ROOT / "reports").pages
+    for folder, run in pages.items():
         page = str((folder / "tables.md").relative_to(ROOT))
         result += printed_values(page, all_sections(run))
     return tuple(result)
