@@ -160,7 +160,7 @@ def test_a_planted_bug_in_a_step_is_found(
 
 
 def test_a_check_of_a_step_restores_the_weights() -> None:
-    """The weights are those of before, and the next step has the learning rate of timing."""
+    """The weights are restored, and the next step has the learning rate of timing."""
     case = msgspec.structs.replace(LINEAR, bias=True)
     checked, plain = (build(impls.LowRank(1), case, "cpu", 0) for _ in range(2))
     checked.confirm("step")

@@ -221,7 +221,7 @@ def test_an_option_of_any_type_becomes_a_label(tmp_path: Path) -> None:
 def test_a_declaration_that_changes_a_setting_costs_its_own_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variant measured after it is not blamed."""
+    """The variant that is read after the declaration is not blamed."""
 
     def work(self: FakeWorkload, phase: Phase) -> None:
         del phase
@@ -230,7 +230,7 @@ def test_a_declaration_that_changes_a_setting_costs_its_own_rows(
 
     monkeypatch.setattr(FakeWorkload, "work", work)
     world = World()
-    entries = [FakeScheme(name, world).entry() for name in ("Wrong", "Right")]
+    entries = [FakeScheme(name, world).entry() for name in ("Right", "Wrong")]
     run = measure(tmp_path, world, *entries)
     reasons = {row.variant.scheme: row.reason for row in run.skipped if row.phase == "forward"}
     assert list(reasons) == ["Wrong"]

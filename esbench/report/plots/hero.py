@@ -44,8 +44,8 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     """
     case = rankings.main
     ranked = rankings.of(case) if case else []
-    best = drawable_schemes(ranked)
-    schemes = [entry for entry in ranked if entry in best or entry == _fastest(ranked)]
+    chosen = [*drawable_schemes(ranked), _fastest(ranked)]
+    schemes = [entry for entry in ranked if entry in chosen]
     if case is None or len(schemes) < 2:  # noqa: PLR2004  # one scheme has nothing to be compared with
         return None
     rows = _limit_rows(schemes)
