@@ -25,11 +25,11 @@ from impls.training import AutoOptimizer, ImplicitOptimizer, ReclaimingIterator,
 def train(widths: tuple[int, ...], options: argparse.Namespace) -> tuple[float, list["weakref.ref[object]"]]:
     """Train an MLP; return its accuracy on the test digits, and weak references to its parameters."""
     digits = networks.digits()
-    rule = partial(torch.optim.Adam, lr=options.learning_rate)
+    make_optimizer = partial(torch.optim.Adam, lr=options.learning_rate)
     layers: list[nn.Module] = []
-    for inp, out in itertools.pairwise(widths):
-        layers += [AutoOptimizer(nn.Linear(inp, out), rule), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1])
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [AutoOptimizer(nn.Linear(inputs, outputs), make_optimizer), nn.ReLU()]
+    model = nn.Sequential(*layers[:-1])  # no activation after the last layer
     optimizer = ImplicitOptimizer(model)
     batches = [torch.randint(len(digits.train_y), (128,)) for _ in range(options.steps)]
     for batch in ReclaimingIterator(batches):
@@ -54,8 +54,8 @@ def search(options: argparse.Namespace) -> None:
         parameters += references
         if accuracy > best or number == options.candidates:
             best = max(accuracy, best)
-            alive = sum(reference() is not None for reference in parameters)
-            rows.append((number, "-".join(map(str, widths)), accuracy, alive))
+            in_memory = sum(reference() is not None for reference in parameters)
+            rows.append((number, "-".join(map(str, widths)), accuracy, in_memory))
     print(tabulate(rows, ("candidate", "widths", "accuracy", "in memory"), floatfmt=("", "", ".1%", "")))
 
 

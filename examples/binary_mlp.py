@@ -24,7 +24,10 @@ from impls.training import centered_ranks, networks
 
 
 class PixelBits(nn.Module):
-    """Packs the eight bits of pixels in 0..1: [rows, 64] -> words, 8 bits for each of [rows, *shape]."""
+    """Reads pixels in 0..1 as bytes, whose eight bits are the channels of packed activations.
+
+    Pixels [rows, 64] are viewed as [rows, *shape] first, where the last axis has the channels of one word.
+    """
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -32,7 +35,6 @@ class PixelBits(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Pack the pixels."""
         return expand((x * 255).round().to(torch.uint8).view(-1, *self.shape))
 
 
@@ -43,7 +45,7 @@ def network() -> nn.Module:
 
 
 def accuracy(model: nn.Module) -> float:
-    """Return the accuracy of the most likely bits on the test digits."""
+    """Return the share of test digits that the network of the most likely bits classifies correctly."""
     digits = networks.digits()
     return float((model(digits.test_x).argmax(1) == digits.test_y).float().mean())
 

@@ -18,7 +18,7 @@ from impls.training import evolve, networks
 
 
 def evolve_images(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:
-    """Train the model on images [rows, 1, 8, 8]."""
+    """Train the model on images [rows, 1, 8, 8] with the training loop of the library."""
     digits = networks.digits()
     population = perturb(
         model, scheme, members=options.members, sigma=options.sigma, antithetic=True, seed=options.seed

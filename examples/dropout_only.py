@@ -21,7 +21,7 @@ from impls.training import networks
 
 
 def network(seed: int) -> nn.Sequential:
-    """Return the MLP 64-256-10 without biases, whose noise would not be dropout."""
+    """Return the MLP 64-256-10. It has no biases: their noise is Gaussian, not dropout."""
     model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 10, bias=False))
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():

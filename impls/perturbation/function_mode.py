@@ -48,7 +48,11 @@ def _read_conv2d(
 
 
 def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., LayerArguments]]:
-    """Return the handler of a normalization: torch's function normalizes; the caller scales and shifts."""
+    """Return the entry of :data:`HANDLERS` of a normalization.
+
+    Torch's function normalizes, without its weight and bias; the members' scales and shifts are applied to
+    its result.
+    """
     names = tuple(inspect.signature(function).parameters)
 
     def read(*args: Any, **kwargs: Any) -> LayerArguments:  # noqa: ANN401  arguments of torch's function
@@ -301,7 +305,7 @@ class MemoryGuard(TorchDispatchMode):
     @classmethod
     @override
     def is_infra_mode(cls) -> bool:
-        """Let torch.compile compile, which it does not with other modes."""
+        """Let torch.compile compile in this mode; in modes that are no infrastructure it does not."""
         return True
 
     @classmethod
@@ -318,8 +322,8 @@ class MemoryGuard(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        is_derivative = _current_autograd_node() is not None
-        if not (self.paused or is_derivative):
+        in_backward = _current_autograd_node() is not None  # of a layer call, which was checked
+        if not (self.paused or in_backward):
             with DisableTorchFunction():
                 names = {name for value in tree_leaves((args, kwargs)) for name in self._names_at(value)}
             if names:

@@ -152,7 +152,7 @@ class PerturbedLayer:
             raise UnsupportedError(message)
         parameters = dict(module.named_parameters(recurse=False))
         layer = cls(name, parameters["weight"], parameters.get("bias"), layer_scheme, groups, module)
-        try:
+        try:  # sample() raises if an option of the scheme does not fit the weight
             layer.sample(0, 0, range(1), device="meta")
         except UnsupportedError as error:
             message = f"{label}: {error}"
@@ -191,7 +191,6 @@ class PerturbedLayer:
 
         Raises:
             ValueError: the weight has changed.
-
         """
         if not self.scheme.is_up_to_date(noise.weight, self.split_groups(self.weight)):
             message = (

@@ -31,7 +31,7 @@ def warn_of_lost_members(layers: Sequence[PerturbedLayer], members: int) -> None
 
 
 def _loss(layer: PerturbedLayer, members: int, size: int) -> str:
-    """Return what wastes members of a layer in a network of ``size`` perturbed parameters, or ``""``."""
+    """Return why members of a layer are wasted in a network of ``size`` perturbed parameters, or ``""``."""
     weight = layer.split_groups(layer.weight.detach().to("meta"))
     distinct = layer.scheme.distinct_perturbations(weight.shape)
     if distinct < members:

@@ -107,7 +107,7 @@ class NoiseStream(ABC):
 
         Args:
             member_bytes: bytes of one member's noise.
-            max_bytes: most bytes of a piece. A piece of the stream ``block`` is a whole block of members.
+            max_bytes: most bytes of a piece. The stream ``block`` ignores it: its pieces are its blocks.
         """
 
     def signs(self, draw: str, *shape: int) -> Tensor:
@@ -159,6 +159,7 @@ class BlockStream(NoiseStream):
 
     @override
     def words(self, draw: str, *shape: int) -> Tensor:
+        # From -2^63 without an upper limit: all 64 bits are random.
         return self._draw(draw, shape, torch.int64, Tensor.random_, -(2**63), None)
 
     @override
@@ -167,6 +168,7 @@ class BlockStream(NoiseStream):
 
     @override
     def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+        # One block at a time, whatever its bytes: a part of a block costs as much as the whole.
         first, stop = self.members.start, self.members.stop
         for block in self._blocks():
             yield max(block.start, first) - first, min(block.stop, stop) - first
@@ -219,6 +221,7 @@ class BlockStream(NoiseStream):
         return values
 
     def _block_seed(self, draw: str, block: int) -> int:
+        """Hash all that the noise of a block depends on to a seed of 63 bits."""
         name = repr((self.seed, self.step, self.layer, draw, None if self.is_shared else block)).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
@@ -255,11 +258,12 @@ class PhiloxStream(NoiseStream):
     ) -> Tensor:
         if self.members.stop > philox.SHARED:
             raise ValueError(
-                f"members up to {self.members.stop} are too many: the stream 'philox' has 2^32 - 1"
+                f"members up to {self.members.stop} are too many: the stream 'philox' has 2^32 - 1 members"
             )
         if isinstance(self.step, Tensor) and self.device not in {self.step.device, torch.device("meta")}:
             raise ValueError(
-                f"the step is on {self.step.device}, but the layer on {self.device}: pass the step as an int"
+                f"the step is a tensor on {self.step.device}, but a layer is on {self.device}: pass the step "
+                "as an int"
             )
         elements = range(math.prod(shape))
         values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)

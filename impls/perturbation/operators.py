@@ -2,8 +2,8 @@
 
 An operator applies one weight to all rows (``apply_shared``) or a weight to each member's rows
 (``apply_per_member``), converts rows of a batch to activations [r, m, g, i, *space] and back, and views
-biases in a shape to add. Padding modes other than zeros need no code here: torch's module pads before it
-calls the convolution.
+biases in a shape to add; :mod:`impls.perturbation.member_ops` defines the axes. Padding modes other than
+zeros need no code here: torch's module pads before it calls the convolution.
 """
 
 import math
@@ -72,14 +72,13 @@ def no_rows_reason(module: nn.Module) -> str:
         return "" if isinstance(module, nn.Linear) else "this layer is not a matrix product"
     taps = math.prod(module.kernel_size)
     is_padded = module.padding_mode != "zeros" or module.padding not in {"valid", "same", (0, 0)}
-    reasons = {
-        f"a convolution with {taps} taps needs {taps} copies of its input to be a matrix product": taps > 1,
-        f"a convolution with {module.groups} groups is {module.groups} matrix products": module.groups > 1,
-        "a convolution with a stride needs a copy of its input to be a matrix product": module.stride
-        != (1, 1),
-        "a padded convolution needs a copy of its input to be a matrix product": is_padded,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    if taps > 1:
+        return f"a convolution with {taps} taps needs {taps} copies of its input to be a matrix product"
+    if module.groups > 1:
+        return f"a convolution with {module.groups} groups is {module.groups} matrix products"
+    if module.stride != (1, 1):
+        return "a convolution with a stride needs a copy of its input to be a matrix product"
+    return "a padded convolution needs a copy of its input to be a matrix product" if is_padded else ""
 
 
 @dataclass(frozen=True)
@@ -102,25 +101,25 @@ class Linear(AbstractOperator):
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
-        columns = x[:, :, 0].transpose(0, 1)
-        return torch.bmm(columns, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
+        member_rows = x[:, :, 0].transpose(0, 1)  # [m, r, i]: a linear layer has one group
+        return torch.bmm(member_rows, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
 
     @override
     def rows(self, values: Tensor, weight: Tensor) -> Tensor:
-        return values
+        return values  # the axis of the one group is that of one position
 
     @override
     def split(self, rows: Tensor, members: int) -> Tensor:
         x = rows.unflatten(0, (-1, members))
-        if rows.dim() > 2:  # noqa: PLR2004  [rows, features] has no axes in between
+        if rows.dim() > 2:  # noqa: PLR2004  [repeats, members, *tokens, i] -> [repeats * tokens, members, i]
             x = x.flatten(2, -2).transpose(1, 2).flatten(0, 1)
         return x.unsqueeze(2)
 
     @override
     def join(self, y: Tensor, rows: Tensor) -> Tensor:
-        between = rows.shape[1:-1]
-        if between:
-            y = y.unflatten(0, (-1, between.numel())).transpose(1, 2)
+        tokens = rows.shape[1:-1]
+        if tokens:  # [repeats * tokens, members, 1, o] -> [repeats, members, tokens, 1, o]
+            y = y.unflatten(0, (-1, tokens.numel())).transpose(1, 2)
         return y.reshape(*rows.shape[:-1], y.shape[-1])
 
     @override
@@ -145,6 +144,7 @@ class Conv2d(AbstractOperator):
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        # The members' weights are groups of one convolution.
         members, groups = weights.shape[:2]
         y = self._convolve(x.flatten(1, 3), weights.flatten(0, 2), members * groups)
         return y.unflatten(1, weights.shape[:3])
@@ -172,15 +172,7 @@ class Conv2d(AbstractOperator):
         return bias.view(-1, *y.shape[2:4], 1, 1)
 
     def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        return functional.conv2d(
-            x,
-            weight,
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            groups,
-        )
+        return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups)
 
 
 @dataclass(frozen=True)
@@ -220,4 +212,5 @@ class ChannelAffine(AbstractOperator):
         return self._view(bias)
 
     def _view(self, values: Tensor) -> Tensor:
+        """View scales or shifts [m, *weight] in a shape that broadcasts to activations."""
         return values.view(values.shape[0], *[1] * self.leading, *values.shape[1:], *[1] * self.trailing)

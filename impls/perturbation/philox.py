@@ -30,6 +30,7 @@ SHARED = MASK
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
+"""The constants of Philox4x32-10; ``WEYL`` is added to the key after each round."""
 
 TILE = {"cpu": 2**16, "cuda": 2**20}
 """Calls computed at a time: their words fit a CPU core's cache, or keep a GPU busy for a launch."""
@@ -130,7 +131,7 @@ def _uniforms(words: Words) -> Tensor:
 
 
 def _bits(words: Words) -> Tensor:
-    """Return two 64-bit words as int64: words 0 and 2 are the low halves, words 1 and 3 the high ones."""
+    """Join the four words to two of 64 bits, as int64: words 0 and 2 are the low halves."""
     return torch.stack([words[0] | words[1] << 32, words[2] | words[3] << 32], -1)
 
 
@@ -175,9 +176,11 @@ def integers_below(high: int) -> Distribution:
         raise ValueError(f"high must be 1 to 2^32 for random integers, got {high}")
 
     def integers(words: Words) -> Tensor:
-        pairs = ((words[0], words[1]), (words[2], words[3]))
+        pairs = ((words[0], words[1]), (words[2], words[3]))  # w = 2^32 * upper + lower
         # The numbers are unsigned; >> of a negative int64 inserts sign bits, which the mask removes.
-        return torch.stack([((a * high + ((b * high) >> 32 & MASK)) >> 32) & MASK for a, b in pairs], -1)
+        return torch.stack(
+            [((upper * high + ((lower * high) >> 32 & MASK)) >> 32) & MASK for upper, lower in pairs], -1
+        )
 
     return Distribution(2, integers)
 
@@ -241,7 +244,7 @@ def _keys_on_cpu(seed: str, step: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("esbench::philox_keys", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch's
-def _keys_of_no_device(seed: str, step: Tensor) -> Tensor:  # noqa: ARG001  the same for every seed
+def _empty_keys(seed: str, step: Tensor) -> Tensor:  # noqa: ARG001  only the shape, for meta and tracing
     return step.new_empty(ROUNDS, 2)
 
 
@@ -263,17 +266,19 @@ def fill(
         return values
     device = values.device
     tile = TILE.get(device.type, TILE["cpu"])
-    columns = min(tile, len(calls))
-    rows = tile // columns
-    for row in range(0, len(members), rows):
-        chunk = members[row : row + rows]
-        c1 = torch.arange(chunk.start, chunk.stop, device=device).unsqueeze(1)
-        for first in calls[::columns]:
-            c0 = torch.arange(first, min(first + columns, calls.stop), device=device)
-            tile_values = distribution.convert(philox(draw.key, c0, c1, draw.layer, draw.draw)).flatten(1)
-            start = first * per_call - elements.start
-            stop = min(start + tile_values.shape[1], len(elements))
-            values[row : row + rows, max(start, 0) : stop] = tile_values[:, max(-start, 0) : stop - start]
+    calls_at_once = min(tile, len(calls))
+    members_at_once = tile // calls_at_once
+    for row in range(0, len(members), members_at_once):
+        tile_members = members[row : row + members_at_once]
+        rows = slice(row, row + len(tile_members))
+        c1 = torch.arange(tile_members.start, tile_members.stop, device=device).unsqueeze(1)
+        for first_call in calls[::calls_at_once]:
+            c0 = torch.arange(first_call, min(first_call + calls_at_once, calls.stop), device=device)
+            drawn = distribution.convert(philox(draw.key, c0, c1, draw.layer, draw.draw)).flatten(1)
+            # The first call may begin before the first element, and the last one end after the last.
+            start = first_call * per_call - elements.start
+            stop = min(start + drawn.shape[1], len(elements))
+            values[rows, max(start, 0) : stop] = drawn[:, max(-start, 0) : stop - start]
     return values
 
 

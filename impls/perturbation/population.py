@@ -288,8 +288,9 @@ class Population:
             layer.accumulate(layer_noise, c / size, size / (evaluations * self.sigma), validate=validate)
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
-                half = c / size / sides
-                layer.accumulate_rows(layer_noise, half, size / evaluations, calls, validate=validate)
+                # With antithetic sampling c is a difference of two utilities, of which rows use half.
+                per_row, factor = c / size / sides, size / evaluations
+                layer.accumulate_rows(layer_noise, per_row, factor, calls, validate=validate)
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -539,7 +540,7 @@ def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str
         message = f"no stream {name!r}: use {' or '.join(map(repr, STREAMS))}"
         raise UnsupportedError(message)
     if fused and name != "philox":
-        message = f"{fused} draws its noise inside a kernel: use stream='philox' or none, not stream={name!r}"
+        message = f"{fused} draws its noise inside a kernel: use stream='philox', not stream={name!r}"
         raise UnsupportedError(message)
     return name
 
@@ -553,13 +554,13 @@ def combine_antithetic(
         ValueError: the shape of the utilities is wrong, or with ``validate`` one is not finite.
     """
     values = torch.as_tensor(utilities, device=device).detach()
-    sizes = [size for size in values.shape if size != 1]
+    long_axes = sum(size != 1 for size in values.shape)
     c = values.flatten().double()
     if c.numel() != members * (2 if antithetic else 1):
         sides = "two (antithetic)" if antithetic else "one"
         message = f"got {c.numel()} utilities for {members} members: pass {sides} for each member"
         raise ValueError(message)
-    if len(sizes) > 1 and not (antithetic and tuple(values.shape[:2]) == (2, members)):
+    if long_axes > 1 and not (antithetic and tuple(values.shape[:2]) == (2, members)):
         expected = f"[2, {members}], first those with the noise" if antithetic else f"[{members}]"
         message = f"got utilities of shape {list(values.shape)} for {members} members: pass {expected}"
         raise ValueError(message)
@@ -575,7 +576,7 @@ def _norm(c: Tensor) -> Tensor:
     Their squares may overflow float64. Divided by the norm they are in the range of every floating dtype.
     """
     largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    return largest * (c / largest).norm().clamp_min(1.0)
+    return largest * (c / largest).norm().clamp_min(1.0)  # below 1 only if all are 0
 
 
 def check_shard(part: range, members: int, multiple: int) -> None:

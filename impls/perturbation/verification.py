@@ -70,6 +70,6 @@ def check_rows(population: "Population", x: Tensor) -> None:
 
 
 def _choose(count: int) -> list[int]:
-    """Return the first, the last and random numbers below ``count``."""
+    """Return the first, the last and random numbers below ``count``, without a global generator."""
     drawn = secrets.SystemRandom().sample(range(count), min(CHECKED - 2, count))
     return sorted({0, count - 1, *drawn})

@@ -140,7 +140,10 @@ def probabilities(weight: Tensor) -> Tensor:
 
 
 def draw_bits(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
-    """Draw bits with the probabilities in bit planes [9, *shape], as words [m, *shape]."""
+    """Draw bits with the probabilities in bit planes [9, *shape], as words [m, *shape].
+
+    A bit is drawn by comparing its probability in 256ths with eight random bits.
+    """
     shape = planes.shape[1:]
     words = torch.empty(len(stream.members), *shape, dtype=planes.dtype, device=planes.device)
     if not planes.is_meta:
@@ -150,7 +153,10 @@ def draw_bits(stream: NoiseStream, draw: str, planes: Tensor) -> Tensor:
 
 
 def bit_planes(p: Tensor) -> Tensor:
-    """Return the bit planes of P in the layout of a product, [9, g, *taps, words, o]."""
+    """Return the bit planes of P in the layout of packed weights, [9, g, *taps, words, o].
+
+    P in 256ths is 0 to 256, a number of nine bits.
+    """
     if p.is_meta:
         return torch.empty(9, *packed_shape(p.shape), dtype=torch.int64, device=p.device)
     return bits.pack_planes((channels_last(p) * 256).short()).mT.contiguous()
@@ -179,8 +185,8 @@ class Binary(AbstractBitScheme[BinaryNoise]):
     """Every member has independent bits.
 
     Args:
-        stored: what a forward multiplies: packed ``bits`` (exclusive or and popcount), or for comparison
-            numbers of the weight's dtype (``float``) or, for Linear only, bytes (``int8``).
+        stored: the form of weights that a forward reads: packed ``bits`` (exclusive or and popcount), or for
+            comparison numbers of the weight's dtype (``float``) or, for Linear only, bytes (``int8``).
 
     Memory    g * o * taps * 8 ceil(i / 64) bytes per member, a 32nd of dense float32 noise, plus the numbers
               of ``float`` and ``int8``; 4 bytes per weight for P.
@@ -201,7 +207,7 @@ class Binary(AbstractBitScheme[BinaryNoise]):
             message = "stored='int8' does not support convolutions: use stored='bits' or stored='float'"
             raise UnsupportedError(message)
         p = probabilities(weight)
-        return BinaryNoise(p, 1.0, draw_bits(stream, "bits", bit_planes(p)))
+        return BinaryNoise(p, sigma=1.0, words=draw_bits(stream, "bits", bit_planes(p)))
 
     @override
     def prepare(self, noise: BinaryNoise, weight: Tensor, sigma: float) -> BinaryNoise:
@@ -212,13 +218,14 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         if weight.is_meta:
             shape = (noise.words.shape[0], *weight.shape)
             return replace(noise, values=torch.empty(shape, dtype=dtype, device=weight.device))
-        return replace(noise, values=unpack_weights(noise.words, weight.shape[2]).to(dtype).mul_(2).sub_(1))
+        unpacked = unpack_weights(noise.words, weight.shape[2]).to(dtype)
+        return replace(noise, values=unpacked.mul_(2).sub_(1))  # 0 or 1 -> -1 or +1
 
     @override
     def product(self, op: AbstractPackedOperator, noise: BinaryNoise, x: Tensor) -> Tensor:
-        return (
-            op.apply_packed(x, noise.words) if noise.values is None else op.apply_per_member(x, noise.values)
-        )
+        if noise.values is None:
+            return op.apply_packed(x, noise.words)
+        return op.apply_per_member(x, noise.values)
 
     @override
     def packed_bits(self, noise: BinaryNoise) -> Tensor:
@@ -229,7 +236,8 @@ class Binary(AbstractBitScheme[BinaryNoise]):
         # In at least float32: with centered utilities, two large sums have a small difference.
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, p = utilities.to(wide), noise.p
-        total = weighted_sum(noise.words, c, p.shape[2]).movedim((-2, -1), (2, 1))
+        total = weighted_sum(noise.words, c, p.shape[2])  # [g, *taps, i, o]
+        total = total.movedim((-2, -1), (2, 1))
         return (total - c.sum() * p.to(wide)) * noise.sigma
 
     @override
@@ -313,8 +321,8 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         for row, group in enumerate(groups):
             for number in range(2):
                 samples[row, number] = draw_bits(shared, f"sample {number} of group {group}", planes)[0]
-        choices = replace(stream, members=range(first, members.stop))
-        columns = choices.words("columns", *planes.shape[1:-1], 1)
+        choice_stream = replace(stream, members=range(first, members.stop))
+        columns = choice_stream.words("columns", *planes.shape[1:-1], 1)
         return MixtureNoise(p, 1.0, members, first, samples, columns)
 
     @override
@@ -326,17 +334,22 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     def packed_bits(self, noise: MixtureNoise) -> Tensor:
         return torch.cat([mixed for _, _, mixed in self._mix_groups(noise)])
 
+    def _rows_of_group(self, noise: MixtureNoise, group: int) -> range:
+        """Return a group's members as indices of the noise's members."""
+        first = group * self.group - (noise.members.start - noise.first)
+        return range(len(noise.members))[max(0, first) : max(0, first + self.group)]
+
     def _mix_groups(self, noise: MixtureNoise) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield start and stop of members of one group, as rows of the noise's members, and their bits."""
+        """Yield (start, stop, bits) of members of one group; 0 is the first member of the noise."""
         size = max(1, MIXED_BYTES // max(1, noise.samples[0, 0].nbytes))
-        before, count = noise.members.start - noise.first, len(noise.members)
+        columns = noise.columns[noise.members.start - noise.first :]
         for group, (bits_0, bits_1) in enumerate(noise.samples):
             differing = bits_0 ^ bits_1
-            end = min((group + 1) * self.group - before, count)
-            for start in range(max(0, group * self.group - before), end, size):
-                stop = min(start + size, end)
-                columns = noise.columns[before + start : before + stop]
-                yield start, stop, (columns & differing).bitwise_xor_(bits_0)
+            rows = self._rows_of_group(noise, group)
+            for start in rows[::size]:
+                stop = min(start + size, rows.stop)
+                # The bits of sample 1 in columns where the choice is 1, else those of sample 0.
+                yield start, stop, (columns[start:stop] & differing).bitwise_xor_(bits_0)
 
     @override
     def read_bytes(self, weight: Tensor, noise: MixtureNoise) -> int:
@@ -345,32 +358,30 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     @override
     def weighted_sum(self, noise: MixtureNoise, utilities: Tensor) -> Tensor:
         wide = torch.promote_types(torch.float32, utilities.dtype)
-        start, total = noise.members.start - noise.first, torch.zeros_like(noise.p, dtype=wide)
-        c, choices = utilities.to(wide), self._choice_coefficients(noise)[start : start + len(noise.members)]
+        c, total = utilities.to(wide), torch.zeros_like(noise.p, dtype=wide)
+        coefficients = self._choice_coefficients(noise)[noise.members.start - noise.first :]
         for group in range(len(noise.samples)):
-            group_members = slice(
-                max(0, group * self.group - start), max(0, (group + 1) * self.group - start)
-            )
-            contrast = torch.tensordot(c[group_members], choices[group_members].to(wide), dims=1)
+            rows = self._rows_of_group(noise, group)
+            members = slice(rows.start, rows.stop)
+            contrast = torch.tensordot(c[members], coefficients[members].to(wide), dims=1)
             total += contrast * self._sample_difference(noise, group, group + 1)[0]
         return total * noise.sigma
 
     @override
     def update_directions(self, noise: MixtureNoise) -> Tensor:
+        # Rows of ``columns``, which begin at the first member of a group.
         start = noise.members.start - noise.first
         rows = torch.arange(start, start + len(noise.members), device=noise.samples.device)
         difference = self._sample_difference(noise, 0, len(noise.samples))[rows // self.group]
         return self._choice_coefficients(noise)[rows] * difference * noise.sigma
 
     def _choice_coefficients(self, noise: MixtureNoise) -> Tensor:
-        """Return 2 S / (S - 1) * (s_m - mean s) of members from ``first`` on, [rows, g, 1, i, *taps]."""
-        s = unpack_weights(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
-        for start in range(0, len(s), self.group):
-            group_choices = s[start : start + self.group]
-            count = len(group_choices)
-            group_choices -= group_choices.mean(0) if count > 1 else 0.5
-            group_choices *= 2 * count / max(1, count - 1)
-        return s
+        """Return 2 S / (S - 1) * (s_m - mean s) for each row of ``columns``: [rows, g, 1, i, *taps]."""
+        coefficients = unpack_weights(noise.columns, noise.p.shape[2]).to(noise.p.dtype)
+        for choices in coefficients.split(self.group):
+            size = len(choices)
+            choices.sub_(choices.mean(0) if size > 1 else 0.5).mul_(2 * size / max(1, size - 1))
+        return coefficients
 
     def _sample_difference(self, noise: MixtureNoise, start: int, stop: int) -> Tensor:
         """Return B_1 - B_0 of groups ``start`` to ``stop``, [stop - start, g, o, i, *taps]."""

@@ -27,7 +27,7 @@ from impls.perturbation.scheme import (
     check_probability,
     inverse_participation_ratio,
 )
-from impls.schemes.dropout import FAIR, AbstractDropout, AbstractDropoutNoise
+from impls.schemes.dropout import FAIR, AbstractDropoutNoise, AbstractWeightDropout
 from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
 
 ALIGNED = 16
@@ -57,7 +57,10 @@ class BlocksNoise(AbstractDropoutNoise):
 
 
 def split_into_cells(width: int, count: int) -> tuple[int, int]:
-    """Return the channels per cell and the number of cells; each of ``count`` blocks is a run of cells."""
+    """Return the channels of a cell and the number of cells; each of ``count`` blocks is a run of cells.
+
+    The last block also has the channels that are left over.
+    """
     channels = ALIGNED if width >= 2 * ALIGNED * count else 1
     return channels, width // channels
 
@@ -68,10 +71,10 @@ def _block_borders(width: int, count: int) -> list[int]:
     return [*(block * cell_count // count * cell_width for block in range(count)), width]
 
 
-def _merge_kept_blocks(on: list[bool], width: int) -> Spans:
+def _merge_kept_blocks(kept: list[bool], width: int) -> Spans:
     """Return the channels of the kept blocks; adjacent blocks make one run."""
     spans = list[tuple[int, int]]()
-    for is_kept, (start, stop) in zip(on, pairwise(_block_borders(width, len(on))), strict=True):
+    for is_kept, (start, stop) in zip(kept, pairwise(_block_borders(width, len(kept))), strict=True):
         if is_kept and spans and sum(spans[-1]) == start:
             spans[-1] = (spans[-1][0], stop - spans[-1][0])
         elif is_kept:
@@ -80,8 +83,8 @@ def _merge_kept_blocks(on: list[bool], width: int) -> Spans:
 
 
 def _take_runs(values: Tensor, axis: int, spans: Spans) -> Tensor:
-    """Concatenate runs of channels; a single run is a view. Without runs, return the first channel."""
-    runs = [values.narrow(axis, start, length) for start, length in spans or ((0, 1),)]
+    """Concatenate runs of channels; a single run is a view."""
+    runs = [values.narrow(axis, start, length) for start, length in spans]
     return runs[0] if len(runs) == 1 else torch.cat(runs, axis)
 
 
@@ -91,14 +94,16 @@ def _expand_to_channels(values: Tensor, weight: Tensor) -> Tensor:
         count = values.shape[axis]
         cell_width, cell_count = split_into_cells(width, count)
         cell = (torch.arange(width, device=values.device) // cell_width).clamp(max=cell_count - 1)
-        values = values.index_select(axis, ((cell + 1) * count - 1) // cell_count)
+        # The largest block with block * cell_count // count <= cell, so that it begins at or before the cell.
+        block = ((cell + 1) * count - 1) // cell_count
+        values = values.index_select(axis, block)
     return values.reshape(*values.shape, *[1] * (weight.dim() - 3))
 
 
 @variant(source="ours")
 @variant(side="both", groups=8, source="ours")
 @dataclass(frozen=True)
-class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]):
+class DropoutBlocks(AbstractWeightDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]):
     """Groups of members drop random blocks of input columns, with ``both`` also of output rows.
 
     A gate says for each group whether one block is kept. With p = 1/2 the gates are columns of a Hadamard
@@ -144,8 +149,9 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         columns, rows = self._block_count(inputs), self._block_count(outputs) if self.side == "both" else 0
         # Gates are drawn on the host, so that a forward does not synchronize with the device.
         host_stream = replace(stream.shared(), device=torch.device("cpu"), dtype=torch.float32)
-        on = self._draw_gates(host_stream, columns, rows)
-        kept_in, kept_out = on[:, :columns], on[:, columns:] if rows else on.new_ones(self.groups, 1)
+        kept = self._draw_gates(host_stream, columns, rows)
+        kept_in = kept[:, :columns]
+        kept_out = kept[:, columns:] if rows else kept.new_ones(self.groups, 1)  # one block of all outputs
         gates_in = kept_in.double() / self._kept_fraction(inputs)
         gates_out = kept_out.double() / (self._kept_fraction(outputs) if rows else 1)
         factors = gates_out.unsqueeze(2) * gates_in.unsqueeze(1) - 1
@@ -166,17 +172,19 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
         empty = op.apply_shared(x[:, :0], weight)
         y = empty.new_empty(*x.shape[:2], *empty.shape[2:])
         for group, (inputs, outputs) in enumerate(zip(noise.inputs, noise.outputs, strict=True)):
-            core_members = members_of_core(group, len(noise.inputs), noise.members)
-            rows = x[:, core_members]
-            if not rows.shape[1]:
+            group_members = members_of_core(group, len(noise.inputs), noise.members)
+            group_x, group_y = x[:, group_members], y[:, group_members]
+            if not group_x.shape[1]:
                 continue
             if not inputs or sum(length for _, length in outputs) < weight.shape[1]:
-                y[:, core_members].zero_()
-            # Scaling also makes the rows contiguous, which makes the product fast.
-            rows = _take_runs(rows, 3, inputs) * scale
-            for start, length in outputs if inputs else ():
-                selected = _take_runs(weight.narrow(1, start, length), 2, inputs)
-                op.add_shared_to(y[:, core_members].narrow(3, start, length), 0.0, rows, selected)
+                group_y.zero_()  # dropped outputs
+            if not inputs:
+                continue
+            # Scaling also makes the inputs contiguous, which makes the product fast.
+            kept_x = _take_runs(group_x, 3, inputs) * scale
+            for start, length in outputs:
+                kept_weight = _take_runs(weight.narrow(1, start, length), 2, inputs)
+                op.add_shared_to(group_y.narrow(3, start, length), 0.0, kept_x, kept_weight)
         return y
 
     @override
@@ -190,19 +198,17 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
 
     @override
     def weighted_sum(self, noise: BlocksNoise, utilities: Tensor) -> Tensor:
-        core_utilities = group_by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
-        total = _expand_to_channels(
-            torch.tensordot(core_utilities, noise.factors, dims=1), noise.weight.tensor
-        )
-        return noise.weight.tensor * total / noise.sigma
+        weight = noise.weight.tensor
+        group_utilities = group_by_core(utilities, noise.factors.shape[0], noise.members).sum(1)
+        block_factors = torch.tensordot(group_utilities, noise.factors, dims=1)
+        return weight * _expand_to_channels(block_factors, weight) / noise.sigma
 
     @override
     def dense_noise(self, noise: BlocksNoise) -> Tensor:
-        group = torch.arange(noise.members.start, noise.members.stop, device=noise.factors.device)
-        factors = noise.factors[group % noise.factors.shape[0]]
-        return (
-            noise.weight.tensor * _expand_to_channels(factors, noise.weight.tensor).unsqueeze(1) / noise.sigma
-        )
+        weight = noise.weight.tensor
+        members = torch.arange(noise.members.start, noise.members.stop, device=noise.factors.device)
+        factors = noise.factors[members % noise.factors.shape[0]]
+        return weight * _expand_to_channels(factors, weight).unsqueeze(1) / noise.sigma
 
     @override
     def variance(self, weight: torch.Size) -> float:
@@ -212,11 +218,10 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     def kappa(self, weight: Tensor, members: int) -> float | None:
         blocks = self._block_count(weight.shape[2])
         is_balanced = self.p == FAIR and self.groups == hadamard_width(self.groups, blocks + 1)
-        columns = weight.double().square().transpose(0, 2).flatten(1).sum(1)
-        borders = pairwise(_block_borders(len(columns), blocks))
-        ratio = inverse_participation_ratio(
-            torch.stack([columns[start:stop].sum() for start, stop in borders])
-        )
+        column_squares = weight.double().square().transpose(0, 2).flatten(1).sum(1)
+        borders = pairwise(_block_borders(len(column_squares), blocks))
+        block_squares = torch.stack([column_squares[start:stop].sum() for start, stop in borders])
+        ratio = inverse_participation_ratio(block_squares)
         if self.learns_from_rows or not is_balanced or ratio is None:
             return None
         # Members of a group have equal gates; members of different groups have orthogonal rows of the matrix.
@@ -237,6 +242,7 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         product, density = 2 * weight.numel(), self.density(weight)
+        # Without rows: utilities are summed by group, then factors by block, and each weight is multiplied.
         rescaling = members + 2 * self.groups * self._block_count(weight[2]) + weight.numel()
         forward = math.ceil(product * density)
         return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
@@ -249,12 +255,12 @@ class DropoutBlocks(AbstractDropout[BlocksNoise], AbstractRowScheme[BlocksNoise]
     def _draw_gates(self, stream: NoiseStream, columns: int, rows: int) -> Tensor:
         """Draw the gates of blocks, bool [groups, columns + rows], on the CPU."""
         if self.p != FAIR:
-            on = torch.zeros(self.groups, columns + rows, dtype=torch.bool)
+            kept = torch.zeros(self.groups, columns + rows, dtype=torch.bool)
             for name, first, count in (("inputs", 0, columns), ("outputs", columns, rows)):
                 size = round((1 - self.p) * count)
                 if size:
-                    on.scatter_(1, stream.subsets(name, self.groups, count, size)[0] + first, value=True)
-            return on
+                    kept.scatter_(1, stream.subsets(name, self.groups, count, size)[0] + first, value=True)
+            return kept
         gates = columns + rows
         order = hadamard_width(self.groups, gates + 1)
         factor = sylvester(FACTOR, device=stream.device, dtype=stream.dtype)

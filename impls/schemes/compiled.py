@@ -69,7 +69,7 @@ class Compiled(AbstractWrapper[Noise]):
             )
         if not isinstance(entry.scheme, AbstractScheme):
             raise UnsupportedError(
-                f"{self}: {self.of} is a plain layer, not a scheme: name a variant that perturbs"
+                f"{self}: {self.of} is a plain layer, not a scheme: use a scheme, such as 'Hadamard'"
             )
         return entry.scheme
 
@@ -169,6 +169,8 @@ def missing_compiler_reason(device: torch.device) -> str:
 def _draws_in_forward(plain: AnyScheme, weight: Tensor) -> bool:
     """Return whether the scheme's noise is a stream, which its forward draws from."""
     weight = weight.detach().to("meta").unflatten(0, (1, -1))
-    stream = STREAMS[plain.stream](0, 0, "", range(1), weight.device, weight.dtype)
+    stream = STREAMS[plain.stream](
+        seed=0, step=0, layer="", members=range(1), device=weight.device, dtype=weight.dtype
+    )
     noise = plain.sample(weight, stream)
     return any(isinstance(value, NoiseStream) for value in vars(noise).values())

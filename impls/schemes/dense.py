@@ -48,7 +48,8 @@ class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
             return super().weighted_sum(noise, utilities)
         # W is subtracted before the sum: in a sum of perturbed weights the noise would be in the low bits.
         rows, center = noise.values.flatten(1), noise.center.flatten()
-        count = next(stop for _, stop in pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
+        # The first piece is as long as any.
+        _, count = next(pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
         buffer = rows.new_empty(count, rows.shape[1])
         wide = torch.promote_types(torch.float32, center.dtype)
         total = sum_pieces(
@@ -105,7 +106,7 @@ class Perturbed(AbstractStoredScheme):
             return super().forward(op, weight, noise, x, sigma)
         y = op.apply_per_member(x, noise.values)
         if isinstance(sigma, Tensor):
-            # The second half needs W - sigma E = 2 W - (W + sigma E).
+            # The second half needs W - sigma E = 2 W - (W + sigma E): lerp with a weight of 1, or of -1.
             return op.apply_shared(x, weight).lerp(y, (sigma / noise.sigma).to(y.dtype))
         return y
 

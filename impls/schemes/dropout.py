@@ -30,6 +30,7 @@ from impls.perturbation.scheme import (
 )
 
 FAIR = 0.5
+"""The p whose gates are fair coins: each takes one random bit."""
 
 PIECE_BYTES = 2**25
 """Bytes of members' weights that are computed at a time."""
@@ -52,7 +53,7 @@ N = TypeVar("N", bound=AbstractDropoutNoise)
 
 
 class AbstractDropout(AbstractScheme[N]):
-    """A scheme whose noise is W times a factor: sigma E_m = W * xi_m."""
+    """A scheme whose noise is W times a random factor: sigma E_m = W * xi_m."""
 
     p: float
     """Probability of dropping a value."""
@@ -63,10 +64,6 @@ class AbstractDropout(AbstractScheme[N]):
         # The update multiplies the gradient by W^2, or by means of it over channels or blocks.
         return True
 
-    @abstractmethod
-    def apply_gated_weights(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
-        """Apply each member's weight W (1 + xi_m) to its rows."""
-
     def variance(self, weight: torch.Size) -> float:  # noqa: ARG002  for subclasses
         """Return v, the variance of xi, for a weight [g, o, i, *taps]."""
         return self.p / (1 - self.p)
@@ -76,16 +73,24 @@ class AbstractDropout(AbstractScheme[N]):
         return replace(noise, sigma=sigma)
 
     @override
+    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
+        return weight.abs() * (math.sqrt(self.variance(weight.shape)) / sigma)
+
+
+class AbstractWeightDropout(AbstractDropout[N]):
+    """Dropout whose members have their own products: those of the kept weights, scaled up."""
+
+    @abstractmethod
+    def apply_gated_weights(self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor) -> Tensor:
+        """Apply each member's weight W (1 + xi_m) to its rows."""
+
+    @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         y, ratio = self.apply_gated_weights(op, weight, noise, x), sigma / noise.sigma
         # Antithetic rows have a negative sigma: W - sigma E = 2 W - (W + sigma E), which is ratio = -1.
         return y if _is_one(ratio) else _scale_perturbation(op.apply_shared(x, weight), y, ratio)
-
-    @override
-    def noise_std(self, weight: Tensor, sigma: float) -> Tensor:
-        return weight.abs() * (math.sqrt(self.variance(weight.shape)) / sigma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,19 +107,20 @@ class DropoutNoise(AbstractDropoutNoise):
 
 
 def _draw_gates(stream: NoiseStream, p: float, *shape: int) -> Tensor:
-    """Draw gates, bool [m, *shape]; fair gates use one random bit each."""
+    """Draw which values are kept, with probability 1 - p: bool [m, *shape]."""
     if p == FAIR:
         return draw_signs(stream, "kept", *shape) > 0
     return stream.uniform("kept", *shape) >= p
 
 
 def _xi(kept: Tensor, p: float, like: Tensor) -> Tensor:
-    """Return xi = g / q - 1 in the dtype of ``like``."""
+    """Return xi in the dtype of ``like``: 1 / q - 1 = p / q for kept values, -1 for dropped ones."""
     return torch.where(kept, like.new_full((), p / (1 - p)), -1.0)
 
 
 def _apply_gates(values: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Multiply values by g / q, in one pass."""
+    """Multiply kept values by 1 / q and the others by 0."""
+    # addcmul computes 0 + 1 / q * values * kept in one pass over memory.
     return torch.addcmul(values.new_zeros(()), values, kept, value=1 / (1 - p))
 
 
@@ -124,12 +130,13 @@ def _scale_perturbation(plain: Tensor, dropped: Tensor, ratio: float | Tensor) -
 
 
 def _kappa_of_gates(weight: Tensor, squares: Tensor) -> float | None:
-    """Return kappa of gates on vectors of weights with squared lengths l: d sum l^2 / (sum l)^2 - 1."""
+    """Return kappa if a gate multiplies weights with a sum of squares l: d sum l^2 / (sum l)^2 - 1."""
     ratio = inverse_participation_ratio(squares)
     return None if ratio is None else weight.numel() * ratio - 1
 
 
 def _is_one(ratio: float | Tensor) -> bool:
+    """Return whether no row has another sigma than the noise; a tensor has those of antithetic rows."""
     return not isinstance(ratio, Tensor) and ratio == 1
 
 
@@ -172,13 +179,7 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
     def sample(self, weight: Tensor, stream: NoiseStream) -> DropoutNoise:
         groups, outputs, inputs = weight.shape[:3]
         width = inputs if self.side == "in" else outputs
-        return DropoutNoise(TensorRef(weight), 1.0, _draw_gates(stream, self.p, groups, width))
-
-    @override
-    def apply_gated_weights(
-        self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, x: Tensor
-    ) -> Tensor:
-        return self.forward(op, weight, noise, x, noise.sigma)
+        return DropoutNoise(TensorRef(weight), sigma=1.0, kept=_draw_gates(stream, self.p, groups, width))
 
     @override
     def forward(
@@ -194,19 +195,21 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
         self, op: AbstractOperator, weight: Tensor, noise: DropoutNoise, utilities: Tensor, x: Tensor
     ) -> Tensor:
         y, vjp = torch.func.vjp(lambda w: op.apply_shared(x, w), weight)  # type: ignore[misc]  # 2-tuple
-        xi = append_axes(_xi(noise.kept, self.p, y), y[0])
-        total: Tensor = vjp(y * xi * append_axes(utilities / self.variance(weight.shape), y))[0]
+        change = y * append_axes(_xi(noise.kept, self.p, y), y[0])
+        total: Tensor = vjp(change * append_axes(utilities / self.variance(weight.shape), y))[0]
         return total
 
     @override
     def weighted_sum(self, noise: DropoutNoise, utilities: Tensor) -> Tensor:
+        weight = noise.weight.tensor
         xi = torch.tensordot(utilities, _xi(noise.kept, self.p, utilities), dims=1)
-        return noise.weight.tensor * append_axes(self._broadcast(xi), noise.weight.tensor) / noise.sigma
+        return weight * append_axes(self._broadcast(xi), weight) / noise.sigma
 
     @override
     def dense_noise(self, noise: DropoutNoise) -> Tensor:
         weight = noise.weight.tensor.unsqueeze(0)
-        return weight * append_axes(self._broadcast(_xi(noise.kept, self.p, weight)), weight) / noise.sigma
+        xi = _xi(noise.kept, self.p, weight)
+        return weight * append_axes(self._broadcast(xi), weight) / noise.sigma
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float | None:
@@ -226,7 +229,8 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
 
     def _drop(self, values: Tensor, noise: DropoutNoise, sigma: float | Tensor) -> Tensor:
         """Multiply channels by 1 + xi, or by 1 - xi if sigma is negative."""
-        dropped, ratio = _apply_gates(values, append_axes(noise.kept, values[0]), self.p), sigma / noise.sigma
+        dropped = _apply_gates(values, append_axes(noise.kept, values[0]), self.p)
+        ratio = sigma / noise.sigma
         return dropped if _is_one(ratio) else _scale_perturbation(values, dropped, ratio)
 
     def _broadcast(self, xi: Tensor) -> Tensor:
@@ -236,7 +240,7 @@ class DropoutMask(AbstractDropout[DropoutNoise], AbstractRowScheme[DropoutNoise]
 
 @variant(source="Wan et al. 2013 (DropConnect)")
 @dataclass(frozen=True)
-class DropConnect(AbstractDropout[DropoutNoise]):
+class DropConnect(AbstractWeightDropout[DropoutNoise]):
     """Each member drops random weights, each with probability p.
 
     Memory    g * o * i * taps bytes per member.
@@ -257,7 +261,7 @@ class DropConnect(AbstractDropout[DropoutNoise]):
             # The uniform numbers take more memory than the gates, so they are drawn in pieces.
             for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
                 kept[start:stop] = _draw_gates(stream.narrow(start, stop), self.p, *weight.shape)
-        return DropoutNoise(TensorRef(weight), 1.0, kept)
+        return DropoutNoise(TensorRef(weight), sigma=1.0, kept=kept)
 
     @override
     def apply_gated_weights(

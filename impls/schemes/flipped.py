@@ -49,7 +49,7 @@ class FlippedNoise(Noise):
 class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     """Shared cores whose columns and rows each member multiplies by signs; subclasses draw the cores."""
 
-    FOURTH: ClassVar[int]
+    FOURTH_MOMENT: ClassVar[int]
     """Fourth moment of a core's entries, which have unit variance."""
 
     side: Literal["in", "out", "both"]
@@ -112,13 +112,14 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
         # E[E E^T | core] has a block v v^T for each set of L entries that share their signs. Its mean squared
-        # norm is E|v|^4 = L^2 + (FOURTH - 1) L; for independent entries it would be L.
+        # norm is E|v|^4 = L^2 + (FOURTH_MOMENT - 1) L; for independent entries it would be L.
         _, outputs, inputs, *taps = weight.shape
         same_sign = {"in": outputs, "out": inputs, "both": 1}[self.side] * math.prod(taps)
-        return (same_sign + self.FOURTH - 2) * same_core_fraction(members, self.cores)
+        return (same_sign + self.FOURTH_MOMENT - 2) * same_core_fraction(members, self.cores)
 
     @override
     def distinct_perturbations(self, weight: torch.Size) -> float:
+        # With both sides, negating all signs of a group leaves E_m as it is.
         groups, outputs, inputs = weight[:3]
         signs = {"in": inputs, "out": outputs, "both": outputs + inputs - 1}[self.side]
         return self.cores * count_signs(groups * signs)
@@ -131,7 +132,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     def flops(self, weight: torch.Size, members: int) -> Flops:
         groups, outputs, inputs = weight[:3]
         signs = groups * {"in": inputs, "out": outputs, "both": outputs * inputs}[self.side]
-        # Flipping signs counts as 0; summing them counts, and one pass over each core.
+        # Flipping signs counts as 0. The update sums the members' signs, and multiplies and adds the cores.
         passes = weight.numel() * (2 * min(self.cores, members) - 1)
         return Flops(forward=4 * weight.numel(), update=2 * signs * members + passes)
 
@@ -150,7 +151,7 @@ class Flipped(AbstractFlippedScheme):
               Both sides: taps + 1, so 2 for Linear. g cores divide it by g.
     """
 
-    FOURTH = 3
+    FOURTH_MOMENT = 3
 
     side: Literal["in", "out", "both"] = "in"
     cores: int = 1
@@ -171,7 +172,7 @@ class FlippedSign(AbstractFlippedScheme):
               independent entries. g cores divide it by g.
     """
 
-    FOURTH = 1
+    FOURTH_MOMENT = 1
 
     side: Literal["in", "out", "both"] = "both"
     cores: int = 1

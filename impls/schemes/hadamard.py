@@ -20,17 +20,18 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.perturbation.member_ops import (
     add_with_signs,
+    append_axes,
     count_signs,
     draw_signs,
     flip_signs,
     sum_outer_products,
 )
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import Noise, NoiseStream, pieces
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractScheme, Flops
 
 PIECE_BYTES = 2**21
-"""Bytes of rows that are multiplied by signs and transformed at a time on a CPU; they fit its cache.
+"""Bytes of activations that are multiplied by signs and transformed at a time on a CPU; they fit its cache.
 
 Temporaries of all rows at once would cause page faults in every call. These take up to 15 % of the time of a
 Linear layer's product, and up to the time of a whole convolution.
@@ -87,11 +88,9 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         self, op: AbstractOperator, weight: Tensor, noise: HadamardNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         y, members = op.apply_shared(x, weight), x.shape[1]
-        row_bytes = max(x.nbytes, y.nbytes) // max(1, members)
-        on_cpu = x.device.type == "cpu"
-        members_at_once = max(1, PIECE_BYTES // max(1, row_bytes) if on_cpu else members)
-        for start in range(0, members, members_at_once):
-            stop = min(start + members_at_once, members)
+        all_bytes = max(x.nbytes, y.nbytes)
+        piece_bytes = PIECE_BYTES if x.device.type == "cpu" else all_bytes
+        for start, stop in pieces(members, all_bytes // max(1, members), piece_bytes):
             self._add_corrections(op, noise.narrow(start, stop), x[:, start:stop], y[:, start:stop], sigma)
         return y
 
@@ -109,7 +108,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         if noise.taps is None:
             return dense
         taps = noise.taps.view(-1, 1, 1, 1, *noise.taps.shape[1:])
-        return dense.view(*dense.shape, *[1] * (taps.dim() - 4)) * taps
+        return append_axes(dense, taps) * taps
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
@@ -117,6 +116,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
     @override
     def distinct_perturbations(self, weight: torch.Size) -> float:
+        # Negating the signs of two axes together leaves E_m as it is.
         groups, outputs, inputs, *taps = weight
         return count_signs(groups * (outputs + inputs - 1) + math.prod(taps) - 1)
 
@@ -125,8 +125,8 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         groups, outputs, inputs = weight[:3]
         positions = weight.numel() // (groups * outputs * inputs)
         # Flipping signs counts as 0; the additions of the taps and of the smallest transform count.
-        rounds = (min(outputs, inputs) - 1).bit_length()
-        added = groups * (inputs * (positions - 1) + max(outputs, inputs) * rounds)
+        stages = (min(outputs, inputs) - 1).bit_length()
+        added = groups * (inputs * (positions - 1) + max(outputs, inputs) * stages)
         return Flops(forward=2 * weight.numel() + added, update=weight.numel() * (2 * members + 1))
 
     def _add_corrections(
@@ -152,7 +152,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
 
 def _core_matrix(noise: HadamardNoise) -> Tensor:
-    """Return H, [o, i]."""
+    """Return H, the matrix that all members' signs multiply, [o, i]."""
     return hadamard_matrix(noise.outputs.shape[2], noise.inputs.shape[2], noise.factor)
 
 
@@ -172,6 +172,7 @@ def hadamard_factors(size: int, largest: int = FACTOR) -> list[int]:
     """Split a power of two into powers of two up to ``largest``, as equal as possible, largest first."""
     bits = size.bit_length() - 1
     count = max(1, -(-bits // (largest.bit_length() - 1)))
+    # The exponents (bits + index) // count add up to ``bits``, and differ by 1 at most.
     return [1 << (bits + index) // count for index in reversed(range(count))]
 
 
@@ -179,7 +180,7 @@ def sylvester(size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return Sylvester's Hadamard matrix of size up to 256: +1 where i & j has an even number of set bits."""
     indices = torch.arange(size, device=device)
     parity = indices.unsqueeze(1) & indices
-    for shift in (4, 2, 1):
+    for shift in (4, 2, 1):  # the exclusive or of all eight bits reaches the lowest one
         parity = parity ^ (parity >> shift)
     return (1 - 2 * (parity & 1)).to(dtype)
 
@@ -213,6 +214,7 @@ def _transform(x: Tensor, outputs: int, outer: list[int], inner: int, factor: Te
     batch, inputs, space = x.shape
     if not outer or max(outputs, inputs) <= inner:
         return _multiply_by_factor(x, outputs, factor)
+    # Channels are a matrix [columns, inner]: one factor multiplies its second axis, the others its first.
     padding = -inputs % inner
     if padding:
         x = functional.pad(x, (0, 0, 0, padding))

@@ -32,7 +32,7 @@ class TableNoise(Noise):
 @variant(source="Salimans et al. 2017, arXiv:1703.03864")
 @dataclass(frozen=True)
 class NoiseTable(AbstractDenseScheme[TableNoise]):
-    """E_m is a slice, at a random offset, of one table of ``ratio`` Gaussian numbers for each weight.
+    """E_m is a slice, at a random offset, of a shared Gaussian table ``ratio`` times as long as the weight.
 
     The table is drawn again at every step. Keeping one table for all steps, as implementations that share
     noise between machines do, would correlate the steps. Slices overlap, so members of one step are
@@ -48,14 +48,13 @@ class NoiseTable(AbstractDenseScheme[TableNoise]):
     ratio: int = 16
 
     def __post_init__(self) -> None:
-        """Check the options; a table of ratio 1 has one slice only."""
-        check_count("ratio", self.ratio, 2)
+        check_count("ratio", self.ratio, 2)  # with ratio 1 the table has one slice
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> TableNoise:
         return TableNoise(
             table=stream.shared().normal("table", self.ratio * weight.numel())[0],
-            offsets=stream.integers("offsets", self.offsets(weight.shape)),
+            offsets=stream.integers("offsets", self.offset_count(weight.shape)),
             shape=weight.shape,
         )
 
@@ -66,24 +65,23 @@ class NoiseTable(AbstractDenseScheme[TableNoise]):
 
     @override
     def dense_noise(self, noise: TableNoise) -> Tensor:
-        # All slices, as overlapping rows of a view.
-        rows = noise.table.unfold(0, noise.shape.numel(), 1)
-        return rows.index_select(0, noise.offsets).view(-1, *noise.shape)
+        slices = noise.table.unfold(0, noise.shape.numel(), 1)  # a view with overlapping rows
+        return slices.index_select(0, noise.offsets).view(-1, *noise.shape)
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
-        return weight.numel() / self.offsets(weight.shape)
+        return weight.numel() / self.offset_count(weight.shape)
 
     @override
     def distinct_perturbations(self, weight: torch.Size) -> float:
-        return self.offsets(weight)
+        return self.offset_count(weight)
 
     @override
     def read_bytes(self, weight: Tensor, noise: TableNoise) -> int:
         # The table is read at most once, however many slices overlap.
-        slices = len(noise.offsets) * weight.numel() * noise.table.itemsize
-        return weight.nbytes + min(noise.table.nbytes, slices) + noise.offsets.nbytes
+        slice_bytes = len(noise.offsets) * weight.numel() * noise.table.itemsize
+        return weight.nbytes + min(noise.table.nbytes, slice_bytes) + noise.offsets.nbytes
 
-    def offsets(self, weight: torch.Size) -> int:
+    def offset_count(self, weight: torch.Size) -> int:
         """Return the number of offsets at which a slice may begin."""
         return (self.ratio - 1) * weight.numel() + 1

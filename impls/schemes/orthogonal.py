@@ -1,7 +1,6 @@
 """Orthogonal noise: low-rank members that are orthogonal to each other, in rounds of at most d / rank."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +48,14 @@ class Orthogonal(AbstractLowRank):
         _, outputs, *inner = weight
         round_size, width, device = self._round_size(weight), math.prod(inner), stream.device
         members = torch.arange(stream.members.start, stream.members.stop, device=device)
+        # A round numbers all pairs of a column of the smaller basis and a column of the larger one. The first
+        # min(o, i * taps) pairs have no column in common.
         pairs = (members % round_size * self.rank)[:, None] + torch.arange(self.rank, device=device)
-        # Every pair of columns occurs once; the first min(o, i * taps) pairs have no column in common.
-        narrow = pairs % min(outputs, width)
-        wide = (narrow + pairs // min(outputs, width)) % max(outputs, width)
-        up_columns, down_columns = (narrow, wide) if outputs <= width else (wide, narrow)
+        small_columns = pairs % min(outputs, width)
+        large_columns = (small_columns + pairs // min(outputs, width)) % max(outputs, width)
+        up_columns, down_columns = (
+            (small_columns, large_columns) if outputs <= width else (large_columns, small_columns)
+        )
         return Factors(
             down=self._basis_columns("inputs", weight, stream, width, down_columns).unflatten(3, inner),
             up=self._basis_columns("outputs", weight, stream, outputs, up_columns),
@@ -61,8 +63,9 @@ class Orthogonal(AbstractLowRank):
 
     @override
     def kappa(self, weight: Tensor, members: int) -> float:
-        full, remainder = divmod(members, round_size := self._round_size(weight.shape))
-        same_round_pairs = full * round_size * (round_size - 1) + remainder * (remainder - 1)
+        round_size = self._round_size(weight.shape)
+        rounds, remainder = divmod(members, round_size)
+        same_round_pairs = rounds * round_size * (round_size - 1) + remainder * (remainder - 1)
         return -same_round_pairs / max(1, members * (members - 1))
 
     @override
@@ -89,27 +92,22 @@ class Orthogonal(AbstractLowRank):
         self, side: str, weight: torch.Size, stream: NoiseStream, width: int, columns: Tensor
     ) -> Tensor:
         """Return columns of each member's basis, U or V: indices [m, k] -> [m, g, k, width]."""
-        round_size, shared = self._round_size(weight), stream.shared()
+        round_size, shared, members = self._round_size(weight), stream.shared(), stream.members
         rounds_per_draw = max(1, MEMBERS_PER_DRAW // round_size)
-        rounds = torch.arange(stream.members.start, stream.members.stop, device=stream.device) // round_size
-        first, last = (
-            member // round_size // rounds_per_draw for member in (stream.members[0], stream.members[-1])
-        )
-
-        def draw_for_rounds(draw: Callable[[str], Tensor], name: str) -> Tensor:
-            draws = [draw(f"{side} {name} {index}")[0] for index in range(first, last + 1)]
-            return torch.cat(draws)[rounds - first * rounds_per_draw]
+        members_per_draw = rounds_per_draw * round_size
+        draws = range(members[0] // members_per_draw, members[-1] // members_per_draw + 1)
+        rounds = torch.arange(members.start, members.stop, device=stream.device) // round_size
+        member_rounds = rounds - draws.start * rounds_per_draw
+        shape = (rounds_per_draw, weight[0])
 
         def draw_signs(name: str) -> Tensor:
-            return shared.signs(name, rounds_per_draw, weight[0], width)
+            signs = [shared.signs(f"{side} {name} {draw}", *shape, width)[0] for draw in draws]
+            return torch.cat(signs)[member_rounds]
 
-        def draw_first_columns(name: str) -> Tensor:
-            return shared.integers(name, width, rounds_per_draw, weight[0])
-
-        first_columns = draw_for_rounds(draw_first_columns, "begin").unsqueeze(2)
-        columns = (columns[:, None] + first_columns) % width
-        row_signs = draw_for_rounds(draw_signs, "rows").unsqueeze(2)
-        column_signs = draw_for_rounds(draw_signs, "columns").gather(2, columns).unsqueeze(3)
+        begin = [shared.integers(f"{side} begin {draw}", width, *shape)[0] for draw in draws]
+        columns = (columns[:, None] + torch.cat(begin)[member_rounds].unsqueeze(2)) % width
+        row_signs = draw_signs("rows").unsqueeze(2)
+        column_signs = draw_signs("columns").gather(2, columns).unsqueeze(3)
         return _hartley_columns(columns, width, stream).mul_(row_signs).mul_(column_signs)
 
 
@@ -128,6 +126,7 @@ def _hartley_columns(columns: Tensor, width: int, stream: NoiseStream) -> Tensor
     members_at_once = max(1, piece_bytes(columns.device) // index_bytes)
     pieces = []
     for piece in columns.unsqueeze(-1).split(members_at_once):
+        # A sum of two remainders is below 2 * width, for which ``entries`` are repeated.
         sums = (piece * far % width).unsqueeze(-1) + (piece * near % width).unsqueeze(-2)
         index = sums.flatten(-2)[..., :width]
         pieces.append(entries.index_select(0, index.flatten()).view(index.shape))

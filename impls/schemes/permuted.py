@@ -77,7 +77,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     cores: int = 1
 
     def __post_init__(self) -> None:
-        """Check the options; a sparsity of a side that is not permuted is an error."""
+        """Check the options; the sparsity of a side that is not permuted must be 1."""
         check_count("cores", self.cores)
         check_choice("side", self.side, "in", "out", "both")
         for name, value, unused in (
@@ -96,7 +96,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         columns, rows = self._core_shape(weight.shape)
         core = stream.shared().normal("core", self.cores, groups, rows, columns, *taps)[0]
         core *= math.sqrt(inputs * outputs / (columns * rows))
-        if rows < outputs:
+        if rows < outputs:  # a row of zeros, which all outputs that are not selected use
             core = torch.cat([core, core.new_zeros(self.cores, groups, 1, columns, *taps)], dim=2)
         input_index = output_index = None
         if self.side != "out":
@@ -123,7 +123,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             total = torch.einsum("cgok,cgkit->goit", rows, core)
         else:
             # With both sides permuted, dense E_m are summed: no smaller sum is known.
-            member_bytes = core[0, :, :1, :1].nbytes * noise.outputs.shape[2] * noise.width
+            channel_bytes = core[0, :, :1, :1].nbytes  # of one output and one input, in all groups and taps
+            member_bytes = channel_bytes * noise.outputs.shape[2] * noise.width
             return sum_pieces(
                 torch.tensordot(utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1)
                 for start, stop in pieces(len(utilities), member_bytes, piece_bytes(core.device))
@@ -138,8 +139,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             dense = dense.gather(2, rows.expand(*noise.outputs.shape, *dense.shape[3:]))
         if noise.inputs is not None:
             columns = append_axes(noise.inputs.unsqueeze(2), dense).expand_as(dense)
-            wide = dense.new_zeros(*dense.shape[:3], noise.width, *dense.shape[4:])
-            dense = wide.scatter_(3, columns, dense)
+            zeros = dense.new_zeros(*dense.shape[:3], noise.width, *dense.shape[4:])
+            dense = zeros.scatter_(3, columns, dense)
         return dense
 
     @override
@@ -173,10 +174,10 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         selected = weight.numel() // (outputs * inputs) * rows * columns
         update = 2 * selected * members
         if self.side != "both":
-            # Either each member's E_m is summed, or utilities are summed per index, followed by one product.
-            indices, width = (columns, inputs) if self.side == "in" else (rows, outputs)
+            # Either each member's E_m is summed, or utilities are summed by channel, followed by one product.
+            selected_channels, width = (columns, inputs) if self.side == "in" else (rows, outputs)
             product = 2 * selected * width * min(self.cores, members)
-            update = min(update, groups * indices * members + product)
+            update = min(update, groups * selected_channels * members + product)
         return Flops(forward=2 * (weight.numel() + selected), update=update)
 
     def _core_shape(self, weight: torch.Size) -> tuple[int, int]:
@@ -238,7 +239,7 @@ def permuted_kappa(
 def _sum_utilities_by_channel(
     noise: PermutedNoise, index: Tensor | None, utilities: Tensor, width: int
 ) -> Tensor:
-    """Sum, for each core, the utilities of members with channel c at position p: [cores, g, p, c]."""
+    """Sum, for each core, the utilities of members that select channel c for place p: [cores, g, p, c]."""
     assert index is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
     channels = group_by_core(index, count, noise.members).permute(0, 2, 3, 1)

@@ -50,10 +50,10 @@ class Vmap(AbstractStoredScheme):
 
 
 def draw_member_noise(noise: StreamNoise, member: int) -> Tensor:
-    """Draw E_m of one member, counted from the first one of the noise."""
+    """Draw E_m of one member; 0 is the first member of the noise."""
     if noise.stream.SHARD_MULTIPLE == 1:
         return noise.stream.narrow(member, member + 1).normal("dense", *noise.shape)[0]
-    # A stream of blocks would draw a whole block.
+    # A stream of blocks would draw the whole block: a shared draw, named by the member, has its numbers only.
     return noise.stream.shared().normal(f"member {noise.stream.members[member]}", *noise.shape)[0]
 
 
@@ -78,7 +78,8 @@ class Loop(AbstractDenseScheme[StreamNoise]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: StreamNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        sigmas = [s.item() for s in (sigma[0], sigma[-1])] if isinstance(sigma, Tensor) else [sigma]
+        # With antithetic sampling, the first half of the repeats sees sigma and the second half -sigma.
+        sigmas = [sigma[0].item(), sigma[-1].item()] if isinstance(sigma, Tensor) else [sigma]
         halves = x.chunk(len(sigmas))
         saved = weight.clone()
         outputs = []

@@ -73,7 +73,7 @@ def test_a_perturbation_is_a_slice_of_the_table() -> None:
         for offset, dense in zip(noise.offsets.tolist(), NoiseTable().dense_noise(noise), strict=True):
             assert torch.equal(dense, noise.table[offset : offset + size].view(shape))
     noise = draw_table((1, 2, 2), range(2048), ratio=3)
-    assert NoiseTable(3).offsets(noise.shape) == 9
+    assert NoiseTable(3).offset_count(noise.shape) == 9
     assert sorted(set(noise.offsets.tolist())) == list(range(9))
 
 
