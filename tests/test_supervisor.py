@@ -278,3 +278,27 @@ end(int(child.watch(VARIANT, CASE, "set-up", {reason!r})))
 """
     code, messages = run_children(body)
     assert (code, messages) == (0, [f"B on Linear(4, 4): {reason}: checking once more in a new process"])
+
+
+def test_check_goes_on_after_a_scheme_that_ends_the_process(tmp_path: Path) -> None:
+    """A scheme that exits with code 0 in its check fails; each other scheme has its line, once."""
+    plugin = tmp_path / "exiting.py"
+    plugin.write_text(
+        "import os\n"
+        "from dataclasses import dataclass\n"
+        "from esbench.registry import variant\n"
+        "from impls import SparsePerturbed\n"
+        "@variant(k=1)\n"
+        "@dataclass(frozen=True)\n"
+        "class Exiting(SparsePerturbed):\n"
+        "    def correction(self, op, noise, x):\n"
+        "        os._exit(0)\n"
+    )
+    names = [text for name in ("Flipped", "Exiting*", "Hadamard") for text in ("--variants", name)]
+    command = [sys.executable, "-m", "esbench", "check", "--plugin", str(plugin), *names]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "Exiting(k=1) on Linear(" in ended.stderr
+    assert "the process ended with exit code 0 during check" in ended.stderr
+    lines = [line.split()[0] for line in ended.stdout.splitlines() if "correct: " in line or "failed" in line]
+    assert lines == ["Flipped", "Hadamard", "Exiting(k=1)"]

@@ -2,14 +2,24 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual
-from esbench.registry import REGISTRY
+from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note
+from esbench.registry import REGISTRY, Entry
+from esbench.schema import Case
+from esbench.supervisor import Child, supervise
 from esbench.text import fill, first_names, one_line, pluralize
 
+if TYPE_CHECKING:
+    from esbench.measure.validation import ExactChecks
+
 NOT_CHECKED = "not checked"
+
+_Unavailable = dict[str, dict[str, set[str]]]
+"""Reason -> variant -> operators."""
 
 
 @app.command()
@@ -18,51 +28,81 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
 
     Every variant is checked on every operator. Prints one line per variant, and the variants that cannot run
     here once per reason. Exit code 1 if a variant fails or was not checked: it has no case to check, or
-    stopped after its set-up had accepted one.
+    stopped after its set-up had accepted one. Also if nothing was compared.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
-    from esbench.measure.validation import NO_CASE, ExactChecks
+    child = supervise(note)
+    from esbench.measure.validation import ExactChecks
 
     entries = load_usual(variants, plugin)
     cases = REGISTRY.find_suite("check").cases
     checks = ExactChecks(cases, "cpu", 0)
     counts = Counter[str]()
-    unavailable: dict[str, dict[str, set[str]]] = {}  # reason -> variant -> operators
+    unavailable: _Unavailable = {}
     width = max(len(entry.variant.name) for entry in entries)
-    for entry in entries:
-        name = entry.variant.name
-        correct = []
-        supported = Counter(case.operator for case in cases if entry.supports(case))
-        if not supported:
-            counts[NOT_CHECKED] += 1
-            typer.echo(f"{name:<{width}}  {NOT_CHECKED}: {NO_CASE}")
-        for operator, count in supported.items():
-            failure, key = checks.outcome(entry, operator), (entry.variant, operator)
-            missing = checks.not_compared.get(key)
-            if missing and not (failure and failure.status == "failed"):
-                counts[NOT_CHECKED] += 1
-                typer.echo(f"{name:<{width}}  {NOT_CHECKED} on {operator}: {one_line(missing.reason)}")
-                continue
-            counts[failure.status if failure else "correct"] += 1
-            if failure is None:
-                compared = checks.compared[key]
-                correct.append(operator if compared == count else f"{operator} ({compared} of {count} cases)")
-            elif failure.status == "unavailable":
-                reason = shared_reason(failure.reason, entry.variant.scheme, operator)
-                unavailable.setdefault(reason, {}).setdefault(name, set()).add(operator)
-            else:
-                typer.echo(f"{name:<{width}}  failed on {operator}: {one_line(failure.reason)}")
-        if correct:
-            typer.echo(f"{name:<{width}}  correct: {', '.join(correct)}")
+    ended = child.announcement.excluded
+    # A new process checks everything again, but an earlier one has printed the lines before the variant that
+    # ended it.
+    printed = max((index for index, entry in enumerate(entries) if entry.variant in ended), default=0)
+    for index, entry in enumerate(entries):
+        if entry.variant in ended:
+            lines = ["failed: it ended the process"]
+            counts["failed"] += 1
+        else:
+            lines = _check(entry, cases, checks, child, counts, unavailable)
+        for line in lines if index >= printed else ():
+            typer.echo(f"{entry.variant.name:<{width}}  {line}")
+    child.announce(variant=None, case=None)
     for reason, operators in unavailable.items():
         names = sorted(set().union(*operators.values()))
         named = f"{pluralize(len(operators), 'variant')} ({first_names([*operators])})"
         line = f"unavailable on {', '.join(names)}: {named}: {reason}"
         typer.echo(fill(line))
-    typer.echo(", ".join(f"{number} {status}" for status, number in counts.items()), err=True)
-    if counts["failed"] or counts[NOT_CHECKED]:
+    note(", ".join(f"{number} {status}" for status, number in counts.items()))
+    if not counts["correct"]:
+        note("nothing was compared")
+    if counts["failed"] or counts[NOT_CHECKED] or not counts["correct"]:
         raise typer.Exit(FAILED)
+
+
+def _check(
+    entry: Entry,
+    cases: Sequence[Case],
+    checks: "ExactChecks",
+    child: Child,
+    counts: Counter[str],
+    unavailable: _Unavailable,
+) -> list[str]:
+    """Check a variant on each operator and return its lines; add to the counts and to ``unavailable``."""
+    from esbench.measure.validation import NO_CASE
+
+    name, lines, correct = entry.variant.name, [], []
+    supported: dict[str, list[Case]] = {}
+    for case in cases:
+        if entry.supports(case):
+            supported.setdefault(case.operator, []).append(case)
+    if not supported:
+        counts[NOT_CHECKED] += 1
+        lines.append(f"{NOT_CHECKED}: {NO_CASE}")
+    for operator, of_operator in supported.items():
+        child.watch(entry.variant, of_operator[0], "check")
+        failure, key = checks.outcome(entry, operator), (entry.variant, operator)
+        missing = checks.not_compared.get(key)
+        if missing and not (failure and failure.status == "failed"):
+            counts[NOT_CHECKED] += 1
+            lines.append(f"{NOT_CHECKED} on {operator}: {one_line(missing.reason)}")
+            continue
+        counts[failure.status if failure else "correct"] += 1
+        if failure is None:
+            count, compared = len(of_operator), checks.compared[key]
+            correct.append(operator if compared == count else f"{operator} ({compared} of {count} cases)")
+        elif failure.status == "unavailable":
+            reason = shared_reason(failure.reason, entry.variant.scheme, operator)
+            unavailable.setdefault(reason, {}).setdefault(name, set()).add(operator)
+        else:
+            lines.append(f"failed on {operator}: {one_line(failure.reason)}")
+    return [*lines, f"correct: {', '.join(correct)}"] if correct else lines
 
 
 def shared_reason(reason: str, scheme: str, operator: str) -> str:

@@ -239,13 +239,16 @@ def _(scheme: NAME, case, device, seed):
 
 
 def test_check_says_what_it_did_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A case that the set-up refuses is unavailable; one that stops later, or for memory, is not checked."""
+    """A case that the set-up refuses is unavailable; one that stops later, or for memory, is not checked.
+
+    If nothing was compared, the exit code is 1.
+    """
     for number, (in_set_up, in_call, code, words) in enumerate(
         (
             ("", "raise MemoryError", 1, "not checked on Linear: out of memory: "),
             ("", "raise UnavailableError('no')", 1, "not checked on Conv2d: no (on Conv2d("),
             ("raise MemoryError", "", 1, "not checked on Conv2d: out of memory: "),
-            ("raise UnavailableError('no')", "", 0, "Conv2d, Linear: 1 variant"),
+            ("raise UnavailableError('no')", "", 1, "Conv2d, Linear: 1 variant"),
             ("if case.groups > 1: raise UnavailableError('no')", "", 0, "Linear, Conv2d (1 of 2 cases)"),
         )
     ):
