@@ -15,7 +15,7 @@ import weakref
 from functools import partial
 
 import torch
-from comparison import count, parser, run_example
+from comparison import accuracy, count, parser, run_example
 from tabulate import tabulate
 from torch import nn
 
@@ -36,9 +36,7 @@ def train(widths: tuple[int, ...], options: argparse.Namespace) -> tuple[float, 
         loss = nn.functional.cross_entropy(model(digits.train_x[batch]), digits.train_y[batch])
         loss.backward()  # updates the weights
         optimizer.step()  # ends the step; there is no gradient to zero
-    with torch.no_grad():
-        accuracy = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
-    return float(accuracy), [weakref.ref(parameter) for parameter in model.parameters()]
+    return accuracy(model), [weakref.ref(parameter) for parameter in model.parameters()]
 
 
 def search(options: argparse.Namespace) -> None:
@@ -50,12 +48,12 @@ def search(options: argparse.Namespace) -> None:
     for number in range(1, options.candidates + 1):
         widths = (64, *(rng.randint(8, 128) for _ in range(rng.randint(1, 3))), networks.CLASSES)
         print(f"training candidate {number} of {options.candidates} ...", file=sys.stderr)
-        accuracy, references = train(widths, options)
+        share, references = train(widths, options)
         parameters += references
-        if accuracy > best or number == options.candidates:
-            best = max(accuracy, best)
+        if share > best or number == options.candidates:
+            best = max(share, best)
             in_memory = sum(reference() is not None for reference in parameters)
-            rows.append((number, "-".join(map(str, widths)), accuracy, in_memory))
+            rows.append((number, "-".join(map(str, widths)), share, in_memory))
     print(tabulate(rows, ("candidate", "widths", "accuracy", "in memory"), floatfmt=("", "", ".1%", "")))
 
 

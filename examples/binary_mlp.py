@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from comparison import count, parser, run_example, show
+from comparison import accuracy, count, parser, run_example, show
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -42,12 +42,6 @@ def network() -> nn.Module:
     """Return the MLP 512-128-10 with real scores."""
     hidden, scores = BinarizedLinear(8 * 64, 128), BinarizedLinear(128, 10, outputs="real")
     return nn.Sequential(PixelBits(64), hidden, scores)
-
-
-def accuracy(model: nn.Module) -> float:
-    """Return the share of test digits that the network of the most likely bits classifies correctly."""
-    digits = networks.digits()
-    return float((model(digits.test_x).argmax(1) == digits.test_y).float().mean())
 
 
 def evolve(model: nn.Module, options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 
 import torch
-from comparison import parser, run_example
+from comparison import accuracy, parser, run_example
 from tabulate import tabulate
 from torch import nn
 
@@ -63,7 +63,7 @@ def train(density: float, options: argparse.Namespace, *, static: bool = False) 
 
 def compare(options: argparse.Namespace) -> None:
     """Train networks of each density, and the dense one, and print their accuracies."""
-    digits = networks.digits()  # not timed: loading takes a second
+    networks.digits()  # not timed: loading takes a second
     torch.set_num_threads(1)  # small steps: several threads would mostly wait
     sparse = [(density, static) for density in options.density or (0.1, 0.05) for static in (False, True)]
     rows = []
@@ -76,9 +76,7 @@ def compare(options: argparse.Namespace) -> None:
         weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
         nonzero = sum(int(weight.count_nonzero()) for weight in weights)
         total = sum(weight.numel() for weight in weights)
-        with torch.no_grad():
-            accuracy = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean()
-        rows.append((name, f"{nonzero}/{total}", float(accuracy), taken_s))
+        rows.append((name, f"{nonzero}/{total}", accuracy(model), taken_s))
     print(
         tabulate(
             rows,

@@ -37,10 +37,10 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
     parameters = [weight] if bias is None else [weight, bias]
     if any(parameter.device.type == "cpu" and bool(parameter.isnan().any()) for parameter in parameters):
         raise ValueError("NaN in a binarized layer: a NaN logit or threshold has no bit")
-    y = operator.apply_shared(operator.split(x, 1), weight.detach().unsqueeze(0))
+    y = operator.apply_shared(operator.from_batch(x, 1), weight.detach().unsqueeze(0))
     if bias is not None:
         y = y + operator.bias(bias.detach().unsqueeze(0), y)
-    return operator.join(y, x)
+    return operator.to_batch(y, x)
 
 
 def _read(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPackedOperator) -> LayerArguments:  # noqa: ARG001  the signature of apply

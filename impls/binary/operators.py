@@ -89,7 +89,7 @@ class AbstractPackedOperator(AbstractOperator):
         )
 
     @override
-    def split(self, rows: Tensor, members: int) -> Tensor:
+    def from_batch(self, rows: Tensor, members: int) -> Tensor:
         words = bits.word_count(self.channels)
         if rows.dim() != len(self.LAYOUT) or rows.shape[-1] != words or rows.dtype is not torch.int64:
             raise ValueError(
@@ -107,7 +107,7 @@ class AbstractPackedOperator(AbstractOperator):
         return rows.unflatten(0, (-1, members))
 
     @override
-    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
         return (bits.pack(y) if self.outputs == "bits" else y).flatten(0, 1)
 
     @override

@@ -370,8 +370,9 @@ class FirstCallMode(MemberFunctionMode):
         is_one_image = isinstance(operator, Conv2d) and axes == 3  # noqa: PLR2004  no axis of rows
         if is_one_image or operator.groups != layer.groups:
             message = (
-                f"the weight of layer {layer.name!r} is used by {operator} on {axes} axes: call the layer "
-                f"itself on all rows, or pass exclude=[{layer.name!r}] to perturb()"
+                f"the weight of layer {layer.name!r} is used by {operator} on an input of {axes} axes, "
+                "unlike in the layer: call the layer on all rows, or pass "
+                f"exclude=[{layer.name!r}] to perturb()"
             )
             raise ValueError(message)
         self._guard.paused = True

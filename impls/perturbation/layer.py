@@ -256,7 +256,7 @@ class PerturbedLayer:
 
         With ``antithetic`` the second half of the repeats uses the negated noise.
         """
-        x = op.split(rows, members)
+        x = op.from_batch(rows, members)
         half = x.shape[0] // 2 if antithetic else x.shape[0]
         scale: float | Tensor = sigma
         if antithetic:
@@ -271,7 +271,7 @@ class PerturbedLayer:
             y[:half] += torch.add(bias, bias_noise, alpha=sigma)
             if antithetic:
                 y[half:] += torch.sub(bias, bias_noise, alpha=sigma)
-        return op.join(y, rows)
+        return op.to_batch(y, rows)
 
     def accumulate(
         self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool = False
@@ -326,7 +326,7 @@ class PerturbedLayer:
             raise ValueError(message)
         weight = self.split_groups(self.weight)
         for op, rows, _ in calls:
-            x = op.split(rows, len(utilities))
+            x = op.from_batch(rows, len(utilities))
             row_utilities = utilities.to(self.weight).expand(x.shape[:2])
             total = self.scheme.node_gradient(op, weight, noise.weight, row_utilities, x)
             self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)

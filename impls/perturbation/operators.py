@@ -54,12 +54,12 @@ class AbstractOperator(ABC):
         return None
 
     @abstractmethod
-    def split(self, rows: Tensor, members: int) -> Tensor:
+    def from_batch(self, rows: Tensor, members: int) -> Tensor:
         """Convert the rows [r * m, ...] of a batch, row = repeat * m + member, to activations."""
 
     @abstractmethod
-    def join(self, y: Tensor, rows: Tensor) -> Tensor:
-        """Convert outputs to rows in the layout of the input ``rows``."""
+    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Convert activations to rows of a batch, in the layout of the layer's input ``rows``."""
 
     @abstractmethod
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
@@ -109,14 +109,14 @@ class Linear(AbstractOperator):
         return values  # the axis of the one group is that of one position
 
     @override
-    def split(self, rows: Tensor, members: int) -> Tensor:
+    def from_batch(self, rows: Tensor, members: int) -> Tensor:
         x = rows.unflatten(0, (-1, members))
         if rows.dim() > 2:  # noqa: PLR2004  [repeats, members, *tokens, i] -> [repeats * tokens, members, i]
             x = x.flatten(2, -2).transpose(1, 2).flatten(0, 1)
         return x.unsqueeze(2)
 
     @override
-    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
         tokens = rows.shape[1:-1]
         if tokens:  # [repeats * tokens, members, 1, o] -> [repeats, members, tokens, 1, o]
             y = y.unflatten(0, (-1, tokens.numel())).transpose(1, 2)
@@ -160,11 +160,11 @@ class Conv2d(AbstractOperator):
         return values[:, :, 0].flatten(3).mT
 
     @override
-    def split(self, rows: Tensor, members: int) -> Tensor:
+    def from_batch(self, rows: Tensor, members: int) -> Tensor:
         return rows.unflatten(1, (self.groups, -1)).unflatten(0, (-1, members))
 
     @override
-    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
         return y.flatten(2, 3).reshape(rows.shape[0], -1, *y.shape[4:])
 
     @override
@@ -200,11 +200,11 @@ class ChannelAffine(AbstractOperator):
         return x * self._view(weights)
 
     @override
-    def split(self, rows: Tensor, members: int) -> Tensor:
+    def from_batch(self, rows: Tensor, members: int) -> Tensor:
         return rows.unflatten(0, (-1, members))
 
     @override
-    def join(self, y: Tensor, rows: Tensor) -> Tensor:
+    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
         return y.reshape(rows.shape)
 
     @override

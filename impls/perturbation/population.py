@@ -28,7 +28,6 @@ from impls.perturbation.layer import (
     perturbed_layers,
     trainable_modules,
 )
-from impls.perturbation.member_loss import warn_of_lost_members
 from impls.perturbation.noise import (
     STREAMS,
     NoiseStream,
@@ -39,6 +38,7 @@ from impls.perturbation.noise import (
 )
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 from impls.perturbation.verification import check_rows
+from impls.perturbation.wasted_members import warn_of_wasted_members
 
 
 @dataclass(frozen=True, eq=False)
@@ -489,11 +489,12 @@ def perturb(  # noqa: PLR0913  each is an independent option
     for layer in layers:
         if antithetic and not layer.scheme.supports_antithetic:
             message = (
-                f"{layer.scheme} of layer {layer.name!r} does not support antithetic sampling: leave it out"
+                f"{layer.scheme} of layer {layer.name!r} does not support antithetic sampling: pass "
+                "antithetic=False"
             )
             raise UnsupportedError(message)
     if warn:
-        warn_of_lost_members(layers, members)
+        warn_of_wasted_members(layers, members)
     return Population(
         model,
         layers,
@@ -522,7 +523,7 @@ def _schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str
     patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
     for pattern, value in patterns.items():
         if not isinstance(value, AbstractScheme):
-            message = f"the scheme for {pattern!r} must be an instance, as Permuted(), got {value!r}"
+            message = f"the scheme for {pattern!r} must be an instance, such as Permuted(), got {value!r}"
             raise UnsupportedError(message)
     return patterns
 

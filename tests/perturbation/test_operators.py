@@ -27,11 +27,11 @@ def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
     op = Conv2d(stride, padding, dilation, groups)
     rows = torch.randn(repeats * members, groups * inputs, 7, 6, generator=generator).double()
     weight = torch.randn(groups * outputs, inputs, *kernel, generator=generator).double()
-    x, grouped = op.split(rows, members), weight.unflatten(0, (groups, -1))
+    x, grouped = op.from_batch(rows, members), weight.unflatten(0, (groups, -1))
     shared = op.apply_shared(x, grouped)
     batched = op.apply_per_member(x, grouped.expand(members, *grouped.shape))
     expected = nn.functional.conv2d(rows, weight, None, stride, padding, dilation, groups)
-    torch.testing.assert_close(op.join(shared, rows), expected)
+    torch.testing.assert_close(op.to_batch(shared, rows), expected)
     torch.testing.assert_close(batched, shared)
 
 
@@ -40,19 +40,19 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
     for between in ((), (3,), (3, 2)):
         rows, matrix = torch.randn(6, *between, 4).double(), torch.randn(5, 4).double()
         linear = Linear()
-        x = linear.split(rows, 3)
+        x = linear.from_batch(rows, 3)
         shared = linear.apply_shared(x, matrix.unsqueeze(0))
         batched = linear.apply_per_member(x, matrix.unsqueeze(0).expand(3, 1, 5, 4))
-        torch.testing.assert_close(linear.join(shared, rows), nn.functional.linear(rows, matrix))
+        torch.testing.assert_close(linear.to_batch(shared, rows), nn.functional.linear(rows, matrix))
         torch.testing.assert_close(batched, shared)
     rows = torch.randn(6, 4, 2, 3).double()
     for op, shape in ((ChannelAffine(0, 2), (4,)), (ChannelAffine(1, 0), (2, 3))):
         weight = torch.randn(shape).double()
-        x = op.split(rows, 3)
+        x = op.from_batch(rows, 3)
         shared = op.apply_shared(x, weight)
         torch.testing.assert_close(op.apply_per_member(x, weight.expand(3, *shape)), shared)
         view = weight.view(4, 1, 1) if shape == (4,) else weight
-        torch.testing.assert_close(op.join(shared, rows), rows * view)
+        torch.testing.assert_close(op.to_batch(shared, rows), rows * view)
 
 
 SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())

@@ -112,8 +112,8 @@ def without_torch_functions(model: Any, x: Tensor) -> Tensor:
     return model.second(model.first(y))
 
 
-def caught(model: Any, x: Tensor) -> Tensor:
-    """Go on after a refused operation."""
+def catch(model: Any, x: Tensor) -> Tensor:
+    """Catch the error of a refused operation, and go on."""
     with contextlib.suppress(RuntimeError):
         x = x + scripted_product(x, model.first.weight)
     return model.second(model.first(x))
@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
                 model.second(model.first(x)) + scripted_product(x, model.first.weight)
             ),
             "without torch functions": without_torch_functions,
-            "caught": caught,
+            "caught error": catch,
             "kept tensor": lambda model, x: model.second(model.first(x)) @ model.kept[0],
             "plain tensor": lambda model, x: (
                 model.second(model.first(x)) @ model.first.weight.as_subclass(Tensor)
@@ -207,19 +207,23 @@ def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> No
         perturb(Model(lambda model, x: model.first(x)), optional=["third"])
 
 
-def test_a_weight_in_another_operation_than_its_layers_is_refused() -> None:
-    """Other groups of a convolution, a single image and the scale of a normalization are refused."""
+def test_a_weight_that_is_used_unlike_in_its_layer_is_refused() -> None:
+    """A weight may not be that of a convolution with other groups, of one image, or of a normalization."""
     uses: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str]] = [
         (
             nn.Conv2d(2, 4, 1, bias=False),
             lambda layer, x: functional.conv2d(x, layer.weight, groups=2),
-            "groups=2.* on 4 axes",
+            "groups=2.* of 4 axes",
         ),
-        (nn.Conv2d(4, 4, 1), lambda layer, x: torch.stack([layer(row) for row in x]), r"Conv2d.* on 3 axes"),
+        (
+            nn.Conv2d(4, 4, 1),
+            lambda layer, x: torch.stack([layer(row) for row in x]),
+            r"Conv2d.* of 3 axes",
+        ),
         (
             nn.Linear(4, 4, bias=False),
             lambda layer, x: functional.layer_norm(x, (4, 4), layer.weight),
-            "ChannelAffine.* on 4 axes",
+            "ChannelAffine.* of 4 axes",
         ),
     ]
     for layer, use, words in uses:
@@ -472,15 +476,15 @@ def test_numbers_out_of_range_are_refused() -> None:
     for members in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match=f"members must be an int of at least 1, got {members}"):
             perturb_layer(members=members)
-    steps: list[Any] = [-1, 1.5, "a", None, True]
-    for step in steps:
+    no_integers: list[Any] = [-1, 1.5, "a", None, True]
+    for value in no_integers:
         with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
-            perturb_layer().sample(step)
+            perturb_layer().sample(value)
         with pytest.raises(ValueError, match="seed must be an integer of 0 or more, got"):
-            perturb_layer(seed=step)
-    for sampled in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
+            perturb_layer(seed=value)
+    for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
         with pytest.raises(ValueError, match="is not a valid part of a population of 4"):
-            perturb_layer().sample(0, sampled)
+            perturb_layer().sample(0, part)
 
 
 OPTIONS: list[tuple[Any, dict[str, Any], str]] = [

@@ -102,19 +102,19 @@ def test_every_block_is_on_in_half_of_the_groups_and_pairs_agree_in_half(side: A
 def test_gates_of_a_group_are_independent_and_rows_random() -> None:
     """Every mask of three blocks is equally frequent in each group; two blocks are rarely the same."""
     steps = 800
-    counts, twins = torch.zeros(2, 8), 0
+    counts, equal_pairs = torch.zeros(2, 8), 0
     for step in range(steps):
         noise = draw(DropoutBlocks(groups=4, blocks=3), 1, 3, step=step)
         for row, group in enumerate((0, 3)):
-            on = noise.factors[group, 0] > 0
-            counts[row, int((on * 2 ** torch.arange(3)).sum())] += 1
+            kept = noise.factors[group, 0] > 0
+            counts[row, int((kept * 2 ** torch.arange(3)).sum())] += 1
     # The 0.9999 quantile of chi squared with seven degrees of freedom.
     assert bool(((counts - steps / 8).square() / (steps / 8)).sum(1).lt(29.9).all())
     for step in range(40):
         xi = draw(DropoutBlocks(groups=4, blocks=7), 1, 7, step=step).factors[:, 0]
-        twins += int((xi.T @ xi).abs().triu(1).eq(4).sum())
+        equal_pairs += int((xi.T @ xi).abs().triu(1).eq(4).sum())
     # Of the eight rows of a design, four random ones make 21 * 2 / 70 such pairs a step, the first four 3.
-    assert twins / 40 < 1.5
+    assert equal_pairs / 40 < 1.5
 
 
 def test_members_of_a_group_are_equal() -> None:

@@ -69,7 +69,7 @@ SHAPES = [
 ]
 
 
-def factors(scheme: AbstractLowRank, shape: tuple[int, ...], members: int) -> Factors:
+def draw_factors(scheme: AbstractLowRank, shape: tuple[int, ...], members: int) -> Factors:
     """Draw the factors of members for a weight of that shape, in float64."""
     return scheme.factors(torch.Size(shape), make_stream(range(members)))
 
@@ -93,7 +93,7 @@ def test_members_of_a_round_are_orthogonal_in_every_group(rank: int) -> None:
         pairs = math.prod(shape[1:])
         if rank > pairs:
             with pytest.raises(ValueError, match=f"rank = {rank} is above the {pairs} weights"):
-                factors(Orthogonal(rank), shape, 1)
+                draw_factors(Orthogonal(rank), shape, 1)
             continue
         round_size = pairs // rank
         rows = dense_rows(Orthogonal(rank), shape, range(3 * round_size))
@@ -104,7 +104,7 @@ def test_members_of_a_round_are_orthogonal_in_every_group(rank: int) -> None:
             or float(products_per_group(shape, rows)[:, :round_size, round_size:].abs().max()) > 0.1
         )
         if rank <= min(shape[1], math.prod(shape[2:])):
-            noise = factors(Orthogonal(rank), shape, 2 * round_size)
+            noise = draw_factors(Orthogonal(rank), shape, 2 * round_size)
             for side in (noise.up, noise.down.flatten(3)):
                 assert_identity(side @ side.mT / side.shape[3])
 
@@ -177,7 +177,7 @@ def test_any_split_of_orthogonal_members_has_the_bits_of_the_whole(width: int) -
 # Sparse.
 
 
-def sparse(scheme: SparsePerturbed, shape: tuple[int, ...], members: int) -> SparseNoise:
+def draw_sparse(scheme: SparsePerturbed, shape: tuple[int, ...], members: int) -> SparseNoise:
     """Draw members' noise for a weight of that shape, in float64."""
     return scheme.sample(torch.zeros(shape, dtype=torch.float64), make_stream(range(members)))
 
@@ -198,11 +198,11 @@ def test_every_choice_of_columns_in_every_order_is_equally_likely(k: int, stream
 def test_sparse_columns_and_values() -> None:
     """A member has k distinct columns in every group, up to all; signs have one size, sqrt(i / k)."""
     for k in (1, 2, MAX_SINGLE_DRAWS, MAX_SINGLE_DRAWS + 1, MAX_SINGLE_DRAWS + 2):
-        columns = sparse(SparsePerturbed(k), (3, 2, MAX_SINGLE_DRAWS + 2), 300).columns
+        columns = draw_sparse(SparsePerturbed(k), (3, 2, MAX_SINGLE_DRAWS + 2), 300).columns
         assert columns.shape == (300, 3, k)
         assert 0 <= int(columns.min()) <= int(columns.max()) < MAX_SINGLE_DRAWS + 2
         assert bool((columns.sort(-1).values.diff(dim=-1) > 0).all())
-    values = sparse(SparsePerturbed(2, "sign"), (1, 5, 8), 20).values
+    values = draw_sparse(SparsePerturbed(2, "sign"), (1, 5, 8), 20).values
     torch.testing.assert_close(values.abs(), torch.full_like(values, 2.0))
     assert len(values.unique()) == 2
 

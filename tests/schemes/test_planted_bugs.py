@@ -71,8 +71,9 @@ def with_utilities(change: Callable[[Tensor], Tensor]) -> Method:
     """Return a method ``weighted_sum`` or ``node_gradient`` with changed utilities."""
 
     def method(original: Any, *arguments: Any) -> Any:
-        *before, utilities = arguments[: -1 if len(arguments) > 2 else None]
-        return original(*before, change(utilities), *arguments[len(before) + 1 :])
+        position = 1 if len(arguments) == 2 else 3  # (noise, c) or (op, weight, noise, c, x)
+        changed = change(arguments[position])
+        return original(*arguments[:position], changed, *arguments[position + 1 :])
 
     return method
 
@@ -121,7 +122,7 @@ def double_weight(original: Any, op: object, weight: Tensor, *arguments: Any) ->
 
 
 def clamp_weight(original: Any, weight: Tensor, stream: NoiseStream) -> Any:
-    """Clamp the model's weight, which changes nothing the second time."""
+    """Clamp the model's weight: only the first call changes it."""
     weight.clamp_(-0.05, 0.05)
     return original(weight, stream)
 

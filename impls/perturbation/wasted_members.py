@@ -13,7 +13,7 @@ LEAST_SHARE = 0.1
 """The least n_eff / n without a warning."""
 
 
-def warn_of_lost_members(layers: Sequence[PerturbedLayer], members: int) -> None:
+def warn_of_wasted_members(layers: Sequence[PerturbedLayer], members: int) -> None:
     """Warn of each layer with fewer different perturbations than members, or n_eff / n below ``LEAST_SHARE``.
 
     Only what schemes declare is used; no numbers of a weight are read. Layers whose noise scales with the
@@ -21,16 +21,16 @@ def warn_of_lost_members(layers: Sequence[PerturbedLayer], members: int) -> None
     """
     size = sum(p.numel() for layer in layers for p in (layer.weight, layer.bias) if p is not None)
     for layer in layers:
-        if not layer.learns_from_rows and (loss := _loss(layer, members, size)):
+        if not layer.learns_from_rows and (waste := _waste(layer, members, size)):
             label, example = type(layer.module).__name__, "Perturbed()"
             if layer.name:
                 label = f"layer {layer.name!r}"
                 example = f"{{{glob.escape(layer.name)!r}: Perturbed(), '*': ...}}"
-            message = f"{label}: {layer.scheme} {loss}: use another scheme for this layer, such as {example}"
+            message = f"{label}: {layer.scheme} {waste}: use another scheme for this layer, such as {example}"
             warnings.warn(message, stacklevel=3)
 
 
-def _loss(layer: PerturbedLayer, members: int, size: int) -> str:
+def _waste(layer: PerturbedLayer, members: int, size: int) -> str:
     """Return why members of a layer are wasted in a network of ``size`` perturbed parameters, or ``""``."""
     weight = layer.split_groups(layer.weight.detach().to("meta"))
     distinct = layer.scheme.distinct_perturbations(weight.shape)

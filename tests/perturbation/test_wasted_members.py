@@ -11,7 +11,7 @@ from impls import DropoutBlocks, Permuted, Perturbed, perturb
 from impls.perturbation.scheme import AnyScheme
 
 
-def found(model: nn.Module, scheme: AnyScheme | Mapping[str, AnyScheme], members: int) -> list[str]:
+def warned(model: nn.Module, scheme: AnyScheme | Mapping[str, AnyScheme], members: int) -> list[str]:
     """Return the warnings of a population of a model."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -23,20 +23,20 @@ def found(model: nn.Module, scheme: AnyScheme | Mapping[str, AnyScheme], members
 def test_each_layer_with_repeated_perturbations_is_named() -> None:
     """The line has the layer's path, both counts, and a scheme that helps; other layers have none."""
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, 10))
-    (line,) = found(model, Permuted(), 16)
+    (line,) = warned(model, Permuted(), 16)
     loss = "has at most 1 different perturbation for 16 members: use another scheme"
     assert re.fullmatch(rf"layer '0': Permuted\(.*\) {loss} .*, such as {{'0': Perturbed\(\), .*}}", line)
-    assert not found(model, Perturbed(), 16)
-    (bare,) = found(nn.Conv2d(1, 8, 3), DropoutBlocks(groups=4), 5)
+    assert not warned(model, Perturbed(), 16)
+    (bare,) = warned(nn.Conv2d(1, 8, 3), DropoutBlocks(groups=4), 5)
     assert bare.startswith("Conv2d: DropoutBlocks(")
-    assert not found(nn.Conv2d(1, 8, 3), DropoutBlocks(groups=4), 4)
+    assert not warned(nn.Conv2d(1, 8, 3), DropoutBlocks(groups=4), 4)
 
 
 @pytest.mark.parametrize(("members", "lines"), [(1960, 0), (1970, 1)])
 def test_a_layer_that_keeps_less_than_a_tenth_of_its_members_is_named(members: int, lines: int) -> None:
-    """The share is 1 / (1 + kappa n / d), with d of the whole network."""
+    """The share is 1 / (1 + kappa n / d), with d of the whole network; here it is a tenth at 1965 members."""
     thin = nn.Linear(16, 64, bias=False)
-    caught = found(thin, Permuted(), members)
+    caught = warned(thin, Permuted(), members)
     assert len(caught) == lines
     schemes: dict[str, AnyScheme] = {"0": Permuted(), "*": Perturbed()}
-    assert not found(nn.ModuleList([thin, nn.LayerNorm(16), nn.Linear(512, 512)]), schemes, members)
+    assert not warned(nn.ModuleList([thin, nn.LayerNorm(16), nn.Linear(512, 512)]), schemes, members)
