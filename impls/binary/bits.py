@@ -147,6 +147,7 @@ def sample(planes: Tensor, words: Tensor) -> Tensor:
         on, fair = drawn[start:stop], words[start:stop]
         either = torch.empty_like(on)
         for bit in range(PLANES - 1):
+            # on & fair, or on | fair where the plane's bit is 1.
             torch.bitwise_xor(on, fair[:, bit], out=either).bitwise_and_(planes[bit])
             on.bitwise_and_(fair[:, bit]).bitwise_or_(either)
         on.bitwise_or_(planes[-1])
@@ -157,7 +158,7 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int 
     """Return the windows of a convolution: words [..., h, w, c] -> [..., h', w', kh * kw * c].
 
     Images are padded with zero words: bits 0, which are -1. If ``channels`` is given and fits in one word,
-    the kh * kw words of a window are :func:`join_words`.
+    the kh * kw words of a window are joined by :func:`join_words`.
 
     Raises:
         ValueError: the kernel is larger than the padded image.
@@ -172,14 +173,14 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, channels: int 
 def join_words(words: Sequence[Tensor], length: int) -> Tensor:
     """Pack k words of ``length`` bits into fewer words: [*shape] each -> [k', *shape].
 
-    As many as fit share a word. Products of rows that are packed alike keep their value and read fewer words.
+    A product of rows and columns that are both joined has the same value and reads fewer words.
     """
-    fit = max(1, WORD_BITS // max(1, length))
-    packed = torch.stack(list(words[::fit]))
-    for index in range(1, fit):
-        for target, word in zip(packed, words[index::fit], strict=False):
+    per_word = max(1, WORD_BITS // max(1, length))
+    joined = torch.stack(list(words[::per_word]))
+    for index in range(1, per_word):
+        for target, word in zip(joined, words[index::per_word], strict=False):
             target.bitwise_or_(word << index * length)
-    return packed
+    return joined
 
 
 def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -205,6 +206,6 @@ def _pad(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     height, width = x.shape[-3] + 2 * vertical, x.shape[-2] + 2 * horizontal
     if height < kernel[0] or width < kernel[1]:
         raise ValueError(
-            f"a kernel of {kernel} does not fit in an image of {(height, width)} with its padding"
+            f"a kernel of {kernel} does not fit in an image of {(height, width)}, its padding included"
         )
     return functional.pad(x, (0, 0, horizontal, horizontal, vertical, vertical)) if any(padding) else x

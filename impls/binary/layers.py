@@ -36,7 +36,7 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, operator: AbstractPack
         return answer
     parameters = [weight] if bias is None else [weight, bias]
     if any(parameter.device.type == "cpu" and bool(parameter.isnan().any()) for parameter in parameters):
-        raise ValueError("NaN in a binarized layer: a NaN logit or threshold has no bit")
+        raise ValueError("a logit or threshold of a binarized layer is NaN: its bit is undefined")
     y = operator.apply_shared(operator.from_batch(x, 1), weight.detach().unsqueeze(0))
     if bias is not None:
         y = y + operator.bias(bias.detach().unsqueeze(0), y)

@@ -28,7 +28,7 @@ The sums over ``length`` bits are divided by its square root in at least float32
 Columns of m = 1 are shared by all members.
 """
 
-NORMALISED_EPS = 1e-5
+NORMALIZED_EPS = 1e-5
 """Added to the variance, as in torch's normalization layers."""
 
 
@@ -58,13 +58,14 @@ class AbstractPackedOperator(AbstractOperator):
         """
         # Plain torch's runtime grows with the number of words, so joining words is worth the copy.
         rows, columns = self._operands(x, weights, joined=multiply is None)
-        scaling = (self._fan_in(weights), self._compute_dtype if self.normalized else self.dtype)
-        # Views are skipped where possible: their call overhead matters in small layers.
-        has_space = rows.dim() > 3  # noqa: PLR2004  members, rows and words
-        y = (multiply or scaled_product)(rows.flatten(1, -2) if has_space else rows, columns, *scaling)
-        return self._normalize_and_round(
-            (y.unflatten(1, rows.shape[1:-1]) if has_space else y).transpose(0, 1)
-        )
+        multiply = multiply or scaled_product
+        dtype = self._compute_dtype if self.normalized else self.dtype
+        # Without positions there is nothing to flatten: views cost calls, which matter in small layers.
+        if rows.dim() == 3:  # noqa: PLR2004  members, rows and words
+            y = multiply(rows, columns, self._fan_in, dtype)
+        else:
+            y = multiply(rows.flatten(1, -2), columns, self._fan_in, dtype).unflatten(1, rows.shape[1:-1])
+        return self._normalize_and_round(y.transpose(0, 1))
 
     @abstractmethod
     def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,7 @@ class AbstractPackedOperator(AbstractOperator):
         """
 
     @abstractmethod
-    def _real(self, x: Tensor, weights: Tensor) -> Tensor:
+    def _multiply_signs(self, x: Tensor, weights: Tensor) -> Tensor:
         """Return the product of +1 and -1 [r, m, *s, i] with real weights [m, 1, o, i, *taps]."""
 
     @override
@@ -84,9 +85,8 @@ class AbstractPackedOperator(AbstractOperator):
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         values = bits.unpack_as_signs(x, self.channels, weights.dtype)
-        return self._normalize_and_round(
-            scale_sums(self._real(values, weights), self._fan_in(weights), self._compute_dtype)
-        )
+        sums = self._multiply_signs(values, weights)
+        return self._normalize_and_round(scale_sums(sums, self._fan_in, self._compute_dtype))
 
     @override
     def from_batch(self, rows: Tensor, members: int) -> Tensor:
@@ -122,16 +122,17 @@ class AbstractPackedOperator(AbstractOperator):
     def _normalize_and_round(self, y: Tensor) -> Tensor:
         """Normalize outputs in place if requested, and round them to their dtype."""
         if self.normalized:
-            over = (0, *range(2, y.dim() - 1))
-            if math.prod(y.shape[axis] for axis in over) == 1:
+            axes = (0, *range(2, y.dim() - 1))
+            if math.prod(y.shape[axis] for axis in axes) == 1:
                 raise ValueError("normalizing one value gives 0: a member needs several rows or positions")
-            variance, mean = torch.var_mean(y, over, correction=0, keepdim=True)
-            y = y.sub_(mean).mul_(torch.rsqrt(variance + NORMALISED_EPS))
+            variance, mean = torch.var_mean(y, axes, correction=0, keepdim=True)
+            y = y.sub_(mean).mul_(torch.rsqrt(variance + NORMALIZED_EPS))
         return y.to(self.dtype)
 
+    @property
     @abstractmethod
-    def _fan_in(self, weights: Tensor) -> int:
-        """Return the number of bits that an output is a sum over."""
+    def _fan_in(self) -> int:
+        """The number of bits that an output is a sum over."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,13 @@ class PackedLinear(AbstractPackedOperator):
         return x.transpose(0, 1), weights[:, 0]
 
     @override
-    def _real(self, x: Tensor, weights: Tensor) -> Tensor:
+    def _multiply_signs(self, x: Tensor, weights: Tensor) -> Tensor:
         rows, columns = x.transpose(0, 1), weights[:, 0].mT
         return (integer_products if x.dtype is torch.int8 else torch.bmm)(rows, columns).transpose(0, 1)
 
+    @property
     @override
-    def _fan_in(self, weights: Tensor) -> int:
+    def _fan_in(self) -> int:
         return self.channels
 
 
@@ -172,15 +174,15 @@ class PackedConv2d(AbstractPackedOperator):
 
     @override
     def _operands(self, x: Tensor, weights: Tensor, *, joined: bool) -> tuple[Tensor, Tensor]:
-        joined = joined and x.shape[-1] == 1
-        sizes = (self.kernel_size, self.stride, self.padding, self.channels if joined else None)
-        columns = weights[:, 0].flatten(1, -2)
-        if joined:
-            columns = bits.join_words(columns.unbind(1), self.channels).movedim(0, 1)
-        return bits.patches(x.transpose(0, 1), *sizes), columns
+        columns, joined_bits = weights[:, 0].flatten(1, -2), None
+        if joined and x.shape[-1] == 1:
+            joined_bits = self.channels
+            columns = bits.join_words(columns.unbind(1), joined_bits).movedim(0, 1)
+        images = x.transpose(0, 1)
+        return bits.patches(images, self.kernel_size, self.stride, self.padding, joined_bits), columns
 
     @override
-    def _real(self, x: Tensor, weights: Tensor) -> Tensor:
+    def _multiply_signs(self, x: Tensor, weights: Tensor) -> Tensor:
         vertical, horizontal = self.padding
         images = functional.pad(x, (0, 0, horizontal, horizontal, vertical, vertical), value=-1.0)
         members = images.shape[1]
@@ -189,8 +191,9 @@ class PackedConv2d(AbstractPackedOperator):
         y = functional.conv2d(channels, kernels, stride=self.stride, groups=members)
         return y.unflatten(1, (members, -1)).movedim(2, -1)
 
+    @property
     @override
-    def _fan_in(self, weights: Tensor) -> int:
+    def _fan_in(self) -> int:
         return self.channels * math.prod(self.kernel_size)
 
 
@@ -198,7 +201,7 @@ def scaled_product(rows: Tensor, columns: Tensor, length: int, dtype: torch.dtyp
     """Multiply packed bits in plain torch, see :data:`Multiply`."""
     wide = torch.promote_types(torch.float32, dtype)
     y = scale_sums(bit_product(rows, columns, length), length, wide)
-    return y if y.dtype is dtype else y.to(dtype)
+    return y.to(dtype)
 
 
 def scale_sums(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -50,7 +50,10 @@ def bit_product(x: Tensor, weights: Tensor, length: int) -> Tensor:
     """
     (members, rows, words), columns = x.shape, weights.shape[2]
     if len(weights) not in {1, members} or not weights.shape[1] == words >= word_count(length):
-        raise ValueError(f"{length} bits in K words: got x {[*x.shape]} and weights {[*weights.shape]}")
+        raise ValueError(
+            f"a product of {length} bits takes x [m, p, K] and weights [m or 1, K, o] with K of at least "
+            f"{word_count(length)} words, got {[*x.shape]} and {[*weights.shape]}"
+        )
     out = torch.empty(members, rows, columns, dtype=torch.int32, device=x.device)
     if out.is_meta or not out.numel():
         return out
@@ -132,13 +135,13 @@ class Product(NamedTuple):
         for piece in self.pieces():
             out, product = piece.out.numpy(), np.asarray(self.length, np.int32)
             for rows, columns in piece.factors(sizes[2]):
-                at = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
-                words = torch.bitwise_xor(rows, columns, out=differing[at])
-                np.bitwise_count(as_unsigned(words), out=counts[at])
-                count = np.add.reduce(counts[at], axis=2, dtype=narrow)
-                product = np.subtract(
-                    product, np.multiply(count, 2, dtype=np.int32, casting="unsafe"), out=out
-                )
+                # The last piece of an axis uses a part of the memory.
+                used = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
+                words = torch.bitwise_xor(rows, columns, out=differing[used])
+                np.bitwise_count(as_unsigned(words), out=counts[used])
+                count = np.add.reduce(counts[used], axis=2, dtype=narrow)
+                twice = np.multiply(count, 2, dtype=np.int32, casting="unsafe")
+                product = np.subtract(product, twice, out=out)
 
 
 def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
@@ -156,7 +159,10 @@ def weighted_sum(words: Tensor, weights: Tensor, length: int) -> Tensor:
         ValueError: shapes do not fit together.
     """
     if weights.shape != words.shape[:1] or words.shape[-2] != word_count(length):
-        raise ValueError(f"{length} bits and {[*weights.shape]} weights: words are {[*words.shape]}")
+        raise ValueError(
+            f"a sum of {length} bits takes words [m, ..., {word_count(length)}, o] and weights [m], got "
+            f"{[*words.shape]} and {[*weights.shape]}"
+        )
     dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
     shape, lanes = words.shape[1:], WORD_BITS // GROUP
     if words.is_meta or not words.numel():
@@ -207,6 +213,7 @@ def _sum_by_tables(words: Tensor, weights: Tensor) -> Tensor:
 
 def _subset_sums(weights: Tensor) -> Tensor:
     """Sum every subset of each sixteen weights: [m] -> [groups, 2^16]; bit i of an index is member i's."""
+    # All subsets of each eight weights; then each of the upper eight's with each of the lower eight's.
     halves = functional.pad(weights, (0, -len(weights) % GROUP)).view(-1, 2, GROUP // 2, 1)
     sums = halves.new_zeros(len(halves), 2, 1)
     for member in halves.unbind(2):
@@ -215,15 +222,16 @@ def _subset_sums(weights: Tensor) -> Tensor:
 
 
 def _transpose_bits(rows: Tensor, work: Tensor) -> Tensor:
-    """Transpose 16 x 16 bits: of up to 16 rows of words, bit i of a lane in row r is bit r of it in row i.
+    """Transpose 16 x 16 bits in each 16-bit lane: bit i of row r becomes bit r of row i.
 
     Args:
-        rows: [rows, words].
+        rows: up to 16 rows, [rows, words].
         work: temporary memory of 24 such rows; the first 16 become the result.
     """
     words, swap = work[:GROUP], work[GROUP:]
     # Rows of missing members may hold anything: their weights in the table are zero.
     words[: len(rows)] = rows
+    # Exchange blocks of 8 x 8 bits, then smaller ones in each of them.
     for shift, mask in ((8, 0x00FF), (4, 0x0F0F), (2, 0x3333), (1, 0x5555)):
         low, high = words.view(-1, 2, shift, rows.shape[1]).unbind(1)
         swapped = swap.view(low.shape)

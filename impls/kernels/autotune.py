@@ -78,15 +78,16 @@ class Tunable(NamedTuple):
     """A kernel whose tile sizes can be tuned.
 
     Attributes:
-        make: make a launch from operands and a tuple of ``more``.
+        make: make a launch from operands and the extra sizes.
         candidates: tile sizes to try besides the default, which must give the same result.
-        more: further sizes that the tile sizes depend on, such as the ranks to tune for.
+        extra_sizes: sizes besides rows, outputs and inputs that tile sizes depend on, such as ranks. Each
+            tuple is a task.
         is_sum: whether the kernel computes a sum over rows instead of a product.
     """
 
     make: Callable[..., Launch]
     candidates: Sequence[Tiling]
-    more: Sequence[tuple[int, ...]] = ((),)
+    extra_sizes: Sequence[tuple[int, ...]] = ((),)
     is_sum: bool = False
 
     def launch(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Launch:
@@ -124,7 +125,7 @@ class Task(NamedTuple):
     Attributes:
         kernel: its name in tables.
         sizes: rows, outputs and inputs of a product, or outputs, inputs and rows of a sum; then those of
-            :attr:`Tunable.more`.
+            :attr:`Tunable.extra_sizes`.
     """
 
     kernel: str
@@ -144,7 +145,7 @@ def _tasks() -> Iterator[Task]:
     for rows, outputs, inputs in SHAPES:
         for name, tunable in TUNABLES.items():
             sizes = (outputs, inputs, rows) if tunable.is_sum else (rows, outputs, inputs)
-            yield from (Task(name, (*sizes, *more)) for more in tunable.more)
+            yield from (Task(name, (*sizes, *extra)) for extra in tunable.extra_sizes)
 
 
 TASKS = tuple(_tasks())

@@ -33,34 +33,35 @@ PLANES = 9
 
 @triton.jit
 def bit_planes_kernel(
-    out, p, outputs, inputs, taps, depth, width, tiles, plane,
+    out, p, outputs, inputs, taps, depth, width, tiles_n, plane_words,
     PLANES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Split 256 P into bits: plane b holds bit b of each of these integers, 32 inputs to a word.
+    """Split 256 p into bits: plane b holds bit b of each of these integers, 32 inputs to a word.
 
-    ``p`` is [group, output, input, tap], ``out`` [plane, row, column] with ``plane`` words in a plane. Row
-    (group * taps + tap) * depth + d and column 2 * output + half hold inputs 32 (2 d + half) and the next 31.
+    ``p`` is [group, output, input, tap], ``out`` is [plane, row, column], ``plane_words`` words in a plane.
+    Row (group * taps + tap) * depth + d and column 2 * output + half hold inputs 32 (2 d + half) and the next
+    31.
     The grid is rows times tiles of BLOCK_N columns.
     """
     pid = tl.program_id(0).to(tl.int64)
-    row = pid // tiles
-    columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = pid // tiles_n
+    offs_n = (pid % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     bit = tl.arange(0, 32)
     # A word of 64 bits is two columns; the high half has the next 32 inputs.
-    k = ((row % depth) * HALVES + columns % HALVES)[:, None] * 32 + bit[None, :]
+    offs_k = ((row % depth) * HALVES + offs_n % HALVES)[:, None] * 32 + bit[None, :]
     tap, group = row // depth % taps, row // depth // taps
-    offsets = ((group * outputs + columns // HALVES)[:, None] * inputs + k) * taps + tap
-    mask = (columns < width)[:, None] & (k < inputs)
-    out += row * width + columns
+    offsets = ((group * outputs + offs_n // HALVES)[:, None] * inputs + offs_k) * taps + tap
+    mask = (offs_n < width)[:, None] & (offs_k < inputs)
+    out += row * width + offs_n
     counts = (tl.load(p + offsets, mask=mask, other=0).to(tl.float32) * 256).to(tl.uint32)
     for plane_bit in tl.static_range(PLANES):
         words = tl.sum(((counts >> plane_bit) & 1) << bit.to(tl.uint32)[None, :], axis=1)
-        tl.store(out, words.to(tl.int32, bitcast=True), mask=columns < width)
-        out += plane
+        tl.store(out, words.to(tl.int32, bitcast=True), mask=offs_n < width)
+        out += plane_words
 
 
 def bit_planes(p: Tensor) -> Tensor:
-    """Pack the bits of 256 P into planes, lowest bit first, in the layout of a product.
+    """Pack the bits of 256 p into planes, lowest bit first, in the layout of a product.
 
     One launch instead of about seventy of torch. It reads 4 bytes and writes 9/8 of a byte for each float32
     probability: 5.4 MB for a weight of 1024 x 1024, 1.3 us of an H200's memory.
@@ -105,7 +106,10 @@ def sample_bits_kernel(
     out, planes, words, tiles, key0, key1, layer, draw, first_member, members,
     ALIGNED: tl.constexpr, MEMBERS: tl.constexpr, AT_ONCE: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Draw 4 * CALLS words of MEMBERS members, AT_ONCE at a time; the grid is tiles times their groups."""
+    """Draw 4 * CALLS words of 32 bits of MEMBERS members, AT_ONCE members at a time.
+
+    The grid is tiles of words times groups of MEMBERS members.
+    """
     pid = tl.program_id(0).to(tl.int64)
     words = tl.cast(words, tl.int64)
     layer = as_uint32(layer)
@@ -114,29 +118,29 @@ def sample_bits_kernel(
     seed = seed_of(key0, key1)
     # Rows of the tile: CALLS Philox calls of each of AT_ONCE members.
     row = tl.arange(0, AT_ONCE * CALLS)
-    fours = ((pid % tiles) * CALLS + row % CALLS) * 4
-    at = fours[:, None] + tl.arange(0, 4)[None, :]
-    mask = at < words
-    p0 = load_words(planes + at, mask)
-    p1 = load_words(planes + at + words, mask)
-    p2 = load_words(planes + at + words * 2, mask)
-    p3 = load_words(planes + at + words * 3, mask)
-    p4 = load_words(planes + at + words * 4, mask)
-    p5 = load_words(planes + at + words * 5, mask)
-    p6 = load_words(planes + at + words * 6, mask)
-    p7 = load_words(planes + at + words * 7, mask)
-    always = load_words(planes + at + words * 8, mask)
+    first_of_call = ((pid % tiles) * CALLS + row % CALLS) * 4
+    offs_n = first_of_call[:, None] + tl.arange(0, 4)[None, :]
+    mask = offs_n < words
+    p0 = load_words(planes + offs_n, mask)
+    p1 = load_words(planes + offs_n + words, mask)
+    p2 = load_words(planes + offs_n + words * 2, mask)
+    p3 = load_words(planes + offs_n + words * 3, mask)
+    p4 = load_words(planes + offs_n + words * 4, mask)
+    p5 = load_words(planes + offs_n + words * 5, mask)
+    p6 = load_words(planes + offs_n + words * 6, mask)
+    p7 = load_words(planes + offs_n + words * 7, mask)
+    always = load_words(planes + offs_n + words * 8, mask)
     fraction = (p0, p1, p2, p3, p4, p5, p6, p7)
-    start = (pid // tiles) * MEMBERS
-    for first in range(start, tl.minimum(start + MEMBERS, members), AT_ONCE):
-        member = first + row // CALLS
+    start_member = (pid // tiles) * MEMBERS
+    for group_start in range(start_member, tl.minimum(start_member + MEMBERS, members), AT_ONCE):
+        member = group_start + row // CALLS
         counter = (member + first_member).to(tl.uint32)
         on = tl.zeros_like(always)
         for plane in tl.static_range(8):
-            r = _random_words(seed, fours + words * plane, counter, layer, draw, ALIGNED)
+            r = _random_words(seed, first_of_call + words * plane, counter, layer, draw, ALIGNED)
             # Where a plane's bit is 1 the result is on | r, where it is 0 on & r.
             on = (on & r) | (fraction[plane] & (on | r))
-        pointers = out + (member * words)[:, None] + at
+        pointers = out + (member * words)[:, None] + offs_n
         tl.store(pointers, (on | always).to(tl.int32, bitcast=True), mask=mask & (member < members)[:, None])
 
 
@@ -189,46 +193,52 @@ AT_ONCE = 4
 
 @triton.jit
 def centered_sum_kernel(
-    out, words, weights, p, members, part, depth, width, length, rows, tiles, taps,
-    out_part, out_lead, out_tap, out_bit, out_column,
+    out, words, weights, p, members, part_members, depth, width, length, rows, tiles_n, taps,
+    stride_part, stride_group, stride_tap, stride_input, stride_output,
     AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``part`` members' centered bits of BLOCK_N words; the grid is tiles x rows of words x parts.
+    """Sum (bit - p) * weight over ``part_members`` members; the grid is tiles x rows of words x parts.
 
-    The probabilities ``p`` are laid out as a part of ``out``.
+    A tile is BLOCK_N words of 32 bits of a row. Members' words are [group, tap, depth, output], two to each
+    int64. ``out`` [part, ...] has the given strides, and ``p`` those of one part.
     """
     pid = tl.program_id(0).to(tl.int64)
-    row = pid // tiles % rows
-    pid_part = pid // tiles // rows
-    columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_n = columns < width
+    row = pid // tiles_n % rows
+    pid_part = pid // tiles_n // rows
+    offs_n = (pid % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < width
     bit = tl.arange(0, 32)
-    mask = (tl.full((32,), 1, tl.uint32) << bit.to(tl.uint32))[:, None]
-    words += row * width + columns
-    size = tl.cast(rows, tl.int64) * width
+    bit_mask = (tl.full((32,), 1, tl.uint32) << bit.to(tl.uint32))[:, None]
+    words += row * width + offs_n
+    member_words = tl.cast(rows, tl.int64) * width
     sums = tl.zeros((32, BLOCK_N), dtype=out.dtype.element_ty)
-    total = tl.zeros((), dtype=out.dtype.element_ty)
-    end = tl.minimum((pid_part + 1) * part, members)
-    for first in range(pid_part * part, end, AT_ONCE):
+    weight_sum = tl.zeros((), dtype=out.dtype.element_ty)
+    end = tl.minimum((pid_part + 1) * part_members, members)
+    for first in range(pid_part * part_members, end, AT_ONCE):
         for index in tl.static_range(AT_ONCE):
             member = first + index
             weight = tl.load(weights + member, mask=member < end, other=0.0)
-            word = load_words(words + member * size, mask_n & (member < end))
-            sums = tl.where((word[None, :] & mask) != 0, sums + weight, sums)
-            total += weight
-    # A word of 64 bits is two columns; the high half has the next 32 bits.
-    lead, tap = row // depth // taps, row // depth % taps
-    first = ((row % depth) * HALVES + columns % HALVES) * 32
-    offsets = lead * out_lead + tap * out_tap + first * out_bit + columns // HALVES * out_column
-    offsets = offsets[None, :] + (bit.to(tl.int64) * out_bit)[:, None]
-    remaining = tl.where(mask_n, length - first, 0)
+            word = load_words(words + member * member_words, mask_n & (member < end))
+            sums = tl.where((word[None, :] & bit_mask) != 0, sums + weight, sums)
+            weight_sum += weight
+    # A word of 64 bits is two columns; the high half has the next 32 inputs.
+    group, tap = row // depth // taps, row // depth % taps
+    first_input = ((row % depth) * HALVES + offs_n % HALVES) * 32
+    offsets = (
+        group * stride_group
+        + tap * stride_tap
+        + first_input * stride_input
+        + offs_n // HALVES * stride_output
+    )
+    offsets = offsets[None, :] + (bit.to(tl.int64) * stride_input)[:, None]
+    remaining = tl.where(mask_n, length - first_input, 0)
     mask = bit[:, None] < tl.minimum(remaining, 32).to(tl.int32)[None, :]
-    sums -= total * tl.load(p + offsets, mask=mask, other=0.0).to(sums.dtype)
-    tl.store(out + pid_part * out_part + offsets, sums, mask=mask)
+    sums -= weight_sum * tl.load(p + offsets, mask=mask, other=0.0).to(sums.dtype)
+    tl.store(out + pid_part * stride_part + offsets, sums, mask=mask)
 
 
 def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
-    """Return the weighted sum of centered bits, sum_m c_m (bit_m - P): the update of binary weights.
+    """Return the weighted sum of centered bits, sum_m weights[m] (bit_m - p): the update of binary weights.
 
     Additions have a fixed order, without atomics, so the result has the same bits every time. For W words of
     32 bits of a member:
@@ -258,14 +268,14 @@ def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     rows = groups * count * depth
     columns = block_size(width, SUM_BLOCK_N, 32)
     tiles = -(-width // columns)
-    parts, part = member_parts(members, tiles * rows)
+    parts, part_members = member_parts(members, tiles * rows)
     out = torch.empty(parts, *p.shape, device=words.device, dtype=weights.dtype)
     if not out.numel():
         return out.sum(0)
     with torch.cuda.device_of(words):
         centered_sum_kernel[grid_of(tiles, rows, parts)](
             out, halves(words), weights.contiguous(), p.contiguous(),
-            members, part, depth, width, length, rows, tiles, count,
+            members, part_members, depth, width, length, rows, tiles, count,
             p.numel(), outputs * length * count, 1, count, length * count,
             AT_ONCE=AT_ONCE, BLOCK_N=columns,
         )  # fmt: skip
@@ -333,9 +343,9 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return op.apply_packed(x, noise.words, self._multiply)
 
     def _multiply(self, rows: Tensor, columns: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-        """Multiply bits by the kernel for this number of rows of a member."""
-        kernel = bit_product if rows.shape[1] <= self.few else int8_product
-        return kernel(rows, columns, length, dtype)
+        """Multiply packed bits: by popcount for few rows of a member, else on tensor cores."""
+        product = bit_product if rows.shape[1] <= self.few else int8_product
+        return product(rows, columns, length, dtype)
 
     @override
     def packed_bits(self, noise: BinaryNoise) -> Tensor:

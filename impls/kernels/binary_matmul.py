@@ -34,12 +34,12 @@ def load_words(pointers, mask):
 
 
 @triton.jit
-def member_tile(tiles, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return (member, rows, columns) of this program in int64; tiles of columns are adjacent programs."""
+def member_tile(tiles_n, tiles_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return (member, offs_m, offs_n) of this program in int64; tiles of columns are adjacent programs."""
     pid = tl.program_id(0).to(tl.int64)
-    rows = (pid // tiles % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    return pid // tiles // tiles_m, rows, columns
+    offs_m = (pid // tiles_n % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = (pid % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    return pid // tiles_n // tiles_m, offs_m, offs_n
 
 
 @triton.jit
@@ -67,7 +67,7 @@ POPCOUNT_BLOCK_M = 4
 """Rows in a tile of a product by popcount."""
 
 POPCOUNT_BLOCK_N = 512
-"""Columns in the tile: four words of 32 bits for each of 128 threads."""
+"""Words of 32 bits in a row of the tile: four for each of 128 threads."""
 
 POPCOUNT_BLOCK_K = 8
 """Rows of a weight's words that are loaded at a time."""
@@ -75,35 +75,37 @@ POPCOUNT_BLOCK_K = 8
 
 @triton.jit
 def bit_product_kernel(
-    out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
+    out, x, weights, length, rows, depth, outputs, x_stride, weight_stride, tiles_n, tiles_m,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Multiply bits by popcount; the grid is tiles of columns times tiles of rows times members.
 
-    Rows of x are [p, depth * HALVES] and weights [depth, width], where ``width`` counts halves.
+    A member's x is [rows, depth * HALVES], its weights are [depth, outputs * HALVES] in words of 32 bits.
     """
-    member, rows, columns = member_tile(tiles, tiles_m, BLOCK_M, BLOCK_N)
+    member, offs_m, offs_half = member_tile(tiles_n, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
+    width = outputs * HALVES
     counts = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
-    row_offsets = rows[:, None] * depth * HALVES
+    row_offsets = offs_m[:, None] * depth * HALVES
     # 0 for low and 1 for high halves: constant in each register, because a thread has whole words.
     half = (tl.arange(0, BLOCK_N) % HALVES)[None, None, :]
     for start in range(0, depth, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        mask_x = (rows[:, None] < p) & (k < depth)[None, :]
-        low = load_words(x + row_offsets + k[None, :] * HALVES, mask_x)[:, :, None]
-        high = load_words(x + row_offsets + k[None, :] * HALVES + 1, mask_x)[:, :, None]
-        low = tl.where(half == 1, high, low)
-        mask_m = (k < depth)[None, :, None] & (columns < width)[None, None, :]
-        offsets = k.to(tl.int64)[None, :, None] * width + columns[None, None, :]
-        counts += tl.sum(popcount(low ^ load_words(weights + offsets, mask_m)), axis=1)
+        offs_k = start + tl.arange(0, BLOCK_K)
+        mask_x = (offs_m[:, None] < rows) & (offs_k < depth)[None, :]
+        low = load_words(x + row_offsets + offs_k[None, :] * HALVES, mask_x)[:, :, None]
+        high = load_words(x + row_offsets + offs_k[None, :] * HALVES + 1, mask_x)[:, :, None]
+        x_half = tl.where(half == 1, high, low)
+        mask_weight = (offs_k < depth)[None, :, None] & (offs_half < width)[None, None, :]
+        offsets = offs_k.to(tl.int64)[None, :, None] * width + offs_half[None, None, :]
+        counts += tl.sum(popcount(x_half ^ load_words(weights + offsets, mask_weight)), axis=1)
+    # Both halves of a word belong to the same output.
     counts = tl.sum(counts.reshape(BLOCK_M, BLOCK_N // HALVES, HALVES), axis=2)
-    o = width // HALVES
-    column = (tl.program_id(0) % tiles).to(tl.int64) * (BLOCK_N // HALVES) + tl.arange(0, BLOCK_N // HALVES)
-    offsets = (member * p + rows[:, None]) * o + column[None, :]
+    start_n = (tl.program_id(0) % tiles_n).to(tl.int64) * (BLOCK_N // HALVES)
+    offs_n = start_n + tl.arange(0, BLOCK_N // HALVES)
+    offsets = (member * rows + offs_m[:, None]) * outputs + offs_n[None, :]
     y = scale_sums(length - 2 * counts, length, out.dtype.element_ty)
-    tl.store(out + offsets, y, mask=(rows[:, None] < p) & (column[None, :] < o))
+    tl.store(out + offsets, y, mask=(offs_m[:, None] < rows) & (offs_n[None, :] < outputs))
 
 
 def bit_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -154,7 +156,7 @@ def int8_shape(rows: int) -> tuple[int, int]:
 
 @triton.jit
 def _unpack_signs(words, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Unpack words [SIZE, BLOCK_K] to +1 and -1, int8 [SIZE, BLOCK_K * 32], in the same order for all words.
+    """Unpack words [SIZE, BLOCK_K] to +1 and -1, int8 [SIZE, BLOCK_K * 32], in the same order in all words.
 
     A register holds bits b, b + 8, b + 16 and b + 24 of a word. Splitting it into bytes and joining them
     keeps that order, so the compiler removes both.
@@ -170,33 +172,35 @@ def _unpack_signs(words, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def int8_product_kernel(
-    out, x, weights, length, p, depth, width, x_stride, weight_stride, tiles, tiles_m,
+    out, x, weights, length, rows, depth, outputs, x_stride, weight_stride, tiles_n, tiles_m,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Multiply bits on tensor cores; the grid is tiles of columns times tiles of rows times members."""
-    member, rows, column = member_tile(tiles, tiles_m, BLOCK_M, BLOCK_N)
+    """Multiply bits on tensor cores; the grid is tiles of columns times tiles of rows times members.
+
+    Operands are those of :func:`bit_product_kernel`. Tiles of y are transposed, [BLOCK_N, BLOCK_M].
+    """
+    member, offs_m, offs_n = member_tile(tiles_n, tiles_m, BLOCK_M, BLOCK_N)
     x += member * x_stride
     weights += member * weight_stride
-    o = width // HALVES
-    row_offsets = rows[:, None] * depth * HALVES
+    mask_m, mask_n = offs_m < rows, offs_n < outputs
+    row_offsets = offs_m[:, None] * depth * HALVES
     y = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32)
     for start in range(0, depth * HALVES, BLOCK_K):
-        # Half k of a column is in word k // HALVES.
-        k = start + tl.arange(0, BLOCK_K)
-        mask_k = (k < depth * HALVES)[None, :]
-        offsets = (
-            (k // HALVES).to(tl.int64)[None, :] * width + (k % HALVES)[None, :] + column[:, None] * HALVES
-        )
-        signs = _unpack_signs(load_words(weights + offsets, mask_k & (column[:, None] < o)), BLOCK_N, BLOCK_K)
-        x_signs = _unpack_signs(
-            load_words(x + row_offsets + k[None, :], mask_k & (rows[:, None] < p)), BLOCK_M, BLOCK_K
-        )
-        y = tl.dot(signs, tl.trans(x_signs), acc=y, out_dtype=tl.int32)
+        # Halves of words: half k is in word k // HALVES.
+        offs_k = start + tl.arange(0, BLOCK_K)
+        mask_k = (offs_k < depth * HALVES)[None, :]
+        word_offsets = (offs_k // HALVES).to(tl.int64)[None, :] * outputs + offs_n[:, None]
+        offsets = word_offsets * HALVES + (offs_k % HALVES)[None, :]
+        weight_words = load_words(weights + offsets, mask_k & mask_n[:, None])
+        weight_signs = _unpack_signs(weight_words, BLOCK_N, BLOCK_K)
+        x_words = load_words(x + row_offsets + offs_k[None, :], mask_k & mask_m[:, None])
+        x_signs = _unpack_signs(x_words, BLOCK_M, BLOCK_K)
+        y = tl.dot(weight_signs, tl.trans(x_signs), acc=y, out_dtype=tl.int32)
     # Padding bits are 0 in both operands: each was counted as (-1) * (-1) = 1.
     padding = tl.cdiv(depth * HALVES, BLOCK_K) * BLOCK_K * 32 - length
-    offsets = (member * p + rows[None, :]) * o + column[:, None]
+    offsets = (member * rows + offs_m[None, :]) * outputs + offs_n[:, None]
     y = scale_sums(y - padding, length, out.dtype.element_ty)
-    tl.store(out + offsets, y, mask=(rows[None, :] < p) & (column[:, None] < o))
+    tl.store(out + offsets, y, mask=mask_m[None, :] & mask_n[:, None])
 
 
 def int8_product(x: Tensor, weights: Tensor, length: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -230,12 +234,15 @@ def _launch(
     columns: int,
     tiling: dict[str, int],
 ) -> Tensor:
-    """Check x [m, p, K] and weights [m, K, o], and launch a product; BLOCK_N divides ``columns``."""
+    """Check x [m, p, K] and weights [m, K, o], and launch a product.
+
+    A tile has BLOCK_N of ``columns``: outputs, or twice as many halves of words.
+    """
     members, rows, depth = x.shape
     outputs = weights.shape[2]
     if weights.shape[:2] != (members, depth) or not x.dtype == weights.dtype == torch.int64:
         raise ValueError(
-            "a product takes int64 words, x [m, p, K] and weights [m, K, o], got "
+            "a product of packed bits takes int64 words, x [m, p, K] and weights [m, K, o], got "
             f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
         )
     out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)
@@ -245,7 +252,7 @@ def _launch(
     x, weights = halves(x), halves(weights)
     with torch.cuda.device_of(x):
         kernel[grid_of(members, *tiles)](
-            out, x, weights, length, rows, depth, 2 * outputs, x.stride(0), weights.stride(0), *tiles,
+            out, x, weights, length, rows, depth, outputs, x.stride(0), weights.stride(0), *tiles,
             **tiling,
         )  # fmt: skip
     return out

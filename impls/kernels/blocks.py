@@ -20,6 +20,7 @@ from impls.kernels.gemm import (
     gemm_of,
     grid_of,
     operand,
+    row_to_member,
     select_tiling,
     tile_index,
 )
@@ -59,6 +60,12 @@ class Cut(NamedTuple):
     cells: int
     unit: int
 
+    @classmethod
+    def of(cls, width: int, blocks: int) -> "Cut":
+        """Divide ``width`` channels as the plain scheme does."""
+        unit, cells = split_into_cells(width, blocks)
+        return cls(blocks, cells, unit)
+
 
 @triton.jit
 def lowest_bit(bits):
@@ -74,19 +81,21 @@ def first_channel(block, width, blocks, cells, unit):
 
 @triton.jit
 def multiply_kept_channels(
-    bits, x, x_step, mask_m, weight, weight_step, offs_n, mask_n, inputs, blocks, cells, unit,
+    bits, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs, blocks, cells, unit,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sum the product over the channels of the blocks with set bits; adjacent blocks share a loop."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    for _ in range(popcount((bits & ((bits << 1) ^ -1)).to(tl.uint32))):
+    # A run of set bits begins at each set bit after a bit that is not set.
+    runs = popcount((bits & ~(bits << 1)).to(tl.uint32))
+    for _ in range(runs):
         # Adding the lowest bit of a run carries to the bit after its end.
         carried = bits + (bits & -bits)
         begin = first_channel(lowest_bit(bits), inputs, blocks, cells, unit)
         end = first_channel(lowest_bit(carried), inputs, blocks, cells, unit)
         acc = gemm_loop(
-            acc, x, x_step, mask_m, weight, weight_step, offs_n, mask_n, begin, end, ACC, PRECISION, BLOCK_K
+            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, begin, end, ACC, PRECISION, BLOCK_K
         )
         bits = bits & carried
     return acc
@@ -104,46 +113,45 @@ def kept_blocks_kernel(
 ):  # fmt: skip
     """Compute a tile of y of a group's rows; the grid is tiles of outputs, of rows, and groups.
 
-    ``changes`` [groups, output blocks, input blocks] is -1 where either block is off.
+    ``changes`` [groups, output blocks, input blocks] is -1 where either block is off. With ``factors``,
+    dropped blocks are multiplied too, unless their factors are 0.
     """
     row_tile, column_tile = tile_index(groups * group_tiles, tiles_n, GROUP_M)
     group = (row_tile // group_tiles).to(tl.int32)
-    # Members take groups in turn; ``first`` is the group of the first member.
-    offset = (group + groups - first) % groups
-    count = (members - offset + groups - 1) // groups
+    # Members take groups in turn; ``first`` is the group of member 0.
+    first_member = (group + groups - first) % groups
+    count = (members - first_member + groups - 1) // groups
     offs_m = row_tile % group_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    image = offs_m // positions
-    group_members = tl.maximum(count, 1)
-    repeat, member, position = (
-        image // group_members,
-        offset + image % group_members * groups,
-        offs_m % positions,
-    )
-    mask_m, mask_n = image < tl.cast(repeats, tl.int64) * count, offs_n < outputs
+    # A group may have no member; then no row exists.
+    repeat, index, position = row_to_member(offs_m, tl.maximum(count, 1), positions)
+    member = first_member + index * groups
+    mask_m, mask_n = offs_m < tl.cast(repeats, tl.int64) * count * positions, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
 
     in_block, out_block = tl.arange(0, IN), tl.arange(0, OUT)
     pointers = changes + (group * out_blocks + out_block[:, None]) * in_blocks + in_block[None, :]
     mask_blocks = (out_block < out_blocks)[:, None] & (in_block < in_blocks)[None, :]
-    is_kept = (tl.load(pointers, mask=mask_blocks, other=-1).to(tl.float32) > -1).to(tl.int32)  # fmt: skip
+    is_kept = (tl.load(pointers, mask=mask_blocks, other=-1).to(tl.float32) > -1).to(tl.int32)
     in_bits = tl.sum(tl.max(is_kept, axis=0) << in_block, axis=0)
     out_bits = tl.sum(tl.max(is_kept, axis=1) << out_block, axis=0)
     cell = tl.minimum(offs_n // out_unit, out_cells - 1)
-    is_on = ((out_bits >> (((cell + 1) * out_blocks - 1) // out_cells).to(tl.int32)) & 1) != 0
+    # The last block that begins at this cell or before it.
+    block = ((cell + 1) * out_blocks - 1) // out_cells
+    is_on = ((out_bits >> block.to(tl.int32)) & 1) != 0
 
-    is_wanted = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
+    needs_product = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
     if factors is not None:
         row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
-        is_mixed = tl.max((row_off != 0).to(tl.int32), axis=0) != 0
-        is_wanted = is_wanted | is_mixed
+        needs_dropped = tl.max((row_off != 0).to(tl.int32), axis=0) != 0
+        needs_product = needs_product | needs_dropped
     acc = multiply_kept_channels(
-        tl.where(is_wanted, in_bits, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
+        tl.where(needs_product, in_bits, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
         in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if factors is not None:
         dropped = multiply_kept_channels(
-            tl.where(is_mixed, in_bits ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
+            tl.where(needs_dropped, in_bits ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
             weight, stride_wo, offs_n, mask_n, inputs,
             in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
@@ -236,19 +244,14 @@ class FusedDropoutBlocks(AbstractFusedRows[BlocksNoise]):
         super().__post_init__()
         if self.blocks > MAX_BLOCKS:
             raise ValueError(
-                f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: use fewer; of narrow "
-                "blocks it would compute products that it drops"
+                f"blocks must be at most {MAX_BLOCKS} for a kernel, got {self.blocks}: use fewer, or "
+                "DropoutBlocks"
             )
 
     @override
     def launch(self, x: Tensor, weight: Tensor, noise: BlocksNoise, sigma: float | Tensor, y: Tensor) -> None:
         scale = 1 / self.plain.density(torch.Size((1, *weight.shape)))
-        groups, *blocks = noise.factors.shape
-        cuts = []
-        for count, width in zip(blocks, weight.shape, strict=True):
-            unit, number = split_into_cells(width, count)
-            cuts.append(Cut(count, number, unit))
-        counts = gate_factors(scale, sigma, noise.sigma)
-        block_dropout_product(
-            x, weight, noise.factors, (cuts[0], cuts[1]), *counts, y, noise.members.start % groups
-        )
+        on, off = gate_factors(scale, sigma, noise.sigma)
+        groups, out_blocks, in_blocks = noise.factors.shape
+        cuts = Cut.of(weight.shape[0], out_blocks), Cut.of(weight.shape[1], in_blocks)
+        block_dropout_product(x, weight, noise.factors, cuts, on, off, y, noise.members.start % groups)

@@ -172,7 +172,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def operands(dtype: torch.dtype, members: int = 8192, inputs: int = 1024, **sizes: int) -> Operands:
+def layer_operands(dtype: torch.dtype, members: int = 8192, inputs: int = 1024, **sizes: int) -> Operands:
     """Return operands of a layer with 1024 outputs."""
     return Operands((members, 1024, inputs), dtype, META, **sizes)
 
@@ -194,11 +194,11 @@ def per_dtype(
         make: make a launch, as the functions of :mod:`impls.kernels.launches` do.
         dtypes: of operands.
         tile_rows: rows of a tile of the product, which needs 64 for WGMMA; 0 if the kernel has no product.
-        sizes: arguments of :func:`operands`.
+        sizes: arguments of :func:`layer_operands`.
     """
 
     def launch(dtype: torch.dtype) -> object:
-        return make(operands(dtype, **sizes))(None)
+        return make(layer_operands(dtype, **sizes))(None)
 
     for name, dtype, instruction in dtypes:
         product = instruction if tile_rows >= 64 else instruction.replace(WGMMA, MMA)  # noqa: PLR2004  rows of WGMMA
@@ -209,10 +209,12 @@ def per_dtype(
 def dense_noise() -> Iterator[Check]:
     """Products with dense noise that is drawn, and sums of it."""
 
-    def dense(to: Operands, *, signs: bool) -> Launch:
-        return lambda _: dense_rng.dense_rng_product(to.x, to.weight, to.draw(), SIGMA, to.y, signs=signs)
+    def dense(operands: Operands, *, signs: bool) -> Launch:
+        return lambda _: dense_rng.dense_rng_product(
+            operands.x, operands.weight, operands.draw(), SIGMA, operands.y, signs=signs
+        )
 
-    draw = operands(torch.bfloat16, 1024).draw()
+    draw = layer_operands(torch.bfloat16, 1024).draw()
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         title = f"drawn dense {values}"
         check = partial(per_dtype, make=partial(dense, signs=signs), members=1024)
@@ -241,8 +243,8 @@ def low_rank() -> Iterator[Check]:
         rows = lowrank.default_tiling(rank).block_m
         yield from per_dtype(f"low rank, rank {rank}", lowrank.low_rank_kernel, make, some, tile_rows=rows)
 
-    def down(to: Operands, rank: int, *, signs: bool) -> Launch:
-        return lambda _: lowrank_rng.down_product(to.x, to.draw(), rank, signs=signs)
+    def down(operands: Operands, rank: int, *, signs: bool) -> Launch:
+        return lambda _: lowrank_rng.down_product(operands.x, operands.draw(), rank, signs=signs)
 
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         without_tf32 = [dtype for dtype in dtypes if dtype is not TFLOAT32]
@@ -285,12 +287,14 @@ def shared_cores() -> Iterator[Check]:
         yield from per_dtype(f"flipped, side {side}", flipped.flipped_kernel, make, dtypes)
     yield from per_dtype("Hadamard", hadamard.hadamard_kernel, launches.hadamard_noise)
     tiling = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
-    small = lambda to: lambda _: launches.hadamard_noise(to)(tiling)  # noqa: E731  one of several launches
+    small = lambda operands: lambda _: launches.hadamard_noise(operands)(tiling)  # noqa: E731  one of several launches
     yield from per_dtype("Hadamard, one block", hadamard.hadamard_kernel, small, DTYPES[:1])
     make = partial(launches.two_products, count=1024)
     yield from per_dtype("two products", permuted.permuted_kernel, make)
     columns = empty(8192, 1024, dtype=torch.int64)
-    launch: Callable[[], object] = partial(permuted.gather_channels, operands(torch.bfloat16).x, columns)
+    launch: Callable[[], object] = partial(
+        permuted.gather_channels, layer_operands(torch.bfloat16).x, columns
+    )
     yield Check("picks, bfloat16", permuted.gather_kernel, launch, "st.global.v4")
     for count, sigma, dtypes in (
         (1, SIGMA, DTYPES[:1]),
@@ -335,7 +339,7 @@ def packed_bits() -> Iterator[Check]:
             launch = partial(product, words(1024, rows, 17), words(1024, 17, 1024), 1088, dtype)
             title = f"bits, product of {rows} rows {method}, {str(dtype).removeprefix('torch.')}"
             yield Check(title, kernel, launch, instruction)
-    draw = operands(torch.bfloat16, 1024).draw()
+    draw = layer_operands(torch.bfloat16, 1024).draw()
     for title, shape in (("many words", (16, 512)), ("few words", (1, 32))):
         launch = partial(binary.sample_bits, words(9, *shape), *draw)
         yield Check(f"bits, members drawn, {title}", binary.sample_bits_kernel, launch)
@@ -352,10 +356,10 @@ def packed_bits() -> Iterator[Check]:
 
 def device_keys() -> Iterator[Check]:
     """The kernel that hashes a step in device memory to Philox keys, and one that reads such keys."""
-    step, to = empty(dtype=torch.int64), operands(torch.bfloat16, 1024)
+    step, operands = empty(dtype=torch.int64), layer_operands(torch.bfloat16, 1024)
     yield Check("keys of a step", philox.round_keys_kernel, partial(philox.round_keys, 7, step, 10, (1, 2)))
-    draw = to.draw()._replace(key=empty(10, 2, dtype=torch.int64))
-    launch = partial(dense_rng.dense_rng_product, to.x, to.weight, draw, SIGMA, to.y)
+    draw = operands.draw()._replace(key=empty(10, 2, dtype=torch.int64))
+    launch = partial(dense_rng.dense_rng_product, operands.x, operands.weight, draw, SIGMA, operands.y)
     title = "drawn dense normals, 1 row of a member, key in memory, bfloat16"
     yield Check(title, dense_rng.few_rows_kernel, launch)
 

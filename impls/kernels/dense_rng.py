@@ -107,12 +107,12 @@ def few_rows_kernel(
     key0, key1, layer, draw, first_member, members, member_tiles, tiles_n,
     SIGN: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, CALLS: tl.constexpr, BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr, CALLS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply ROWS rows of each of MEMBERS members; the grid is tiles of outputs, of members and of rows.
 
-    The outputs of a tile are PARTS lines. A warp computes neighboring outputs of a line, and each thread the
-    same position in every line: it draws noise for many outputs but loads few values of x.
+    The outputs of a tile are LINES lines of equal length. A warp computes neighboring outputs of a line, and
+    each thread the same position in every line: it draws noise for many outputs but loads few values of x.
     """
     pid = tl.program_id(0).to(tl.int64)
     start_n = (pid % tiles_n) * BLOCK_N
@@ -122,16 +122,17 @@ def few_rows_kernel(
     member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    line: tl.constexpr = BLOCK_N // PARTS
-    width: tl.constexpr = 128 if SIGN else 4
+    line: tl.constexpr = BLOCK_N // LINES
+    width: tl.constexpr = 128 if SIGN else 4  # values of a Philox call
     seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     counter = (
         as_uint32(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)[None, :, None, None]
     )
     offs_n = (
-        start_n + tl.arange(0, PARTS)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
+        start_n + tl.arange(0, LINES)[:, None, None, None] * line + tl.arange(0, line)[None, None, :, None]
     )
-    noise = tl.zeros((ROWS, PARTS, MEMBERS, line, CALLS), dtype=ACC)
+    # Summed over calls after the loop.
+    noise = tl.zeros((ROWS, LINES, MEMBERS, line, CALLS), dtype=ACC)
     for start in range(0, tl.cdiv(inputs, width), CALLS):
         call = start + tl.arange(0, CALLS)
         first = offs_n * inputs + call[None, None, None, :] * width
@@ -139,7 +140,8 @@ def few_rows_kernel(
             drawn = four_sign_words(seed, first, counter, layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 word = drawn[lane]
-                # From the highest bit down: shifting the word by one brings each bit to the sign bit.
+                # From the highest bit down: shifting the word by one brings each bit to the sign bit. A set
+                # bit is +1 but negates, hence the subtraction.
                 for bit in tl.range(0, 32, loop_unroll_factor=UNROLLED):
                     offs_k = call * width + (lane * 32 + 31 - bit)
                     values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
@@ -174,7 +176,7 @@ def few_rows_kernel(
 
 @triton.jit
 def draw_signs(seed, offs_n, start, inputs, member, layer, draw, BLOCK_K: tl.constexpr):
-    """Return the signs of channels ``start`` to start + BLOCK_K, a multiple of 32 below 128: [n, BLOCK_K]."""
+    """Return the signs [n, BLOCK_K] of BLOCK_K channels from ``start`` on; BLOCK_K is 32 or 64."""
     first = offs_n[:, None] * inputs + (start + tl.arange(0, BLOCK_K // 32) * 32)[None, :]
     word, _, _, _ = four_sign_words(seed, first, member, layer, draw, False)  # noqa: FBT003  Triton's own function
     return unpack_signs(word).reshape(offs_n.shape[0], BLOCK_K)
@@ -200,7 +202,7 @@ def many_rows_kernel(
     repeat, position = offs_m // positions, offs_m % positions
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    width: tl.constexpr = 128 if SIGN else 4
+    width: tl.constexpr = 128 if SIGN else 4  # values of a Philox call
     seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     counter = as_uint32(first_member) + member.to(tl.uint32)
     base = tl.zeros((BLOCK_N, BLOCK_M), dtype=ACC)
@@ -294,7 +296,7 @@ def dense_rng_product(
             few_rows_kernel[grid_of(column_tiles, member_tiles, -(-rows // tile_rows))](
                 *arguments, members, member_tiles, column_tiles, **options,
                 ROWS=tile_rows, MEMBERS=tile_members,
-                PARTS=max(1, columns // tiling.line), CALLS=block_size(-(-inputs // width), tiling.calls),
+                LINES=max(1, columns // tiling.line), CALLS=block_size(-(-inputs // width), tiling.calls),
                 BLOCK_K=block_size(inputs, tiling.block_k, MIN_BLOCK),
             )  # fmt: skip
         else:
@@ -317,29 +319,33 @@ With signs each thread has 128 sums in registers.
 """
 
 
-@triton.jit(do_not_specialize=[*COUNTERS, "members", "part"])
+@triton.jit(do_not_specialize=[*COUNTERS, "members", "part_members"])
 def noise_sum_kernel(
-    out, utilities, key0, key1, layer, draw, first_member, members, part, elements, tiles,
+    out, utilities, key0, key1, layer, draw, first_member, members, part_members, elements, tiles,
     SIGN: tl.constexpr, ACC: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``part`` members' noise of CALLS calls: the grid is tiles times parts of the members."""
+    """Write the weighted sum of ``part_members`` members' noise to ``out`` [parts, elements].
+
+    A program sums the values of CALLS Philox calls; the grid is tiles of elements times parts of the members.
+    """
     pid = tl.program_id(0).to(tl.int64)
     pid_part = pid // tiles
-    width: tl.constexpr = 128 if SIGN else 4
+    width: tl.constexpr = 128 if SIGN else 4  # values of a Philox call
     first = ((pid % tiles) * CALLS + tl.arange(0, CALLS)) * width
     seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     start = as_uint32(first_member)
-    end = tl.minimum((pid_part + 1) * part, members)
+    end = tl.minimum((pid_part + 1) * part_members, members)
     out += pid_part * elements
     if SIGN:
-        # Each thread has a call, whose bits are rows: threads exchange no values.
+        # Each thread has a call, whose bits are rows: threads exchange no values. A set bit is +1 but
+        # negates, hence the subtractions.
         bit = tl.arange(0, 32)[:, None]
         shift = (31 - bit).to(tl.uint32)
         s0 = tl.zeros((32, CALLS), dtype=ACC)
         s1 = tl.zeros((32, CALLS), dtype=ACC)
         s2 = tl.zeros((32, CALLS), dtype=ACC)
         s3 = tl.zeros((32, CALLS), dtype=ACC)
-        for member in range(pid_part * part, end):
+        for member in range(pid_part * part_members, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
             r0, r1, r2, r3 = four_sign_words(seed, first, counter, layer, draw, ALIGNED=True)
@@ -357,7 +363,7 @@ def noise_sum_kernel(
         s1 = tl.zeros((CALLS,), dtype=ACC)
         s2 = tl.zeros((CALLS,), dtype=ACC)
         s3 = tl.zeros((CALLS,), dtype=ACC)
-        for member in range(pid_part * part, end):
+        for member in range(pid_part * part_members, end):
             counter = (start + member).to(tl.uint32)
             utility = tl.load(utilities + member).to(ACC)
             n0, n1, n2, n3 = four_normals(seed, first, counter, layer, draw, ALIGNED=True)
@@ -408,11 +414,11 @@ def noise_sum(
         counters = draw._replace(members=draw.members[start : start + MAX_MEMBERS]).arguments(
             len(piece), elements, width
         )
-        parts, part = member_parts(len(piece), default_tiles)
+        parts, part_members = member_parts(len(piece), default_tiles)
         out = torch.empty(parts, elements, device=utilities.device, dtype=dtype)
         with torch.cuda.device_of(utilities):
             noise_sum_kernel[grid_of(tiles, parts)](
-                out, piece, *counters, len(piece), part, elements, tiles,
+                out, piece, *counters, len(piece), part_members, elements, tiles,
                 SIGN=signs, ACC=accumulator_dtype(utilities.dtype), CALLS=calls or CALLS[signs],
             )  # fmt: skip
         total += out[0] if parts == 1 else out.sum(0)

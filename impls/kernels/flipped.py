@@ -44,14 +44,14 @@ TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, nu
 
 @triton.jit
 def flipped_kernel(
-    y, x, weight, core, own_inputs, own_outputs, sigmas, sigma,
+    y, x, weight, core, input_signs, output_signs, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     tiles_m, tiles_n,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y; ``own_inputs`` [members, i] or ``own_outputs`` [members, o] may be None."""
+    """Compute a tile of y; ``input_signs`` [members, i] or ``output_signs`` [members, o] may be None."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
@@ -60,13 +60,13 @@ def flipped_kernel(
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
         a = load_x(x, stride_xi, mask_m, offs_k, inputs)
-        if own_inputs is not None:
-            a = flip_signs(a, load_x(own_inputs + member * inputs, 1, mask_m, offs_k, inputs))
+        if input_signs is not None:
+            a = flip_signs(a, load_x(input_signs + member * inputs, 1, mask_m, offs_k, inputs))
         b = load_weight(core, inputs, offs_n, mask_n, offs_k, inputs)
         acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
     acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
-    if own_outputs is not None:
-        acc = flip_signs(acc, load_x(own_outputs + member * outputs, 1, mask_m, offs_n, outputs))
+    if output_signs is not None:
+        acc = flip_signs(acc, load_x(output_signs + member * outputs, 1, mask_m, offs_n, outputs))
     acc = gemm_loop(
         acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
     )

@@ -98,8 +98,8 @@ def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
     if not matches or not x.dtype == weight.dtype == y.dtype or x.dtype not in DOT_DTYPES:
         got = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x, weight, y))
         raise ValueError(
-            "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o] of one floating dtype, got "
-            f"{', '.join(got)}"
+            "a product takes x [r, m, p, i], weight [o, i] and y [r, m, p, o] of the same floating dtype, "
+            f"got {', '.join(got)}"
         )
     return Gemm(x, weight if weight.stride(1) == 1 else weight.contiguous(), y)
 
@@ -151,7 +151,7 @@ def grid_of(*counts: int) -> tuple[int]:
         grid *= count
     if grid > MAX_PROGRAMS:
         raise ValueError(
-            f"{grid} programs exceed the limit of {MAX_PROGRAMS} of a launch: split the population"
+            f"a launch of {grid} programs exceeds the limit of {MAX_PROGRAMS}: evaluate fewer members at once"
         )
     return (grid,)
 
@@ -186,7 +186,7 @@ def tile_offsets(tiles_m, tiles_n, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr,
 
 @triton.jit
 def row_to_member(offs_m, members, positions):
-    """Return (repeat, member, position) of rows."""
+    """Return (repeat, member, position) of rows, which are counted in this order, positions fastest."""
     image = offs_m // positions
     return image // members, image % members, offs_m % positions
 

@@ -46,19 +46,19 @@ MAX_BLOCKS = 2
 
 @triton.jit
 def hadamard_transform(
-    mixed, scale, own_outputs, mask_m, first, outputs,
-    NARROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    mixed, scale, output_signs, mask_m, first, outputs,
+    DTYPE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Multiply ``mixed`` [m, BLOCK_K] by H_B, sigma and signs: noise of WIDTH columns from ``first``."""
+    """Multiply ``mixed`` [m, BLOCK_K] by H_B of WIDTH columns from ``first``, sigma and signs of outputs."""
     offs_n = first + tl.arange(0, WIDTH)
-    matrix = hadamard_sign(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(NARROW)
-    acc = tl.dot(mixed.to(NARROW), matrix, out_dtype=mixed.dtype, input_precision=PRECISION)
-    return flip_signs(acc * scale[:, None], load_x(own_outputs, 1, mask_m, offs_n, outputs))
+    matrix = hadamard_sign(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(DTYPE)
+    acc = tl.dot(mixed.to(DTYPE), matrix, out_dtype=mixed.dtype, input_precision=PRECISION)
+    return flip_signs(acc * scale[:, None], load_x(output_signs, 1, mask_m, offs_n, outputs))
 
 
 @triton.jit
 def hadamard_kernel(
-    y, x, weight, own_inputs, own_outputs, sigmas, sigma,
+    y, x, weight, input_signs, output_signs, sigmas, sigma,
     rows, outputs, inputs, members, positions,
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     tiles_m, tiles_n,
@@ -72,17 +72,17 @@ def hadamard_kernel(
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    own_inputs += member * inputs
+    input_signs += member * inputs
     block = first // BLOCK_K
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     mixed = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     if BLOCKS > 1:
         mixed_next = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
     # Signs are loaded one tile ahead by hand: Triton pipelines only the loads of operands of a product.
-    signs = load_x(own_inputs, 1, mask_m, tl.arange(0, BLOCK_K), inputs)
+    signs = load_x(input_signs, 1, mask_m, tl.arange(0, BLOCK_K), inputs)
     for start in range(0, inputs, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
-        ahead = load_x(own_inputs, 1, mask_m, offs_k + BLOCK_K, inputs)
+        ahead = load_x(input_signs, 1, mask_m, offs_k + BLOCK_K, inputs)
         values = load_x(x, stride_xi, mask_m, offs_k, inputs)
         shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
         acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
@@ -92,14 +92,14 @@ def hadamard_kernel(
             mixed_next += flipped * hadamard_sign(block + 1, start // BLOCK_K).to(ACC)
         signs = ahead
     scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
-    own_outputs += member * outputs
+    output_signs += member * outputs
     noise = hadamard_transform(
-        mixed, scale, own_outputs, mask_m, first, outputs,
+        mixed, scale, output_signs, mask_m, first, outputs,
         x.dtype.element_ty, BLOCK_N // BLOCKS, BLOCK_K, PRECISION,
     )  # fmt: skip
     if BLOCKS > 1:
         noise_next = hadamard_transform(
-            mixed_next, scale, own_outputs, mask_m, first + BLOCK_K, outputs,
+            mixed_next, scale, output_signs, mask_m, first + BLOCK_K, outputs,
             x.dtype.element_ty, BLOCK_K, BLOCK_K, PRECISION,
         )  # fmt: skip
         noise = tl.join(noise, noise_next).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)

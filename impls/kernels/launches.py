@@ -63,68 +63,93 @@ class Operands:
         return Draw((1, 2), 3, name, range(self.rows))
 
 
-def low_rank(to: Operands, rank: int) -> Launch:
+def low_rank(operands: Operands, rank: int) -> Launch:
     """Stored low-rank noise."""
-    down, up = (to.normal(to.rows, rank, width) for width in (to.inputs, to.outputs))
-    return lambda tiling: lowrank.low_rank_product(to.x, to.weight, down, up, SIGMA, to.y, tiling)
-
-
-def drawn_low_rank(to: Operands, rank: int, *, signs: bool = False) -> Launch:
-    """Low-rank noise drawn in the kernels."""
-    return lambda tiling: lowrank_rng.low_rank_rng_product(
-        to.x, to.weight, to.draw(), to.draw(1), rank, SIGMA, to.y, signs=signs, tiling=tiling
+    down, up = (operands.normal(operands.rows, rank, width) for width in (operands.inputs, operands.outputs))
+    return lambda tiling: lowrank.low_rank_product(
+        operands.x, operands.weight, down, up, SIGMA, operands.y, tiling
     )
 
 
-def hadamard_noise(to: Operands) -> Launch:
+def drawn_low_rank(operands: Operands, rank: int, *, signs: bool = False) -> Launch:
+    """Low-rank noise drawn in the kernels."""
+    return lambda tiling: lowrank_rng.low_rank_rng_product(
+        operands.x,
+        operands.weight,
+        operands.draw(),
+        operands.draw(1),
+        rank,
+        SIGMA,
+        operands.y,
+        signs=signs,
+        tiling=tiling,
+    )
+
+
+def hadamard_noise(operands: Operands) -> Launch:
     """A Hadamard matrix between signs."""
-    before, after = (to.signs(to.rows, width) for width in (to.inputs, to.outputs))
-    return lambda tiling: hadamard.hadamard_product(to.x, to.weight, before, after, SIGMA, to.y, tiling)
+    before, after = (operands.signs(operands.rows, width) for width in (operands.inputs, operands.outputs))
+    return lambda tiling: hadamard.hadamard_product(
+        operands.x, operands.weight, before, after, SIGMA, operands.y, tiling
+    )
 
 
-def flips(to: Operands, side: str = "both") -> Launch:
+def flips(operands: Operands, side: str = "both") -> Launch:
     """A shared core with flipped inputs, outputs or both."""
-    core = to.normal(to.outputs, to.inputs)
-    before = None if side == "out" else to.signs(to.rows, to.inputs)
-    after = None if side == "in" else to.signs(to.rows, to.outputs)
-    return lambda tiling: flipped.flipped_product(to.x, to.weight, core, before, after, SIGMA, to.y, tiling)
+    core = operands.normal(operands.outputs, operands.inputs)
+    before = None if side == "out" else operands.signs(operands.rows, operands.inputs)
+    after = None if side == "in" else operands.signs(operands.rows, operands.outputs)
+    return lambda tiling: flipped.flipped_product(
+        operands.x, operands.weight, core, before, after, SIGMA, operands.y, tiling
+    )
 
 
-def two_products(to: Operands, count: int) -> Launch:
+def two_products(operands: Operands, count: int) -> Launch:
     """Permuted inputs: ``count`` picked channels times a core."""
-    second, core = to.normal(1, to.rows, 1, count), to.normal(to.outputs, count)
-    return lambda tiling: permuted.permuted_product(to.x, to.weight, second, core, SIGMA, to.y, tiling)
+    second, core = operands.normal(1, operands.rows, 1, count), operands.normal(operands.outputs, count)
+    return lambda tiling: permuted.permuted_product(
+        operands.x, operands.weight, second, core, SIGMA, operands.y, tiling
+    )
 
 
-def sparse_noise(to: Operands, count: int, sigma: float | Tensor = SIGMA) -> Launch:
+def sparse_noise(operands: Operands, count: int, sigma: float | Tensor = SIGMA) -> Launch:
     """Noise in ``count`` columns."""
-    columns, values = to.below(to.inputs, to.rows, count), to.normal(to.rows, count, to.outputs)
-    return lambda tiling: sparse.sparse_product(to.x, to.weight, columns, values, sigma, to.y, tiling)
+    columns, values = (
+        operands.below(operands.inputs, operands.rows, count),
+        operands.normal(operands.rows, count, operands.outputs),
+    )
+    return lambda tiling: sparse.sparse_product(
+        operands.x, operands.weight, columns, values, sigma, operands.y, tiling
+    )
 
 
-def dropout_product(to: Operands, off: float = 0.0, *, side: Literal["in", "out"] = "in") -> Launch:
+def dropout_product(operands: Operands, off: float = 0.0, *, side: Literal["in", "out"] = "in") -> Launch:
     """Masks on inputs or outputs; with a factor ``off`` of dropped ones, as in antithetic halves."""
-    mask = to.below(2, to.rows, to.inputs if side == "in" else to.outputs).bool()
-    return lambda tiling: dropout.dropout_product(to.x, to.weight, mask, 2.0, off, to.y, side, tiling)
+    mask = operands.below(2, operands.rows, operands.inputs if side == "in" else operands.outputs).bool()
+    return lambda tiling: dropout.dropout_product(
+        operands.x, operands.weight, mask, 2.0, off, operands.y, side, tiling
+    )
 
 
-def block_dropout_product(to: Operands, out: int, inner: int, groups: int, off: float = 0.0) -> Launch:
+def block_dropout_product(operands: Operands, out: int, inner: int, groups: int, off: float = 0.0) -> Launch:
     """Blocks of outputs and inputs, of which each group keeps the first half if there are several."""
-    cuts = blocks.Cut(out, out, to.outputs // out), blocks.Cut(inner, inner, to.inputs // inner)
-    changes = to.x.new_full((groups, out, inner), -1.0)
+    cuts = blocks.Cut(out, out, operands.outputs // out), blocks.Cut(inner, inner, operands.inputs // inner)
+    changes = operands.x.new_full((groups, out, inner), -1.0)
     changes[:, : -(-out // 2), : -(-inner // 2)] = 1.0
     return lambda tiling: blocks.block_dropout_product(
-        to.x, to.weight, changes, cuts, 2.0, off, to.y, tiling=tiling
+        operands.x, operands.weight, changes, cuts, 2.0, off, operands.y, tiling=tiling
     )
 
 
 def outer_products(
-    to: Operands, *, signs: bool = False, is_cored: bool = False, is_hadamard: bool = False
+    operands: Operands, *, signs: bool = False, is_cored: bool = False, is_hadamard: bool = False
 ) -> Launch:
     """Weighted sums of outer products; the sizes are outputs, inputs and rows, in this order."""
-    outputs, inputs, rows = to.rows, to.outputs, to.inputs
-    left, right = (to.signs(rows, width) if signs else to.normal(rows, width) for width in (outputs, inputs))
-    utilities, core = to.normal(rows), to.normal(outputs, inputs) if is_cored else None
+    outputs, inputs, rows = operands.rows, operands.outputs, operands.inputs
+    left, right = (
+        operands.signs(rows, width) if signs else operands.normal(rows, width) for width in (outputs, inputs)
+    )
+    utilities, core = operands.normal(rows), operands.normal(outputs, inputs) if is_cored else None
     return lambda tiling: outer.weighted_outer(
         left, right, utilities, core, hadamard=is_hadamard, tiling=tiling
     )

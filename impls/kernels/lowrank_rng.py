@@ -44,13 +44,13 @@ def check_rank(rank: int) -> None:
     """Check that a rank is a power of two, as dimensions of tiles are, of at most MAX_RANK.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not a power of two, or larger.
     """
     if rank & (rank - 1):
         raise ValueError(f"rank must be a power of two for a kernel, got {rank}")
     if rank > MAX_RANK:
         raise ValueError(
-            f"rank must be at most {MAX_RANK} for a kernel, which keeps a row's products with all factors in "
+            f"rank must be at most {MAX_RANK} for a kernel, which keeps one number per rank and row in "
             f"registers, got {rank}"
         )
 
@@ -59,20 +59,20 @@ DOWN_ROWS = 16
 """Maximum number of rows in a tile of :func:`low_rank_down_kernel`, over all of its members."""
 
 DOWN_CHANNELS = 512
-"""Channels in a tile of it, summed over ranks."""
+"""Channels times ranks in a tile of :func:`low_rank_down_kernel`."""
 
 DOWN_WARPS = 8
-"""Warps of a program of it."""
+"""Warps of a program of :func:`low_rank_down_kernel`."""
 
 MAX_IMAGES = 8
-"""Up to this many members in a tile of rows, ``up`` is drawn once per member; above it, once per row."""
+"""``up`` is drawn once for each image of a tile if there are at most this many, else once for each row."""
 
 
 def down_tile(rank: int, width: int) -> tuple[int, int]:
-    """Return the rows and the Philox calls, of ``width`` values, in a tile of :func:`low_rank_down_kernel`.
+    """Return (rows, Philox calls) of a tile of :func:`low_rank_down_kernel`; a call has ``width`` values.
 
-    A thread has 32 sums in registers; where one call for each rank is more than that, the tile has fewer
-    rows.
+    A tile has at most DOWN_ROWS * DOWN_CHANNELS sums, 32 for each thread. Where one call for each rank has
+    more than DOWN_CHANNELS values, the tile has fewer rows.
     """
     calls = max(1, DOWN_CHANNELS // rank // width)
     return min(DOWN_ROWS, DOWN_ROWS * DOWN_CHANNELS // (rank * width * calls)), calls
@@ -94,7 +94,10 @@ def low_rank_down_kernel(
     RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
     MEMBERS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply ROWS rows of each of MEMBERS members by ``down``."""
+    """Multiply ROWS rows of each of MEMBERS members by the member's ``down``, which is drawn: [rows, RANK].
+
+    The grid is tiles of members times tiles of rows; ``rows`` is the number of rows of a member.
+    """
     pid = tl.program_id(0).to(tl.int64)
     start_member = pid % member_tiles * MEMBERS
     row = tl.arange(0, ROWS * MEMBERS)
@@ -102,10 +105,11 @@ def low_rank_down_kernel(
     member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    width: tl.constexpr = 128 if SIGN else 4
+    width: tl.constexpr = 128 if SIGN else 4  # values of a Philox call
     seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     counter = as_uint32(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)
     rank = tl.arange(0, RANK).to(tl.int64)
+    # Summed over channels after the loop.
     acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
     for start in range(0, inputs, CALLS * width):
         first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
@@ -121,21 +125,22 @@ def low_rank_down_kernel(
 
 
 @triton.jit
-def _draw_row(
+def _draw_elements(
     seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Draw elements ``first`` to ``first + WIDTH - 1`` of each member [n]: [n, WIDTH]."""
+    """Draw WIDTH elements of each member's noise, from element ``first`` on: [n, WIDTH] for members [n]."""
     if SIGN:
-        offs_n = tl.arange(0, WIDTH)[None, :]
+        # Each column takes its bit from one of the four words of a call.
+        column = tl.arange(0, WIDTH)[None, :]
         word = tl.zeros((member.shape[0], WIDTH), dtype=tl.uint32)
-        for part in tl.static_range((WIDTH + 127) // 128):
-            words = four_sign_words(seed, first + part * 128, member[:, None], layer, draw, ALIGNED)
+        for call in tl.static_range((WIDTH + 127) // 128):
+            words = four_sign_words(seed, first + call * 128, member[:, None], layer, draw, ALIGNED)
             for lane in tl.static_range(4):
-                word = tl.where(offs_n // 32 == part * 4 + lane, words[lane], word)
-        return sign_of(word << (31 - offs_n % 32).to(tl.uint32))
+                word = tl.where(column // 32 == call * 4 + lane, words[lane], word)
+        return sign_of(word << (31 - column % 32).to(tl.uint32))
     else:  # noqa: RET505  the compiler takes no early return here
-        calls = first + tl.arange(0, WIDTH // 4)[None, :] * 4
-        return draw_values(seed, calls, member[:, None], layer, draw, SIGN, ALIGNED)
+        first_of_call = first + tl.arange(0, WIDTH // 4)[None, :] * 4
+        return draw_values(seed, first_of_call, member[:, None], layer, draw, SIGN, ALIGNED)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -150,7 +155,8 @@ def low_rank_up_kernel(
 ):  # fmt: skip
     """Compute a tile of y: the shared product plus that of ``x_down`` [rows, RANK] with ``up``.
 
-    The rows of a tile belong to at most IMAGES members. With 0 each row may belong to another one.
+    An image is all positions of one member in one repeat. ``up`` is drawn once for each of the IMAGES images
+    that a tile may touch; with IMAGES = 0, for small images, once for each row.
     """
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, members, positions)
@@ -169,15 +175,14 @@ def low_rank_up_kernel(
         if IMAGES:
             for index in tl.range(0, IMAGES, num_stages=1):
                 tile_image = tl.min(image, axis=0) + index
-                counter = as_uint32(first_member) + (tile_image % members + tl.zeros((1,), tl.int64)).to(
-                    tl.uint32
-                )
-                up = _draw_row(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
+                image_member = tile_image % members + tl.zeros((1,), tl.int64)
+                counter = as_uint32(first_member) + image_member.to(tl.uint32)
+                up = _draw_elements(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
                 up = up.to(weight.dtype.element_ty).to(ACC)
                 acc += tl.where(image == tile_image, x_down_r, 0)[:, None] * up
         else:
             counter = as_uint32(first_member) + member.to(tl.uint32)
-            up = _draw_row(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
+            up = _draw_elements(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
             acc += x_down_r[:, None] * up.to(weight.dtype.element_ty).to(ACC)
     y += repeat * stride_yr + member * stride_ym + position * stride_yp
     mask = mask_m[:, None] & mask_n[None, :]
@@ -250,7 +255,7 @@ def low_rank_rng_product(
     * flops: 2 R i o on tensor cores and 2 R k (i + o) on others.
     * Philox calls: R k (i + o) / 4, or R k (i + o) / 128 of signs. At 1e12 normals a second and one row for
       each member, drawing takes nearly as long as a product of width 1024. Where members have many positions,
-      so that a tile has rows of at most MAX_IMAGES members, ``up`` is drawn once for each member and tile.
+      so that a tile has rows of few members, ``up`` is drawn once for each member and tile.
 
     Raises:
         ValueError: shapes or dtypes do not match, the rank is not supported, or the counter of a member or an
@@ -262,10 +267,11 @@ def low_rank_rng_product(
     x_down = down_product(x, down, rank, signs=signs)
     name = "drawn low rank of signs" if signs else "drawn low rank"
     tiling = select_tiling(name, gemm, tiling, default_tiling(x.dtype, signs=signs), rank)
-    # Whether each tile and rank begins with a new call.
-    is_whole = outputs % width == 0 and tiling.block_n % width == 0
+    # Each tile of each rank begins with a new call.
+    is_aligned = outputs % width == 0 and tiling.block_n % width == 0
+    # A tile of m rows touches at most (m - 2) // positions + 2 images.
     images = (tiling.block_m - 2) // max(1, x.shape[2]) + 2
     return gemm.launch(
         low_rank_up_kernel, tiling, (x_down, *noise_scale(sigma, x, 1 / math.sqrt(rank))), *counters,
-        RANK=rank, SIGN=signs, ALIGNED=is_whole, IMAGES=images if images <= MAX_IMAGES else 0,
+        RANK=rank, SIGN=signs, ALIGNED=is_aligned, IMAGES=images if images <= MAX_IMAGES else 0,
     )  # fmt: skip

@@ -44,15 +44,15 @@ def hadamard_sign(first, second):
 @triton.jit
 def weighted_outer_kernel(
     out, left, right, utilities, core, factor,
-    rows, outputs, inputs, ranks, part, stride_l, stride_r, tiles_m, tiles_n,
+    rows, outputs, inputs, ranks, part_rows, stride_l, stride_r, tiles_m, tiles_n,
     HADAMARD: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``part`` rows for one tile; the grid is tiles times parts, ``out`` is [parts, o, i]."""
+    """Sum ``part_rows`` rows for a tile of ``out`` [parts, o, i]; the grid is tiles times parts."""
     offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
     mask_m, mask_n = offs_m < outputs, offs_n < inputs
-    begin = tl.program_id(1) * part
-    end = min(begin + part, rows)
+    begin = tl.program_id(1) * part_rows
+    end = min(begin + part_rows, rows)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     for start in range(begin, end, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
@@ -80,11 +80,11 @@ def weighted_outer_kernel(
 def add_parts_kernel(out, parts, count, size, ACC: tl.constexpr, ELEMENTS: tl.constexpr):
     """Add parts [count, size] in their order; the grid is tiles of elements."""
     element = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
-    mask_m = element < size
+    mask = element < size
     acc = tl.zeros((ELEMENTS,), dtype=ACC)
     for part in range(count):
-        acc += tl.load(parts + tl.cast(part, tl.int64) * size + element, mask=mask_m, other=0)
-    tl.store(out + element, acc.to(out.dtype.element_ty), mask=mask_m)
+        acc += tl.load(parts + tl.cast(part, tl.int64) * size + element, mask=mask, other=0)
+    tl.store(out + element, acc.to(out.dtype.element_ty), mask=mask)
 
 
 def weighted_outer(
@@ -127,10 +127,14 @@ def weighted_outer(
     inputs = right.shape[1]
     if len(right) != count or (count % members if members else count):
         raise ValueError(
-            f"L and R must have the same multiple of {members} rows, got {count} and {len(right)}"
+            f"left and right must have the same number of rows, a multiple of {members} members, got {count} "
+            f"and {len(right)}"
         )
     if dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= {torch.int8, dtype}:
-        raise ValueError(f"L and R must be int8 or a floating {dtype}, got {left.dtype} and {right.dtype}")
+        raise ValueError(
+            "left and right must be int8 or have the floating dtype of the utilities, got "
+            f"{left.dtype}, {right.dtype} and {dtype}"
+        )
     if core is not None:
         core = operand("core", core, (outputs, inputs), dtype)
     left, right = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (left, right))
@@ -149,8 +153,8 @@ def weighted_outer(
     default_tile = default.clip(outputs, inputs, count)
     tiles = -(-outputs // default_tile.block_m) * -(-inputs // default_tile.block_n)
     parts = max(1, min(ENOUGH_PROGRAMS // tiles, count // FEWEST_ROWS))
-    part = math.ceil(count / parts / STEP) * STEP
-    parts = -(-count // part)
+    part_rows = math.ceil(count / parts / STEP) * STEP
+    parts = -(-count // part_rows)
     name = "outer products of signs" if left.dtype is torch.int8 else "outer products"
     tiling = tiling or find_tuned_tiling(name, utilities, outputs, inputs, count) or default
     tiling = tiling.clip(outputs, inputs, count)
@@ -159,7 +163,7 @@ def weighted_outer(
     with torch.cuda.device_of(left):
         weighted_outer_kernel[(*grid_of(row_tiles, column_tiles), parts)](
             sums, left, right, utilities.contiguous(), core, factor,
-            count, outputs, inputs, count // members, part,
+            count, outputs, inputs, count // members, part_rows,
             left.stride(0), right.stride(0), row_tiles, column_tiles,
             HADAMARD=hadamard, ACC=accumulator_dtype(dtype), PRECISION=input_precision(dtype),
             **tiling.options,

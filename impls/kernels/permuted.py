@@ -101,12 +101,12 @@ def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
     if not picked.numel():
         return picked
     rows = x.shape[:3].numel()
-    high, across = block_size(rows, GATHER_BLOCK[0]), block_size(count, GATHER_BLOCK[1])
-    tiles = -(-count // across)
+    block_m, block_n = block_size(rows, GATHER_BLOCK[0]), block_size(count, GATHER_BLOCK[1])
+    tiles = -(-count // block_n)
     with torch.cuda.device_of(x):
-        gather_kernel[grid_of(-(-rows // high), tiles)](
+        gather_kernel[grid_of(-(-rows // block_m), tiles)](
             picked, x, picks,
-            rows, count, members, x.shape[2], *x.stride(), tiles, BLOCK_M=high, BLOCK_N=across,
+            rows, count, members, x.shape[2], *x.stride(), tiles, BLOCK_M=block_m, BLOCK_N=block_n,
         )  # fmt: skip
     return picked
 

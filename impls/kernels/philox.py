@@ -57,7 +57,7 @@ class Draw(NamedTuple):
         Args:
             count: number of members of the other operands.
             elements: number of elements of a member.
-            width: values of a call.
+            width: number of values of a Philox call.
 
         Raises:
             ValueError: the numbers of members differ, or the counter of a member or of an element exceeds 32
@@ -65,13 +65,14 @@ class Draw(NamedTuple):
         """
         members = self.members
         if len(members) != count:
-            raise ValueError(f"noise of {len(members)} members does not match operands of {count} members")
+            raise ValueError(f"the noise has {len(members)} members, the operands have {count}")
         if members.step != 1 or members.start < 0 or members.stop > WORD:
-            raise ValueError(f"members must be consecutive and below 2^32, got {members}")
+            raise ValueError(f"members must be consecutive, from 0 to 2^32 - 1, got {members}")
         if elements > width * WORD:
             limit = width * WORD
             raise ValueError(
-                f"{elements} elements of a member exceed the limit of {limit}: use a smaller layer"
+                f"a member's noise has {elements} elements, more than the {limit} that Philox counters of 32 "
+                "bits can number: use a smaller layer"
             )
         words = tuple(as_int32(word) for word in (self.layer, self.draw, members.start))
         if isinstance(self.key, Tensor):
@@ -105,19 +106,19 @@ def seed_of(key0, key1):
 
 @triton.jit
 def _select_value(calls, lane: tl.constexpr, shift):
-    """Return value ``lane + shift`` of two consecutive calls, given as the eight values of both."""
-    word = calls[lane]
+    """Return value ``lane + shift`` of the eight values of two calls; ``shift`` is from 0 to 3."""
+    value = calls[lane]
     for distance in tl.static_range(1, 4):
-        word = tl.where(shift == distance, calls[lane + distance], word)
-    return word
+        value = tl.where(shift == distance, calls[lane + distance], value)
+    return value
 
 
 @triton.jit
 def five_words(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     """Return words first to first + 4 of members' draws; ``first``, int64, and ``member`` broadcast.
 
-    With ALIGNED, ``first`` are multiples of four and the four words are one call; the fifth is not used.
-    Otherwise words are parts of two calls.
+    With ALIGNED, ``first`` are multiples of four: the first four words are one call, and the fifth is not
+    valid. Otherwise words are parts of two calls.
     """
     call = (first // 4).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, call, member, layer, draw)
@@ -285,25 +286,21 @@ def fill_kernel(
     SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr,
     MEMBERS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Write the values of CALLS Philox calls for MEMBERS members; the grid is tiles times groups."""
+    """Write the values of CALLS Philox calls, of WIDTH values each, for MEMBERS members to [members, size].
+
+    The grid is tiles of elements times tiles of members. Column 0 is element ``start`` of a member's noise.
+    """
     pid = tl.program_id(0).to(tl.int64)
     member = pid // tiles * MEMBERS + tl.arange(0, MEMBERS)
-    at = (pid % tiles) * CALLS * WIDTH
-    first = start + at + tl.arange(0, CALLS).to(tl.int64) * WIDTH
+    start_n = (pid % tiles) * CALLS * WIDTH
+    first = start + start_n + tl.arange(0, CALLS).to(tl.int64) * WIDTH
     counter = as_uint32(first_member) + member.to(tl.uint32)
-    drawn = draw_values(
-        seed_of(key0, key1),
-        first[None, :],
-        counter[:, None],
-        as_uint32(layer),
-        as_uint32(draw),
-        SIGN,
-        ALIGNED,
-    )
-    element = at + tl.arange(0, CALLS * WIDTH)
-    mask_m = (member < members)[:, None] & (element < size)[None, :]
-    where = member[:, None] * size + element[None, :]
-    tl.store(values + where, drawn.to(values.dtype.element_ty), mask=mask_m)
+    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
+    drawn = draw_values(seed, first[None, :], counter[:, None], layer, draw, SIGN, ALIGNED)
+    offs_n = start_n + tl.arange(0, CALLS * WIDTH)
+    mask = (member < members)[:, None] & (offs_n < size)[None, :]
+    offsets = member[:, None] * size + offs_n[None, :]
+    tl.store(values + offsets, drawn.to(values.dtype.element_ty), mask=mask)
 
 
 def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> Tensor:
@@ -391,28 +388,33 @@ def _mix(a, b, c, d, x, y):
 
 
 @triton.jit
-def _select_word(words, at: tl.constexpr):
+def _select_word(words, index: tl.constexpr):
     """Return one of 8 words as a scalar."""
-    return tl.sum(tl.where(tl.arange(0, 8) == at, words, tl.zeros_like(words)), axis=0)
+    return tl.sum(tl.where(tl.arange(0, 8) == index, words, tl.zeros_like(words)), axis=0)
 
 
 @triton.jit
-def _message_words(number, w0, w1, w2, size):
-    """Return the bytes of repr((seed, step)) as uint64 [8], and their number; ``size`` are known."""
-    digits, higher = 1, number // 10
+def _message_words(step, w0, w1, w2, size):
+    """Return the text of ``repr((seed, step))``, 8 bytes to a uint64 [8], and its length in bytes.
+
+    The first ``size`` bytes, up to the digits of the step, are given as the words w0 to w2.
+    """
+    digits, higher = 1, step // 10
     for _ in tl.static_range(18):
         digits += (higher > 0).to(tl.int32)
         higher = higher // 10
     byte = tl.arange(0, 64)
+    # The digit in a byte is that of 10^exponent.
     exponent = size + digits - 1 - byte
     power = tl.full((64,), 1, tl.uint64)
-    for offs_k in tl.static_range(18):
-        power = tl.where(exponent > offs_k, power * 10, power)
+    for lower in tl.static_range(18):
+        power = tl.where(exponent > lower, power * 10, power)
     shift = ((byte % 8) * 8).to(tl.uint64)
-    word = tl.where(byte // 8 == 0, w0, tl.where(byte // 8 == 1, w1, w2))
-    end = tl.where(byte == size + digits, 41, 0).to(tl.uint64)
-    value = tl.where(byte < size + digits, number // power % 10 + 48, end)
-    value = tl.where(byte < size, word >> shift & 255, value)
+    prefix = tl.where(byte // 8 == 0, w0, tl.where(byte // 8 == 1, w1, w2))
+    # In ASCII 48 is "0" and 41 is ")".
+    bracket = tl.where(byte == size + digits, 41, 0).to(tl.uint64)
+    value = tl.where(byte < size + digits, step // power % 10 + 48, bracket)
+    value = tl.where(byte < size, prefix >> shift & 255, value)
     return tl.sum((value << shift).reshape(8, 8), axis=1), size + digits + 1
 
 
@@ -420,12 +422,15 @@ def _message_words(number, w0, w1, w2, size):
 def round_keys_kernel(
     keys, step, word0, word1, word2, size, ROUNDS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
 ):
-    """Write the keys of all rounds, [ROUNDS, 2], for the step in device memory; one program."""
-    number = tl.load(step).to(tl.uint64, bitcast=True)
+    """Write Philox keys, [ROUNDS, 2]: the BLAKE2b digest of repr((seed, step)), advanced for each round.
+
+    One program reads the step from device memory. The words hold the first ``size`` bytes of the text.
+    """
+    step = tl.load(step).to(tl.uint64, bitcast=True)
     w0 = tl.cast(word0, tl.int64).to(tl.uint64, bitcast=True)
     w1 = tl.cast(word1, tl.int64).to(tl.uint64, bitcast=True)
     w2 = tl.cast(word2, tl.int64).to(tl.uint64, bitcast=True)
-    words, length = _message_words(number, w0, w1, w2, size)
+    words, length = _message_words(step, w0, w1, w2, size)
     zero = tl.zeros((), tl.uint64)
     m = (
         _select_word(words, 0), _select_word(words, 1), _select_word(words, 2), _select_word(words, 3),

@@ -64,16 +64,14 @@ class AbstractFused(AbstractWrapper[N]):
     def supports(self, module: nn.Module) -> str:
         weight = module.weight
         assert isinstance(weight, Tensor)  # noqa: S101  every perturbed layer has a weight
-        return (
+        reason = (
             self.plain.supports(module)
             or no_kernels_reason(weight.device)
             or no_dtype_reason(weight.dtype, weight.device, self.dtypes)
-            or (
-                f"its kernel multiplies rows by a matrix: {reason}"
-                if (reason := no_rows_reason(module))
-                else ""
-            )
         )
+        if not reason and (no_rows := no_rows_reason(module)):
+            reason = f"its kernel multiplies rows by a matrix: {no_rows}"
+        return reason
 
     @override
     def forward(

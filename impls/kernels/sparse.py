@@ -33,7 +33,7 @@ TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, nu
 """Default tile sizes."""
 
 FEW = 2
-"""Most columns of a member for which float32 has the default tile sizes."""
+"""With more columns of a member, float32 has smaller tiles."""
 
 MAX_COLUMNS = 8
 """Most columns of a member: a row's values at them stay in registers."""
@@ -65,7 +65,7 @@ def sparse_kernel(
     repeat, member, position = row_to_member(offs_m, members, positions)
     mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    slot = tl.arange(0, SLOTS)
+    slot = tl.arange(0, SLOTS)  # KEPT rounded up to a power of two
     mask_slots = (slot < KEPT)[:, None] & mask_m[None, :]
     column = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=mask_slots, other=0)
     x_columns = tl.load(x[None, :] + column * stride_xi, mask=mask_slots, other=0).to(ACC)
@@ -140,7 +140,7 @@ def column_sums_kernel(
 
 
 def sort_columns(columns: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
-    """Return the order of columns [m, k], members in order within a column, and the start of each column."""
+    """Sort columns [m, k] stably: return the order, int64 [m k], and the start of each column in it."""
     # Sorting int32 takes half the passes of int64.
     values, order = columns.flatten().int().sort(stable=True)
     bounds = torch.arange(inputs + 1, device=columns.device, dtype=torch.int32)

@@ -98,10 +98,10 @@ MIN_MEMBERS_OF_PART = 64
 
 
 def member_parts(members: int, tiles: int) -> tuple[int, int]:
-    """Return the number of parts that a sum of this many tiles is split into, and the members of a part."""
+    """Return (parts, members of a part) of a sum over members that has this many tiles."""
     parts = max(1, min(MAX_PROGRAMS_OF_SUM // max(1, tiles), members // MIN_MEMBERS_OF_PART))
-    part = max(1, -(-members // parts))
-    return -(-members // part), part
+    part_members = max(1, -(-members // parts))
+    return -(-members // part_members), part_members
 
 
 def input_precision(dtype: torch.dtype) -> str:

@@ -150,7 +150,7 @@ def test_large_logits_always_draw_the_same_bit_and_nan_is_refused() -> None:
         weight[0, 3] = math.nan
     with pytest.raises(ValueError, match="NaN"):
         population.sample(1)
-    with pytest.raises(ValueError, match="NaN in a binarized layer"):
+    with pytest.raises(ValueError, match="of a binarized layer is NaN"):
         layer(x)
 
 

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="triton, which is for Linux only, is not installed")
 
 from impls.kernels import compile_checks, launches, sparse
-from impls.kernels.compile_checks import WGMMA, Check, Compiled, checks, main, operands
+from impls.kernels.compile_checks import WGMMA, Check, Compiled, checks, layer_operands, main
 
 PTX = """
     .reg .pred %p<2>;
@@ -56,7 +56,7 @@ def test_wrong_code_is_reported() -> None:
 def test_a_spill_is_seen() -> None:
     """A kernel with more accumulators than registers is reported to spill."""
     small = sparse.TILING._replace(block_m=64, block_k=32, num_warps=1, num_stages=2)
-    launch = launches.sparse_noise(operands(torch.bfloat16), 1)
+    launch = launches.sparse_noise(layer_operands(torch.bfloat16), 1)
     compiled = BY_TITLE["sparse noise, k = 1, bfloat16"]._replace(launch=lambda: launch(small)).compile(90)
     assert f"spills {compiled.spilled_bytes} bytes" in compiled.problems("")
 

@@ -29,7 +29,6 @@ from impls.kernels.dense_rng import FewRowsTiling
 from impls.kernels.philox import Draw, fill
 from impls.kernels.tiling import Tiling
 from impls.schemes import hadamard as plain_hadamard
-from impls.schemes.blocks import split_into_cells
 from impls.verify.reference import check_close
 from tests.kernels.launched.canaries import DEVICE, Canaries, canaries, generator, normal
 
@@ -296,16 +295,10 @@ OUTPUT_BLOCKS: list[list[int]] = [[1], [0, 1], [0, 2], []]
 """Blocks kept by each of four groups, out of five input blocks and out of three output blocks."""
 
 
-def cut(width: int, count: int) -> Cut:
-    """Divide channels into blocks as the scheme does."""
-    unit, number = split_into_cells(width, count)
-    return Cut(count, number, unit)
-
-
 def is_kept(kept: list[list[int]], width: int, count: int) -> Tensor:
     """Return which channels each group keeps, bool [groups, width]."""
-    _, number, unit = cut(width, count)
-    borders = [*(block * number // count * unit for block in range(count)), width]
+    _, cells, unit = Cut.of(width, count)
+    borders = [*(block * cells // count * unit for block in range(count)), width]
     on = torch.zeros(len(kept), width, dtype=torch.bool)
     for group, kept_blocks in enumerate(kept):
         for block, (start, stop) in enumerate(pairwise(borders)):
@@ -325,7 +318,7 @@ def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[
 def block_dropout_product(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make kept blocks of four groups, where the first member is in group 3."""
     outputs, counts = (OUTPUT_BLOCKS, (3, 5)) if is_both else ([[0]] * 4, (1, 5))
-    cuts = cut(sizes.outputs, counts[0]), cut(sizes.inputs, counts[1])
+    cuts = Cut.of(sizes.outputs, counts[0]), Cut.of(sizes.inputs, counts[1])
     out, inner = is_kept(outputs, sizes.outputs, counts[0]), is_kept(INPUT_BLOCKS, sizes.inputs, counts[1])
     changes = guard(changes_of(outputs, INPUT_BLOCKS, counts).to(dtype))
 
@@ -489,7 +482,7 @@ def test_dropped_channels_are_never_multiplied() -> None:
     x, weight = torch.ones(1, 4, 1, 128, device=DEVICE), torch.ones(40, 128, device=DEVICE)
     x[0] = torch.where(is_kept([[0], [2]], 128, 4)[[0, 1, 0, 1]].unsqueeze(1), 1.0, torch.nan)
     weight[:, 32:64] = torch.nan
-    changes, cuts = changes_of([[0]] * 2, [[0], [2]], (1, 4)), (cut(40, 1), cut(128, 4))
+    changes, cuts = changes_of([[0]] * 2, [[0], [2]], (1, 4)), (Cut.of(40, 1), Cut.of(128, 4))
     y = blocks.block_dropout_product(
         x, weight, changes, cuts, 1.0, 0.0, torch.empty(1, 4, 1, 40, device=DEVICE)
     )
@@ -498,7 +491,7 @@ def test_dropped_channels_are_never_multiplied() -> None:
 
 def test_a_tile_without_kept_outputs_reads_no_weights() -> None:
     """A tile in which a group drops all outputs is zero, and its weights are not read."""
-    changes, cuts = changes_of([[1]] * 2, [[0]] * 2, (2, 1)), (cut(64, 2), cut(32, 1))
+    changes, cuts = changes_of([[1]] * 2, [[0]] * 2, (2, 1)), (Cut.of(64, 2), Cut.of(32, 1))
     with canaries() as buffers:
         below = buffers.empty(32, 32).fill_(1)
         # The 32 rows before ``below`` are a canary, so that reading them is found.
