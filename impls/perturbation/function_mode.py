@@ -148,6 +148,7 @@ class LayerIndex:
             if parameter is not None
         ]
         self.names = {id(parameter): name for parameter, name in owners}
+        # Parameters of another class keep it. GuardedParameter: another population runs the model.
         self.parameters = [
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
         ]

@@ -273,9 +273,7 @@ class PerturbedLayer:
                 y[half:] += torch.sub(bias, bias_noise, alpha=sigma)
         return op.to_batch(y, rows)
 
-    def accumulate(
-        self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool = False
-    ) -> None:
+    def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool) -> None:
         """Add -factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
 
         For schemes that learn from rows only the bias is updated; :meth:`accumulate_rows` updates the weight.
@@ -303,7 +301,7 @@ class PerturbedLayer:
         factor: Tensor,
         calls: Sequence[LayerCall],
         *,
-        validate: bool = False,
+        validate: bool,
     ) -> None:
         """Add the gradient that a scheme computes from the layer's inputs to the weight's ``.grad``.
 
@@ -431,26 +429,27 @@ def check_memory(model: nn.Module, layers: Iterable["PerturbedLayer"]) -> None:
         UnsupportedError: a parameter, a buffer or an attribute does.
     """
     perturbed = {id(parameter) for layer in layers for parameter in (layer.weight, layer.bias)}
-    tensors = {
-        id(value): (f"{name}.{key}".removeprefix("."), memory)
-        for name, module in model.named_modules()
-        for values in (module._parameters, module._buffers, vars(module))  # noqa: SLF001  with all attributes
-        for key, value in values.items()
-        if isinstance(value, Tensor) and (memory := memory_range(value))
-    }
-    # Sorted by address: all tensors before a tensor that overlaps it are those that reach its start.
-    ends: list[tuple[int, int]] = []
-    for key, (_, (start, stop)) in sorted(tensors.items(), key=lambda item: item[1][1]):
-        ends = [(end, other) for end, other in ends if end > start]
-        for _, other in ends:
-            if perturbed & {key, other}:
-                names = sorted((tensors[key][0], tensors[other][0]))
+    names: dict[int, str] = {}
+    ranges: dict[int, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        for attributes in (module._parameters, module._buffers, vars(module)):  # noqa: SLF001  all tensors
+            for attribute, value in attributes.items():
+                if isinstance(value, Tensor) and (addresses := memory_range(value)):
+                    names[id(value)] = f"{name}.{attribute}".removeprefix(".")
+                    ranges[id(value)] = addresses
+    # In the order of their start, a tensor overlaps the earlier ones that end after its start.
+    overlapping: list[int] = []
+    for tensor in sorted(ranges, key=ranges.__getitem__):
+        start, _ = ranges[tensor]
+        overlapping = [earlier for earlier in overlapping if ranges[earlier][1] > start]
+        for earlier in overlapping:
+            if perturbed & {tensor, earlier}:
                 message = (
-                    f"{' and '.join(names)} share memory, but are not the same parameter: assign one "
-                    "parameter to both modules, or copy the values with clone()"
+                    f"{' and '.join(sorted((names[tensor], names[earlier])))} share memory, but are not the "
+                    "same parameter: assign one parameter to both modules, or copy the values with clone()"
                 )
                 raise UnsupportedError(message)
-        ends.append((stop, key))
+        overlapping.append(tensor)
 
 
 def memory_range(tensor: Tensor) -> tuple[int, int] | None:
@@ -500,6 +499,7 @@ def perturbed_layers(
             unmatched.append(name)
             continue
         used.add(pattern)
+        # A normalization has noise without a scheme, so any scheme serves where no pattern matches it.
         scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
         layer = PerturbedLayer.of(name, module, scheme)
         first = layers.setdefault(id(layer.weight), layer)

@@ -62,6 +62,7 @@ def philox(key: Key, c0: Tensor, c1: Tensor, c2: Counter, c3: Counter) -> Words:
     counters = _round(keys[1], _round(keys[0], (c0, c1, c2, c3)))
     shape = torch.broadcast_shapes(*(c.shape for c in counters if isinstance(c, Tensor)))
     c0, c1, c2, c3 = (_expand(counter, shape, c0.device) for counter in counters)
+    # The other rounds compute what _round computes, in the memory of eight tensors.
     high0, high1, low0, low1 = (torch.empty_like(c0) for _ in range(4))
     for first, second in keys[2:]:
         torch.mul(c0, MULTIPLIERS[0], out=low0)

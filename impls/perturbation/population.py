@@ -75,11 +75,6 @@ class ActivationRecord:
     layers: Mapping[str, Sequence[LayerCall]]
     noise: PopulationNoise
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the recorded inputs, in bytes."""
-        return sum(call.rows.nbytes for calls in self.layers.values() for call in calls)
-
     def check(self, noise: PopulationNoise) -> None:
         """Check that the record was made with this noise, and that its inputs are unchanged.
 
