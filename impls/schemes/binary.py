@@ -321,9 +321,10 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         for row, group in enumerate(groups):
             for number in range(2):
                 samples[row, number] = draw_bits(shared, f"sample {number} of group {group}", planes)[0]
+        # The update centers choices within groups, so those of all members of the first group are drawn.
         choice_stream = replace(stream, members=range(first, members.stop))
         columns = choice_stream.words("columns", *planes.shape[1:-1], 1)
-        return MixtureNoise(p, 1.0, members, first, samples, columns)
+        return MixtureNoise(p, sigma=1.0, members=members, first=first, samples=samples, columns=columns)
 
     @override
     def product(self, op: AbstractPackedOperator, noise: MixtureNoise, x: Tensor) -> Tensor:

@@ -235,14 +235,13 @@ class DropoutBlocks(AbstractWeightDropout[BlocksNoise], AbstractRowScheme[Blocks
 
     def density(self, weight: torch.Size) -> float:
         """Return the share of the plain product that a forward computes."""
-        return self._kept_fraction(weight[2]) * (
-            self._kept_fraction(weight[1]) if self.side == "both" else 1.0
-        )
+        kept_in = self._kept_fraction(weight[2])
+        return kept_in * self._kept_fraction(weight[1]) if self.side == "both" else kept_in
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
         product, density = 2 * weight.numel(), self.density(weight)
-        # Without rows: utilities are summed by group, then factors by block, and each weight is multiplied.
+        # The contrast sums utilities by group and factors by block, and multiplies each weight once.
         rescaling = members + 2 * self.groups * self._block_count(weight[2]) + weight.numel()
         forward = math.ceil(product * density)
         return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
@@ -261,6 +260,7 @@ class DropoutBlocks(AbstractWeightDropout[BlocksNoise], AbstractRowScheme[Blocks
                 if size:
                     kept.scatter_(1, stream.subsets(name, self.groups, count, size)[0] + first, value=True)
             return kept
+        # Groups are rows of a Hadamard matrix, and gates its columns with random signs.
         gates = columns + rows
         order = hadamard_width(self.groups, gates + 1)
         factor = sylvester(FACTOR, device=stream.device, dtype=stream.dtype)

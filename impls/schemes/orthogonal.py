@@ -83,8 +83,8 @@ class Orthogonal(AbstractLowRank):
         pairs = weight[1:].numel()
         if self.rank > pairs:
             raise UnsupportedError(
-                f"rank = {self.rank} is above the {pairs} weights of a layer, or of a convolution's group, "
-                f"of shape {tuple(weight[1:])}: use a rank of at most {pairs}"
+                f"rank = {self.rank} is above the {pairs} weights of shape {tuple(weight[1:])} that a layer, "
+                f"or a group of a convolution, has: use a rank of at most {pairs}"
             )
         return pairs // self.rank
 
