@@ -16,6 +16,12 @@ QUEUE = 1024
 """Launches that fit into a stream's queue; with one more the host waits."""
 
 
+FLUSH_NS = 30_000.0
+
+SPIN_STRETCH = 1.2
+"""The actual over the requested length of a spinning kernel, as when the clock is below its highest."""
+
+
 class CaptureError(RuntimeError):
     """The error raised where CUDA would refuse to capture."""
 
@@ -31,15 +37,12 @@ class FakeEvent:
 class FakeCuda(Cuda):
     """A fake device for the CUDA clocks.
 
-    ``spun`` is the actual over the requested length of a spinning kernel, as when the clock is below its
-    highest. ``backwards_ns`` sets the device's clock back between two events. ``refuses`` is the error of
-    each capture.
+    ``verb_ns`` is the host's time for each operation other than a launch. ``backwards_ns`` sets the device's
+    clock back between two events. ``refuses`` is the error of each capture.
     """
 
     host_ns: float = 0.0
     verb_ns: float = 2_000.0
-    flush_ns: float = 30_000.0
-    spun: float = 1.2
     backwards_ns: float = 0.0
     refuses: str = ""
     reserved: int = 0
@@ -97,12 +100,12 @@ class FakeCuda(Cuda):
     def spin(self, ns: float) -> None:
         self.spins.append(ns)
         self.host_ns += self.verb_ns
-        self._queue(ns * self.spun, "current")
+        self._queue(ns * SPIN_STRETCH, "current")
 
     @override
     def flush(self) -> None:
         self.host_ns += self.verb_ns
-        self._queue(self.flush_ns, "current")
+        self._queue(FLUSH_NS, "current")
         self.flushes += 1
         self.cold = True
 

@@ -193,7 +193,9 @@ def search(launch: Launch, candidates: Sequence[Tiling]) -> tuple[dict[Tiling | 
             if error <= tolerance(expected.dtype):
                 times[candidate] = gpu_time_ns(functools.partial(launch, candidate))
             else:
-                wrong.append(f"{candidate} is wrong: relative error {error:.2g} to the default")
+                wrong.append(
+                    f"{candidate} is wrong: relative error {error:.2g} against the default tile sizes"
+                )
         except (RuntimeError, triton.TritonError) as error:
             _say(f"{candidate} cannot be launched: {type(error).__name__}")
     times[None] = min(times[None], gpu_time_ns(lambda: launch(None)))  # clocks may have risen since

@@ -226,8 +226,10 @@ def dense_noise() -> Iterator[Check]:
         odd, widest = 1008 if signs else 1022, (BFLOAT16, *dtypes[3:])
         yield from few(f"{title}, 1 row, odd inputs of a member", dtypes=widest, inputs=odd)
         many = partial(check, kernel=dense_rng.many_rows_kernel)
-        for positions, some in ((256, dtypes), (64, dtypes[:1])):
-            yield from many(f"{title}, {positions} rows of a member", dtypes=some, positions=positions)
+        for positions, check_dtypes in ((256, dtypes), (64, dtypes[:1])):
+            yield from many(
+                f"{title}, {positions} rows of a member", dtypes=check_dtypes, positions=positions
+            )
         launch = partial(dense_rng.noise_sum, draw, empty(1024), 2**20, signs=signs)
         yield Check(f"sum of drawn {values}, bfloat16", dense_rng.noise_sum_kernel, launch)
         launch = partial(philox.fill, empty(1024, 2**20), draw, signs=signs)
@@ -237,30 +239,32 @@ def dense_noise() -> Iterator[Check]:
 def low_rank() -> Iterator[Check]:
     """Products with low-rank noise, stored and drawn."""
     most = lowrank_rng.MAX_RANK
-    some: Sequence[Dtype]
-    for rank, some in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (most, DTYPES)):
+    check_dtypes: Sequence[Dtype]
+    for rank, check_dtypes in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (most, DTYPES)):
         make = partial(launches.low_rank, rank=rank)
         rows = lowrank.default_tiling(rank).block_m
-        yield from per_dtype(f"low rank, rank {rank}", lowrank.low_rank_kernel, make, some, tile_rows=rows)
+        yield from per_dtype(
+            f"low rank, rank {rank}", lowrank.low_rank_kernel, make, check_dtypes, tile_rows=rows
+        )
 
     def down(operands: Operands, rank: int, *, signs: bool) -> Launch:
         return lambda _: lowrank_rng.down_product(operands.x, operands.draw(), rank, signs=signs)
 
     for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
         without_tf32 = [dtype for dtype in dtypes if dtype is not TFLOAT32]
-        for rank, some in ((1, without_tf32), (4, without_tf32[:1]), (most, without_tf32)):
-            title, make = (
-                f"drawn low rank, down, rank {rank}, {values}",
-                partial(down, rank=rank, signs=signs),
-            )
-            yield from per_dtype(title, lowrank_rng.low_rank_down_kernel, make, some, tile_rows=0)
-        for rank, some, positions in (
+        for rank, check_dtypes in ((1, without_tf32), (4, without_tf32[:1]), (most, without_tf32)):
+            title = f"drawn low rank, down, rank {rank}, {values}"
+            make = partial(down, rank=rank, signs=signs)
+            yield from per_dtype(title, lowrank_rng.low_rank_down_kernel, make, check_dtypes, tile_rows=0)
+        for rank, check_dtypes, positions in (
             *((1, dtypes, 1), (4, dtypes[:1], 1), (most, dtypes[:1], 1)),
             *((1, dtypes[:1], 64), (most, dtypes[1:], 64)),
         ):
             title = f"drawn low rank, up, rank {rank}, {values}{', images' if positions > 1 else ''}"
             make = partial(launches.drawn_low_rank, rank=rank, signs=signs)
-            yield from per_dtype(title, lowrank_rng.low_rank_up_kernel, make, some, positions=positions)
+            yield from per_dtype(
+                title, lowrank_rng.low_rank_up_kernel, make, check_dtypes, positions=positions
+            )
 
 
 def dropout_masks() -> Iterator[Check]:

@@ -87,6 +87,18 @@ def add_parts_kernel(out, parts, count, size, ACC: tl.constexpr, ELEMENTS: tl.co
     tl.store(out + element, acc.to(out.dtype.element_ty), mask=mask)
 
 
+def split_rows(rows: int, outputs: int, inputs: int, default: Tiling) -> tuple[int, int]:
+    """Return (parts, rows of a part) of a sum.
+
+    They follow from the sizes and the default tiles, so that a sum with other tiles adds the same parts.
+    """
+    tile = default.clip(outputs, inputs, rows)
+    tiles = -(-outputs // tile.block_m) * -(-inputs // tile.block_n)
+    parts = max(1, min(ENOUGH_PROGRAMS // tiles, rows // FEWEST_ROWS))
+    part_rows = math.ceil(rows / parts / STEP) * STEP
+    return -(-rows // part_rows), part_rows
+
+
 def weighted_outer(
     left: Tensor,
     right: Tensor,
@@ -146,15 +158,10 @@ def weighted_outer(
         return out.zero_()
     if dtype is torch.float64:
         # A number that is passed to a kernel is float32, and Triton cannot make float64 operands from bytes.
-        utilities, factor = utilities * factor if factor != 1 else utilities, 1.0
+        utilities, factor = utilities * factor, 1.0
         left, right = left.to(dtype), right.to(dtype)
     default = TILING.for_dtype(dtype)
-    # From sizes alone, so that other tiles have the same parts.
-    default_tile = default.clip(outputs, inputs, count)
-    tiles = -(-outputs // default_tile.block_m) * -(-inputs // default_tile.block_n)
-    parts = max(1, min(ENOUGH_PROGRAMS // tiles, count // FEWEST_ROWS))
-    part_rows = math.ceil(count / parts / STEP) * STEP
-    parts = -(-count // part_rows)
+    parts, part_rows = split_rows(count, outputs, inputs, default)
     name = "outer products of signs" if left.dtype is torch.int8 else "outer products"
     tiling = tiling or find_tuned_tiling(name, utilities, outputs, inputs, count) or default
     tiling = tiling.clip(outputs, inputs, count)

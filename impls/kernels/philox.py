@@ -319,7 +319,10 @@ def fill(values: Tensor, draw: Draw, start: int = 0, *, signs: bool = False) -> 
     width = SIGNS if signs else NORMALS
     counters = draw.arguments(len(values), start + values.shape[-1], width)
     if values.dim() != 2 or not values.is_contiguous():  # noqa: PLR2004  members, elements
-        raise ValueError(f"values must be contiguous [members, elements], got {list(values.shape)}")
+        raise ValueError(
+            f"values must be contiguous [members, elements], got {list(values.shape)} with strides "
+            f"{list(values.stride())}"
+        )
     if not values.numel():
         return values
     calls = block_size(-(-values.shape[1] // width), MAX_VALUES // width)

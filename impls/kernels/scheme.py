@@ -79,8 +79,8 @@ class AbstractFused(AbstractWrapper[N]):
     ) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError(
-                f"{self}: a kernel takes rows of its weight's dtype and does not support autocast: leave "
-                "autocast for this population, or convert the model"
+                f"{self}: a kernel takes rows of its weight's dtype and does not support autocast: call the "
+                "population outside of torch.autocast, or convert the model to the other dtype"
             )
         rows = op.rows(x, weight)
         assert rows is not None  # noqa: S101  a layer without rows is refused before

@@ -92,14 +92,14 @@ def test_the_fastest_candidate_with_the_right_result_is_chosen(
     monkeypatch.setattr(autotune, "gpu_time_ns", gpu.time_ns)
     times, wrong = search(gpu.launch, [FAST, SLOW, WRONG, BROKEN])
     assert times == {None: 100.0, FAST: 80.0, SLOW: 120.0}
-    assert wrong == [f"{WRONG} is wrong: relative error 1 to the default"]
+    assert wrong == [f"{WRONG} is wrong: relative error 1 against the default tile sizes"]
     assert capsys.readouterr().err == f"tune: {BROKEN} cannot be launched: RuntimeError\n"
     first = iter([150.0])
     monkeypatch.setattr(autotune, "gpu_time_ns", lambda call: next(first, gpu.time_ns(call)))
     assert search(gpu.launch, [FAST])[0] == {None: 100.0, FAST: 80.0}  # the default is timed again
     y = torch.zeros(4)
     _, wrong = search(lambda tiling: y if tiling == FAST else y.fill_(1.0), [FAST])
-    assert wrong == [f"{FAST} is wrong: relative error inf to the default"]
+    assert wrong == [f"{FAST} is wrong: relative error inf against the default tile sizes"]
     near = 100 * (1 - MIN_GAIN)
     assert fastest({None: 100.0, FAST: near, SLOW: 120.0}) is None  # a gain of a percent is noise
     assert fastest({None: 100.0, FAST: near - 0.1, SLOW: 120.0}) == FAST

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -54,17 +55,20 @@ class Canaries:
             assert torch.equal(now[8 * AROUND + size :], then[8 * AROUND + size :])
 
     def watched(self, access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
-        """Wrap a masked load or store of the interpreter so that addresses outside all buffers fail."""
+        """Wrap a masked load or store of the interpreter so that addresses outside all buffers fail.
 
-        def watching(pointers: Any, *others: Any) -> Any:
-            used = pointers.data[others[mask_at].data.astype(bool)].astype("int64")
-            size = pointers.get_element_ty().primitive_bitwidth // 8
-            inside = used < 0
-            for room, length, _ in self.buffers:
+        Its mask is argument ``mask_at`` of those after the pointers.
+        """
+
+        def watching(pointers: Any, *arguments: Any) -> Any:
+            addresses = pointers.data[arguments[mask_at].data.astype(bool)].astype("int64")
+            element_bytes = pointers.get_element_ty().primitive_bitwidth // 8
+            is_inside = np.zeros(addresses.shape, dtype=bool)
+            for room, size, _ in self.buffers:
                 start = room.data_ptr() + 8 * AROUND
-                inside |= (used >= start) & (used <= start + length - size)
-            assert inside.all()
-            return access(pointers, *others)
+                is_inside |= (addresses >= start) & (addresses <= start + size - element_bytes)
+            assert is_inside.all()
+            return access(pointers, *arguments)
 
         return watching
 

@@ -18,7 +18,7 @@ from impls.perturbation.noise import PhiloxStream
 from impls.schemes.binary import bit_planes as plain_planes
 from tests.kernels.launched.canaries import DEVICE, canaries, generator, normal, packed, product, random_signs
 
-EITHER = pytest.mark.parametrize("multiply", [bit_product, int8_product])
+EACH_PRODUCT = pytest.mark.parametrize("multiply", [bit_product, int8_product])
 TAILS = (1, 31, 32, 33, 63, 64, 65)
 """Numbers of bits just below, at and just above a word boundary."""
 
@@ -26,7 +26,7 @@ TAILS = (1, 31, 32, 33, 63, 64, 65)
 # --- Products. ---
 
 
-@EITHER
+@EACH_PRODUCT
 def test_a_product_is_exact(multiply: Callable[..., Tensor]) -> None:
     """A product is exact, also for sizes that are not multiples of a tile, and stays within its buffers."""
     larger = [(2, 3, 129, 64), (1, 5, 33, 65), (2, 2, 600, 20), (1, 1, 40, 530), (1, 17, 200, 70)]
@@ -38,7 +38,7 @@ def test_a_product_is_exact(multiply: Callable[..., Tensor]) -> None:
         assert torch.equal(y.cpu(), product(x, weights)), sizes
 
 
-@EITHER
+@EACH_PRODUCT
 def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., Tensor]) -> None:
     """In a floating dtype a product is the sum over the root of its length, with the same bits as torch."""
     for dtype in (torch.float16, torch.float32, torch.float64):
@@ -51,7 +51,7 @@ def test_a_product_of_unit_size_is_rounded_as_by_torch(multiply: Callable[..., T
             assert torch.equal(y.cpu(), product(x, weights).to(wide).div_(math.sqrt(length)).to(dtype)), dtype
 
 
-@EITHER
+@EACH_PRODUCT
 def test_operands_may_be_shared_and_end_within_words(multiply: Callable[..., Tensor]) -> None:
     """Products are exact for expanded operands, for taps padded to whole words, and for empty sizes."""
     x, weights = random_signs(2, 3, 2, 70), random_signs(3, 3, 70, 9)
@@ -96,7 +96,7 @@ def planes_of(counts: Tensor) -> Tensor:
     return torch.stack(planes).to(DEVICE)
 
 
-def selected(planes: Tensor, random: Tensor) -> Tensor:
+def expected_bits(planes: Tensor, random: Tensor) -> Tensor:
     """Combine eight random words per word, [m, 8, words], into bits with the planes' probabilities."""
     on = torch.zeros_like(random[:, 0])
     for plane in range(8):
@@ -122,16 +122,16 @@ def test_members_have_the_bits_of_the_stream() -> None:
         planes = planes_of(counts)
         with canaries() as buffers:
             drawn = sample_bits(buffers.guard(planes), *place_of(stream), members)
-        assert torch.equal(drawn, selected(planes, stream.words("bits", 8, words))), words
+        assert torch.equal(drawn, expected_bits(planes, stream.words("bits", 8, words))), words
     planes = planes_of(torch.full((5, 64), 100))
     key = place_of(stream_of(range(1)))
     all_bits = sample_bits(planes, *key, range(10))
     assert torch.equal(sample_bits(planes, *key, range(7, 9)), all_bits[7:9])
     last = sample_bits(planes, *key, range(philox.SHARED, philox.SHARED + 1))
-    assert torch.equal(last, selected(planes, stream_of(range(1)).shared().words("bits", 8, 5)))
+    assert torch.equal(last, expected_bits(planes, stream_of(range(1)).shared().words("bits", 8, 5)))
     for changed in (stream_of(range(2), seed=4), stream_of(range(2), layer="1")):
         drawn = sample_bits(planes, *place_of(changed), range(2))
-        assert torch.equal(drawn, selected(planes, changed.words("bits", 8, 5)))
+        assert torch.equal(drawn, expected_bits(planes, changed.words("bits", 8, 5)))
         assert not torch.equal(drawn, all_bits[:2])
 
 
@@ -174,7 +174,9 @@ SHAPES = [(1, 5, 70), (1, 1, 1), (1, 3, 64), (1, 70, 33), (1, 4, 6, 3, 2), (1, 3
 """Shapes of weights [g, o, i, *taps]; most widths are not multiples of a word."""
 
 
-def both(layer: nn.Module, members: int, scheme: FusedBinary | None = None) -> tuple[Population, Population]:
+def fused_and_plain(
+    layer: nn.Module, members: int, scheme: FusedBinary | None = None
+) -> tuple[Population, Population]:
     """Seed a layer; return its population with kernels, and one in plain torch with the same stream."""
     with torch.no_grad():
         for parameter in layer.to(DEVICE).parameters():
@@ -212,7 +214,7 @@ def test_outputs_are_those_of_plain_torch(make: Any, row: tuple[int, ...], repea
     A GPU divides by multiplying with the reciprocal, so real outputs may be off by a rounding there.
     """
     for few, options in itertools.product((0, 1000), ({}, {"outputs": "real"})):
-        fused, plain = both(make(**options), 3, FusedBinary(few))
+        fused, plain = fused_and_plain(make(**options), 3, FusedBinary(few))
         x = bits.pack(normal(1, 3 * repeats, *row))
         y, expected = fused(x, fused.sample(2)), plain(x, plain.sample(2))
         if options:
@@ -226,7 +228,7 @@ def test_a_convolution_reads_the_weights_of_members_in_place(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A convolution copies patches of its input but reads the members' weights in place."""
-    fused, _ = both(BinarizedConv2d(6, 5, (2, 3)), 3)
+    fused, _ = fused_and_plain(BinarizedConv2d(6, 5, (2, 3)), 3)
     noise: Any = fused.sample(0)
     words, calls = noise.layers[""].weight.words, []
     multiply = FusedBinary._multiply  # noqa: SLF001  the method to watch
@@ -243,7 +245,7 @@ def test_a_convolution_reads_the_weights_of_members_in_place(
 def test_a_device_or_stream_without_the_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream, another layer and a CPU are refused with the reason, without any fallback."""
     layer = BinarizedLinear(4, 4).to(DEVICE)
-    with pytest.raises(ValueError, match=r"philox.* or none, not stream"):
+    with pytest.raises(ValueError, match="use stream='philox', not stream='block'"):
         perturb(layer, FusedBinary(), members=2, sigma=1.0, stream="block")
     with pytest.raises(ValueError, match="does not support Linear"):
         perturb(nn.Linear(4, 4), FusedBinary(), members=2, sigma=1.0)

@@ -118,7 +118,7 @@ def per_repeat(sigma: Sigma, x: Tensor) -> Tensor:
     return torch.as_tensor(sigma, dtype=x.dtype, device=DEVICE).expand(len(x)).view(-1, 1, 1, 1)
 
 
-def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
+def dense_formula(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
     """Multiply rows by W + sigma E_m, with E of [m, o, i], as two products."""
     correction = torch.einsum("rmpi,moi->rmpo", x, changes.to(x.dtype))
     return x @ weight.mT + per_repeat(sigma, x) * correction
@@ -127,14 +127,14 @@ def dense(x: Tensor, weight: Tensor, sigma: Sigma, changes: Tensor) -> Tensor:
 # --- Low rank and dense noise, stored and drawn. ---
 
 
-def factors(x: Tensor, weight: Tensor, sigma: Sigma, down: Tensor, up: Tensor) -> Tensor:
+def low_rank_formula(x: Tensor, weight: Tensor, sigma: Sigma, down: Tensor, up: Tensor) -> Tensor:
     """Multiply rows by W, and add their product with both low-rank factors, one after the other."""
     scale = per_repeat(sigma, x) / math.sqrt(down.shape[1])
     narrow = torch.einsum("rmpi,mki->rmpk", x, down.to(x.dtype)) * scale
     return x @ weight.mT + torch.einsum("rmpk,mko->rmpo", narrow, up.to(x.dtype))
 
 
-def low_rank(rank: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+def make_low_rank(rank: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make stored low-rank noise."""
     stored = [
         normal(seed, sizes.members, rank, width, dtype=dtype)
@@ -143,7 +143,7 @@ def low_rank(rank: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Produ
     down, up = map(guard, stored)
     return Product(
         lambda x, w, s, y, t: lowrank.low_rank_product(x, w, down, up, s, y, t),
-        lambda x, w, s: factors(x, w, s, *stored),
+        lambda x, w, s: low_rank_formula(x, w, s, *stored),
     )
 
 
@@ -158,7 +158,7 @@ def written(draw: Draw, *shape: int, is_signs: bool, dtype: torch.dtype) -> Tens
     return fill(values, draw, signs=is_signs).unflatten(1, shape)
 
 
-def drawn_low_rank(
+def make_drawn_low_rank(
     rank: int, is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard  # noqa: ARG001  nothing is stored
 ) -> Product:  # fmt: skip
     """Make low-rank noise that the kernel draws."""
@@ -171,17 +171,17 @@ def drawn_low_rank(
         lambda x, w, s, y, t: lowrank_rng.low_rank_rng_product(
             x, w, down, up, rank, s, y, signs=is_signs, tiling=t
         ),
-        lambda x, w, s: factors(x, w, s, *values),
+        lambda x, w, s: low_rank_formula(x, w, s, *values),
     )
 
 
-def drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:  # noqa: ARG001  nothing is stored
+def make_drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:  # noqa: ARG001  nothing is stored
     """Make dense noise that the kernel draws."""
     draw = draw_of(5, sizes.members)
     changes = written(draw, sizes.outputs, sizes.inputs, is_signs=is_signs, dtype=dtype)
     return Product(
         lambda x, w, s, y, t: dense_rng.dense_rng_product(x, w, draw, s, y, signs=is_signs, tiling=t),
-        lambda x, w, s: dense(x, w, s, changes),
+        lambda x, w, s: dense_formula(x, w, s, changes),
     )
 
 
@@ -192,7 +192,9 @@ MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_s
 # --- Shared cores, and columns. ---
 
 
-def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *member_signs: Tensor | None) -> Tensor:
+def flipped_formula(
+    x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *member_signs: Tensor | None
+) -> Tensor:
     """Multiply rows by W, and add their product with the shared core between members' signs."""
     inputs, outputs = member_signs
     before = x if inputs is None else x * inputs[:, None].to(x.dtype)
@@ -200,7 +202,7 @@ def flip(x: Tensor, weight: Tensor, sigma: Sigma, core: Tensor, *member_signs: T
     return x @ weight.mT + (noise if outputs is None else noise * outputs[:, None].to(x.dtype))
 
 
-def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+def make_flipped(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make a shared core with members' signs for inputs, outputs or both."""
     inputs = signs(2, sizes.members, sizes.inputs) if side != "out" else None
     outputs = signs(3, sizes.members, sizes.outputs) if side != "in" else None
@@ -211,29 +213,29 @@ def flips(side: str, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     )
     return Product(
         lambda x, w, s, y, t: flipped.flipped_product(x, w, shared, before, after, s, y, t),
-        lambda x, w, s: flip(x, w, s, core, inputs, outputs),
+        lambda x, w, s: flipped_formula(x, w, s, core, inputs, outputs),
     )
 
 
-def transform(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: Tensor) -> Tensor:
+def hadamard_formula(x: Tensor, weight: Tensor, sigma: Sigma, inputs: Tensor, outputs: Tensor) -> Tensor:
     """Multiply rows by W, and add their product with the Hadamard matrix between members' signs."""
     widths = outputs.shape[1], inputs.shape[1]
     largest = max(plain_hadamard.hadamard_factors(plain_hadamard.hadamard_width(*widths)))
     seed = plain_hadamard.sylvester(largest, device=x.device, dtype=x.dtype)
-    return flip(x, weight, sigma, plain_hadamard.hadamard_matrix(*widths, seed), inputs, outputs)
+    return flipped_formula(x, weight, sigma, plain_hadamard.hadamard_matrix(*widths, seed), inputs, outputs)
 
 
-def transforms(sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
+def make_hadamard(sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
     """Make members' signs around a Hadamard matrix."""
     member_signs = signs(2, sizes.members, sizes.inputs), signs(3, sizes.members, sizes.outputs)
     before, after = map(guard, member_signs)
     return Product(
         lambda x, w, s, y, t: hadamard.hadamard_product(x, w, before, after, s, y, t),
-        lambda x, w, s: transform(x, w, s, *member_signs),
+        lambda x, w, s: hadamard_formula(x, w, s, *member_signs),
     )
 
 
-def permutes(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+def make_permuted(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make members' picks of input channels, with replacement, and a shared core of that width."""
     count = sizes.inputs // 2 + 3
     index = torch.randint(0, sizes.inputs, (sizes.members, count), generator=generator(2)).to(DEVICE)
@@ -252,7 +254,7 @@ def permutes(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     )
 
 
-def columns(kept: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+def make_sparse(kept: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make sparse noise with different columns for each member."""
     kept = min(kept, sizes.inputs)
     index = torch.rand(sizes.members, sizes.inputs, generator=generator(9)).argsort(1)[:, :kept].to(DEVICE)
@@ -262,7 +264,7 @@ def columns(kept: int, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Produc
     def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
         changes = torch.zeros(len(index), *weight.shape, dtype=x.dtype, device=DEVICE)
         changes.scatter_(2, index.unsqueeze(1).expand(-1, len(weight), -1), values.to(x.dtype).mT)
-        return dense(x, weight, sigma, changes)
+        return dense_formula(x, weight, sigma, changes)
 
     return Product(lambda x, w, s, y, t: sparse.sparse_product(x, w, *guarded, s, y, t), formula)
 
@@ -275,7 +277,7 @@ def gates(sigma: Sigma) -> tuple[Sigma, Sigma]:
     return (1 + sigma, -sigma) if isinstance(sigma, Tensor) else (1 + sigma, 0.0)
 
 
-def masks(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
+def make_dropout(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard: Guard) -> Product:
     """Make dropout masks on inputs or outputs."""
     is_inputs = side == "in"
     width = sizes.inputs if is_inputs else sizes.outputs
@@ -315,7 +317,7 @@ def changes_of(outputs: list[list[int]], inputs: list[list[int]], counts: tuple[
     return (1.6 * out.unsqueeze(2) * inner.unsqueeze(1) - 1).to(DEVICE)
 
 
-def block_dropout_product(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
+def make_block_dropout(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     """Make kept blocks of four groups, where the first member is in group 3."""
     outputs, counts = (OUTPUT_BLOCKS, (3, 5)) if is_both else ([[0]] * 4, (1, 5))
     cuts = Cut.of(sizes.outputs, counts[0]), Cut.of(sizes.inputs, counts[1])
@@ -335,41 +337,43 @@ def block_dropout_product(is_both: bool, sizes: Sizes, dtype: torch.dtype, guard
 
 
 FAMILIES = {
-    **{f"low rank {rank}": Family(partial(low_rank, rank)) for rank in (4, 8)},
+    **{f"low rank {rank}": Family(partial(make_low_rank, rank)) for rank in (4, 8)},
     # Tiles as wide as the signs of one Philox call, and wider.
     **{
         f"drawn low rank {rank}, signs {is_signs}": Family(
-            partial(drawn_low_rank, rank, is_signs), (Tiling(16, 128, 64), Tiling(16, 256, 32)), cases
+            partial(make_drawn_low_rank, rank, is_signs), (Tiling(16, 128, 64), Tiling(16, 256, 32)), cases
         )
         for rank, is_signs, cases in ((2, False, NORMAL_CASES), (2, True, DRAWN_CASES))
     },
     **{
         f"drawn dense, few rows, signs {is_signs}": Family(
-            partial(drawn_dense, is_signs), (FEW, FEW._replace(block_n=32)), cases
+            partial(make_drawn_dense, is_signs), (FEW, FEW._replace(block_n=32)), cases
         )
         for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
     # Some tiles have fewer channels than a Philox call has signs.
     **{
         f"drawn dense, many rows, signs {is_signs}": Family(
-            partial(drawn_dense, is_signs), (MANY[is_signs], Tiling(16, 16, 32 if is_signs else 16)), cases
+            partial(make_drawn_dense, is_signs),
+            (MANY[is_signs], Tiling(16, 16, 32 if is_signs else 16)),
+            cases,
         )
         for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
-    **{f"flipped {side}": Family(partial(flips, side)) for side in ("in", "out", "both")},
+    **{f"flipped {side}": Family(partial(make_flipped, side)) for side in ("in", "out", "both")},
     # A tile covers part of one block of the transform, or two blocks.
-    "Hadamard": Family(transforms, (Tiling(16, 16, 64), Tiling(16, 64, 32, 1))),
-    "permuted": Family(permutes),
-    **{f"sparse {kept}": Family(partial(columns, kept)) for kept in (1, 3)},
-    **{f"dropout of {side}": Family(partial(masks, side)) for side in ("in", "out")},
+    "Hadamard": Family(make_hadamard, (Tiling(16, 16, 64), Tiling(16, 64, 32, 1))),
+    "permuted": Family(make_permuted),
+    **{f"sparse {kept}": Family(partial(make_sparse, kept)) for kept in (1, 3)},
+    **{f"dropout of {side}": Family(partial(make_dropout, side)) for side in ("in", "out")},
     **{
-        f"dropout of blocks, both sides {is_both}": Family(partial(block_dropout_product, is_both))
+        f"dropout of blocks, both sides {is_both}": Family(partial(make_block_dropout, is_both))
         for is_both in (False, True)
     },
 }
 
 
-def image(buffers: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None = None) -> Tensor:
+def guarded_image(buffers: Canaries, *shape: int, dtype: torch.dtype, values: Tensor | None = None) -> Tensor:
     """Return a tensor [r, m, p, c] between canaries, laid out as a layer's: channels have a stride of p."""
     repeats, members, positions, channels = shape
     y = buffers.empty(repeats, members, channels, positions, dtype=dtype).mT
@@ -398,8 +402,8 @@ def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.Mo
             monkeypatch.setattr(torch, "stack", lambda each, buffers=buffers: buffers.guard(STACK(each)))
             for module in (lowrank, lowrank_rng, dense_rng, flipped, hadamard, permuted, sparse):
                 monkeypatch.setattr(module, "noise_scale", partial(guarded_scale, buffers))
-            read = image(buffers, *x.shape, dtype=dtype, values=x)
-            y = image(buffers, *sizes[:3], sizes.outputs, dtype=dtype)
+            read = guarded_image(buffers, *x.shape, dtype=dtype, values=x)
+            y = guarded_image(buffers, *sizes[:3], sizes.outputs, dtype=dtype)
             scale = sigma.to(DEVICE) if isinstance(sigma, Tensor) else sigma
             returned = product.launch(read, buffers.guard(weight), scale, y, tiles)
         monkeypatch.undo()
@@ -435,7 +439,7 @@ def test_operands_may_have_any_strides() -> None:
     index = torch.randint(0, 33, (3, 19), generator=generator(2)).to(DEVICE)
     with canaries() as buffers:
         picked = permuted.gather_channels(
-            image(buffers, *x.shape, dtype=x.dtype, values=x), buffers.guard(index)
+            guarded_image(buffers, *x.shape, dtype=x.dtype, values=x), buffers.guard(index)
         )
     assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, 19)))
 

@@ -84,8 +84,8 @@ def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
         matrix = (core if is_cored else 1) * (sylvester(outputs, inputs) if is_hadamard else 1)
         exact, slow = (outer_sum(left, right, utilities, each) * matrix for each in (torch.float64, dtype))
         check_close("sum", total, exact, slow)
-    half = normal(4, members, inputs, dtype=dtype)  # signs on one side only
-    for factors in ((left, half), (half, left)):
+    floats = normal(4, members, inputs, dtype=dtype)  # signs on one side only
+    for factors in ((left, floats), (floats, left)):
         exact, slow = (outer_sum(*factors, utilities, each) for each in (torch.float64, dtype))
         check_close("sum", weighted_outer(*factors, utilities, tiling=SMALL), exact, slow)
 
@@ -148,8 +148,8 @@ def test_columns_are_summed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
         check_close("sum", total, exact, slow)
     order, starts = sparse.sort_columns(columns, inputs)  # members in order, so that sums are repeatable
     for column in range(inputs):
-        mine = order[starts[column] : starts[column + 1]]
-        assert torch.equal(mine, (columns.flatten() == column).nonzero().flatten())
+        column_order = order[starts[column] : starts[column + 1]]
+        assert torch.equal(column_order, (columns.flatten() == column).nonzero().flatten())
 
 
 # --- Updates of schemes. ---
