@@ -35,6 +35,9 @@ STEPS = 2**31
 ROUNDINGS = 4
 """The least allowed error of a sum, in multiples of its rounding; see :func:`_roundings`."""
 
+RARE = 1e6
+"""Two of n members may be equal if a scheme has fewer different perturbations than n^2 times this."""
+
 DRAWN_MEMBERS, DRAWN_STEPS = 64, 16
 """Noise has to differ within this many members and steps: few masks of dropout are often equal."""
 
@@ -146,6 +149,60 @@ def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation an
     check_close(name, y[rows], torch.cat(expected), torch.cat(narrow), eps)
 
 
+@torch.no_grad()
+def check_all_outputs(
+    population: Population,
+    x: Tensor,
+    eps: float | None,
+    forward: Callable[[], object],
+    step: int = 0,
+) -> None:
+    """Check the outputs of all members of a layer by one random sum of them.
+
+    All members see one row v. A layer f(v; W) is linear in its parameters, so that the sum of
+    c_m f(v; W + sigma E_m) is f(v; sum_m c_m (W + sigma E_m)). Networks, schemes whose outputs are not affine
+    in E_m, and populations whose dense noise is too large are left out.
+
+    Args:
+        population: the population.
+        x: the rows [repeats * members, ...] that ``forward`` reads; they are overwritten.
+        eps: see :func:`check_close`.
+        forward: the call to check, which evaluates x with the noise of the step.
+        step: the step.
+
+    Raises:
+        WrongResultError: the sum is wrong.
+    """
+    model, members, device = population.model, population.members, x.device
+    if _has_large_noise(population) or population.layers[0].module is not model or not _is_affine(population):
+        return
+    noise = population.sample(step)
+    x.copy_(torch.randn(x.shape[1:], device=device, generator=random_generator(device)).expand_as(x))
+    y = forward()
+    assert isinstance(y, Tensor)  # noqa: S101  check_forward() has checked it
+    flat = y.flatten(1).double()
+    weights = torch.randn(len(x), 1, dtype=flat.dtype, device=device, generator=random_generator(device))
+    signs = torch.ones_like(weights)
+    if population.antithetic:
+        signs[len(x) // 2 :] = -1
+    utilities = (signs * weights).view(-1, members).sum(0, keepdim=True)
+    if population.antithetic:
+        utilities = torch.cat([utilities, torch.zeros_like(utilities)])
+    sums, _ = _weighted_sums(population, noise, range(members), (utilities, utilities), ())
+    factor = -(population.sigma**2) * utilities.numel()  # sums are divided by -n sigma
+    model_float64, row = to_float64(model), x[:1].double()
+    parameters = {
+        name: weights.sum() * value.detach() + factor * sums.get(name, torch.zeros_like(value))
+        for name, value in model_float64.named_parameters()
+    }
+    expected = torch.func.functional_call(model_float64, parameters, (row,)).flatten()
+    plain = model_float64(row).norm() * weights.norm()  # E_m may cancel W, as dropout does
+    size = float((weights * flat).norm() + plain + expected.norm())
+    spacing = torch.finfo(x.dtype).eps if eps is None else eps
+    allowed = _roundings(len(x)) * spacing * size
+    _check_error("forward: a sum over all members", (weights * flat).sum(0), expected, allowed)
+
+
 def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -> Tensor:
     """Return a forward's output; check that it changes neither the model nor the global generator."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -248,6 +305,7 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
     if not isinstance(y, Tensor):
         raise WrongResultError(f"step returned {type(y).__name__} instead of a tensor")
     _check_noise_varies(population)
+    _check_members_differ(population, step)
     noise = population.sample(step)
     _check_outputs("step", population, noise, x, y, members, eps)
     wide = torch.promote_types(torch.float32, y.dtype)
@@ -305,13 +363,43 @@ def _check_noise_varies(population: Population) -> None:
     raise WrongResultError(f"step: all steps after step 0 have the same noise of {are_steps_equal[0]}")
 
 
+def _check_members_differ(population: Population, step: int) -> None:
+    """Check that no two members have the same noise of a layer, unless its scheme declares few values."""
+    if _has_large_noise(population):
+        return
+    noise, members = population.sample(step), range(population.members)
+    directions: dict[str, Tensor] = {}
+    products: dict[str, list[Tensor]] = {}
+    for start, stop in _pieces(noise, members):
+        for name, dense in population.dense_noise(noise, start, stop).items():
+            rows = dense.flatten(1)
+            if name not in directions:
+                generator = random_generator(rows.device)
+                directions[name] = torch.randn(rows.shape[1], device=rows.device, generator=generator).to(
+                    rows
+                )
+            products.setdefault(name, []).append(rows @ directions[name])
+    for layer in population.layers:
+        weight = layer.split_groups(layer.weight.detach().to("meta"))
+        if layer.scheme.distinct_perturbations(weight.shape) < RARE * len(members) ** 2:
+            continue
+        name = f"{layer.name}.weight".removeprefix(".")
+        values, order = torch.cat(products[name]).sort()
+        for index in (values[1:] == values[:-1]).nonzero().flatten().tolist():
+            first, second = sorted(order[index : index + 2].tolist())
+            pair = [population.perturbation(noise, member)[name] for member in (first, second)]
+            if torch.equal(*pair):
+                raise WrongResultError(
+                    f"step: members {first} and {second} have the same noise of {name}: draw independent "
+                    "noise, or declare distinct_perturbations()"
+                )
+
+
 def _check_gradients(update: _Update, members: Sequence[int]) -> None:
     """Check the gradients of an update of which only these members have utilities."""
     population, noise, utilities = update.population, update.noise, update.utilities
     layer, model = population.layers[0], population.model
-    dense_numbers = population.members * sum(parameter.numel() for parameter in model.parameters())
-    is_large = dense_numbers > MAX_DENSE.get(layer.weight.device.type, MAX_DENSE["cpu"])
-    if is_large and len(members) == population.members and layer.module is model:
+    if _has_large_noise(population) and len(members) == population.members and layer.module is model:
         if _is_affine(population):
             _check_product(update)
             return
@@ -329,8 +417,17 @@ def _check_gradients(update: _Update, members: Sequence[int]) -> None:
         expected |= _node_gradients(to_float64(model), row_layers, *evaluation, utilities[0])
         narrow |= _node_gradients(model, row_layers, *evaluation, utilities[1])
     for name, value in expected.items():
-        result = update.gradients.get(name)
-        check_close(f"{update.phase} of {name}", result, value, narrow[name], update.eps, population.members)
+        result, terms = (
+            update.gradients.get(name),
+            len(update.x) if name in row_layers else population.members,
+        )
+        check_close(f"{update.phase} of {name}", result, value, narrow[name], update.eps, terms)
+
+
+def _has_large_noise(population: Population) -> bool:
+    """Return whether the dense noise of all members is too large to be computed."""
+    numbers = population.members * sum(parameter.numel() for parameter in population.model.parameters())
+    return numbers > MAX_DENSE.get(population.layers[0].weight.device.type, MAX_DENSE["cpu"])
 
 
 def _weighted_sums(

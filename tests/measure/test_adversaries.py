@@ -340,6 +340,29 @@ class FewUtilities(impls.Perturbed):
         return super().weighted_sum(noise, few)
 
 
+@dataclass(frozen=True, eq=False)
+class OneMemberLess(impls.Perturbed):
+    """A scheme that leaves the perturbation of one member among many out of its forward."""
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        values = noise.values.clone()
+        values[100:101] = 0
+        return super().forward(op, weight, DenseNoise(values), x, sigma)
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedMembers(impls.Perturbed):
+    """A scheme whose noise repeats after 128 members."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        values = super().sample(weight, stream).values
+        return DenseNoise(values[torch.arange(len(values)) % 128])
+
+
 def measured_here(case: Case, *phases: Phase, seed: int = 0, **schemes: object) -> list[Record]:
     """Measure schemes on a real case with the instruments of this machine."""
     entries = [
@@ -400,6 +423,18 @@ def test_a_step_is_checked_for_all_members_after_step_0(
         assert re.search(f"{words}.*{LATE}", reasons[name]), reasons[name]
     lines = measured_here(case, "update", Cheat=FewUtilities(), Honest=impls.Perturbed())
     assert re.search(f"update.* is off by.*{LATE}", failure_of(lines))
+
+
+def test_all_members_of_a_large_population_are_checked() -> None:
+    """A forward without one member's noise, and noise that repeats after 128 members, are found."""
+    case = Case(operator="Linear", out_channels=16, in_channels=16, members=256)
+    cheats: tuple[tuple[impls.Perturbed, Phase, str], ...] = (
+        (OneMemberLess(), "forward", "forward: a sum over all members is off by"),
+        (RepeatedMembers(), "step", "members .* have the same noise of weight"),
+    )
+    for scheme, phase, words in cheats:
+        reason = failure_of(measured_here(case, phase, Cheat=scheme, Honest=impls.Perturbed()))
+        assert re.search(f"{words}.*{LATE}", reason)
 
 
 @dataclass(frozen=True, eq=False)
