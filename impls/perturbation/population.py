@@ -361,8 +361,8 @@ class Population:
             noise: noise of a part of the members; by default the rows are for all members.
         """
         members = self.members if noise is None else len(noise.members)
-        each = x.repeat_interleave(members, 0)
-        return torch.cat([each, each]) if self.antithetic else each
+        rows = x.repeat_interleave(members, 0)
+        return torch.cat([rows, rows]) if self.antithetic else rows
 
     def fitness(self, per_row: Tensor, noise: PopulationNoise | None = None) -> Tensor:
         """Average numbers per row, such as negative losses, over each member's rows.

@@ -48,7 +48,7 @@ class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
             return super().weighted_sum(noise, utilities)
         # W is subtracted before the sum: in a sum of perturbed weights the noise would be in the low bits.
         rows, center = noise.values.flatten(1), noise.center.flatten()
-        # The first piece is as long as any.
+        # One buffer serves all pieces, of which the first is the longest.
         _, count = next(pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
         buffer = rows.new_empty(count, rows.shape[1])
         wide = torch.promote_types(torch.float32, center.dtype)

@@ -61,7 +61,8 @@ class AbstractDropout(AbstractScheme[N]):
     @property
     @override
     def is_biased(self) -> bool:
-        # The update multiplies the gradient by W^2, or by means of it over channels or blocks.
+        # The mean update of a weight w is w times the sum of W * gradient over the weights of its gate.
+        # Updates from rows are weighted by the outputs' squares.
         return True
 
     def variance(self, weight: torch.Size) -> float:  # noqa: ARG002  for subclasses

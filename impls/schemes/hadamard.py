@@ -96,6 +96,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
 
     @override
     def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:
+        # H is common to all members: their signs are summed first, inputs and taps as one axis.
         inputs, taps = noise.inputs, () if noise.taps is None else noise.taps.shape[1:]
         if noise.taps is not None:
             inputs = (inputs.unsqueeze(3) * noise.taps.view(len(inputs), 1, 1, -1)).flatten(2)

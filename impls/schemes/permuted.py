@@ -114,6 +114,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     @override
     def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
+        # With one permuted side, the members' permutation matrices are summed before they multiply the core.
         core = noise.core.reshape(*noise.core.shape[:4], -1)
         if noise.outputs is None:
             columns = _sum_utilities_by_channel(noise, noise.inputs, utilities, noise.width)
