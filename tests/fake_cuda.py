@@ -28,7 +28,7 @@ class CaptureError(RuntimeError):
 
 @dataclass
 class FakeEvent:
-    """The device's time at which it reached the event; infinite until the event is recorded."""
+    """An event; ``at_ns`` is the device's time when it reached the event, infinite before it is recorded."""
 
     at_ns: float = float("inf")
 

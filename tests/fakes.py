@@ -77,7 +77,7 @@ class World:
         call()
         return Trace(launches=3, waits=(), other_streams=())
 
-    def take(self, more_bytes: int) -> None:
+    def allocate(self, more_bytes: int) -> None:
         """Allocate bytes, or raise like torch's CPU allocator if there are not enough."""
         if sum(workload.held_bytes for workload in self.resident) + more_bytes > self.room_bytes:
             raise RuntimeError(
@@ -117,7 +117,7 @@ class FakeWorkload:
 
     def __init__(self, scheme: FakeScheme, case: Case) -> None:
         self.built_bytes = scheme.built_bytes + scheme.bytes_per_member * case.members
-        scheme.world.take(self.built_bytes)
+        scheme.world.allocate(self.built_bytes)
         self.scheme = scheme
         self.case = case
         self.held_bytes = self.built_bytes
@@ -150,7 +150,7 @@ class FakeWorkload:
         self.turn = 0
         self.held_bytes = self.built_bytes
         if phase == "forward":
-            self.scheme.world.take(self.scheme.entered_bytes)
+            self.scheme.world.allocate(self.scheme.entered_bytes)
             self.held_bytes += self.scheme.entered_bytes
 
     def verify(self) -> None:
@@ -163,7 +163,7 @@ class FakeWorkload:
     def _call(self, phase: Phase) -> object:
         self.calls += 1
         self.turn += 1
-        self.scheme.world.take(self.scheme.call_bytes)
+        self.scheme.world.allocate(self.scheme.call_bytes)
         self.scheme.world.log.append(self.scheme.name)
         self.scheme.world.clock.now_s += self.scheme.cost_s
         return self.scheme.act(phase, self.calls, self.turn)

@@ -133,12 +133,12 @@ def rows_of(
     is_plain = variant.mode != "batched"
     for phase, timed_methods in methods.items():
         # All phases are compared with the forward of base and naive timed by the same method.
-        names = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else timed_methods
+        row_methods = dict.fromkeys(itertools.chain(*methods.values())) if is_plain else timed_methods
         if is_plain and phase != "forward":
             if group == 0:
                 yield skipped(variant, case, "a plain layer draws no noise", phase)
             continue
-        for method in names:
+        for method in row_methods:
             if method == "graph" and variant.scheme == "DropoutMask":
                 yield skipped(variant, case, NO_GRAPH, phase, method)
             else:
@@ -180,8 +180,8 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
     )
     min_ns = max(work.flops / FLOPS_PER_NS[case.dtype], work.moved_bytes / BYTES_PER_NS)
     cold_ns = 1e4 + factor * SHARES[phase] * min_ns
-    turn = len(variant.name) % len(JITTER)
-    jitter = JITTER[turn:] + JITTER[:turn]
+    shift = len(variant.name) % len(JITTER)
+    jitter = JITTER[shift:] + JITTER[:shift]
     visit = Conditions(clock_hz=1.98e9, temperature_c=45.0, power_w=350.0)
     host_ns = 9e4 if method == "eager" else 6e3
     for metric, ns in (
@@ -217,7 +217,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Captured = pytest.CaptureFixture[str]
 
 
-def file(folder: Path, day: int = len(SLOWER)) -> Path:
+def run_file(folder: Path, day: int = len(SLOWER)) -> Path:
     """Return the file of a day's run."""
     return folder / "results" / SLUG / f"202701{day:02d}T000000Z-readme-synthetic.jsonl"
 
@@ -230,7 +230,7 @@ def esbench(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return int(ended.value.code or 0)
 
 
-def row(table: str, label: str) -> list[str]:
+def table_row(table: str, label: str) -> list[str]:
     """Return the cells of the first row with this label in a Markdown table."""
     line = next(line for line in table.splitlines() if line.startswith(f"| {label} "))
     return [cell.strip() for cell in line.split("|")[2:-1]]
@@ -242,11 +242,11 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
     run, page = report_cases.store(tmp_path, gpu_run), Page(tmp_path)
     forward = page.phases(run, "Linear", "forward")
     assert "Host time / device time (ms)" in forward
-    assert row(forward.partition("Time multiplier")[2], "Base") == ["1.00x"]
+    assert table_row(forward.partition("Time multiplier")[2], "Base") == ["1.00x"]
     assert "out of memory" in forward
     ranking = page.ranking(run, SQUARE, "graph")
-    assert len(row(ranking, "LowRankLinear(rank=1)")) == 10
-    assert "-" not in row(ranking, "LowRankLinear(rank=1)")
+    assert len(table_row(ranking, "LowRankLinear(rank=1)")) == 10
+    assert "-" not in table_row(ranking, "LowRankLinear(rank=1)")
     roofline = "".join(section.markdown() for section in roofline_tables.sections(gpu_run, "Linear"))
     assert "matrix product in bfloat16 790 TFLOP/s" in roofline
     assert "above 100 %" not in roofline
@@ -271,8 +271,9 @@ def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path
         tables = page.phases(run, "Linear", phase)
         assert tables.count("### ") == 2  # one per dtype
         assert tables.count(f"method {methods[phase][0]}.") == 2
-        assert row(tables.partition("Time multiplier vs. base")[2], "LowRankLinear(rank=1)")[0].endswith("x")
-    assert row(page.best_schemes(run), "Linear 1024 -\\> 1024")[3].endswith("x")
+        multipliers = tables.partition("Time multiplier vs. base")[2]
+        assert table_row(multipliers, "LowRankLinear(rank=1)")[0].endswith("x")
+    assert table_row(page.best_schemes(run), "Linear 1024 -\\> 1024")[3].endswith("x")
 
 
 def test_the_report_has_pages_tables_pictures_and_history(
@@ -299,7 +300,7 @@ def test_the_report_has_pages_tables_pictures_and_history(
 
 def test_commands_show_each_method(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Rows are exported, compared and shown over time by method; base did not become slower."""
-    assert esbench(monkeypatch, "export", file(stored), "--format", "csv") == 0
+    assert esbench(monkeypatch, "export", run_file(stored), "--format", "csv") == 0
     captured = capsys.readouterr()
     assert all(f",{method}," in captured.out for method in ("eager", "graph"))
     assert "INVALID" not in captured.err
@@ -307,7 +308,7 @@ def test_commands_show_each_method(stored: Path, monkeypatch: pytest.MonkeyPatch
     assert esbench(monkeypatch, *out, "--cases", SQUARE, "--variants", "LowRank(rank=1)") == 0
     history = capsys.readouterr().out
     assert all(f"(method {method})" in history for method in ("eager", "graph"))
-    assert esbench(monkeypatch, "compare", file(stored, 1), file(stored), "--json") == 0
+    assert esbench(monkeypatch, "compare", run_file(stored, 1), run_file(stored), "--json") == 0
     compared = json.loads(capsys.readouterr().out)
     assert not compared["only_in_a"]
     assert not compared["only_in_b"]

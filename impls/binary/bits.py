@@ -192,6 +192,7 @@ def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
         ValueError: the kernel is larger than the padded image.
     """
     x = _pad(x, kernel, padding)
+    # The OR of a window's rows, then of its columns.
     for axis, size, step in zip((-3, -2), kernel, stride, strict=True):
         windows = x.unfold(axis, size, step)
         x = windows[..., 0].clone()

@@ -153,13 +153,14 @@ TASKS = tuple(_tasks())
 
 def compile_all(launch: Launch, tilings: Sequence[Tiling | None]) -> None:
     """Compile candidates on all CPU cores; the errors of broken ones are raised when they are launched."""
+    # A launch then compiles the kernel and does not run it.
     warm_up = patch.object(
         KernelInterface, "__getitem__", lambda kernel, grid: functools.partial(kernel.warmup, grid=grid)
     )
-    parse, one_at_a_time = JITFunction.parse, Lock()
+    parse, lock = JITFunction.parse, Lock()
 
     def parse_alone(kernel: JITFunction) -> ast.AST:
-        with one_at_a_time:  # Python 3.11 may fail to parse in several threads (cpython issue 106905)
+        with lock:  # Python 3.11 may fail to parse in several threads (cpython issue 106905)
             return parse(kernel)
 
     parsing = patch.object(JITFunction, "parse", parse_alone)

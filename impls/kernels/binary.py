@@ -77,12 +77,12 @@ def bit_planes(p: Tensor) -> Tensor:
     out = torch.empty(PLANES, groups, *taps, depth, outputs, device=p.device, dtype=torch.int64)
     if not out.numel():
         return out
-    count, columns = math.prod(taps), block_size(width, PLANE_BLOCK_N)
-    tiles, rows = -(-width // columns), groups * count * depth
+    tap_count, block_n = math.prod(taps), block_size(width, PLANE_BLOCK_N)
+    tiles, rows = -(-width // block_n), groups * tap_count * depth
     with torch.cuda.device_of(p):
         bit_planes_kernel[grid_of(tiles, rows)](
-            out.view(torch.int32), p.contiguous(), outputs, inputs, count, depth, width, tiles, rows * width,
-            PLANES=PLANES, BLOCK_N=columns,
+            out.view(torch.int32), p.contiguous(), outputs, inputs, tap_count, depth, width, tiles,
+            rows * width, PLANES=PLANES, BLOCK_N=block_n,
         )  # fmt: skip
     return out
 
@@ -264,10 +264,10 @@ def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     groups, outputs, length, *taps = p.shape
     members, depth = len(weights), -(-length // 64)
     words = operand("words", words, (members, groups, *taps, depth, outputs), torch.int64)
-    count, width = math.prod(taps), 2 * outputs
-    rows = groups * count * depth
-    columns = block_size(width, SUM_BLOCK_N, 32)
-    tiles = -(-width // columns)
+    tap_count, width = math.prod(taps), 2 * outputs
+    rows = groups * tap_count * depth
+    block_n = block_size(width, SUM_BLOCK_N, 32)
+    tiles = -(-width // block_n)
     parts, part_members = member_parts(members, tiles * rows)
     out = torch.empty(parts, *p.shape, device=words.device, dtype=weights.dtype)
     if not out.numel():
@@ -275,9 +275,9 @@ def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     with torch.cuda.device_of(words):
         centered_sum_kernel[grid_of(tiles, rows, parts)](
             out, halves(words), weights.contiguous(), p.contiguous(),
-            members, part_members, depth, width, length, rows, tiles, count,
-            p.numel(), outputs * length * count, 1, count, length * count,
-            AT_ONCE=AT_ONCE, BLOCK_N=columns,
+            members, part_members, depth, width, length, rows, tiles, tap_count,
+            p.numel(), outputs * length * tap_count, 1, tap_count, length * tap_count,  # strides
+            AT_ONCE=AT_ONCE, BLOCK_N=block_n,
         )  # fmt: skip
     return out[0] if parts == 1 else out.sum(0)
 

@@ -274,8 +274,8 @@ def dense_rng_product(
     outputs, rows = len(weight), repeats * positions
     is_aligned = inputs % width == 0
     tiling = tiling or default_tiling(rows, x.dtype, signs=signs, aligned=is_aligned)
-    columns = block_size(outputs, tiling.block_n, MIN_BLOCK)
-    column_tiles = -(-outputs // columns)
+    block_n = block_size(outputs, tiling.block_n, MIN_BLOCK)
+    tiles_n = -(-outputs // block_n)
     arguments = (
         y, x, gemm.weight, *noise_scale(sigma, x), outputs, inputs, positions, rows, *gemm.strides, *counters,
     )  # fmt: skip
@@ -284,7 +284,7 @@ def dense_rng_product(
         "ALIGNED": is_aligned,
         "ACC": accumulator_dtype(x.dtype),
         "PRECISION": input_precision(x.dtype),
-        "BLOCK_N": columns,
+        "BLOCK_N": block_n,
         "num_warps": tiling.num_warps,
         "num_stages": tiling.num_stages,
     }
@@ -293,17 +293,17 @@ def dense_rng_product(
             tile_rows = block_size(rows, tiling.rows)
             tile_members = tiling.block_m // tile_rows
             member_tiles = -(-members // tile_members)
-            few_rows_kernel[grid_of(column_tiles, member_tiles, -(-rows // tile_rows))](
-                *arguments, members, member_tiles, column_tiles, **options,
+            few_rows_kernel[grid_of(tiles_n, member_tiles, -(-rows // tile_rows))](
+                *arguments, members, member_tiles, tiles_n, **options,
                 ROWS=tile_rows, MEMBERS=tile_members,
-                LINES=max(1, columns // tiling.line), CALLS=block_size(-(-inputs // width), tiling.calls),
+                LINES=max(1, block_n // tiling.line), CALLS=block_size(-(-inputs // width), tiling.calls),
                 BLOCK_K=block_size(inputs, tiling.block_k, MIN_BLOCK),
             )  # fmt: skip
         else:
             block_m = block_size(rows, tiling.block_m, MIN_BLOCK)
-            row_tiles = -(-rows // block_m)
-            many_rows_kernel[grid_of(column_tiles, row_tiles, members)](
-                *arguments, row_tiles, column_tiles, **options, BLOCK_M=block_m,
+            tiles_m = -(-rows // block_m)
+            many_rows_kernel[grid_of(tiles_n, tiles_m, members)](
+                *arguments, tiles_m, tiles_n, **options, BLOCK_M=block_m,
                 BLOCK_K=block_size(inputs, tiling.block_k, max(MIN_BLOCK, width)),
             )  # fmt: skip
     return y
@@ -408,7 +408,10 @@ def noise_sum(
     total = torch.zeros(elements, device=utilities.device, dtype=dtype)
     if not elements:
         return total
-    default_tiles, tiles = (-(-elements // (size * width)) for size in (CALLS[signs], calls or CALLS[signs]))
+    calls = calls or CALLS[signs]
+    tiles = -(-elements // (calls * width))
+    # The parts of a sum do not depend on ``calls``, so neither do its bits.
+    default_tiles = -(-elements // (CALLS[signs] * width))
     for start in range(0, len(utilities), MAX_MEMBERS):
         piece = utilities[start : start + MAX_MEMBERS].contiguous()
         counters = draw._replace(members=draw.members[start : start + MAX_MEMBERS]).arguments(
@@ -419,7 +422,7 @@ def noise_sum(
         with torch.cuda.device_of(utilities):
             noise_sum_kernel[grid_of(tiles, parts)](
                 out, piece, *counters, len(piece), part_members, elements, tiles,
-                SIGN=signs, ACC=accumulator_dtype(utilities.dtype), CALLS=calls or CALLS[signs],
+                SIGN=signs, ACC=accumulator_dtype(utilities.dtype), CALLS=calls,
             )  # fmt: skip
         total += out[0] if parts == 1 else out.sum(0)
     return total

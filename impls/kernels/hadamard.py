@@ -65,7 +65,10 @@ def hadamard_kernel(
     BLOCKS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y: BLOCKS blocks of BLOCK_K columns, or a part of one block."""
+    """Compute a tile of y: BLOCKS blocks of BLOCK_K columns, or a part of one block.
+
+    ``mixed`` is that of the module's docstring for the first block, ``mixed_next`` for the second.
+    """
     pid_m, pid_n = tile_index(tiles_m, tiles_n, GROUP_M)
     offs_m, offs_n = pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     first = pid_n.to(tl.int32) * BLOCK_N

@@ -88,16 +88,6 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
         torch.testing.assert_close(replayed, expected)
 
 
-@pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
-@pytest.mark.parametrize("number", [0, 9, 10, 123456789, 2**63 - 1])
-def test_keys_of_a_step_on_the_device_are_those_of_the_number(seed: int, number: int) -> None:
-    """The GPU hashes seed and step to the same keys as the CPU."""
-    on_gpu, on_cpu = (
-        philox.device_keys(seed, torch.tensor(number, device=device)) for device in ("cuda", "cpu")
-    )
-    assert torch.equal(on_gpu.cpu(), on_cpu)
-
-
 @pytest.mark.parametrize(
     "scheme",
     [

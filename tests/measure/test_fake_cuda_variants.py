@@ -131,7 +131,7 @@ def is_kernel(entry: Entry) -> bool:
 
 
 @contextlib.contextmanager
-def wrong_results(entry: Entry) -> Iterator[None]:
+def ignoring_wrong_results(entry: Entry) -> Iterator[None]:
     """Ignore wrong results of variants whose kernels did not run."""
     with contextlib.suppress(*[WrongResultError] if is_kernel(entry) else []):
         yield
@@ -258,7 +258,7 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
         for case, work in works.items():
             with on(case.label):
                 if case in VERIFIED and (case in AUDITED or not is_wrapper):
-                    with wrong_results(entry):
+                    with ignoring_wrong_results(entry):
                         work.verify()
                 for phase in work.phases if case != CASES[0] else ():
                     with on(phase):
@@ -266,7 +266,7 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
                         if case in AUDITED:
                             audit(entry, work, phase)
         if not is_wrapper:
-            with on("quality"), contextlib.suppress(UnavailableError), wrong_results(entry):
+            with on("quality"), contextlib.suppress(UnavailableError), ignoring_wrong_results(entry):
                 list(next(iter(works.values())).quality())
             if isinstance(entry.scheme, AbstractScheme) and entry.operators is None:
                 with on("philox"):
@@ -277,7 +277,7 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
 def audit(entry: Entry, work: Workload, phase: Phase) -> None:
     """Audit a phase before and after it is timed."""
     work.enter(phase)
-    with wrong_results(entry):
+    with ignoring_wrong_results(entry):
         fingerprints = validation.precheck(work, phase, torch.cuda.synchronize)
         validation.postcheck(work, phase, fingerprints)
 
