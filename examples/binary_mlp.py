@@ -60,7 +60,7 @@ def evolve(model: nn.Module, options: argparse.Namespace) -> None:
         batch = torch.randint(len(digits.train_y), (options.batch,), generator=generator)
         rows = batch.repeat_interleave(members)  # row = repeat * members + member
         noise = population.sample(step)
-        scores = population(digits.train_x[rows], noise)
+        scores = population(digits.train_x[rows], noise=noise)
         loss = nn.functional.cross_entropy(scores, digits.train_y[rows], reduction="none")
         fitness = -loss.view(options.batch, members).mean(0)
 

@@ -35,7 +35,7 @@ def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> 
         rows = batch.repeat(2).repeat_interleave(options.members)
 
         noise = population.sample(step)
-        logits = population(digits.train_x[rows], noise)
+        logits = population(digits.train_x[rows], noise=noise)
         loss = nn.functional.cross_entropy(logits, digits.train_y[rows], reduction="none")
         fitness = -loss.view(2, options.batch, options.members).mean(1)
 

@@ -41,7 +41,7 @@ def train_by_dropout(model: nn.Module, scheme: DropoutMask, options: argparse.Na
         # One digit per member, which reads it twice: the two losses differ by the noise only.
         rows = torch.randint(len(digits.train_y), (members,), generator=generator).repeat(2)
         noise = population.sample(step)
-        scores, record = population.call_with_activations(digits.train_x[rows], noise)
+        scores, record = population.call_with_activations(digits.train_x[rows], noise=noise)
         loss: Tensor = nn.functional.cross_entropy(scores, digits.train_y[rows], reduction="none")
         optimizer.zero_grad()
         population.update(noise, -loss, record)

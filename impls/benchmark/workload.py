@@ -87,7 +87,9 @@ class PopulationWorkload(Workload):
         elif self._noise is None:
             self._noise = self._population.sample(0)
         if phase == "update":
-            _, self._record = self._population.call_with_activations(self._x.items[0], self._current_noise())
+            _, self._record = self._population.call_with_activations(
+                self._x.items[0], noise=self._current_noise()
+            )
         buffers = {"forward": self._x.items, "update": self._utilities.items, "step": self._x.items}
         self.inputs = buffers.get(phase, ())
         self._step_number *= 0  # in place: captured graphs read the tensor
@@ -174,7 +176,7 @@ class PopulationWorkload(Workload):
         return noise
 
     def _forward(self) -> Tensor:
-        y: Tensor = self._population(self._x.take(), self._current_noise())
+        y: Tensor = self._population(self._x.take(), noise=self._current_noise())
         return y
 
     def _update(self) -> object:
@@ -186,7 +188,7 @@ class PopulationWorkload(Workload):
     def _step(self) -> object:
         self._optimizer.zero_grad()
         noise = self._sample()
-        y, record = self._population.call_with_activations(self._x.take(), noise)
+        y, record = self._population.call_with_activations(self._x.take(), noise=noise)
         repeats = self._case.repeats // 2 if self._case.antithetic else self._case.repeats
         wide = y.to(torch.promote_types(torch.float32, y.dtype))
         scores = wide.flatten(1).mean(1).view(-1, repeats, self._case.members).mean(1).flatten()

@@ -316,8 +316,7 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
 
     @override
     def supports(self, module: nn.Module) -> str:
-        weight = module.weight
-        assert isinstance(weight, Tensor)  # noqa: S101  each perturbed layer has a weight
+        weight = next(module.parameters())
         return (
             self.plain.supports(module)
             or no_kernels_reason(weight.device)

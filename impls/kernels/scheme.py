@@ -62,8 +62,7 @@ class AbstractFused(AbstractWrapper[N]):
 
     @override
     def supports(self, module: nn.Module) -> str:
-        weight = module.weight
-        assert isinstance(weight, Tensor)  # noqa: S101  every perturbed layer has a weight
+        weight = next(module.parameters())
         reason = (
             self.plain.supports(module)
             or no_kernels_reason(weight.device)

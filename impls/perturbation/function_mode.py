@@ -8,9 +8,11 @@ unperturbed. A population's first call also refuses operations that a function m
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass, _current_autograd_node
 from torch.nn import functional
@@ -19,8 +21,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from impls.perturbation.decompositions import DECOMPOSITIONS
 from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer, memory_range
-from impls.perturbation.operators import AbstractOperator, ChannelAffine, Conv2d, Linear
+from impls.perturbation.operators import (
+    AbstractConvolution,
+    AbstractOperator,
+    ChannelAffine,
+    Convolution,
+    Linear,
+    TransposedConvolution,
+)
 
 
 class LayerArguments(NamedTuple):
@@ -35,7 +45,7 @@ def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> L
     return LayerArguments(Linear(), input, bias)
 
 
-def _read_conv2d(
+def _read_convolution(
     input: Tensor,  # noqa: A002  torch's name
     weight: Tensor,
     bias: Tensor | None = None,
@@ -44,7 +54,21 @@ def _read_conv2d(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> LayerArguments:
-    return LayerArguments(Conv2d(stride, padding, dilation, groups), input, bias)
+    return LayerArguments(Convolution(stride, padding, dilation, groups), input, bias)
+
+
+def _read_transposed_convolution(
+    input: Tensor,  # noqa: A002  torch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
+    output_padding: int | tuple[int, ...] = 0,
+    groups: int = 1,
+    dilation: int | tuple[int, ...] = 1,
+) -> LayerArguments:
+    operator = TransposedConvolution(stride, padding, output_padding, groups, dilation)
+    return LayerArguments(operator, input, bias)
 
 
 def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., LayerArguments]]:
@@ -68,7 +92,12 @@ def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., 
 
 HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., LayerArguments] | None]] = {
     functional.linear: (1, _read_linear),
-    functional.conv2d: (1, _read_conv2d),
+    functional.conv1d: (1, _read_convolution),
+    functional.conv2d: (1, _read_convolution),
+    functional.conv3d: (1, _read_convolution),
+    functional.conv_transpose1d: (1, _read_transposed_convolution),
+    functional.conv_transpose2d: (1, _read_transposed_convolution),
+    functional.conv_transpose3d: (1, _read_transposed_convolution),
     functional.layer_norm: _normalization(functional.layer_norm),
     functional.rms_norm: _normalization(functional.rms_norm),
     functional.group_norm: _normalization(functional.group_norm),
@@ -96,6 +125,22 @@ PROPERTIES = frozenset(
     Tensor.is_contiguous, Tensor.is_floating_point, Tensor.nelement, Tensor.numel, Tensor.size, Tensor.stride,
 }  # fmt: skip
 """Functions of a perturbed parameter that are allowed: all members have the same result."""
+
+
+ELEMENTWISE = (
+    frozenset(
+        getattr(owner, name)
+        for name in ("add", "sub", "mul", "div", "true_divide", "maximum", "minimum")
+        for owner in (torch, Tensor)
+    )
+    | {
+        getattr(Tensor, f"__{prefix}{name}__")
+        for name in ("add", "sub", "mul", "truediv")
+        for prefix in ("", "r")
+    }
+    | {functional.prelu}
+)
+"""Functions of rows and a module's own parameter that are computed with each member's values."""
 
 
 class UnseenUseError(ValueError):
@@ -210,6 +255,13 @@ class MemberFunctionMode(TorchFunctionMode):
             layer = self._layers.get(id(weight))
             if layer is not None:
                 return self._call_layer(layer, read(*args, **kwargs))
+        decomposition = DECOMPOSITIONS.get(func)
+        if decomposition is not None and any(id(leaf) in self._names for leaf in tree_leaves((args, kwargs))):
+            return decomposition(self._call_linear, *args, **kwargs)
+        if func is functional.embedding and (layer := self._layers.get(id(args[1]))):
+            return self._embed(layer, *args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
+        if func in ELEMENTWISE and (layer := self._find_own_parameter(args)):
+            return self._apply_elementwise(func, layer, args, kwargs)
         self._refuse_use(func, args)
         if kwargs:
             self._refuse_use(func, kwargs.values())
@@ -239,6 +291,93 @@ class MemberFunctionMode(TorchFunctionMode):
         )
         raise ValueError(message)
 
+    def _find_own_parameter(self, values: Iterable[object]) -> PerturbedLayer | None:
+        """Return the layer of a module's own parameter that is one of the values, or None."""
+        layers = (self._layers.get(id(value)) for value in values)
+        return next((layer for layer in layers if layer is not None and layer.is_own_parameter), None)
+
+    def _apply_elementwise(
+        self,
+        func: Callable[..., object],
+        layer: PerturbedLayer,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Tensor:
+        """Compute an elementwise function of rows and a module's own parameter, such as x * scale."""
+        rows = [value for value in args if isinstance(value, Tensor) and value is not layer.weight]
+        x, shape = rows[0] if rows else layer.weight, layer.weight.shape
+        space = (
+            x.dim() - 2 if func is functional.prelu else 0
+        )  # axes after the channels, which prelu's weight has
+        has_leading_one = len(shape) == x.dim() and shape[0] == 1
+        if (
+            len(rows) != 1
+            or kwargs
+            or x.shape[0] != self._rows
+            or not (has_leading_one or len(shape) + space < x.dim())
+        ):
+            message = (
+                f"parameter {layer.name!r} of shape {list(shape)} is used by {resolve_name(func)} without "
+                f"rows: use it with a tensor [{self._rows}, ...], or freeze it with requires_grad_(False)"
+            )
+            raise ValueError(message)
+        shape = shape[1:] if has_leading_one else shape
+        self._used.add(layer.name)
+
+        def apply(part: Tensor, sigma: float) -> Tensor:
+            values = layer.member_values(self._noise[layer.name], sigma)
+            values = values.view(-1, *[1] * (x.dim() - 1 - len(shape) - space), *shape, *[1] * space)
+            grouped = part.unflatten(0, (-1, self._members))
+            if func is functional.prelu:
+                return grouped.where(grouped > 0, grouped * values).flatten(0, 1)
+            y = func(*(values if arg is layer.weight else grouped if arg is x else arg for arg in args))
+            assert isinstance(y, Tensor)  # noqa: S101  elementwise functions return one
+            return y.flatten(0, 1)
+
+        with self._using_parameters():
+            if not self._antithetic:
+                return apply(x, self._sigma)
+            half = len(x) // 2
+            return torch.cat([apply(x[:half], self._sigma), apply(x[half:], -self._sigma)])
+
+    def _embed(
+        self,
+        layer: PerturbedLayer,
+        tokens: Tensor,
+        table: Tensor,  # noqa: ARG002  torch's arguments
+        padding_idx: int | None = None,  # noqa: ARG002  that of the module counts
+        max_norm: float | None = None,
+        **gradient_options: object,  # noqa: ARG002
+    ) -> Tensor:
+        """Look tokens up in the members' tables."""
+        self._check_rows(layer, tokens)
+        if max_norm is not None:
+            message = f"layer {layer.name!r}: max_norm changes the weight in every call: leave it out"
+            raise ValueError(message)
+        self._used.add(layer.name)
+        with self._using_parameters():
+            noise = self._noise[layer.name]
+            return layer.embed(tokens, noise, self._members, self._sigma, antithetic=self._antithetic)
+
+    def _using_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which perturbed parameters may be used."""
+        return DisableTorchFunctionSubclass()
+
+    def _check_rows(self, layer: PerturbedLayer, x: Tensor) -> None:
+        if x.shape[0] != self._rows:
+            message = (
+                f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model {self._rows} "
+                "rows: keep the rows in the first axis, or in the second after positions"
+            )
+            raise ValueError(message)
+
+    def _call_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute functional.linear, with each member's weight if it is perturbed."""
+        layer = self._layers.get(id(weight))
+        if layer is None:
+            return functional.linear(x, weight, bias)
+        return self._call_layer(layer, LayerArguments(Linear(), x, bias))
+
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         if arguments.bias is not layer.bias:
             message = (
@@ -246,25 +385,26 @@ class MemberFunctionMode(TorchFunctionMode):
                 f"pass exclude=[{layer.name!r}] to perturb(), or call the layer itself"
             )
             raise ValueError(message)
-        if arguments.x.shape[0] != self._rows:
-            message = (
-                f"layer {layer.name!r} got {arguments.x.shape[0]} rows, but the model {self._rows}: "
-                "keep the first axis of the model's input in every layer"
+        operator, x = arguments.operator, arguments.x
+        is_positions_first = (
+            x.shape[0] != self._rows
+            and x.dim() > 2  # noqa: PLR2004  [positions, rows, ..., features]
+            and x.shape[1] == self._rows
+            and (
+                isinstance(operator, Linear)
+                or (isinstance(operator, ChannelAffine) and not operator.trailing)
             )
-            raise ValueError(message)
+        )
+        if is_positions_first:
+            x = x.transpose(0, 1)
+        self._check_rows(layer, x)
         self._used.add(layer.name)
         if layer.learns_from_rows:
-            self.calls.setdefault(layer.name, []).append(LayerCall.of(arguments.operator, arguments.x))
+            self.calls.setdefault(layer.name, []).append(LayerCall.of(operator, x))
         noise = self._noise[layer.name]
-        with DisableTorchFunctionSubclass():  # a guarded parameter is used as it should be
-            return layer.forward(
-                arguments.operator,
-                arguments.x,
-                noise,
-                self._members,
-                self._sigma,
-                antithetic=self._antithetic,
-            )
+        with self._using_parameters():
+            y = layer.forward(operator, x, noise, self._members, self._sigma, antithetic=self._antithetic)
+        return y.transpose(0, 1) if is_positions_first else y
 
     def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
         for value in values:
@@ -368,17 +508,24 @@ class FirstCallMode(MemberFunctionMode):
     @override
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, axes = arguments.operator, arguments.x.dim()
-        is_one_image = isinstance(operator, Conv2d) and axes == 3  # noqa: PLR2004  no axis of rows
-        if is_one_image or operator.groups != layer.groups:
+        has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
+        is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
+        if has_no_rows or is_reversed or operator.groups != layer.groups:
             message = (
                 f"the weight of layer {layer.name!r} is used by {operator} on an input of {axes} axes, "
                 "unlike in the layer: call the layer on all rows, or pass "
                 f"exclude=[{layer.name!r}] to perturb()"
             )
             raise ValueError(message)
+        return super()._call_layer(layer, arguments)
+
+    @override
+    @contextmanager
+    def _using_parameters(self) -> Iterator[None]:
         self._guard.paused = True
         try:
-            return super()._call_layer(layer, arguments)
+            with super()._using_parameters():
+                yield
         finally:
             self._guard.paused = False
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
@@ -36,20 +37,36 @@ class AbstractLogitLayer(nn.Module):
     """A layer whose weight holds logits: members have binary weights, drawn with these probabilities."""
 
 
-SUPPORTED = (nn.Linear, nn.Conv2d, AbstractLogitLayer, *NORMALIZATIONS)
-"""Modules whose parameters can be perturbed."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+SUPPORTED = (
+    nn.Linear,
+    nn.Embedding,
+    nn.MultiheadAttention,
+    AbstractLogitLayer,
+    *CONVOLUTIONS,
+    *TRANSPOSED_CONVOLUTIONS,
+    *RECURRENT,
+    *NORMALIZATIONS,
+)
+"""Layers of torch whose functions are perturbed; the parameters of other modules are their own parameters."""
+
+UNSUPPORTED = (nn.Bilinear, nn.EmbeddingBag, nn.modules.adaptive.AdaptiveLogSoftmaxWithLoss)
+"""Layers of torch that cannot be perturbed."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScaleNoise(Noise):
-    """Noise of a normalization layer's scale, [m, *scale]."""
+    """Noise of a parameter that is not a matrix, [m, *parameter]."""
 
     values: Tensor
 
 
 @dataclass(frozen=True)
 class ScaleScheme(AbstractDenseScheme[ScaleNoise]):
-    """Independent standard normal noise for the scale of a normalization layer."""
+    """Independent standard normal noise for the scale of a normalization, or a module's own parameter."""
 
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> ScaleNoise:
@@ -112,15 +129,18 @@ def _version(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PerturbedLayer:
-    """A layer's parameters and the scheme that perturbs them.
+    """A weight with its bias, and the scheme that perturbs them.
 
     Attributes:
-        name: the module's name in its model.
+        name: the module's name in its model; where a module has several weights, or its own parameters, the
+            name of the weight.
         weight: the parameter, in torch's shape.
         bias: the parameter, or None.
         scheme: how the weight is perturbed.
         groups: groups of a convolution, 1 for other layers; None for a normalization.
         module: the module that has the parameters.
+        weight_name: the weight's name in its module.
+        bias_name: the bias's name in its module.
     """
 
     name: str
@@ -129,17 +149,38 @@ class PerturbedLayer:
     scheme: AnyScheme
     groups: int | None
     module: nn.Module
+    weight_name: str = "weight"
+    bias_name: str = "bias"
 
     @classmethod
-    def of(cls, name: str, module: nn.Module, scheme: AnyScheme) -> "PerturbedLayer":
-        """Pair a supported module with a scheme.
+    def all_of(cls, name: str, module: nn.Module, scheme: AnyScheme) -> "list[PerturbedLayer]":
+        """Pair each weight of a supported module with a scheme.
+
+        Raises:
+            UnsupportedError: as for :meth:`of`.
+        """
+        return [cls.of(name, module, scheme, *names) for names in _parameter_names(module)]
+
+    @classmethod
+    def of(
+        cls,
+        module_name: str,
+        module: nn.Module,
+        scheme: AnyScheme,
+        weight_name: str = "weight",
+        bias_name: str = "bias",
+    ) -> "PerturbedLayer":
+        """Pair a weight of a supported module with a scheme.
 
         Raises:
             UnsupportedError: the scheme does not support the module, or an option does not fit the weight.
         """
-        is_affine = isinstance(module, NORMALIZATIONS)
-        groups = None if is_affine else getattr(module, "groups", 1)
-        layer_scheme: AnyScheme = ScaleScheme() if is_affine else scheme
+        is_dense = isinstance(module, NORMALIZATIONS) or not isinstance(module, SUPPORTED)
+        groups = None if is_dense else getattr(module, "groups", 1)
+        layer_scheme: AnyScheme = ScaleScheme() if is_dense else scheme
+        name = module_name
+        if weight_name != "weight":
+            name = f"{module_name}.{weight_name}".removeprefix(".")
         label = name or type(module).__name__
         if isinstance(module, AbstractLogitLayer) != layer_scheme.draws_binary_weights:
             message = (
@@ -147,17 +188,31 @@ class PerturbedLayer:
                 "BinaryMixture() for BinarizedLinear and BinarizedConv2d, and other schemes for other layers"
             )
             raise UnsupportedError(message)
+        if isinstance(module, nn.Embedding) and layer_scheme.learns_from_rows:
+            message = f"{label}: {scheme} learns from a layer's inputs, but those of an Embedding are tokens"
+            raise UnsupportedError(message)
+        parameters = dict(module.named_parameters(recurse=False))
+        weight, bias = parameters[weight_name], parameters.get(bias_name)
         if reason := layer_scheme.supports(module):
             message = f"{label}: {layer_scheme}: {reason}"
             raise UnsupportedError(message)
-        parameters = dict(module.named_parameters(recurse=False))
-        layer = cls(name, parameters["weight"], parameters.get("bias"), layer_scheme, groups, module)
+        layer = cls(name, weight, bias, layer_scheme, groups, module, weight_name, bias_name)
         try:  # sample() raises if an option of the scheme does not fit the weight
             layer.sample(0, 0, range(1), device="meta")
         except UnsupportedError as error:
             message = f"{label}: {error}"
             raise UnsupportedError(message) from None
         return layer
+
+    @property
+    def is_own_parameter(self) -> bool:
+        """Whether the weight is a module's own parameter, and the module is no layer of torch."""
+        return not isinstance(self.module, SUPPORTED)
+
+    def member_values(self, noise: LayerNoise, sigma: float) -> Tensor:
+        """Return each member's values of a module's own parameter, [m, *shape]."""
+        assert isinstance(noise.weight, ScaleNoise)  # noqa: S101  own parameters have dense noise
+        return torch.add(self.weight, noise.weight.values, alpha=sigma)
 
     def check_parameters(self) -> None:
         """Check that the module's parameters are still the same objects.
@@ -166,7 +221,10 @@ class PerturbedLayer:
             ValueError: one was replaced by another object.
         """
         parameters = self.module._parameters  # noqa: SLF001  faster than attributes, which are in Python
-        if parameters.get("weight") is not self.weight or parameters.get("bias") is not self.bias:
+        if (
+            parameters.get(self.weight_name) is not self.weight
+            or parameters.get(self.bias_name) is not self.bias
+        ):
             message = f"a parameter of layer {self.name!r} was replaced: call perturb() again"
             raise ValueError(message)
 
@@ -199,9 +257,37 @@ class PerturbedLayer:
             )
             raise ValueError(message)
 
+    @property
+    def weight_path(self) -> str:
+        """The weight's name in the model."""
+        return self.name if self.weight_name != "weight" else f"{self.name}.weight".removeprefix(".")
+
+    @property
+    def bias_path(self) -> str:
+        """The bias's name in the model."""
+        module_path = self.weight_path.removesuffix(self.weight_name)
+        return f"{module_path}{self.bias_name}"
+
+    @property
+    def has_input_axis_first(self) -> bool:
+        """Whether torch stores the weight as [g * i, o, *taps] and not as [g * o, i, *taps]."""
+        return isinstance(self.module, TRANSPOSED_CONVOLUTIONS)
+
     def split_groups(self, weight: Tensor) -> Tensor:
         """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
-        return weight if self.groups is None else weight.unflatten(0, (self.groups, -1))
+        if self.groups is None:
+            return weight
+        grouped = weight.unflatten(0, (self.groups, -1))
+        return grouped.transpose(1, 2) if self.has_input_axis_first else grouped
+
+    def join_groups(self, values: Tensor) -> Tensor:
+        """Return tensors [..., g, o, i, *taps] in the weight's shape, [..., *shape]; undo split_groups."""
+        if self.groups is None:
+            return values
+        first = values.dim() - self.weight.dim() - 1
+        if self.has_input_axis_first:
+            values = values.transpose(first + 1, first + 2)
+        return values.flatten(first, first + 1)
 
     @property
     def learns_from_rows(self) -> bool:
@@ -273,6 +359,23 @@ class PerturbedLayer:
                 y[half:] += torch.sub(bias, bias_noise, alpha=sigma)
         return op.to_batch(y, rows)
 
+    def embed(
+        self, tokens: Tensor, noise: LayerNoise, members: int, sigma: float, *, antithetic: bool
+    ) -> Tensor:
+        """Look tokens [repeats * members, *s] up in each member's table -> [repeats * members, *s, features].
+
+        The vector of padding is not perturbed. ``antithetic`` is as for :meth:`forward`.
+        """
+        grouped = tokens.unflatten(0, (-1, members))
+        change = self.scheme.lookup(noise.weight, grouped.transpose(0, 1).flatten(1))
+        change = change.unflatten(1, (len(grouped), *tokens.shape[1:])).transpose(0, 1).flatten(0, 1)
+        padding = getattr(self.module, "padding_idx", None)
+        if padding is not None:
+            change.masked_fill_((tokens == padding).unsqueeze(-1), 0)
+        if antithetic:
+            change[len(tokens) // 2 :] *= -1
+        return functional.embedding(tokens, self.weight).add_(change, alpha=sigma)
+
     def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool) -> None:
         """Add -factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
 
@@ -289,7 +392,8 @@ class PerturbedLayer:
         """
         if not self.learns_from_rows:
             total = self.scheme.weighted_sum(noise.weight, utilities.to(self.weight))
-            self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
+            total = self._without_padding(self.join_groups(total))
+            self._accumulate(self.weight, total, factor, validate=validate)
         if self.bias is not None and noise.bias is not None:
             total = torch.tensordot(utilities.to(self.bias), noise.bias, dims=1)
             self._accumulate(self.bias, total, factor, validate=validate)
@@ -327,21 +431,29 @@ class PerturbedLayer:
             x = op.from_batch(rows, len(utilities))
             row_utilities = utilities.to(self.weight).expand(x.shape[:2])
             total = self.scheme.node_gradient(op, weight, noise.weight, row_utilities, x)
-            self._accumulate(self.weight, total.reshape(self.weight.shape), factor, validate=validate)
+            self._accumulate(self.weight, self.join_groups(total), factor, validate=validate)
 
     def dense_noise(self, noise: LayerNoise, *, update_directions: bool = False) -> dict[str, Tensor]:
-        """Return E_m of the weight and of the bias as dense tensors [m, *shape], by name.
+        """Return E_m of the weight and of the bias as dense tensors [m, *shape], by name in the model.
 
         With ``update_directions``, return the tensors that the update multiplies by utilities.
         """
         write = self.scheme.update_directions if update_directions else self.scheme.dense_noise
-        changes = {"weight": write(noise.weight).reshape(-1, *self.weight.shape)}
-        return changes if noise.bias is None else {**changes, "bias": noise.bias}
+        changes = {self.weight_path: self._without_padding(self.join_groups(write(noise.weight)))}
+        return changes if noise.bias is None else {**changes, self.bias_path: noise.bias}
 
     def effective_weight(self, weight: Tensor, change: Tensor) -> Tensor:
         """Return the weight of the plain layer for a member with sigma E_m = ``change``."""
-        grouped = self.scheme.effective_weight(self.split_groups(weight), self.split_groups(change))
-        return grouped.reshape(weight.shape)
+        return self.join_groups(
+            self.scheme.effective_weight(self.split_groups(weight), self.split_groups(change))
+        )
+
+    def _without_padding(self, values: Tensor) -> Tensor:
+        """Return tensors [..., *shape] of noise with 0 for the token of padding of an Embedding."""
+        padding = getattr(self.module, "padding_idx", None)
+        return (
+            values if padding is None else values.index_fill(-2, torch.tensor(padding).to(values.device), 0)
+        )
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
@@ -466,13 +578,53 @@ def _unsupported_reason(module: nn.Module) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return f"{name}: scripted code cannot be perturbed"
     parameters = dict(module.named_parameters(recurse=False))
-    if not isinstance(module, SUPPORTED) or set(parameters) - {"weight", "bias"}:
-        return name
-    if isinstance(parameters.get("weight"), nn.UninitializedParameter):
+    if any(isinstance(parameter, nn.UninitializedParameter) for parameter in parameters.values()):
         return f"{name}, not initialized: run the model once"
-    if "weight" not in parameters or len({p.requires_grad for p in parameters.values()}) > 1:
+    if option := _unsupported_option(module):
+        return f"{name} with {option}"
+    names = _parameter_names(module)
+    is_complete = all(weight in parameters for weight, _ in names)
+    if isinstance(module, UNSUPPORTED) or (
+        is_complete and set(parameters) - {n for pair in names for n in pair}
+    ):
+        return name
+    if not is_complete or len({parameter.requires_grad for parameter in parameters.values()}) > 1:
         return f"{name}, where only the weight or only the bias is trainable"
     return ""
+
+
+def _unsupported_option(module: nn.Module) -> str:
+    """Return an option of a layer of torch with which it cannot be perturbed, or ``""``."""
+    if isinstance(module, nn.Embedding):
+        options = {
+            "max_norm": module.max_norm is not None,
+            "sparse": module.sparse,
+            "scale_grad_by_freq": module.scale_grad_by_freq,
+        }
+    elif isinstance(module, nn.MultiheadAttention):
+        options = {
+            "kdim or vdim": module.in_proj_weight is None,
+            "add_bias_kv": module.bias_k is not None,
+            "add_zero_attn": module.add_zero_attn,
+        }
+    else:
+        options = {"proj_size": isinstance(module, nn.LSTM) and module.proj_size > 0}
+    return next((option for option, is_set in options.items() if is_set), "")
+
+
+def _parameter_names(module: nn.Module) -> list[tuple[str, str]]:
+    """Return the names of a module's weights, each with that of its bias, which the module may not have."""
+    if isinstance(module, nn.MultiheadAttention):
+        return [("in_proj_weight", "in_proj_bias")]
+    if isinstance(module, RECURRENT):
+        return [
+            (name, name.replace("weight", "bias"))
+            for name, _ in module.named_parameters(recurse=False)
+            if name.startswith("weight")
+        ]
+    if not isinstance(module, SUPPORTED):
+        return [(name, "") for name, _ in module.named_parameters(recurse=False)]
+    return [("weight", "bias")]
 
 
 def _suggest(pattern: str, names: Iterable[str]) -> str:
@@ -501,14 +653,22 @@ def perturbed_layers(
         used.add(pattern)
         # A normalization has noise without a scheme, so any scheme serves where no pattern matches it.
         scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
-        layer = PerturbedLayer.of(name, module, scheme)
-        first = layers.setdefault(id(layer.weight), layer)
-        if first.bias is not layer.bias:
-            message = (
-                f"{first.name} and {name} share a weight but not their bias: share the bias too, "
-                "use no bias, or exclude both"
-            )
-            raise UnsupportedError(message)
+        for layer in PerturbedLayer.all_of(name, module, scheme):
+            first = layers.setdefault(id(layer.weight), layer)
+            if first is not layer and hasattr(first.module, "padding_idx") != hasattr(module, "padding_idx"):
+                padding = (getattr(m, "padding_idx", None) for m in (first.module, module))
+                if any(index is not None for index in padding):
+                    message = (
+                        f"{first.name} and {layer.name} share a weight, and one has a padding_idx: leave it "
+                        "out, or exclude both"
+                    )
+                    raise UnsupportedError(message)
+            if first.bias is not layer.bias:
+                message = (
+                    f"{first.name} and {layer.name} share a weight but not their bias: share the bias too, "
+                    "use no bias, or exclude both"
+                )
+                raise UnsupportedError(message)
     if unmatched:
         message = (
             f"no pattern matches the layers {', '.join(unmatched)}: "

@@ -1,4 +1,4 @@
-"""Operators: the layer kinds that schemes act on, such as Linear and Conv2d.
+"""Operators: the layer kinds that schemes act on, such as Linear and Convolution.
 
 An operator applies one weight to all rows (``apply_shared``) or a weight to each member's rows
 (``apply_per_member``), converts rows of a batch to activations [r, m, g, i, *space] and back, and views
@@ -68,8 +68,10 @@ class AbstractOperator(ABC):
 
 def no_rows_reason(module: nn.Module) -> str:
     """Return why :meth:`AbstractOperator.rows` is None for a module, or ``""`` if it is not."""
+    if isinstance(module, nn.Linear | nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase):
+        return ""
     if not isinstance(module, nn.Conv2d):
-        return "" if isinstance(module, nn.Linear) else "this layer is not a matrix product"
+        return "this layer is not a matrix product"
     taps = math.prod(module.kernel_size)
     is_padded = module.padding_mode != "zeros" or module.padding not in {"valid", "same", (0, 0)}
     if taps > 1:
@@ -127,27 +129,53 @@ class Linear(AbstractOperator):
         return bias.unsqueeze(1)
 
 
-@dataclass(frozen=True)
-class Conv2d(AbstractOperator):
-    """A two-dimensional convolution, with the arguments of ``torch.nn.functional.conv2d``."""
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_Sizes = int | tuple[int, ...]
 
-    stride: int | tuple[int, ...] = 1
-    padding: int | tuple[int, ...] | str = 0
-    dilation: int | tuple[int, ...] = 1
-    groups: int = 1
+
+class AbstractConvolution(AbstractOperator):
+    """A convolution over one, two or three axes of space, as many as the weight has axes of taps."""
+
+    groups: int
+
+    @abstractmethod
+    def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+        """Convolve x [n, groups * i, *s] with a weight [groups, o, i, *taps] -> [n, groups * o, *s']."""
 
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        images = x.flatten(2, 3).flatten(0, 1)
-        y = self._convolve(images, weight.flatten(0, 1), self.groups)
+        y = self._convolve(x.flatten(2, 3).flatten(0, 1), weight, self.groups)
         return y.unflatten(0, x.shape[:2]).unflatten(2, weight.shape[:2])
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         # The members' weights are groups of one convolution.
         members, groups = weights.shape[:2]
-        y = self._convolve(x.flatten(1, 3), weights.flatten(0, 2), members * groups)
+        y = self._convolve(x.flatten(1, 3), weights.flatten(0, 1), members * groups)
         return y.unflatten(1, weights.shape[:3])
+
+    @override
+    def from_batch(self, rows: Tensor, members: int) -> Tensor:
+        return rows.unflatten(1, (self.groups, -1)).unflatten(0, (-1, members))
+
+    @override
+    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
+        return y.flatten(2, 3).reshape(rows.shape[0], -1, *y.shape[4:])
+
+    @override
+    def bias(self, bias: Tensor, y: Tensor) -> Tensor:
+        return bias.view(-1, *y.shape[2:4], *[1] * (y.dim() - 4))
+
+
+@dataclass(frozen=True)
+class Convolution(AbstractConvolution):
+    """A convolution, with the arguments of ``torch.nn.functional.conv2d``."""
+
+    stride: _Sizes = 1
+    padding: _Sizes | str = 0
+    dilation: _Sizes = 1
+    groups: int = 1
 
     @override
     def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:
@@ -160,19 +188,28 @@ class Conv2d(AbstractOperator):
         return values[:, :, 0].flatten(3).mT
 
     @override
-    def from_batch(self, rows: Tensor, members: int) -> Tensor:
-        return rows.unflatten(1, (self.groups, -1)).unflatten(0, (-1, members))
-
-    @override
-    def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
-        return y.flatten(2, 3).reshape(rows.shape[0], -1, *y.shape[4:])
-
-    @override
-    def bias(self, bias: Tensor, y: Tensor) -> Tensor:
-        return bias.view(-1, *y.shape[2:4], 1, 1)
-
     def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups)
+        function = _CONVOLUTIONS[weight.dim() - 4]
+        return function(x, weight.flatten(0, 1), None, self.stride, self.padding, self.dilation, groups)
+
+
+@dataclass(frozen=True)
+class TransposedConvolution(AbstractConvolution):
+    """A transposed convolution, with the arguments of ``torch.nn.functional.conv_transpose2d``."""
+
+    stride: _Sizes = 1
+    padding: _Sizes = 0
+    output_padding: _Sizes = 0
+    groups: int = 1
+    dilation: _Sizes = 1
+
+    @override
+    def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+        function = _TRANSPOSED[weight.dim() - 4]
+        kernel = weight.transpose(1, 2).flatten(0, 1)
+        return function(
+            x, kernel, None, self.stride, self.padding, self.output_padding, groups, self.dilation
+        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 population = perturb(model, Permuted(in_sparsity=0.5), members=256, sigma=0.02, seed=0)
 noise = population.sample(step)
-rewards = fitness(population(x, noise))
+rewards = fitness(population(x, noise=noise))
 population.update(noise, utilities)
 optimizer.step()
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
@@ -203,19 +204,29 @@ class Population:
         return to_nonnegative_int("step", step)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, noise: PopulationNoise) -> Any:  # noqa: ANN401  the model's output
+    def __call__(self, *args: Any, noise: PopulationNoise, **kwargs: Any) -> Any:  # noqa: ANN401  the model's
         """Run the model on rows [repeats * members, ...] with row = repeat * members + member.
 
         With antithetic sampling, the second half of the repeats sees the negated noise.
+
+        Args:
+            *args: the model's arguments. The first tensor among all arguments has the rows in its first axis.
+            noise: the noise of the members.
+            **kwargs: the model's keyword arguments.
 
         Raises:
             ValueError: the number of rows is not a multiple of the noise's members; the number of repeats is
                 odd with antithetic sampling; or the model uses a perturbed parameter in an unsupported way.
         """
-        return self.call_with_activations(x, noise)[0]
+        return self.call_with_activations(*args, noise=noise, **kwargs)[0]
 
     @torch.no_grad()
-    def call_with_activations(self, x: Tensor, noise: PopulationNoise) -> tuple[Any, ActivationRecord]:
+    def call_with_activations(
+        self,
+        *args: Any,  # noqa: ANN401  the model's
+        noise: PopulationNoise,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> tuple[Any, ActivationRecord]:
         """Run the model, and return its output with the activations that the update needs.
 
         Only schemes that learn from rows need the record. Inside code compiled by ``torch.compile`` the
@@ -226,16 +237,16 @@ class Population:
         """
         if torch.compiler.is_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
-            return torch.compiler.disable(self.call_with_activations)(x, noise)
+            return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
         self._check_noise(noise)
         members = len(noise.members)
-        rows = _count_rows(x, members, antithetic=self.antithetic)
+        rows = _count_rows(_first_tensor(args, kwargs), members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
         index, model = self._index, self.model
         mode = MemberFunctionMode if index.had_call else FirstCallMode
         context = mode(index, noise.layers, rows=rows, members=members, **options)
         with context:
-            y = model(x)
+            y = model(*args, **kwargs)
         index.had_call = True
         context.check_layers_used(type(model).__name__, self._optional)
         return y, ActivationRecord(context.calls, noise)
@@ -313,7 +324,7 @@ class Population:
         """Return the parameters of a member with sigma E_m = ``changes``, by name."""
         weights = {name: plain[name] + change for name, change in changes.items()}
         for layer in self.layers:
-            name = f"{layer.name}.weight".removeprefix(".")
+            name = layer.weight_path
             if name in changes:
                 weights[name] = layer.effective_weight(plain[name], changes[name])
         return weights
@@ -344,7 +355,7 @@ class Population:
         """
         stop = stop if stop >= 0 else len(noise.members)
         return {
-            f"{layer.name}.{name}".removeprefix("."): changes
+            name: changes
             for layer in self.layers
             for name, changes in layer.dense_noise(
                 noise.layers[layer.name].narrow(start, stop), update_directions=update_directions
@@ -391,20 +402,21 @@ class Population:
         return values.view(-1, members).mean(0)
 
     @torch.no_grad()
-    def verify(self, x: Tensor) -> None:
+    def verify(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  the model's
         """Check that the model works in a population: call it once for a new model.
 
         Rows of up to four members, with the noise of a random step, are compared with the plain model that
         evaluates each row alone, with its member's written-out weights.
 
         Args:
-            x: rows [repeats * members, ...] as for a call. Use float32 or float64: in narrower dtypes
-                rounding may hide errors.
+            *args: the model's arguments as for a call. All tensors with as long a first axis as the first one
+                have rows. Use float32 or float64: in narrower dtypes rounding may hide errors.
+            **kwargs: the model's keyword arguments.
 
         Raises:
             ValueError: a row differs, or as for a call.
         """
-        check_rows(self, x)
+        check_rows(self, args, kwargs)
 
     def _check_noise(self, noise: PopulationNoise) -> None:
         if noise.owner is not self:
@@ -442,11 +454,12 @@ def perturb(  # noqa: PLR0913  each is an independent option
 ) -> Population:
     """Make a population of perturbed copies of a model.
 
-    Weights of Linear and Conv2d layers are perturbed by the scheme; biases, and scales and shifts of
-    normalization layers, by dense noise. Parameters with ``requires_grad=False`` are not perturbed.
+    The scheme perturbs the weights of Linear, Embedding, attention, recurrent and (transposed) convolution
+    modules. Biases, scales and shifts of normalizations, and a module's own parameters, which may be added to
+    rows or multiplied with them, get dense noise. Parameters with ``requires_grad=False`` are not perturbed.
 
     Args:
-        model: any module built of supported layers.
+        model: any module built of these.
         scheme: one for all layers, or a mapping from glob patterns of layer names (``"encoder.*"``) to
             schemes; the first pattern that matches a layer decides.
         members: number of copies.
@@ -589,6 +602,21 @@ def check_shard(part: range, members: int, multiple: int) -> None:
             f"multiples of {multiple}, or stop at {members}"
         )
         raise ValueError(message)
+
+
+def _first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
+    """Return the first tensor among a model's arguments, which has the rows.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if args and isinstance(args[0], Tensor):
+        return args[0]
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, Tensor):
+            return value
+    message = "the model got no tensor: pass rows [repeats * members, ...]"
+    raise ValueError(message)
 
 
 def _count_rows(x: Tensor, members: int, *, antithetic: bool) -> int:

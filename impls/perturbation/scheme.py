@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from impls.perturbation.member_ops import sum_pieces
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
 from impls.perturbation.operators import AbstractOperator
 
 N = TypeVar("N", bound=Noise)
@@ -138,6 +138,23 @@ class AbstractScheme(ABC, Generic[N]):
         """Return whether the numbers of the weight that the noise stores are still those of the weight."""
         return True
 
+    def lookup(self, noise: N, tokens: Tensor) -> Tensor:
+        """Return the rows of E_m that an Embedding reads: tokens [m, p] -> [m, p, i].
+
+        By default E_m is written out, for some members at a time.
+
+        Args:
+            noise: noise of the m members for a table [1, o, i] of o tokens.
+            tokens: the indices of rows.
+        """
+        rows = []
+        member_bytes = self.dense_noise(noise.narrow(0, 1)).nbytes
+        for start, stop in pieces(len(tokens), member_bytes, piece_bytes(tokens.device)):
+            table = self.dense_noise(noise.narrow(start, stop))[:, 0]
+            index = tokens[start:stop].unsqueeze(2).expand(-1, -1, table.shape[2])
+            rows.append(table.gather(1, index))
+        return torch.cat(rows)
+
     # Optional: another form of the noise, of the weight or of the update.
 
     def prepare(self, noise: N, weight: Tensor, sigma: float) -> N:  # noqa: ARG002  for subclasses
@@ -247,7 +264,8 @@ class AbstractDenseScheme(AbstractScheme[N]):
     def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
         def sum_piece(start: int, stop: int) -> Tensor:
             dense = self.dense_noise(noise.narrow(start, stop))
-            return torch.mv(dense.flatten(1).mT, utilities[start:stop]).view(dense.shape[1:])
+            rows = dense.reshape(stop - start, -1)
+            return torch.mv(rows.mT, utilities[start:stop]).view(dense.shape[1:])
 
         return sum_pieces(sum_piece(*piece) for piece in self.pieces(noise, len(utilities)))
 

@@ -122,7 +122,7 @@ def _deviations_of_bits(population: Population, sigma: float) -> dict[str, Tenso
     deviations = {}
     for layer in population.layers:
         if layer.scheme.draws_binary_weights:
-            name, weight = f"{layer.name}.weight".removeprefix("."), layer.split_groups(layer.weight.detach())
+            name, weight = layer.weight_path, layer.split_groups(layer.weight.detach())
             deviations[name] = torch.as_tensor(layer.scheme.noise_std(weight, sigma)).flatten()
     return deviations
 

@@ -90,7 +90,7 @@ class DigitsFitness:
         calls: dict[str, list[LayerCall]] = {}
         for x, y in self._pieces(members):
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
-            logits, record = population.call_with_activations(rows, noise)
+            logits, record = population.call_with_activations(rows, noise=noise)
             classes = y.repeat(2).repeat_interleave(members)
             row_losses = functional.cross_entropy(logits.double(), classes, reduction="none")
             losses = losses.to(row_losses.device) + row_losses.view(2, len(y), members).sum(1)

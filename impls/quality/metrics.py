@@ -138,7 +138,7 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     """
     layer = max(subject.layers, key=lambda layer: layer.weight.numel())
     population = subject.population(1)
-    name = f"{layer.name}.weight".removeprefix(".")
+    name = layer.weight_path
     noise = population.perturbation(population.sample(0), 0)[name]
     values = torch.linalg.svdvals(layer.split_groups(noise)[0].flatten(1).double())
     squares = values.square()

@@ -79,6 +79,16 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         return y
 
     @override
+    def lookup(self, noise: Factors | RedrawnFactors, tokens: Tensor) -> Tensor:
+        # Only the factors' rows of the tokens are multiplied.
+        products = []
+        for members, factors in self._pieces(noise):
+            up, down = factors.up[:, 0], factors.down[:, 0]
+            index = tokens[members].unsqueeze(1).expand(-1, self.rank, -1)
+            products.append(torch.bmm(up.gather(2, index).mT, down))
+        return torch.cat(products).div_(math.sqrt(self.rank))
+
+    @override
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         def sum_piece(members: slice, factors: Factors) -> Tensor:
             up = factors.up * append_axes(utilities[members] / math.sqrt(self.rank), factors.up)

@@ -45,7 +45,7 @@ def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: i
         # Row = repeat * members + member: each member reads each image twice, with its noise and minus it.
         rows = batch.repeat(2).repeat_interleave(population.members)
         noise = population.sample(step)
-        logits, record = population.call_with_activations(x[rows], noise)
+        logits, record = population.call_with_activations(x[rows], noise=noise)
         loss = nn.functional.cross_entropy(logits.float(), y[rows], reduction="none")
         fitness = -loss.view(2, recipe.batch, population.members).mean(1)
         optimizer.zero_grad()

@@ -158,9 +158,7 @@ def _declared_deviations(population: Population) -> dict[str, Tensor]:
     for layer in population.layers:
         weight = layer.split_groups(layer.weight.detach())
         deviation = torch.as_tensor(layer.scheme.noise_std(weight, population.sigma)).to(weight)
-        deviations[f"{layer.name}.weight".removeprefix(".")] = deviation.expand_as(weight).reshape(
-            layer.weight.shape
-        )
+        deviations[layer.weight_path] = deviation.expand_as(weight).reshape(layer.weight.shape)
     return deviations
 
 
@@ -233,7 +231,7 @@ def check_split(setting: Setting) -> None:
     x = setting.rows(members)
     utilities = torch.arange(members, dtype=torch.float64, device=x.device).sin()
     noise = population.sample(0)
-    dense, (y, record) = population.dense_noise(noise), population.call_with_activations(x, noise)
+    dense, (y, record) = population.dense_noise(noise), population.call_with_activations(x, noise=noise)
     update = compute_update(population, noise, utilities, record)
     parts = [population.sample(0, part) for part in (range(multiple), range(multiple, members))]
     first, last = (population.dense_noise(part) for part in parts)
@@ -241,7 +239,9 @@ def check_split(setting: Setting) -> None:
         if not torch.equal(value, torch.cat([first[name], last[name]])):
             raise WrongResultError(f"the noise of {name} depends on how the population is split")
     rows = [slice(part.members.start, part.members.stop) for part in parts]
-    runs = [population.call_with_activations(x[row], part) for row, part in zip(rows, parts, strict=True)]
+    runs = [
+        population.call_with_activations(x[row], noise=part) for row, part in zip(rows, parts, strict=True)
+    ]
     split = torch.cat([outputs for outputs, _ in runs])
     check_close("forward in parts", split, y, y)
     shares = [

@@ -118,7 +118,7 @@ def check_forward(  # noqa: PLR0913, PLR0917  the call, and what is checked
         WrongResultError: outputs are missing, not finite or wrong, or the call changed the model.
     """
     model, noise = population.model, population.sample(step)
-    y = _run_without_side_effects(model, forward or (lambda: population(x, noise)))
+    y = _run_without_side_effects(model, forward or (lambda: population(x, noise=noise)))
     _check_outputs("forward", population, noise, x, y, members, eps)
 
 
@@ -263,7 +263,7 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
         gradients = update(utilities)
     else:
         learns_from_rows = any(layer.learns_from_rows for layer in population.layers)
-        record = population.call_with_activations(x, noise)[1] if learns_from_rows else None
+        record = population.call_with_activations(x, noise=noise)[1] if learns_from_rows else None
         gradients = compute_update(population, noise, utilities, record)
     result = _Update("update", population, noise, x, gradients, (utilities, utilities), eps)
     _check_gradients(result, members)
@@ -326,7 +326,7 @@ def _check_noise_varies(population: Population) -> None:
     count = population.shard_multiple * -(-DRAWN_MEMBERS // population.shard_multiple)
     start = secrets.choice(range(0, population.members, count))
     part = range(start, min(start + count, population.members))
-    weights = {f"{layer.name}.weight".removeprefix("."): layer.weight for layer in population.layers}
+    weights = {layer.weight_path: layer.weight for layer in population.layers}
     directions = {
         name: torch.randn(
             weight.shape, device=weight.device, dtype=torch.float64, generator=random_generator(weight.device)
@@ -406,11 +406,7 @@ def _check_gradients(update: _Update, members: Sequence[int]) -> None:
         if layer.learns_from_rows:
             _check_node_gradient(update)
             return
-    row_layers = {
-        f"{layer.name}.weight".removeprefix("."): layer
-        for layer in population.layers
-        if layer.learns_from_rows
-    }
+    row_layers = {layer.weight_path: layer for layer in population.layers if layer.learns_from_rows}
     expected, narrow = _weighted_sums(population, noise, members, utilities, row_layers)
     if row_layers:
         evaluation = (population, noise, update.x, members)
@@ -490,7 +486,7 @@ def _check_product(update: _Update) -> None:
     model, sides = population.model, len(utilities)
     row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=random_generator(x.device))
     rows = row.to(x.dtype).expand(sides * population.members, *row.shape)
-    outputs = population(rows, update.noise).unflatten(0, (sides, population.members))
+    outputs = population(rows, noise=update.noise).unflatten(0, (sides, population.members))
     wide_row = rows[:1].double()
     plain = to_float64(model)(wide_row)[0]
     factor = -1 / (utilities.numel() * population.sigma**2)
@@ -517,7 +513,7 @@ def _check_node_gradient(update: _Update) -> None:
     update.check_complete()
     population, noise, x, utilities = update.population, update.noise, update.x, update.utilities[0]
     layer, model, members = population.layers[0], to_float64(population.model), population.members
-    outputs, bias = population(x, noise), noise.layers[layer.name].bias
+    outputs, bias = population(x, noise=noise), noise.layers[layer.name].bias
     centered = utilities - utilities.mean(0) if population.antithetic else utilities
     scales = -centered / (utilities.numel() * _variance(layer, population.sigma))
     weight = model.get_parameter("weight").detach().clone().requires_grad_()

@@ -85,7 +85,7 @@ def test_each_member_of_a_network_sees_its_own_bits() -> None:
         population = perturb(model, scheme, members=members, sigma=0.3)
         x = bits.expand(torch.randint(0, 256, (2 * members, 8, 8, 1), dtype=torch.uint8))
         noise = population.sample(3)
-        y = population(x, noise)
+        y = population(x, noise=noise)
         for member in range(members):
             state = population.member(noise, member)
             assert set(state["0.weight"].round(decimals=9).unique().tolist()) <= {-1.0, 1.0}
@@ -100,9 +100,9 @@ def test_each_member_is_normalized_over_its_rows_and_positions() -> None:
     layer = seeded(BinarizedLinear(96, 4, bias=False, outputs="real", normalized=True, dtype=torch.float64))
     population = perturb(layer, Binary(), members=3, sigma=1.0)
     noise, x = population.sample(0), bits.pack(coins(3 * 20, 96))
-    y, changed = population(x, noise), x.clone()
+    y, changed = population(x, noise=noise), x.clone()
     changed[1::3] = changed[1::3].flip(0) ^ changed[0::3]
-    again = population(changed, noise)
+    again = population(changed, noise=noise)
     assert torch.equal(y[0::3], again[0::3])
     assert not torch.equal(y[1::3], again[1::3])
     torch.testing.assert_close(y[2::3].mean(0), torch.zeros(4).double())
@@ -141,7 +141,7 @@ def test_large_logits_always_draw_the_same_bit_and_nan_is_refused() -> None:
         weight.fill_(1000.0)[1].neg_()
     population = perturb(layer, Binary(), members=300, sigma=1.0)
     noise, x = population.sample(0), bits.pack(torch.ones(300, 70))
-    y = population(x, noise)
+    y = population(x, noise=noise)
     assert torch.equal(y, math.sqrt(70) * torch.tensor([[1.0, -1.0]]).expand(300, 2))
     population.update(noise, torch.randn(300))
     assert weight.grad is not None
@@ -184,7 +184,7 @@ def test_rows_that_are_not_packed_bits_are_refused() -> None:
     assert layer(rows).shape == (3, 1)
     population = perturb(layer, Binary(), members=2, sigma=1.0)
     with pytest.raises(ValueError, match="not a multiple of 2 members"):
-        population(rows, population.sample(0))
+        population(rows, noise=population.sample(0))
 
 
 def test_a_population_is_never_split_inside_a_group() -> None:

@@ -73,7 +73,7 @@ def test_training_learns_and_stays_finite() -> None:
         x = bits.pack(coins(1, 16)).repeat(8, 1)
         for step in range(150):
             noise = population.sample(step)
-            y = population(x, noise).double()
+            y = population(x, noise=noise).double()
             fitness = scale * (y[:, 0] - y[:, 1])
             optimizer.zero_grad()
             population.update(noise, fitness - fitness.mean())

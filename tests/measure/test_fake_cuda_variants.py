@@ -291,7 +291,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
     noise = population.sample(step)
     assert "sample" in waits or not cuda.waits, cuda.waits
     cuda.waits.clear()
-    _, record = population.call_with_activations(x, noise)
+    _, record = population.call_with_activations(x, noise=noise)
     assert not cuda.waits
     population.update(noise, utilities, record, validate=False)
     assert "update" in waits or not cuda.waits, cuda.waits
@@ -477,7 +477,7 @@ def test_an_update_takes_utilities_from_the_cpu() -> None:
                 population = impls.perturb(model, scheme, members=4, sigma=0.1, antithetic=antithetic)
                 utilities = torch.arange(8.0 if antithetic else 4.0, device=device)
                 noise = population.sample(0)
-                y, record = population.call_with_activations(torch.ones(8, 3, device="cuda"), noise)
+                y, record = population.call_with_activations(torch.ones(8, 3, device="cuda"), noise=noise)
                 cuda.clear()
                 population.update(noise, utilities, record, validate=False)
                 # They are copied to the device once, not for each layer and use.

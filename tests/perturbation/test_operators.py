@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from impls.perturbation.operators import ChannelAffine, Conv2d, Linear
+from impls.perturbation.operators import ChannelAffine, Convolution, Linear
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -24,7 +24,7 @@ def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
     padding: Any = draw(st.sampled_from([0, (1, 2), "valid"] + (["same"] if stride == 1 else [])))
     members, repeats = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    op = Conv2d(stride, padding, dilation, groups)
+    op = Convolution(stride, padding, dilation, groups)
     rows = torch.randn(repeats * members, groups * inputs, 7, 6, generator=generator).double()
     weight = torch.randn(groups * outputs, inputs, *kernel, generator=generator).double()
     x, grouped = op.from_batch(rows, members), weight.unflatten(0, (groups, -1))
@@ -58,10 +58,10 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
 SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
 
 
-@pytest.mark.parametrize("operator", [Linear(), Conv2d(padding=1)], ids=str)
+@pytest.mark.parametrize("operator", [Linear(), Convolution(padding=1)], ids=str)
 def test_a_product_adds_to_its_output(operator: Any) -> None:
     """The output becomes scale * output plus the product, also in a strided view; scale 0 overwrites NaN."""
-    space, taps = ((4, 5), (3, 3)) if isinstance(operator, Conv2d) else ((), ())
+    space, taps = ((4, 5), (3, 3)) if isinstance(operator, Convolution) else ((), ())
     generator = torch.Generator().manual_seed(0)
     for scale, repeats, every in itertools.product(SCALES, (1, 2), (1, 2)):
         factor = scale

@@ -79,7 +79,7 @@ def test_each_row_of_a_model_sees_its_members_weights(scheme: Any) -> None:
     for (model, x), antithetic in itertools.product(cases, (False, True)):
         population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
         noise = population.sample(5)
-        y = population(x, noise)
+        y = population(x, noise=noise)
         for row in range(6):
             weights = population.member(noise, row % 3, negated=antithetic and row >= 3)
             expected = torch.func.functional_call(model, weights, (x[row : row + 1],), strict=False)
@@ -100,9 +100,9 @@ def test_the_model_stays_plain() -> None:
     population = impls.perturb(model, impls.Permuted(), members=2, sigma=0.1)
     noise = population.sample(0)
     with pytest.raises(RuntimeError):
-        population(x[:, :2], noise)
+        population(x[:, :2], noise=noise)
     assert torch.equal(model(x), plain)
-    assert not torch.equal(population(x, noise), plain)
+    assert not torch.equal(population(x, noise=noise), plain)
     assert torch.equal(model(x), plain)
     assert list(model.state_dict()) == list(before)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -162,7 +162,7 @@ def test_shared_parameters_share_noise() -> None:
     noise, x = population.sample(0), torch.eye(2, 3).double()
     weight = population.member(noise, 1)["0.weight"]
     expected = functional.linear(functional.linear(x[1], weight).tanh(), weight)
-    torch.testing.assert_close(population(x, noise)[1], expected)
+    torch.testing.assert_close(population(x, noise=noise)[1], expected)
 
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.bias = first.bias
@@ -183,9 +183,9 @@ def test_autocast_reaches_the_members() -> None:
         population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
         noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            narrow = population(x, noise)
+            narrow = population(x, noise=noise)
         assert narrow.dtype == torch.bfloat16
-        torch.testing.assert_close(narrow.float(), population(x, noise), rtol=0.1, atol=0.1)
+        torch.testing.assert_close(narrow.float(), population(x, noise=noise), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("scheme", [*ROW_SCHEMES, impls.LowRank(1), impls.DropoutMask()], ids=str)
@@ -193,7 +193,7 @@ def test_a_constant_in_antithetic_utilities_changes_nothing(scheme: AnyScheme) -
     """Adding a million to every utility does not change an antithetic update in bfloat16."""
     population = impls.perturb(square_layer(torch.bfloat16), scheme, members=64, sigma=0.1, antithetic=True)
     noise, utilities = population.sample(0), normal(128)
-    _, record = population.call_with_activations(normal(128, 16).bfloat16(), noise)
+    _, record = population.call_with_activations(normal(128, 16).bfloat16(), noise=noise)
     plain, shifted = (
         compute_update(population, noise, utilities + shift, record)["weight"] for shift in (0.0, 1e6)
     )
@@ -233,10 +233,10 @@ def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None
     with torch.no_grad():
         layer.weight.mul_(2)
     written = population.member(noise, 3)["weight"]
-    torch.testing.assert_close(population(x, noise)[3], written @ x[3])
+    torch.testing.assert_close(population(x, noise=noise)[3], written @ x[3])
     nn.utils.vector_to_parameters(torch.randn(256), layer.parameters())
     with pytest.raises(ValueError, match="was replaced after sample"):
-        population(x, noise)
+        population(x, noise=noise)
 
 
 class Residual(nn.Module):
@@ -258,7 +258,7 @@ def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
     for add in functions:
         population = impls.perturb(Residual(square_layer(), add), scheme, members=8, sigma=0.1)
         noise, later, utilities = population.sample(0), population.sample(1), torch.arange(8.0)
-        _, record = population.call_with_activations(normal(8, 16).float(), noise)
+        _, record = population.call_with_activations(normal(8, 16).float(), noise=noise)
         with pytest.raises(ValueError, match="other noise"):
             population.update(later, utilities, record)
         with pytest.raises(ValueError, match=r"call_with_activations\(x, noise\)"):
@@ -279,7 +279,7 @@ def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> N
     torch.compiler.reset()
 
     def doubled(x: Tensor) -> Tensor:
-        y: Tensor = population(x, noise)
+        y: Tensor = population(x, noise=noise)
         return 2 * y
 
     compiled: Any = torch.compile(doubled, backend="eager")

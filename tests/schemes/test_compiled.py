@@ -106,7 +106,7 @@ def test_only_new_shapes_scales_and_members_compile(compilations: list[dict[str,
     first = population("Hadamard")
     for step in range(3):
         noise = first.sample(step)
-        first(normal(6, 7).float() + step, noise)
+        first(normal(6, 7).float() + step, noise=noise)
         first.update(noise, normal(6))
     assert len(compilations) == 2
     for changed, rows in (
@@ -118,12 +118,12 @@ def test_only_new_shapes_scales_and_members_compile(compilations: list[dict[str,
         before = len(compilations)
         for step in range(2):
             x = normal(rows, 7).to(next(changed.model.parameters()))
-            changed(x, changed.sample(step))
+            changed(x, noise=changed.sample(step))
         assert len(compilations) == before + 1
     # More shapes than the compiler caches for one function stay in the cache.
     before, many = len(compilations), range(3, _dynamo.config.recompile_limit + 6)
     for repeats in (*many, *many):
-        first(normal(6 * repeats, 7).float(), first.sample(0))
+        first(normal(6 * repeats, 7).float(), noise=first.sample(0))
     assert len(compilations) == before + len(many)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from esbench.schema import Case
 from impls.benchmark import minimum_work
-from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.operators import AbstractOperator, Convolution, Linear
 from impls.perturbation.scheme import AnyScheme, TensorRef
 from impls.schemes import DropConnect, DropoutBlocks, DropoutMask
 from impls.schemes.blocks import BlocksNoise
@@ -43,7 +43,7 @@ def test_unregistered_options_agree_with_the_reference(scheme: AnyScheme) -> Non
 @pytest.mark.parametrize("p", [0.5, 0.3])
 @pytest.mark.parametrize(
     ("op", "weight_shape", "space"),
-    [(Linear(), (1, 3, 4), ()), (Conv2d(padding=1), (1, 3, 2, 2, 3), (3, 4))],
+    [(Linear(), (1, 3, 4), ()), (Convolution(padding=1), (1, 3, 2, 2, 3), (3, 4))],
     ids=["linear", "convolution"],
 )
 def test_the_gradient_of_outputs_is_the_contrast_of_masks(

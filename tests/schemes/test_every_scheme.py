@@ -18,7 +18,7 @@ from esbench.workload import build
 from impls import Population, perturb
 from impls.benchmark import inputs
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.operators import AbstractOperator, Convolution, Linear
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractScheme, AnyScheme
 from impls.verify.checks import Setting, check_purity, check_split
 from impls.verify.reference import check_forward, check_update
@@ -149,7 +149,7 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     convolution = nn.Conv2d(6, 8, 3, groups=2, bias=False)
     signed = torch.tensor([0.1, -0.1]).view(2, 1, 1, 1, 1, 1)
     cases: list[tuple[AbstractOperator, nn.Module, tuple[int, ...], float | Tensor]] = [
-        (Conv2d(groups=2), convolution, (2, 3, 5, 5), signed)
+        (Convolution(groups=2), convolution, (2, 3, 5, 5), signed)
     ]
     if isinstance(entry.scheme, AbstractAdditiveScheme):
         # A product that adds to its output has a path for a number and one for a tensor.
@@ -181,7 +181,7 @@ def test_utilities_of_any_size_are_scaled_before_they_are_rounded_to_a_narrow_dt
     def gradient(population: Population, scale: float) -> Tensor:
         population.model.zero_grad()
         noise = population.sample(0)
-        _, record = population.call_with_activations(torch.ones(5, 6, dtype=torch.float16), noise)
+        _, record = population.call_with_activations(torch.ones(5, 6, dtype=torch.float16), noise=noise)
         population.update(noise, utilities * scale, record)
         grad = population.model.get_parameter("weight").grad
         assert grad is not None

@@ -35,7 +35,7 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
         bits = storing.dense_noise(noise)
         for name, values in regenerated.dense_noise(redrawn).items():
             assert torch.equal(values, bits[name])
-        assert torch.equal(storing(x, noise), regenerated(x, redrawn))
+        assert torch.equal(storing(x, noise=noise), regenerated(x, noise=redrawn))
         expected = compute_update(storing, noise, utilities)["weight"]
         check_close("update", compute_update(regenerated, redrawn, utilities)["weight"], expected, expected)
         assert torch.equal(regenerated.dense_noise(redrawn, 100, 120)["weight"], bits["weight"][100:120])
@@ -51,8 +51,8 @@ def test_any_rank_and_memory_layout_is_right(rank: int) -> None:
     module = fill(nn.Conv2d(4, 6, (2, 3), 2, groups=2))
     population = perturb(module, LowRank(rank), members=3, sigma=0.1, antithetic=True)
     x, noise = normal(12, 4, 5, 6), population.sample(0)
-    channels_last = population(x.to(memory_format=torch.channels_last), noise)
-    torch.testing.assert_close(channels_last, population(x, noise))
+    channels_last = population(x.to(memory_format=torch.channels_last), noise=noise)
+    torch.testing.assert_close(channels_last, population(x, noise=noise))
 
 
 # Orthogonal.

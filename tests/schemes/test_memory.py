@@ -92,7 +92,7 @@ def test_no_tensor_has_a_number_for_each_member_and_weight() -> None:
         population = perturb(nn.Linear(width, width), scheme, members=members, sigma=0.1)
         with LargestTensor() as tensors:
             noise = population.sample(0)
-            population(torch.ones(members, width), noise)
+            population(torch.ones(members, width), noise=noise)
             population.update(noise, torch.ones(members))
         return tensors.numel
 
@@ -132,7 +132,7 @@ def test_pieces_do_not_change_results(scheme: AnyScheme, monkeypatch: pytest.Mon
             monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
         population = perturb(model, scheme, members=7, sigma=0.5, antithetic=True, stream="philox")
         noise = population.sample(0)
-        results.append((population(x, noise), compute_update(population, noise, utilities)["weight"]))
+        results.append((population(x, noise=noise), compute_update(population, noise, utilities)["weight"]))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
 
@@ -155,6 +155,6 @@ def test_one_piece_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     population = perturb(nn.Linear(8, 8, bias=False), Watched(), members=9, sigma=0.1, stream="philox")
     noise = population.sample(0)
     alive.clear()
-    population(torch.ones(9, 8), noise)
+    population(torch.ones(9, 8), noise=noise)
     population.update(noise, torch.ones(9))
     assert alive == [0] * 10

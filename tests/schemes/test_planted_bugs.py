@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esbench.workload import WrongResultError
 from impls.perturbation import function_mode
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
-from impls.perturbation.operators import Conv2d
+from impls.perturbation.operators import Convolution
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import (
     DropoutMask,
@@ -249,7 +249,7 @@ def test_a_lost_stride_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution that forgets its stride gives outputs of another shape."""
 
     def without_stride(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, *options: Any) -> Any:  # noqa: ARG001  torch's signature
-        return function_mode.LayerArguments(Conv2d(1, *options), x, bias)
+        return function_mode.LayerArguments(Convolution(1, *options), x, bias)
 
     handlers: dict[Any, Any] = {**function_mode.HANDLERS, nn.functional.conv2d: (1, without_stride)}
     monkeypatch.setattr(function_mode, "HANDLERS", handlers)

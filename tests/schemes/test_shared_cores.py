@@ -16,14 +16,14 @@ from impls.perturbation.member_ops import (
     same_core_fraction,
     take_channels,
 )
-from impls.perturbation.operators import AbstractOperator, Conv2d, Linear
+from impls.perturbation.operators import AbstractOperator, Convolution, Linear
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import Flipped, FlippedSign, Hadamard, Permuted, hadamard
 from impls.verify.checks import Setting, check_split
 from tests.scheme_cases import check_sums, closed_form, fill, normal
 
-OPERATORS = [(Linear(), (1, 3, 4), (4,)), (Conv2d(padding=1, groups=2), (2, 3, 2, 3, 3), (2, 5, 4))]
+OPERATORS = [(Linear(), (1, 3, 4), (4,)), (Convolution(padding=1, groups=2), (2, 3, 2, 3, 3), (2, 5, 4))]
 
 
 @settings(max_examples=40, deadline=None)

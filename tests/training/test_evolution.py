@@ -117,10 +117,10 @@ def test_the_trainer_reports_refusals_and_learning_from_rows() -> None:
     """The trainer states why it refuses a model, and whether a scheme learns from rows."""
     with pytest.raises(UnavailableError, match="k = 2 is above the weight"):
         train(SparsePerturbed(k=2), tiny("DigitsCNN"), 0, "cpu")
-    model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
+    model = nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2))
     about = trainer(Perturbed())
     assert about is not None
-    assert "cannot perturb 1 (PReLU)" in about.refusal(Perturbed(), model, ())
+    assert "cannot perturb 1 (Bilinear)" in about.refusal(Perturbed(), model, ())
     assert about.refusal(Perturbed(), model, ("1",)) == ""
     model.add_module("a[0]", nn.PReLU())  # a name that reads as a pattern
     assert about.refusal(Perturbed(), model, ("1", "a[0]")) == ""

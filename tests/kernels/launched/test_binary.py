@@ -216,7 +216,7 @@ def test_outputs_are_those_of_plain_torch(make: Any, row: tuple[int, ...], repea
     for few, options in itertools.product((0, 1000), ({}, {"outputs": "real"})):
         fused, plain = fused_and_plain(make(**options), 3, FusedBinary(few))
         x = bits.pack(normal(1, 3 * repeats, *row))
-        y, expected = fused(x, fused.sample(2)), plain(x, plain.sample(2))
+        y, expected = fused(x, noise=fused.sample(2)), plain(x, noise=plain.sample(2))
         if options:
             torch.testing.assert_close(y, expected, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)
         else:
@@ -238,7 +238,7 @@ def test_a_convolution_reads_the_weights_of_members_in_place(
         return multiply(self, x, columns, *others)
 
     monkeypatch.setattr(FusedBinary, "_multiply", watched)
-    fused(bits.pack(normal(0, 3, 2, 2 + rows, 6)), noise)
+    fused(bits.pack(normal(0, 3, 2, 2 + rows, 6)), noise=noise)
     assert calls == [(words.data_ptr(), True, rows)]
 
 

@@ -127,8 +127,8 @@ def test_autocast_is_refused() -> None:
     population = perturb(layer, FusedHadamard(), members=2, sigma=0.1)
     noise, x = population.sample(0), torch.zeros(2, 6, device=DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16), pytest.raises(ValueError, match="does not support autocast"):
-        population(x, noise)
-    assert population(x, noise).shape == (2, 5)
+        population(x, noise=noise)
+    assert population(x, noise=noise).shape == (2, 5)
 
 
 def test_a_scheme_that_draws_needs_the_stream_philox() -> None:

@@ -1,0 +1,189 @@
+"""Attention and recurrent functions of torch, computed by calls of linear layers.
+
+Each function here takes ``linear(x, weight, bias)``, which may perturb the weight, and then the arguments of
+the torch function that it stands for. It calls ``linear`` with rows first: [rows, positions, features].
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LinearCall = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_State = tuple[Tensor, ...]
+
+
+def attention(  # noqa: PLR0913, PLR0917  torch's arguments
+    linear: LinearCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,  # noqa: ARG001
+    heads: int,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    bias_k: None,  # noqa: ARG001  perturb() refuses modules with it, and with the next two
+    bias_v: None,  # noqa: ARG001
+    add_zero_attn: bool,  # noqa: ARG001, FBT001
+    dropout: float,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    training: bool = True,  # noqa: FBT001, FBT002
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,  # noqa: FBT001, FBT002
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,  # noqa: FBT001, FBT002
+    **unused: object,  # noqa: ARG001  is_causal repeats what attn_mask says; the rest is for other weights
+) -> tuple[Tensor, Tensor | None]:
+    """Compute ``torch.nn.functional.multi_head_attention_forward`` on [positions, rows, embed_dim].
+
+    Self-attention projects its input once. Otherwise each of the inputs is projected to query, key and value,
+    and only the part that is needed is used.
+    """
+    projected: dict[int, tuple[Tensor, ...]] = {}
+    for x in (query, key, value):
+        if id(x) not in projected:
+            y = linear(x.transpose(0, 1), in_weight, in_bias)
+            projected[id(x)] = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = (projected[id(x)][part] for part, x in enumerate((query, key, value)))
+    mask = _additive_mask(q, k, key_padding_mask, attn_mask)
+    dropout = dropout if training else 0.0
+    weights = None
+    if need_weights:
+        scores = (q / q.shape[-1] ** 0.5) @ k.mT
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        heads_out = functional.dropout(weights, dropout) @ v
+        weights = weights.mean(1) if average_attn_weights else weights
+    else:
+        heads_out = functional.scaled_dot_product_attention(q, k, v, mask, dropout)
+    joined = heads_out.transpose(1, 2).flatten(2)
+    return linear(joined, out_weight, out_bias).transpose(0, 1), weights
+
+
+def _additive_mask(
+    q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
+) -> Tensor | None:
+    """Return the sum of the masks as numbers to add to scores [rows, heads, queries, keys], or None."""
+    rows, heads, queries, _ = q.shape
+    total: Tensor | None = None
+    if attn_mask is not None:
+        mask = attn_mask if attn_mask.dim() == 2 else attn_mask.view(rows, heads, queries, -1)  # noqa: PLR2004
+        total = _as_numbers(mask, q)
+    if key_padding_mask is not None:
+        padding = _as_numbers(key_padding_mask, q).view(rows, 1, 1, k.shape[2])
+        total = padding if total is None else total + padding
+    return total
+
+
+def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask as numbers: -inf where a bool mask is True."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
+
+
+def _lstm_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:
+    enter, keep, new, out = (inputs + hidden).chunk(4, -1)
+    cell = keep.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
+    return out.sigmoid() * cell.tanh(), cell
+
+
+def _gru_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:
+    reset_x, update_x, new_x = inputs.chunk(3, -1)
+    reset_h, update_h, new_h = hidden.chunk(3, -1)
+    new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
+    return (new.lerp(state[0], (update_x + update_h).sigmoid()),)
+
+
+def _tanh_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001
+    return ((inputs + hidden).tanh(),)
+
+
+def _relu_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001
+    return ((inputs + hidden).relu(),)
+
+
+_Step = Callable[[Tensor, Tensor, _State], _State]
+"""The products of input and hidden state, and the state -> the next state; a state is (h,) or (h, c)."""
+
+
+def _recurrent(step: _Step) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the function that stands for ``torch.lstm``, ``torch.gru`` or those of plain RNNs."""
+
+    def run(  # noqa: PLR0913, PLR0917  torch's arguments
+        linear: LinearCall,
+        x: Tensor,
+        initial: Tensor | Sequence[Tensor],
+        weights: Sequence[Tensor],
+        has_biases: bool,  # noqa: FBT001
+        layers: int,
+        dropout: float,
+        training: bool,  # noqa: FBT001
+        bidirectional: bool,  # noqa: FBT001
+        batch_first: bool = False,  # noqa: FBT001, FBT002
+    ) -> tuple[Tensor, ...]:
+        if not isinstance(has_biases, bool):  # the arguments are those for a packed sequence
+            message = (
+                "a packed sequence mixes the rows of members: pass a padded tensor, and read each row's "
+                "output at its last position"
+            )
+            raise ValueError(message)  # noqa: TRY004  as for other inputs
+        states = [initial] if isinstance(initial, Tensor) else initial
+        y = x if batch_first else x.transpose(0, 1)
+        count, directions = (4 if has_biases else 2), 1 + bidirectional
+        finals: list[_State] = []
+        for layer in range(layers):
+            outputs = []
+            for direction in range(directions):
+                index = layer * directions + direction
+                in_weight, hidden_weight, *biases = weights[index * count : (index + 1) * count]
+                in_bias, hidden_bias = biases or (None, None)
+                inputs = linear(y, in_weight, in_bias)
+                state: _State = tuple(part[index] for part in states)
+                hidden: list[Tensor] = []
+                for products in inputs.flip(1).unbind(1) if direction else inputs.unbind(1):
+                    state = step(products, linear(state[0], hidden_weight, hidden_bias), state)
+                    hidden.append(state[0])
+                outputs.append(torch.stack(hidden[::-1] if direction else hidden, 1))
+                finals.append(state)
+            y = torch.cat(outputs, -1)
+            if layer < layers - 1:
+                y = functional.dropout(y, dropout, training)
+        return (y if batch_first else y.transpose(0, 1), *map(torch.stack, zip(*finals, strict=True)))
+
+    return run
+
+
+def _cell(step: _Step) -> Callable[..., Tensor | _State]:
+    """Return the function that stands for ``torch.lstm_cell``, ``torch.gru_cell`` or those of plain cells."""
+
+    def run(  # noqa: PLR0913, PLR0917  torch's arguments
+        linear: LinearCall,
+        x: Tensor,
+        initial: Tensor | Sequence[Tensor],
+        in_weight: Tensor,
+        hidden_weight: Tensor,
+        in_bias: Tensor | None = None,
+        hidden_bias: Tensor | None = None,
+    ) -> Tensor | _State:
+        state = (initial,) if isinstance(initial, Tensor) else tuple(initial)
+        products = linear(x, in_weight, in_bias), linear(state[0], hidden_weight, hidden_bias)
+        after = step(*products, state)
+        return after if len(after) > 1 else after[0]
+
+    return run
+
+
+DECOMPOSITIONS: dict[Callable[..., object], Callable[..., object]] = {
+    functional.multi_head_attention_forward: attention,
+    torch.lstm: _recurrent(_lstm_step),
+    torch.gru: _recurrent(_gru_step),
+    torch.rnn_tanh: _recurrent(_tanh_step),
+    torch.rnn_relu: _recurrent(_relu_step),
+    torch.lstm_cell: _cell(_lstm_step),
+    torch.gru_cell: _cell(_gru_step),
+    torch.rnn_tanh_cell: _cell(_tanh_step),
+    torch.rnn_relu_cell: _cell(_relu_step),
+}
+"""For each function of torch, the function that computes it from linear layers."""
