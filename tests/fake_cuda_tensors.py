@@ -216,8 +216,9 @@ class FakeDevice(TorchDispatchMode):
                 torch._C.DisableTorchFunction(),
             ):
                 for func, args, kwargs, outputs in tape:
-                    again = func(*args, **kwargs)
-                    for old, new in zip(_tensors([outputs]), _tensors([again]), strict=True):
+                    new_outputs = func(*args, **kwargs)
+                    for old, new in zip(_tensors([outputs]), _tensors([new_outputs]), strict=True):
+                        # An operator in place has written its result already.
                         if old.layout is torch.strided and old.data_ptr() != new.data_ptr():
                             old.copy_(new)
             return result
@@ -269,8 +270,8 @@ class FakeDevice(TorchDispatchMode):
             if any(not isinstance(tensor, CudaTensor) for tensor in indices):
                 self.wait(f"{rules.name} by an index on the cpu")
             # A single value is written wherever a mask is True; otherwise the host counts the places.
-            is_one = len(args) > 2 and args[2].numel() == 1  # the values to write
-            if any(tensor.dtype in MASKS for tensor in indices) and not is_one:
+            writes_one_value = len(args) > 2 and args[2].numel() == 1
+            if any(tensor.dtype in MASKS for tensor in indices) and not writes_one_value:
                 self.wait(f"{rules.name} by a mask")
             host = [
                 tensor for tensor in host if not any(tensor is index for index in indices) and tensor.dim()

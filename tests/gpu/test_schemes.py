@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 import impls
+from esbench.measure import validation
+from esbench.measure.cuda import Cuda, Streak
 from esbench.measure.float32_precision import precision
+from esbench.measure.timers import CudaClock
 from esbench.registry import Entry, load
 from esbench.schema import Case
 from esbench.workload import build
@@ -62,27 +65,12 @@ def test_narrow_dtypes_err_at_most_twice_the_slow_computation_on_cuda(
 
 @pytest.mark.parametrize("entry", CAPTURED, ids=lambda entry: entry.variant.name)
 def test_a_forward_in_a_graph_reads_what_was_written_into_its_inputs(entry: Entry) -> None:
-    """A captured forward, replayed after its input changed, gives the result for the new input."""
-    work = build(
-        entry.scheme, Case(operator="Linear", out_channels=48, in_channels=64, members=32), "cuda", 0
-    )
-    call = work.phases["forward"]
+    """A captured forward, replayed after its inputs changed, gives the results of direct calls."""
+    case = Case(operator="Linear", out_channels=48, in_channels=64, members=32)
+    work = build(entry.scheme, case, "cuda", 0)
     work.enter("forward")
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    work.enter("forward")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        result = call()
-    assert isinstance(result, torch.Tensor)
-    work.inputs[0].normal_()
-    graph.replay()
-    replayed = result.clone()
-    work.enter("forward")
-    torch.testing.assert_close(replayed, call())
+    replay = CudaClock("graph", Cuda(), Streak()).prepare(work.phases["forward"], len(work.inputs))
+    validation.check_replay(work, "forward", replay)
 
 
 @pytest.mark.parametrize(
