@@ -70,7 +70,7 @@ class World:
     def footprint(self, call: Call) -> Footprint:
         """Call once, as the real instrument does."""
         call()
-        return Footprint(peak_bytes=7, kept_bytes=0, reserved_bytes=None, process_bytes=None)
+        return Footprint(peak_bytes=10**6, kept_bytes=0, reserved_bytes=None, process_bytes=None)
 
     def trace(self, call: Call) -> Trace:
         """Call once, as the real instrument does."""
@@ -104,6 +104,7 @@ class FakeScheme:
     phases: tuple[Phase, ...] = ("sample", "forward")
     act: Callable[[Phase, int, int], object] = lambda phase, number, turn: torch.full((2,), float(turn))  # noqa: ARG005  # the names say what comes
     inputs: Sequence[torch.Tensor] = (torch.ones(1), torch.ones(1))
+    confirms: bool = True
     check: Callable[[Case], None] = lambda case: None  # noqa: ARG005  # the name says what comes
 
     def entry(self, mode: Mode = "batched") -> Entry:
@@ -158,7 +159,11 @@ class FakeWorkload:
         self.scheme.check(self.case)
 
     def confirm(self, phase: Phase) -> None:
-        """Accept the results: a fake scheme has no reference."""
+        """Write new inputs and accept the results: a fake scheme has no reference."""
+        del phase
+        if self.scheme.confirms:
+            for buffer in self.inputs:
+                buffer.add_(1)
 
     def _call(self, phase: Phase) -> object:
         self.calls += 1

@@ -52,6 +52,11 @@ from esbench.workload import QualityMetric, UnavailableError, Workload, build
 
 T = TypeVar("T")
 
+NOT_COMPARED = "not compared with a reference after timing: confirm() wrote no new inputs"
+
+BASE_PHASES: tuple[Phase, ...] = ("forward", "step")
+"""The phases in which base is timed again: a hook may slow layers, products or optimizers down."""
+
 
 @dataclass(frozen=True)
 class RunContext:
@@ -291,7 +296,7 @@ class CaseRunner:
                 rows[prepared] += self._time_rows(prepared, phase, clock, calls.pop(prepared))
         stored = [row for prepared in variants for row in self._add_readings(prepared, phase, rows[prepared])]
         if (ratio := self._base_slowdown()) > 1:
-            slower = f"base took {ratio:.3g}x as long after these rounds as before them"
+            slower = f"base took {ratio:.3g}x as long after these rounds as after its set-up"
             stored = [add_labels(row, (slower,)) for row in stored]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
         self._store(phase, [*self._missing_phase_rows(phase), *stored])
@@ -336,7 +341,7 @@ class CaseRunner:
             self._write_failures()
             if entry.variant.mode == "base":
                 times = self._time_base()
-                self._base_times = {} if any(len(each) < VISITS for each in times.values()) else times
+                self._base_times = {key: each for key, each in times.items() if len(each) == VISITS}
             else:
                 self._check_neighbors(entry)
         start_s, count, self._references_s = seconds(), len(self._group.variants), 0.0
@@ -360,27 +365,30 @@ class CaseRunner:
         recorder.note(
             f"base took {ratio:.3g}x as long after the set-up of {variant.name} on {self.case.label}"
         )
+        self._base_times = self._time_base()
 
     def _base_slowdown(self) -> float:
-        """Time base again; return the ratio to its last times if it stays slower, otherwise 1."""
+        """Time base again; return the ratio to its first times if it stays slower, otherwise 1."""
         if not self._base_times or self.context.budget.spare_s <= 0:
             return 1.0
         with self.context.recorder.stopwatch.on("neighbors"):
-            ratio, self._base_times = lasting_slowdown(self._base_times, self._time_base)
-        return ratio
+            return lasting_slowdown(self._base_times, self._time_base)
 
     def _time_base(self) -> BaseTimes:
-        """Return the times of the forward of base by the first clock; empty if it is not set up."""
-        forwards = self._group.in_phase("forward")
-        base = next((each for each in forwards if each.entry.variant.mode == "base"), None)
-        if base is None:
-            return {}
-        try:
-            base.workload.enter("forward")
-            return time_base(base.workload.phases["forward"], self.context.instruments.clocks[0])
-        except BaseException as error:  # noqa: BLE001  # its rows have the reason
-            classify(error)
-            return {}
+        """Return the times of the forward and the step of base by the first clock, if it is set up."""
+        times: dict[str, Sequence[float]] = {}
+        for phase in BASE_PHASES:
+            base = next((v for v in self._group.in_phase(phase) if v.entry.variant.mode == "base"), None)
+            if base is None:
+                continue
+            try:
+                base.workload.enter(phase)
+                of_phase = time_base(base.workload.phases[phase], self.context.instruments.clocks[0])
+            except BaseException as error:  # noqa: BLE001  # its rows have the reason
+                classify(error)
+            else:
+                times |= {f"{phase} {metric}": visits for metric, visits in of_phase.items()}
+        return times
 
     def _may_join(self, entry: Entry) -> bool:
         return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
@@ -525,8 +533,10 @@ class CaseRunner:
         """
         context, workload = self.context, prepared.workload
         call, measurement = workload.phases[phase], self._measurement(prepared, phase)
+        noise_bytes = workload.noise_bytes if phase == "sample" else None
+        least_bytes = validation.count_bytes(call()) if noise_bytes is None else noise_bytes
         footprint = context.instruments.footprint(call)
-        validation.check_memory(footprint, phase)
+        validation.check_memory(footprint, phase, least_bytes)
         is_traced = phase in context.plan.traced and not context.instruments.traces_last
         count, labels = count_launches(context.instruments, call, phase) if is_traced else (None, ())
         counts = {
@@ -534,7 +544,7 @@ class CaseRunner:
             ("reserved_bytes", memory.METHOD): footprint.reserved_bytes,
             ("process_bytes", "process"): footprint.process_bytes,
             (LAUNCHES, profiler.METHOD): count,
-            ("noise_bytes", "state"): workload.noise_bytes if phase == "sample" else None,
+            ("noise_bytes", "state"): noise_bytes,
         }
         rows: list[Row] = [
             measurement(metric=metric, method=method, samples=((float(value),),))
@@ -543,8 +553,10 @@ class CaseRunner:
         ]
         if phase == MONITORED_PHASE and context.plan.is_active(self.case, prepared.entry.variant):
             rows += self._activity_rows(call, prepared.entry.variant, measurement)
-        validation.postcheck(workload, phase, prepared.fingerprints[phase])
+        is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()
+        if not is_compared and not is_baseline(prepared.entry):
+            labels = (*labels, NOT_COMPARED)
         return labels, storable(rows)
 
     def _activity_rows(

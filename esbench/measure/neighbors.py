@@ -53,13 +53,11 @@ def slowdown(before: BaseTimes, after: BaseTimes) -> float:
     return max(ratios, default=1.0)
 
 
-def lasting_slowdown(before: BaseTimes, measure: Callable[[], BaseTimes]) -> tuple[float, BaseTimes]:
-    """Return the smallest slowdown now and after each pause, 1 if one of them is 1; and the last times."""
-    after = measure()
-    ratio = slowdown(before, after)
+def lasting_slowdown(before: BaseTimes, measure: Callable[[], BaseTimes]) -> float:
+    """Return the smallest slowdown now and after each pause, 1 if one of them is 1."""
+    ratio = slowdown(before, measure())
     for pause_s in PAUSES_S:
         if ratio > 1:
             time.sleep(pause_s)
-            after = measure()
-            ratio = min(ratio, slowdown(before, after))
-    return ratio, after
+            ratio = min(ratio, slowdown(before, measure()))
+    return ratio

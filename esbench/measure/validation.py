@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator
 from torch.nn.modules import module
+from torch.optim import optimizer
 
 from esbench.measure import timers
 from esbench.measure.failure import Failure, classify
@@ -201,11 +202,14 @@ def _may_results_be_equal(
     return are_inputs_new
 
 
-def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
+def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> bool:
     """Compare a call with the reference implementation after timing, with garbage collection off.
 
     Garbage collection is off so that a call cannot tell this check from timing. Noise has no reference: its
     fingerprints are compared with those ``before`` timing, of the same step.
+
+    Returns:
+        Whether :meth:`Workload.confirm` wrote new inputs; if it did not, it compared nothing with them.
 
     Raises:
         WrongResultError: the result is wrong.
@@ -216,10 +220,12 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> None:
         check_finite(result, phase)
         if phase == "sample" and not _are_close(result, before):
             raise WrongResultError("sample draws different noise for the same step before and after timing")
+        old_inputs = fingerprints(workload.inputs)
         try:
             workload.confirm(phase)
         except WrongResultError as error:
             raise WrongResultError(f"{error}; found after timing, on new inputs") from error
+        return not old_inputs or fingerprints(workload.inputs) != old_inputs
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:
@@ -261,10 +267,27 @@ def check_finite(result: Fingerprints, producer: str) -> None:
         raise WrongResultError(f"{producer} gives values that are not finite")
 
 
-def check_memory(footprint: Footprint, phase: Phase) -> None:
-    """Check that a call keeps no memory after its result is freed."""
+def check_memory(footprint: Footprint, phase: Phase, least_bytes: int = 0) -> None:
+    """Check that a call keeps no memory after its result is freed, and allocates ``least_bytes``.
+
+    An update and a step free earlier gradients before they allocate new ones, so their peak can be lower.
+    """
     if footprint.kept_bytes > 0:
         raise WrongResultError(f"{phase} holds {footprint.kept_bytes} bytes more after every call")
+    if phase in {"sample", "forward"} and footprint.peak_bytes < least_bytes:
+        raise WrongResultError(
+            f"{phase} returns {least_bytes} bytes but allocates at most {footprint.peak_bytes}: it returns "
+            "memory of an earlier call, which the next call may overwrite"
+        )
+
+
+def count_bytes(result: object) -> int:
+    """Return the bytes of the tensors of a result; tensors that share memory count once."""
+    sizes = {
+        tensor.untyped_storage().data_ptr(): min(tensor.nbytes, tensor.untyped_storage().nbytes())
+        for tensor in tensors(result)
+    }
+    return sum(sizes.values())
 
 
 def check_streams(trace: Trace, phase: Phase) -> None:
@@ -304,11 +327,27 @@ class TorchState:
 _HOOKS = (module._global_forward_pre_hooks, module._global_forward_hooks, module._global_backward_hooks)  # noqa: SLF001  # no public function counts them
 
 
-def _remove_hooks(counts: tuple[int, ...]) -> None:
-    """Remove the newest global hooks of modules until there are as many as given."""
-    for hooks, count in zip(_HOOKS, counts, strict=True):
+_OPTIMIZER_HOOKS: tuple[dict[int, Any], ...] = (
+    optimizer._global_optimizer_pre_hooks,  # noqa: SLF001  # the same
+    optimizer._global_optimizer_post_hooks,  # noqa: SLF001  # the same
+)
+
+
+def _remove_hooks(kinds: Iterable[dict[int, Any]], counts: Iterable[int]) -> None:
+    """Remove the newest hooks of each kind until there are as many as given."""
+    for hooks, count in zip(kinds, counts, strict=True):
         while len(hooks) > count:
             hooks.popitem()
+
+
+def _set_inference_mode(enabled: bool) -> None:  # noqa: FBT001  # the signature of setters
+    """Enter or leave inference mode for good."""
+    _INFERENCE_MODES.append(torch.inference_mode(enabled))
+    _INFERENCE_MODES[-1].__enter__()
+
+
+_INFERENCE_MODES: list[torch.inference_mode] = []
+"""Contexts that stay open: torch restores the earlier mode when a context is freed."""
 
 
 def _remove_function_modes(count: int) -> None:
@@ -347,7 +386,13 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         gc.get_threshold,
         lambda thresholds: gc.set_threshold(*thresholds),
     ),
-    "the global hooks of modules": (lambda: tuple(map(len, _HOOKS)), _remove_hooks),
+    "the global hooks of modules": (lambda: tuple(map(len, _HOOKS)), partial(_remove_hooks, _HOOKS)),
+    "the global hooks of optimizers": (
+        lambda: tuple(len(hooks) for hooks in _OPTIMIZER_HOOKS),
+        partial(_remove_hooks, _OPTIMIZER_HOOKS),
+    ),
+    "the inference mode": (torch.is_inference_mode_enabled, _set_inference_mode),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "the torch function modes": (torch._C._len_torch_function_stack, _remove_function_modes),  # noqa: SLF001  # as above
     **(
         {"the processors": (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))}

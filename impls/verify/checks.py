@@ -8,6 +8,7 @@ split of the population.
 import copy
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from esbench.workload import WrongResultError
 from impls.binary import bits
-from impls.perturbation.population import Population, perturb
+from impls.perturbation.population import Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.verify.reference import (
     check_close,
@@ -79,7 +80,7 @@ class Setting:
 
 
 def check(setting: Setting) -> None:
-    """Run every check on a scheme: forward, update, purity, independence, moments and splits.
+    """Run every check on a scheme: forward, update, purity, results that stay, independence, moments, splits.
 
     Raises:
         WrongResultError: a check failed; the message names it.
@@ -99,6 +100,7 @@ def check(setting: Setting) -> None:
         raise WrongResultError(f"sample(), forward or update changed {', '.join(changed)}: work on a copy")
     check_weight(setting)
     check_purity(setting)
+    check_results_stay(setting)
     check_independence(setting)
     check_moments(setting)
     check_split(setting)
@@ -169,16 +171,70 @@ def check_purity(setting: Setting) -> None:
         WrongResultError: the noise differs, or the global generator's state changed.
     """
     population = setting.population(4)
+    x, utilities = setting.rows(4), _random_utilities(population)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         first = population.dense_noise(population.sample(0))
         state = torch.manual_seed(1).get_state()
-        second = population.dense_noise(population.sample(0))
+        noise = population.sample(0)
+        compute_update(population, noise, utilities, population.call_with_activations(x, noise=noise)[1])
         has_drawn = not torch.equal(torch.get_rng_state(), state)
     if has_drawn:
-        raise WrongResultError("sample() advanced torch's global random generator: draw from the stream only")
-    if any(not torch.equal(first[name], second[name]) for name in first):
+        raise WrongResultError(
+            "sample(), forward or update advanced torch's global random generator: draw from the stream only"
+        )
+    if not _are_equal(first, population.dense_noise(noise)):
         raise WrongResultError("two calls of sample() with the same seed and step gave different noise")
+
+
+def check_results_stay(setting: Setting) -> None:
+    """Check that noise, outputs and gradients do not change after they are returned, in later calls.
+
+    Raises:
+        WrongResultError: a later call changed them, or a forward or update stored tensors in the noise.
+    """
+    population = setting.population(4)
+    noise = population.sample(0)
+    dense, stored_bytes = _copy(population.dense_noise(noise)), _stored_bytes(noise)
+    results: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        y, record = population.call_with_activations(setting.rows(4), noise=noise)
+        update = compute_update(population, noise, _random_utilities(population), record)
+        results.append({"outputs": y} | {f"gradient of {name}": value for name, value in update.items()})
+        if len(results) == 1:
+            copies = _copy(results[0])
+    population.sample(random_step())
+    if changed := [name for name, value in copies.items() if not torch.equal(value, results[0][name])]:
+        raise WrongResultError(f"a later call changed what an earlier one returned: {', '.join(changed)}")
+    if not _are_equal(dense, population.dense_noise(noise)):
+        raise WrongResultError("a later call changed the noise that sample() had returned")
+    if _stored_bytes(noise) > stored_bytes:
+        raise WrongResultError("forward or update stored tensors in the noise: compute them in sample()")
+
+
+def _random_utilities(population: Population) -> Tensor:
+    device = population.layers[0].weight.device
+    return torch.randn(population.members, dtype=torch.float64, generator=random_generator()).to(device)
+
+
+def _copy(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in values.items()}
+
+
+def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _stored_bytes(noise: PopulationNoise) -> int:
+    """Return the bytes of the tensors in the noise's attributes, also of those in dictionaries."""
+    total = 0
+    for layer in noise.layers.values():
+        for value in vars(layer.weight).values():
+            items = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            )
+            total += sum(item.nbytes for item in items if isinstance(item, Tensor))
+    return total
 
 
 def check_independence(setting: Setting) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.modules import module
+from torch.optim import optimizer
 from torch.overrides import BaseTorchFunctionMode
 from typing_extensions import override
 
@@ -24,10 +25,11 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.profiler import Trace
 from esbench.registry import Entry
 from esbench.schema import Case, Measurement, Phase, Record, Skipped, Variant
+from esbench.workload import WrongResultError
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.schemes.dense import DenseNoise
-from impls.verify import reference
+from impls.verify import checks, reference
 from tests.fakes import FakeClock, FakeScheme, World
 from tests.loop_cases import measure, measurements
 
@@ -47,7 +49,7 @@ def reason_of(act: Act, world: World, tools: Instruments | None = None, phase: P
     """Measure an honest variant, which must not be blamed, then a cheat; return why the cheat failed."""
     entries = [
         FakeScheme("Honest", world, phases=(phase,)).entry(),
-        FakeScheme("Cheat", world, phases=(phase,), act=act).entry(),
+        FakeScheme("Cheat", world, phases=(phase,), act=act, confirms=False).entry(),
     ]
     summary, lines = measure(*entries, world=world, tools=tools, phases=(phase,))
     assert (summary.measured, summary.failed) == (1, 1)
@@ -152,6 +154,12 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
         (
             partial(torch.autograd.set_detect_anomaly, True),  # noqa: FBT003  # torch's signature
             "the detection of anomalies from False to True",
+        ),
+        (torch.inference_mode().__enter__, "gradients from True to False, the inference mode from False to"),
+        (partial(sys.setrecursionlimit, 5000), "the recursion limit from"),
+        (
+            partial(optimizer.register_optimizer_step_post_hook, lambda *_: None),
+            "the global hooks of optimizers from (0, 0) to (0, 1)",
         ),
         (BaseTorchFunctionMode().__enter__, "the torch function modes from 0 to 1"),
         *([(partial(os.sched_setaffinity, 0, {1}), "the processors from {")] if {0, 1} <= cores else []),
@@ -435,6 +443,117 @@ def test_all_members_of_a_large_population_are_checked() -> None:
     for scheme, phase, words in cheats:
         reason = failure_of(measured_here(case, phase, Cheat=scheme, Honest=impls.Perturbed()))
         assert re.search(f"{words}.*{LATE}", reason)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisePool(impls.Perturbed):
+    """A scheme that draws numbers once, and returns a view of them at each step."""
+
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        if stream.device.type == "meta":
+            return super().sample(weight, stream)
+        shape = (len(stream.members), *weight.shape)
+        size = math.prod(shape)
+        if size not in self.memory.results:
+            self.memory.results[size] = torch.randn(size + 1000, dtype=weight.dtype)
+        first = hash((stream.seed, stream.step, stream.layer)) % 1000
+        return DenseNoise(self.memory.results[size][first : first + size].view(shape))
+
+
+def test_noise_from_a_pool_is_found() -> None:
+    """A call that returns more bytes than it allocates returns memory of an earlier call."""
+    case = Case(operator="Linear", out_channels=16, in_channels=16, members=128)
+    reason = failure_of(measured_here(case, "sample", Cheat=NoisePool(), Honest=impls.Perturbed()))
+    assert reason.startswith("wrong result: sample returns 131072 bytes but allocates at most 0: it returns")
+
+
+@dataclass(frozen=True, eq=False)
+class ReusedOutputs(impls.Perturbed):
+    """A scheme that returns its outputs in the same memory at each call."""
+
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = super().forward(op, weight, noise, x, sigma)
+        return self.memory.results.setdefault(y.shape, torch.empty_like(y)).copy_(y)
+
+
+@dataclass(frozen=True, eq=False)
+class ReusedNoise(impls.Perturbed):
+    """A scheme that returns its noise in the same memory at each call."""
+
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        values = super().sample(weight, stream).values
+        return DenseNoise(
+            self.memory.results.setdefault(values.shape, torch.empty_like(values)).copy_(values)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DrawingUpdate(impls.Perturbed):
+    """A scheme whose update draws from the global generator."""
+
+    @override
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        return super().weighted_sum(noise, utilities) + 0 * torch.rand(())
+
+
+@dataclass(frozen=True, eq=False)
+class CachingNoise(DenseNoise):
+    """Dense noise with a cache."""
+
+    cache: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedWeights(impls.Perturbed):
+    """A scheme whose first forward stores the members' weights in the noise for the later ones."""
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        return CachingNoise(super().sample(weight, stream).values)
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        assert isinstance(noise, CachingNoise)
+        if "weights" not in noise.cache:
+            noise.cache["weights"] = weight + sigma * noise.values
+        return op.apply_per_member(x, noise.cache["weights"])
+
+
+def test_results_stay_and_are_not_stored() -> None:
+    """Reused memory, a global generator in the update and a cache in the noise fail the check in float64."""
+    for scheme, words in (
+        (ReusedOutputs(), "a later call changed what an earlier one returned: outputs"),
+        (ReusedNoise(), "a later call changed the noise that sample() had returned"),
+        (DrawingUpdate(), "advanced torch's global random generator"),
+        (CachedWeights(), "forward or update stored tensors in the noise"),
+    ):
+        setting = checks.Setting(scheme, torch.nn.Linear(8, 8, bias=False, dtype=torch.float64), (8,))
+        check = checks.check_purity if isinstance(scheme, DrawingUpdate) else checks.check_results_stay
+        with pytest.raises(WrongResultError, match=re.escape(words)):
+            check(setting)
+
+
+def test_a_workload_that_confirms_nothing_has_a_label() -> None:
+    """A workload that writes no new inputs compares nothing with a reference after timing."""
+    world = World()
+    entries = [FakeScheme(name, world, confirms=name == "Right").entry() for name in ("Right", "Silent")]
+    _, lines = measure(*entries, world=world, phases=("forward",))
+    labels = {row.variant.scheme: row.labels for row in measurements(lines)}
+    label = "not compared with a reference after timing: confirm() wrote no new inputs"
+    assert labels == {"Right": (), "Silent": (label,)}
 
 
 @dataclass(frozen=True, eq=False)
