@@ -130,6 +130,12 @@ def test_a_call_that_synchronizes_has_a_label() -> None:
 def test_a_call_that_changes_a_global_setting_is_caught() -> None:
     """Changing a global torch setting fails, in the first call or later; the old value is restored."""
     threads, thresholds = torch.get_num_threads(), gc.get_threshold()
+    contexts: list[torch.inference_mode] = []
+
+    def enter_inference_mode() -> None:
+        contexts.append(torch.inference_mode())  # leaves the mode when it is freed
+        contexts[-1].__enter__()
+
     cores = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
     changes: tuple[tuple[Callable[[], object], str], ...] = (
         (partial(torch.set_num_threads, 3), f"the number of threads from {threads} to 3"),
@@ -155,7 +161,7 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             partial(torch.autograd.set_detect_anomaly, True),  # noqa: FBT003  # torch's signature
             "the detection of anomalies from False to True",
         ),
-        (torch.inference_mode().__enter__, "gradients from True to False, the inference mode from False to"),
+        (enter_inference_mode, "gradients from True to False, the inference mode from False to"),
         (partial(sys.setrecursionlimit, 5000), "the recursion limit from"),
         (
             partial(optimizer.register_optimizer_step_post_hook, lambda *_: None),
