@@ -167,7 +167,7 @@ class Registry:
                 self.entries[record.name] = Entry(
                     variant=record,
                     scheme=instance,
-                    source=message_line(source),
+                    source=message_line(str(source)),
                     package=scheme.__module__.partition(".")[0],
                     operators=operators,
                     on_request=on_request,
