@@ -73,7 +73,10 @@ class Entry:
     reserved: Collection[str] = dataclasses.field(default=(), compare=False, repr=False)
 
     def supports(self, case: Case) -> bool:
-        """Return whether the variant supports the operator of the case; by default every unreserved one."""
+        """Return whether the variant supports the case's operator.
+
+        By default it supports all operators but those of its package's other workloads (``reserved``).
+        """
         if self.operators is None:
             return case.operator not in self.reserved
         return case.operator in self.operators

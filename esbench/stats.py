@@ -247,7 +247,11 @@ def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) ->
 
 @cache
 def _rank(count: int, confidence: float) -> int:
-    """Return the rank k of the order-statistic interval; 0 for too few values."""
+    """Return k such that the median lies between the k-th smallest and the k-th largest value.
+
+    The k-th smallest of ``count`` values is above the median if fewer than k values are below it, and their
+    number is Binomial(count, 1/2). Return 0 if there are too few values for the confidence.
+    """
     below, logarithm = 0.0, -count * math.log(2)  # logarithm of P(Binomial(count, 1/2) = k)
     for k in range(count // 2):
         below += math.exp(logarithm)

@@ -245,21 +245,22 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
     """
     status: Literal["unavailable", "failed"] = "unavailable" if reason.startswith(OUT_OF_TIME) else "failed"
     row = Skipped(variant=variant, case=case, phase=None, status=status, reason=reason)
-    unfinished = store.read_unfinished(path)
+    unfinished = store.read_unfinished(path)  # the lines up to the last checkpoint
     kept = unfinished.run
-    stored, _ = store.read_run(path)
-    peaks = stored.device_peaks if stored and not kept.device_peaks else ()
+    everything, _ = store.read_run(path)
+    # The device's peaks are before the first checkpoint: without one they would be lost.
+    peaks = everything.device_peaks if everything and not kept.device_peaks else ()
     last = kept.checkpoints[-1] if kept.checkpoints else None
-    mark = Checkpoint(
+    checkpoint = Checkpoint(
         case=case,
         group=NO_GROUP,
         phase=None,
         wall_s=last.wall_s if last else 0.0,
         spent_s=last.spent_s if last else {},
-        costs_s=next((line.costs_s for line in reversed(kept.checkpoints) if line.case == case), {}),
+        costs_s=next((earlier.costs_s for earlier in reversed(kept.checkpoints) if earlier.case == case), {}),
     )
     with store.Writer(path.parent.parent, kept.header, unfinished.kept_bytes) as writer:
-        writer.write(*peaks, row, mark)
+        writer.write(*peaks, row, checkpoint)
 
 
 def _check_again(announcement: Announcement, ending: str, unexplained: int) -> None:

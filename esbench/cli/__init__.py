@@ -59,6 +59,7 @@ FIRST = ("run", "recommend", "report")
 
 
 def _place(command: CommandInfo) -> tuple[int, str]:
+    """Return the sort key of a command: those in FIRST come first, the others by name."""
     name = command.name or str(getattr(command.callback, "__name__", ""))
     return FIRST.index(name) if name in FIRST else len(FIRST), name
 

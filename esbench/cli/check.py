@@ -106,7 +106,10 @@ def _check(
 
 
 def shared_reason(reason: str, scheme: str, operator: str) -> str:
-    """Return the part of a reason that names neither the scheme with its options nor the operator."""
-    reason = one_line(reason).partition(" (on ")[0]  # the case, which the check has chosen
+    """Return a reason without scheme, operator and case, so that variants can share a line.
+
+    "Linear: Flipped(side='in'): needs a GPU (on Linear(4, 4))" becomes "needs a GPU".
+    """
+    reason = one_line(reason).partition(" (on ")[0]
     reason = re.sub(rf"^({re.escape(operator)}: )?({re.escape(scheme)}\([^)]*\))?:? ?", "", reason)
     return reason.replace(f"does not support {operator}: ", "")

@@ -32,7 +32,7 @@ from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_
 from esbench.cli.screening import KEPT, SHARE, Screened, choose, screen, small_case
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
-from esbench.schema import Case, Environment, Request, Run, Variant
+from esbench.schema import DENSE, Case, Environment, Request, Run, Variant
 from esbench.supervisor import Child, supervise
 from esbench.text import fill, first_names, printable, short_path
 from esbench.workload import trainer
@@ -159,23 +159,26 @@ def recommend(
         raise UserError(
             f"--variants {' '.join(variants or ())}: nothing to train with: none of them perturbs weights"
         )
+    asked = {entry.variant for entry in entries} if variants else None
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     device_type = resolve_device(device)
     if offline:
-        chosen = {entry.variant for entry in entries} if variants else None
-        recommendations = _answer_offline(target, device_type, results, chosen, limit_bytes)
+        recommendations = _answer_offline(target, device_type, results, asked, limit_bytes)
         if not _print(target, recommendations, tables=tables):
             raise typer.Exit(FAILED)
         return
+    if variants:  # others are compared with dense noise
+        variants = list(dict.fromkeys([*variants, DENSE]))
     request = Request(variants=tuple(variants or ()), plugins=tuple(plugin or ()), shapes=target.cases)
     check_unchanged(torch_state)
     entries = [entry for entry in entries if entry.variant not in child.announcement.excluded]
     if len(entries) > KEPT or child.announcement.excluded:  # these are screened
-        request = msgspec.structs.replace(request, variants=tuple(entry.variant.name for entry in entries))
+        names = dict.fromkeys([*(entry.variant.name for entry in entries), DENSE])
+        request = msgspec.structs.replace(request, variants=tuple(names))
     path, outcome, run = _measure(
         request, target.name, device_type, seed, results, budget, limit_bytes, child
     )
-    has_winner = _print(target, _recommend(target, [run], None, limit_bytes), run, tables=tables)
+    has_winner = _print(target, _recommend(target, [run], asked, limit_bytes), run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
         raise typer.Exit(FAILED)
@@ -349,7 +352,8 @@ def _print(
 
     for case, found in recommendations.items():
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
-        typer.echo(printable(answer(found, names)))
+        if found.ranked or not run:  # else the reasons follow
+            typer.echo(printable(answer(found, names)))
     winners = {
         name: recommendations[case].recommended[0]
         for name, case in target.layers.items()
@@ -359,7 +363,7 @@ def _print(
         typer.echo(printable(_code(target, winners)))
     if run:
         for case in target.cases:
-            if case not in recommendations:
+            if case not in recommendations or not recommendations[case].ranked:
                 typer.echo(printable(f"{layer_and_members(case)}: {without_numbers(run, case)}"))
     if recommendations and not tables:
         typer.echo(printable(f"\n{figures(recommendations.values())}"))

@@ -373,6 +373,11 @@ class Recommendation:
         return [entry for entry in self.variants if entry.rate is not None]
 
     @property
+    def reference(self) -> RankedVariant | None:
+        """Dense noise in the run, also if it is no candidate; None if it has no rate."""
+        return dense(entry for entry in self.ranking.of(self.case, self.part) if entry.rate is not None)
+
+    @property
     def recommended(self) -> list[RankedVariant]:
         """The best scheme and, if that is exact, the best other one; empty if no scheme has a rate."""
         return recommended([entry for entry in self.ranked if not entry.variant.baseline])

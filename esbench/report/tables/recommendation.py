@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from esbench.report.analysis.quality import EXACT, MORE
-from esbench.report.analysis.ranking import RankedVariant, Recommendation, dense, tied
+from esbench.report.analysis.ranking import RankedVariant, Recommendation, tied
 from esbench.report.captions import layer_and_members, short_origin
 from esbench.report.tables.console import LEGEND, figures_table
 from esbench.report.tables.ranking import (
@@ -53,7 +53,7 @@ def figures(recommendations: Iterable[Recommendation]) -> str:
 
 def _figures(recommendation: Recommendation) -> str:
     """Return the table of a case, and which variants are tied with the recommended ones."""
-    best, reference = recommendation.recommended, dense(recommendation.ranked)
+    best, reference = recommendation.recommended, recommendation.reference
     rows = best if reference is None or reference in best else [*best, reference]
     ties = [
         wrap(f"Tied with {ranked.variant.name}: {first_names([other.variant.name for other in equals])}")
@@ -100,7 +100,7 @@ def _sentences(recommendation: Recommendation) -> Iterator[str]:
             f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
             f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
         )
-    reference = dense(recommendation.ranked)
+    reference = recommendation.reference
     grid = recommendation.ranking.grid
     texts = {ranked: ranking_texts(grid, ranked, reference) for ranked in recommendation.ranked}
     for title, ranked in zip(
