@@ -158,6 +158,7 @@ class CoResidentGroup:
         def enter(prepared: PreparedVariant) -> None:
             with around(prepared.entry):
                 prepared.workload.enter(phase)
+                self.torch_state.check()
 
         def call(prepared: PreparedVariant) -> None:
             with around(prepared.entry):
