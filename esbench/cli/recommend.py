@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -164,7 +165,7 @@ def recommend(
     device_type = resolve_device(device)
     if offline:
         recommendations = _answer_offline(target, device_type, results, asked, limit_bytes)
-        if not _print(target, recommendations, tables=tables):
+        if not _print(target, recommendations, results, tables=tables):
             raise typer.Exit(FAILED)
         return
     if variants:  # others are compared with dense noise
@@ -178,7 +179,8 @@ def recommend(
     path, outcome, run = _measure(
         request, target.name, device_type, seed, results, budget, limit_bytes, child
     )
-    has_winner = _print(target, _recommend(target, [run], asked, limit_bytes), run, tables=tables)
+    found = _recommend(target, [run], asked, limit_bytes)
+    has_winner = _print(target, found, results, run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
         raise typer.Exit(FAILED)
@@ -339,16 +341,19 @@ def _recommend(
 def _print(
     target: Target,
     recommendations: "dict[Case, Recommendation]",
+    results: Path,
     run: Run | None = None,
     *,
     tables: bool = False,
 ) -> bool:
     """Print the recommended variant of each case, the code that applies them, and their figures.
 
-    Returns whether anything is recommended. ``run`` has the reasons if a case has no ranking.
+    Returns whether anything is recommended. ``run`` has the reasons if a case has no ranking; ``results`` the
+    studies of training.
     """
     from esbench.report.captions import layer_and_members
     from esbench.report.tables.recommendation import answer, details, figures, without_numbers
+    from esbench.studies.digits import trained_with
 
     for case, found in recommendations.items():
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
@@ -366,7 +371,8 @@ def _print(
             if case not in recommendations or not recommendations[case].ranked:
                 typer.echo(printable(f"{layer_and_members(case)}: {without_numbers(run, case)}"))
     if recommendations and not tables:
-        typer.echo(printable(f"\n{figures(recommendations.values())}"))
+        trained = partial(trained_with, results)
+        typer.echo(printable(f"\n{figures(recommendations.values(), trained)}"))
     for found in recommendations.values() if tables else ():
         typer.echo(printable(f"\n{details(found)}"))
     return bool(winners)

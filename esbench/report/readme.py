@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.table import Section
 from esbench.schema import Phase, Run
 from esbench.store import read_run, run_name, summarize_problems
+from esbench.studies.digits import trained_with
 from esbench.text import escape, one_line
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
@@ -109,7 +111,8 @@ class Page:
         docs = run.header.docs
         modules = {best.variant: docs[best.variant.scheme].module} if best.variant.scheme in docs else {}
         code = recommendation.training_code({"": best}, modules)
-        text = f"{recommendation.answer(answer)}\n{code}\n\n{recommendation.figures([answer])}"
+        trained = partial(trained_with, self.root / "results")
+        text = f"{recommendation.answer(answer)}\n{code}\n\n{recommendation.figures([answer], trained)}"
         return f"\n```text\n{text}\n```\n\n"
 
     def best_schemes(self, *files: str, largest_only: bool = True) -> str:

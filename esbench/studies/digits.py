@@ -124,6 +124,23 @@ def newest_studies(results: Path) -> list[Study]:
     return [newest_study(results, path.parent.parent.name) for path in newest_files(results, FOLDER)]
 
 
+def trained_with(results: Path, variant: Variant) -> str:
+    """Return the accuracies that networks of the stored studies reach with a variant, in % of dense noise's.
+
+    Raises:
+        UserError: a study is invalid.
+    """
+    shares: dict[str, float] = {}
+    for study in newest_studies(results):
+        for recipe in study.recipes:
+            for result in results_of(study, recipe.network):
+                if result.variant == variant and result.share is not None:
+                    shares.setdefault(recipe.network, result.share)
+    if not shares:
+        return "not tried"
+    return ", ".join(f"{format_number(100 * share)} ({network})" for network, share in shares.items())
+
+
 # The page
 
 

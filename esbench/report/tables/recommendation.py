@@ -5,7 +5,7 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from esbench.report.analysis.quality import EXACT, MORE
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, tied
@@ -42,16 +42,19 @@ def answer(recommendation: Recommendation, layers: Sequence[str] = ()) -> str:
     return wrap(f"{subject}: use {best}{exact}{other}.")
 
 
-def figures(recommendations: Iterable[Recommendation]) -> str:
-    """Return a table for each case with the recommended variants and dense noise, then the runs."""
+def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[Variant], str]) -> str:
+    """Return a table for each case with the recommended variants and dense noise, then the runs.
+
+    ``trained_with`` returns the accuracies of networks trained with a variant, in % of dense noise's.
+    """
     every = list(recommendations)
-    tables = [_figures(found) for found in every if found.recommended]
+    tables = [_figures(found, trained_with) for found in every if found.recommended]
     legend = f"{LEGEND}. All variants and why: --tables" if tables else "Why: --tables"
     runs = dict.fromkeys(wrap(short_origin(found.run)) for found in every)
     return "\n".join([*filter(None, ["\n\n".join(tables)]), legend, *runs])
 
 
-def _figures(recommendation: Recommendation) -> str:
+def _figures(recommendation: Recommendation, trained_with: Callable[[Variant], str]) -> str:
     """Return the table of a case, and which variants are tied with the recommended ones."""
     best, reference = recommendation.recommended, recommendation.reference
     rows = best if reference is None or reference in best else [*best, reference]
@@ -62,7 +65,9 @@ def _figures(recommendation: Recommendation) -> str:
     ]
     far = map(wrap, filter(None, (_far_changes(recommendation, ranked) for ranked in best)))
     table = figures_table(recommendation.ranking, recommendation.case, rows, reference)
-    return "\n".join([table, *ties, *far])
+    accuracies = "; ".join(f"{ranked.variant.name} {trained_with(ranked.variant)}" for ranked in best)
+    trained = wrap(f"Accuracy on handwritten digits, % of dense noise's: {accuracies}")
+    return "\n".join([table, *ties, *far, trained])
 
 
 def _far_changes(recommendation: Recommendation, ranked: RankedVariant) -> str:
