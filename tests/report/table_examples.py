@@ -468,7 +468,7 @@ def advice() -> Iterator[Example]:
         assert recommended
         shown = [
             recommendation.answer(recommended),
-            recommendation.figures([recommended], "Trained with {}.".format),
+            recommendation.figures([recommended], lambda variant: f"99 ({variant.name})"),
             recommendation.reasons(recommended),
         ]
         yield rule, "```text\n{}\n```\n".format("\n\n".join(shown))

@@ -106,7 +106,10 @@ def test_a_recommendation_says_that_single_weights_move_far() -> None:
         measured = [quality_row(v, SQUARE, "largest_change", "one weight", x) for v, x in changes.items()]
         recommendation = recommendation_of(ranking_cases.run([*rows(), *measured]))
         words = "Hadamard moves single weights by up to 16.0 sigma, dense noise by 5.00"
-        for text in (figures([recommendation], "with {}".format), reasons(recommendation)):
+        for text in (
+            figures([recommendation], lambda variant: f"99 ({variant.name})"),
+            reasons(recommendation),
+        ):
             assert (
                 (words in " ".join(text.split())) == has_note == ("single weights" in " ".join(text.split()))
             )
