@@ -119,6 +119,10 @@ class Suite:
     limit_s: float = 60.0
 
 
+LONGEST_NAME = 120
+"""The most characters of a variant's name, with its options: tables and lines have to show it."""
+
+
 class Registry:
     """Variants and suites by name."""
 
@@ -147,8 +151,8 @@ class Registry:
         Returns the class unchanged, so that decorators can be stacked.
 
         Raises:
-            ValueError: the mode is unknown, or a variant of that name, or another base or naive of the same
-                operators, is registered already.
+            ValueError: the mode is unknown, the name is too long, or a variant of that name, or another base
+                or naive of the same operators, is registered already.
         """
         if mode not in get_args(Mode):
             raise ValueError(f"mode {mode!r} is unknown: use {', '.join(get_args(Mode))}")
@@ -159,6 +163,11 @@ class Registry:
                 instance = scheme(**dict(zip(grid, combination, strict=True)))
                 options = changed_options(instance)
                 record = Variant(scheme=scheme.__name__, options=options, mode=mode, baseline=baseline)
+                if len(record.name) > LONGEST_NAME:
+                    raise ValueError(
+                        f"variant {record.name[:20]}... has a name of {len(record.name)} characters: use at "
+                        f"most {LONGEST_NAME}"
+                    )
                 if other := self.entries.get(record.name):
                     packages = f"by {other.package} and by {scheme.__module__}"
                     raise ValueError(f"variant {record.name} is registered twice: {packages}")

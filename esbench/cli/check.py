@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note
+from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note, printing_to_stderr
 from esbench.registry import REGISTRY, Entry
 from esbench.schema import Case
 from esbench.supervisor import Child, supervise
@@ -50,7 +50,8 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
             lines = ["failed: it ended the process"]
             counts["failed"] += 1
         else:
-            lines = _check(entry, cases, checks, child, counts, unavailable)
+            with printing_to_stderr():
+                lines = _check(entry, cases, checks, child, counts, unavailable)
         for line in lines if index >= printed else ():
             typer.echo(f"{entry.variant.name:<{width}}  {line}")
     child.announce(variant=None, case=None)

@@ -1,6 +1,8 @@
 """Code shared by the commands: the typer application, exit codes, options, and reading of stored runs."""
 
-from collections.abc import Iterable
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,6 +81,13 @@ def print_problems(problems: "Iterable[Problem]") -> None:
     shown = (replace(problem, path=Path(short_path(problem.path))) for problem in problems)
     for line in summarize_problems(shown):
         note(f"esbench: {line}")
+
+
+@contextlib.contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Send what variants print to stderr: they must not mix lines into the results, or close stdout."""
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        yield
 
 
 def note(text: str) -> None:

@@ -27,6 +27,7 @@ from esbench.cli.options import (
     load_usual,
     note,
     print_problems,
+    printing_to_stderr,
     seconds_option,
 )
 from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
@@ -245,7 +246,11 @@ def _screen(
     cases = "; ".join(small_case(case).label for case in plan.cases)
     note(fill(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}"))
     plan = replace(plan, end_s=time.monotonic() + budget_s)
-    with instruments(plan.device) as tools, showing(end_s=plan.end_s) as progress:
+    with (
+        printing_to_stderr(),
+        instruments(plan.device) as tools,
+        showing(end_s=plan.end_s) as progress,
+    ):
         return screen(plan, here, progress, tools, limit_bytes, child.watch)
 
 

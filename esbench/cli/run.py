@@ -24,6 +24,7 @@ from esbench.cli.options import (
     load_entries,
     note,
     print_problems,
+    printing_to_stderr,
     seconds_option,
 )
 from esbench.errors import UserError
@@ -195,6 +196,7 @@ def measure(  # the parts of a run
         opened_file = runner.begin(suite, here, plan.seed, results, request, code, plan.entries)
     with (
         opened_file as writer,
+        printing_to_stderr(),
         instruments(plan.device, split_names(request.methods), here.idle_w) as tools,
         showing(end_s=plan.end_s, start_s=child.announcement.begun_s) as progress,
     ):

@@ -279,3 +279,22 @@ def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "a plain layer draws no noise" in out
     assert "the plain layer draws no noise" in out
+
+
+def test_what_a_variant_prints_is_not_among_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variant may print, and close stdout: results are on stdout alone. Names have a limited length."""
+    plugin = tmp_path / "printing_rows.py"
+    plugin.write_text(
+        "import sys\n"
+        + GOOD.replace("RowShared", "Printing").replace(
+            "return op.", "print('a line'); sys.stdout.close(); return op."
+        )
+    )
+    assert run("check", "--plugin", str(plugin), "--variants", "Printing") == 1
+    assert capsys.readouterr().out.startswith("Printing  failed on ")
+    long = tmp_path / "long_rows.py"
+    long.write_text(GOOD.replace("RowShared", "R" * 200))
+    assert run("check", "--plugin", str(long)) == 2
+    assert "RRRR... has a name of 200 characters: use at most 120" in capsys.readouterr().err
