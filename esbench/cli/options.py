@@ -12,7 +12,7 @@ import typer
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry, load, load_installed
 from esbench.store import summarize_problems
-from esbench.text import printable, short_path
+from esbench.text import fill, printable, short_path
 
 if TYPE_CHECKING:
     from esbench.schema import Run
@@ -91,8 +91,8 @@ def printing_to_stderr() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Print a message on stderr; stdout is for results."""
-    typer.echo(printable(text), err=True)
+    """Print a message on stderr, in lines of at most 100 columns; stdout is for results."""
+    typer.echo("\n".join(map(fill, printable(text).split("\n"))), err=True)
 
 
 def unknown_device_message(device: str, known: Iterable[str], results: Path) -> str:

@@ -36,7 +36,7 @@ from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
 from esbench.schema import DENSE, Case, Environment, Request, Run, Variant
 from esbench.supervisor import Child, supervise
-from esbench.text import fill, first_names, printable, short_path
+from esbench.text import first_names, printable, short_path
 from esbench.workload import trainer
 
 if TYPE_CHECKING:
@@ -219,14 +219,14 @@ def _measure(  # the options of a measurement
             screened = _screen(plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child)
             names, notes = choose(screened, end_s - time.monotonic())
             for text in notes:
-                note(fill(text))
+                note(text)
             if not names:
                 raise UserError(f"no variant could be screened within {budget_s:g} s: give a longer --budget")
             request = msgspec.structs.replace(request, variants=tuple(names))
             plan = plan_of(request, name, device, seed)
         if not unfinished:
             cases = "; ".join(case.label for case in plan.cases)
-            note(fill(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}"))
+            note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
         plan = replace(plan, end_s=end_s)
         path, outcome = measure(plan, name, request, here, unfinished, results, child, hint)
     run, problems = store.read_run(path)
@@ -244,7 +244,7 @@ def _screen(
     from esbench.progress import showing
 
     cases = "; ".join(small_case(case).label for case in plan.cases)
-    note(fill(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}"))
+    note(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}")
     plan = replace(plan, end_s=time.monotonic() + budget_s)
     with (
         printing_to_stderr(),

@@ -21,7 +21,7 @@ from esbench.cli.options import (
 )
 from esbench.errors import UserError
 from esbench.git import git
-from esbench.text import fill, short_path
+from esbench.text import short_path
 
 Form = Literal["markdown", "latex", "csv"]
 PUBLISHED = Path("reports")
@@ -75,7 +75,7 @@ def report(
     written, problems = render(selected, results, out, style)
     print_problems(problems)
     for line in selected.left_out:
-        note(fill(line))
+        note(line)
     if not {path.name for path in written} - {"index.html"}:  # the page that says so
         nothing = "no run with rows" if selected.devices else "no runs"
         raise UserError(f"{nothing} in {results}: measure with `esbench run`")

@@ -43,7 +43,7 @@ from esbench.registry import (
 from esbench.schema import PHASES, Environment, Request, Run
 from esbench.store import Unfinished
 from esbench.supervisor import TABLES, Child, supervise
-from esbench.text import COLUMNS, fill, pluralize, short_path
+from esbench.text import COLUMNS, pluralize, short_path
 from esbench.workload import WrongResultError
 
 if TYPE_CHECKING:
@@ -379,11 +379,11 @@ def _path_line(text: str, path: Path) -> str:
 def conclude(path: Path, outcome: "RunSummary", reasons: Sequence[str], hints: Sequence[str] = ()) -> None:
     """Print counts, why a run is invalid, and hints; exit with 1 if a variant failed, with 3 if invalid."""
     for text in outcome.notes:
-        note(fill(text))
+        note(text)
     counts = f"{outcome.measured} measured, {outcome.unavailable} not applicable, {outcome.failed} failed"
     note(_path_line(f"{counts}:", path))
     for reason in reasons:
-        note(fill(f"INVALID: {reason}"))
+        note(f"INVALID: {reason}")
     for hint in hints:
         note(hint)
     if outcome.failed or reasons:
