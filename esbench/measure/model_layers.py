@@ -228,6 +228,6 @@ def _others(named: dict[str, nn.Module], shapes: dict[str, torch.Size]) -> Itera
         if isinstance(module, NORMALIZATIONS):
             yield OtherModule(name, f"{class_name}: dense noise, whatever the scheme")
         elif not _has_trainable_weight(module):
-            yield OtherModule(name, f"{class_name}: cannot be perturbed", excluded=True)
+            yield OtherModule(name, f"{class_name}: not measured, so it is left out", excluded=True)
         elif name not in shapes:
             yield OtherModule(name, f"{class_name}: the model does not call it on the example")

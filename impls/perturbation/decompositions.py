@@ -19,21 +19,21 @@ def attention(  # noqa: PLR0913, PLR0917  torch's arguments
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    embed_dim: int,  # noqa: ARG001
+    embed_dim: int,  # noqa: ARG001  that of the query
     heads: int,
     in_weight: Tensor,
     in_bias: Tensor | None,
     bias_k: None,  # noqa: ARG001  perturb() refuses modules with it, and with the next two
-    bias_v: None,  # noqa: ARG001
-    add_zero_attn: bool,  # noqa: ARG001, FBT001
+    bias_v: None,  # noqa: ARG001  the same
+    add_zero_attn: bool,  # noqa: ARG001, FBT001  the same
     dropout: float,
     out_weight: Tensor,
     out_bias: Tensor | None,
-    training: bool = True,  # noqa: FBT001, FBT002
+    training: bool = True,  # noqa: FBT001, FBT002  torch's order
     key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,  # noqa: FBT001, FBT002
+    need_weights: bool = True,  # noqa: FBT001, FBT002  torch's order
     attn_mask: Tensor | None = None,
-    average_attn_weights: bool = True,  # noqa: FBT001, FBT002
+    average_attn_weights: bool = True,  # noqa: FBT001, FBT002  torch's order
     **unused: object,  # noqa: ARG001  is_causal repeats what attn_mask says; the rest is for other weights
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``torch.nn.functional.multi_head_attention_forward`` on [positions, rows, embed_dim].
@@ -68,7 +68,7 @@ def _additive_mask(
     rows, heads, queries, _ = q.shape
     total: Tensor | None = None
     if attn_mask is not None:
-        mask = attn_mask if attn_mask.dim() == 2 else attn_mask.view(rows, heads, queries, -1)  # noqa: PLR2004
+        mask = attn_mask if attn_mask.dim() == 2 else attn_mask.view(rows, heads, queries, -1)  # noqa: PLR2004  axes of queries and keys
         total = _as_numbers(mask, q)
     if key_padding_mask is not None:
         padding = _as_numbers(key_padding_mask, q).view(rows, 1, 1, k.shape[2])
@@ -96,11 +96,11 @@ def _gru_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:
     return (new.lerp(state[0], (update_x + update_h).sigmoid()),)
 
 
-def _tanh_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001
+def _tanh_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001  no other state
     return ((inputs + hidden).tanh(),)
 
 
-def _relu_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001
+def _relu_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001  no other state
     return ((inputs + hidden).relu(),)
 
 
@@ -116,12 +116,12 @@ def _recurrent(step: _Step) -> Callable[..., tuple[Tensor, ...]]:
         x: Tensor,
         initial: Tensor | Sequence[Tensor],
         weights: Sequence[Tensor],
-        has_biases: bool,  # noqa: FBT001
+        has_biases: bool,  # noqa: FBT001  torch's order
         layers: int,
         dropout: float,
-        training: bool,  # noqa: FBT001
-        bidirectional: bool,  # noqa: FBT001
-        batch_first: bool = False,  # noqa: FBT001, FBT002
+        training: bool,  # noqa: FBT001  torch's order
+        bidirectional: bool,  # noqa: FBT001  torch's order
+        batch_first: bool = False,  # noqa: FBT001, FBT002  torch's order
     ) -> tuple[Tensor, ...]:
         if not isinstance(has_biases, bool):  # the arguments are those for a packed sequence
             message = (

@@ -347,7 +347,7 @@ class MemberFunctionMode(TorchFunctionMode):
         table: Tensor,  # noqa: ARG002  torch's arguments
         padding_idx: int | None = None,  # noqa: ARG002  that of the module counts
         max_norm: float | None = None,
-        **gradient_options: object,  # noqa: ARG002
+        **gradient_options: object,  # noqa: ARG002  no gradient is computed
     ) -> Tensor:
         """Look tokens up in the members' tables."""
         self._check_rows(layer, tokens)

@@ -225,7 +225,7 @@ class Population:
         self,
         *args: Any,  # noqa: ANN401  the model's
         noise: PopulationNoise,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401  the same
     ) -> tuple[Any, ActivationRecord]:
         """Run the model, and return its output with the activations that the update needs.
 

@@ -68,16 +68,16 @@ def test_layers_become_cases() -> None:
 
 
 def test_other_trainable_modules_are_listed() -> None:
-    """Norms, layers that were not called and layers that a population refuses are listed, unless frozen."""
+    """Norms, layers that were not called and layers that are not measured are listed, unless frozen."""
     model = Strange()
     others = {module.name: module for module in layers_of(model, 3, 4, 9, 11).others}
     assert list(others) == ["norm", "table", "idle", "biased"]
     excluded = [module.name for module in others.values() if module.excluded]
     assert excluded == ["table", "biased"]
-    assert others["table"].reason == "Embedding: cannot be perturbed"
-    assert others["biased"].reason == "Linear: cannot be perturbed"
+    assert others["table"].reason == "Embedding: not measured, so it is left out"
+    assert others["biased"].reason == "Linear: not measured, so it is left out"
     assert perturb(model, Perturbed(), members=2, sigma=0.1, exclude=excluded)
-    with pytest.raises(ValueError, match="table"):
+    with pytest.raises(ValueError, match="biased"):
         perturb(model, Perturbed(), members=2, sigma=0.1)
 
 
