@@ -20,7 +20,7 @@ _IGNORED = frozenset({"idle_w", "memory_bytes"})
 """Fields of the environment that differ between runs without an effect on times."""
 LOADED = 2.0
 """From this ratio of the times of base on, one of the runs is unreliable."""
-_EACH = 0.975
+_CONFIDENCE = 0.975
 """Confidence of the interval of A and of that of B: B / A then has at least 95 % (Bonferroni)."""
 _COUNTS = ("peak_bytes", "noise_bytes", "reserved_bytes", "launches", "largest_members")
 
@@ -36,32 +36,33 @@ def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") ->
         uuid_kind = environment.uuid.partition("-")[0] if environment.uuid else None
         return {name: getattr(environment, name) for name in _SAME_DEVICE} | {"kind": uuid_kind}
 
-    devices = [device(run.header.environment) for run in (a, b)]
+    device_a, device_b = (device(run.header.environment) for run in (a, b))
     differing = [
         name
-        for name in devices[0]
-        if None not in (both := {device[name] for device in devices}) and len(both) > 1
+        for name in device_a
+        if device_a[name] is not None and device_b[name] is not None and device_a[name] != device_b[name]
     ]
-    descriptions = (
-        ", ".join(
+
+    def describe(device: dict[str, object]) -> str:
+        return ", ".join(
             f"{device[name]}" if name == "device_name" else f"{name} {device[name]}" for name in differing
         )
-        for device in devices
-    )
-    return template.format(*descriptions) if differing else ""
+
+    return template.format(describe(device_a), describe(device_b)) if differing else ""
 
 
 def differences(a: Run, b: Run) -> dict[str, tuple[object, object]]:
     """Return the values in A and B of each field of the environment, seed and code digest that differs."""
 
     def facts(run: Run) -> dict[str, object]:
-        here = msgspec.structs.asdict(run.header.environment)
+        fields = msgspec.structs.asdict(run.header.environment)
+        environment = {name: value for name, value in fields.items() if name not in _IGNORED}
         code = {f"code of {variant}": digest for variant, digest in run.header.code.items()}
-        return {"seed": run.header.seed} | {n: v for n, v in here.items() if n not in _IGNORED} | code
+        return {"seed": run.header.seed} | environment | code
 
-    here, there = facts(a), facts(b)
-    both = {name: (here[name], there[name]) for name in here if name in there}
-    return {name: values for name, values in both.items() if values[0] != values[1]}
+    facts_a, facts_b = facts(a), facts(b)
+    in_both = {name: (facts_a[name], facts_b[name]) for name in facts_a if name in facts_b}
+    return {name: values for name, values in in_both.items() if values[0] != values[1]}
 
 
 def invalid(a: Run, b: Run) -> str:
@@ -103,7 +104,7 @@ class Key(NamedTuple):
 
     @property
     def table(self) -> tuple[int, str, bool, int, str, str]:
-        """Sort key and identity of the row's table: the forward comes before other phases."""
+        """The table that shows the row, as a key to group and sort by: the forward before other phases."""
         operator = len(self.case.kernel_size), self.case.operator
         phase = (*PHASES, QUALITY).index(self.phase)
         return *operator, self.phase != "forward", phase, self.metric, self.method
@@ -216,14 +217,14 @@ def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:
 
 def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
     if key.phase == QUALITY:
-        here, there = quality(a), quality(b)
-        return Pair(key, here, there, _divide(there, here), None, None)
+        quality_a, quality_b = quality(a), quality(b)
+        return Pair(key, quality_a, quality_b, _divide(quality_b, quality_a), None, None)
     rounds = [[value for value in round_medians(row) if value is not None] for row in (a, b)]
-    here, there = map(median_of_values, rounds)
-    below, above = (interval(values, _EACH) for values in rounds)
-    low = _divide(above.low, below.high) if below and above else None
-    high = _divide(above.high, below.low) if below and above else None
-    return Pair(key, here, there, _divide(there, here), low, high)
+    median_a, median_b = map(median_of_values, rounds)
+    interval_a, interval_b = (interval(values, _CONFIDENCE) for values in rounds)
+    low = _divide(interval_b.low, interval_a.high) if interval_a and interval_b else None
+    high = _divide(interval_b.high, interval_a.low) if interval_a and interval_b else None
+    return Pair(key, median_a, median_b, _divide(median_b, median_a), low, high)
 
 
 def _divide(b: float | None, a: float | None) -> float | None:

@@ -27,8 +27,6 @@ _COMMIT_DIGITS = 7
 _DECIMALS = 2
 MULTIPLIER = "multiplier"
 """time(variant) / time(base) inside a run, lower is better."""
-
-
 MIN_LEVEL_RUNS = 3
 """Fewer runs are no level: two disturbed runs in a row are too common."""
 MIN_RUNS = 2 * MIN_LEVEL_RUNS
@@ -77,7 +75,7 @@ class Series:
         return self.variant.label(self.key.case.operator)
 
     def runs_around(self, step: ChangePoint) -> tuple[int, int]:
-        """Return the last run before a change and the first one after it."""
+        """Return the positions of the last run before a change and of the first run after it."""
         return self.points[step.position - 1].run, self.points[step.position].run
 
 
@@ -91,7 +89,7 @@ class History:
         runs: the runs that may be compared, by their start.
         series: those of a panel are adjacent.
         left_out: why other runs, cases and values are not shown.
-        few: labels of cases that too few runs measured.
+        in_few_runs: labels of cases that too few runs measured.
     """
 
     metric: str
@@ -99,7 +97,7 @@ class History:
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
     left_out: tuple[str, ...]
-    few: tuple[str, ...] = ()
+    in_few_runs: tuple[str, ...] = ()
 
     @property
     def panels(self) -> dict[Key, list[Series]]:
@@ -147,17 +145,19 @@ def history(  # noqa: PLR0913  # the options of the command
         for grid in _grids(run, metric, phase):
             for variant, case, row in grid.cells:
                 point = _point(grid, variant, case, row, metric, number)
-                zeros += point is not None and point.value <= 0
-                if point and point.value > 0:
+                if point and point.value <= 0:
+                    zeros += 1
+                elif point:
                     key = Key(case, grid.method, _against(grid) if metric == MULTIPLIER else "")
                     by_series.setdefault((key, variant), []).append(point)
     runs_of_key: dict[Key, set[int]] = {}
     for (key, _), points in by_series.items():
         runs_of_key.setdefault(key, set()).update(point.run for point in points)
     chosen = _choose(by_series, variants, cases, left_out)
-    few = list(dict.fromkeys(key.case.label for key, _ in chosen if len(runs_of_key[key]) < fewest))
-    if few:
-        left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(few)}")
+    rare_keys = [key for key, _ in chosen if len(runs_of_key[key]) < fewest]
+    in_few_runs = list(dict.fromkeys(key.case.label for key in rare_keys))
+    if in_few_runs:
+        left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(in_few_runs)}")
     if zeros:
         left_out.append(f"{zeros} values of 0 are left out: a logarithmic axis has no place for them")
     # Baselines come last; other variants are in the order in which the runs first have them.
@@ -173,7 +173,7 @@ def history(  # noqa: PLR0913  # the options of the command
         for key, variant in chosen
         if len(runs_of_key[key]) >= fewest
     )
-    return History(metric, phase, shown, tuple(series), tuple(left_out), tuple(few))
+    return History(metric, phase, shown, tuple(series), tuple(left_out), tuple(in_few_runs))
 
 
 def select_comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
@@ -206,7 +206,7 @@ def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
 
 
 def _against(grid: Grid) -> str:
-    """Return the reference of multipliers: ``Base``, or ``Base's forward`` if base lacks the phase."""
+    """Return what multipliers are relative to: ``Base``, or ``Base's forward`` if base lacks the phase."""
     reference = grid.reference("base")
     if reference is None:
         return ""
@@ -260,7 +260,7 @@ def why_empty(history: History) -> str:
     """Return why a history has no series, and the metrics that its runs have."""
     if not history.runs:
         return f"no run of this device can be shown: {'; '.join(history.left_out)}"
-    if history.few:
+    if history.in_few_runs:
         return (
             f"no case was measured in two runs by {history.metric} in {history.phase}: "
             f"measure again with `esbench run`; {'; '.join(history.left_out)}"
@@ -343,7 +343,7 @@ def moment(run: Run, between: str = " ") -> str:
 
 
 def source(history: History, runs: Sequence[int]) -> str:
-    """Return the device, and the number and dates of the runs that are shown, which are at least one."""
+    """Return the device, the number and the dates of the runs at these positions, at least one."""
     first, last = history.runs[runs[0]], history.runs[runs[-1]]
     name = last.header.environment.device_name
     if len(runs) == 1:

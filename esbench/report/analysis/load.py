@@ -25,23 +25,26 @@ def reasons_unreliable(run: Run, history: Iterable[Run] = ()) -> dict[Case, str]
         history: stored runs; those of other devices, and unfinished or invalid ones, are left out.
     """
     fastest: dict[_Key, float] = {}
-    for other in history:
-        if other is not run and not any(reasons_unusable(other)) and not different_devices(run, other):
-            for key, ns, _ in _times(other):
+    for stored in history:
+        if stored is not run and not any(reasons_unusable(stored)) and not different_devices(run, stored):
+            for key, ns, _ in _times(stored):
                 fastest[key] = min(ns, fastest.get(key, ns))
-    found: dict[Case, str] = {}
+    reasons: dict[Case, str] = {}
     for key, ns, bound in _times(run):
         case, phase, _ = key
         took = f"{UNRELIABLE}: the {phase} of base took {format_value('latency_ns', ns)}"
         if bound and ns > FAR * bound and ns > FAR_NS:
-            found.setdefault(case, f"{took}, {ns / bound:.0f} times its roofline bound")
+            reasons.setdefault(case, f"{took}, {ns / bound:.0f} times its roofline bound")
         elif key in fastest and ns >= LOADED * fastest[key]:
-            found.setdefault(case, f"{took}, {ns / fastest[key]:.3g}x as long as in an earlier run")
-    return found
+            reasons.setdefault(case, f"{took}, {ns / fastest[key]:.3g}x as long as in an earlier run")
+    return reasons
 
 
 def _times(run: Run) -> Iterator[tuple[_Key, float, float | None]]:
-    """Yield each time of base in ns with its roofline bound; base is in every group, and the first counts."""
+    """Yield case, phase and method, the time of base, and its roofline bound (None if unknown), in ns.
+
+    Base is measured again in every co-resident group: its first row counts.
+    """
     rows: dict[_Key, Measurement] = {}
     for row in run.measurements:
         if row.variant.mode == "base" and row.metric == "latency_ns":

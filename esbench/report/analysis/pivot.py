@@ -143,6 +143,7 @@ class Grid:
 
     @cached_property
     def _references(self) -> dict[Mode, Reference]:
+        """The baseline of each mode: the first variant with a time in this phase, else in the forward."""
         references: dict[Mode, Reference] = {}
         known = sorted({variant: None for variant, _, _ in self._measured}, key=_baselines_last)
         for phase in (self.phase, "forward"):
@@ -166,6 +167,7 @@ class Grid:
 
     @cached_property
     def _rows(self) -> tuple[Row, ...]:
+        """The measurements of the grid, and the skipped rows that give reasons for its empty cells."""
         kind = (self.operator, self.dtype, self.antithetic)
         return tuple(row for row in self.run.rows if self._is_of_grid(row) and _kind(row.case) == kind)
 
@@ -182,10 +184,11 @@ class Grid:
 
     @cached_property
     def _measured(self) -> dict[tuple[Variant, Case, Phase], list[Measurement]]:
+        """The measurements in all phases: a baseline may be that of the forward."""
         by_cell: dict[tuple[Variant, Case, Phase], list[Measurement]] = {}
-        kind, column = (self.operator, self.dtype, self.antithetic), (self.metric, self.method)
+        kind = (self.operator, self.dtype, self.antithetic)
         for row in self.run.measurements:
-            if (row.metric, row.method) == column and _kind(row.case) == kind:
+            if (row.metric, row.method) == (self.metric, self.method) and _kind(row.case) == kind:
                 by_cell.setdefault((row.variant, row.case, row.phase), []).append(row)
         return by_cell
 
@@ -202,7 +205,10 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
-    """Return the keys of the grids of a kind of case, in the order of the run."""
+    """Return phase, metric and method of each grid, in the order of the run.
+
+    ``kind`` is the operator, dtype and antithetic sampling of the grids' cases.
+    """
     of_kind = [row for row in run.rows if _kind(row.case) == kind]
     rows = [row for row in of_kind if row.phase != QUALITY]
     measurements = [row for row in rows if isinstance(row, Measurement)]
@@ -223,7 +229,7 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
 
 
 def _keys_of_reasons(rows: Iterable[Row], timed: Collection[Phase], *, is_empty: bool) -> list[_Key]:
-    """Return the keys of the time grids that show the reasons of skipped rows.
+    """Return phase, metric and method of the time grids that show the reasons of skipped rows.
 
     A reason without a phase is shown in the first phase that was timed. A phase without any time has the
     method :data:`UNMEASURED` if a variant failed or ran out of memory in it, or if the run is empty.
@@ -232,9 +238,9 @@ def _keys_of_reasons(rows: Iterable[Row], timed: Collection[Phase], *, is_empty:
     first = next((phase for phase in order if phase in timed), order[0])
     skipped = [row for row in rows if isinstance(row, Skipped)]
     keys = [(row.phase or first, LATENCY, row.method) for row in skipped if row.method in _METHODS]
-    timed = {*timed, *(phase for phase, _, _ in keys)}
-    lost = (row.phase or first for row in skipped if is_empty or _is_lost(row))
-    return [*keys, *((phase, LATENCY, UNMEASURED) for phase in lost if phase not in timed)]
+    phases_with_grid = {*timed, *(phase for phase, _, _ in keys)}
+    lost_phases = (row.phase or first for row in skipped if is_empty or _is_lost(row))
+    return [*keys, *((phase, LATENCY, UNMEASURED) for phase in lost_phases if phase not in phases_with_grid)]
 
 
 def _key(row: Measurement) -> _Key:
@@ -276,8 +282,10 @@ def headings(cases: Iterable[Case]) -> list[str]:
     for case in cases:
         same_shape.setdefault(case.shape, []).append(case)
     differing = {
-        shape: [name for name in Case.__struct_fields__ if len({getattr(each, name) for each in sharing}) > 1]
-        for shape, sharing in same_shape.items()
+        shape: [
+            name for name in Case.__struct_fields__ if len({getattr(case, name) for case in of_shape}) > 1
+        ]
+        for shape, of_shape in same_shape.items()
     }
     return [
         " ".join([case.shape, *(f"{name}={getattr(case, name)}" for name in differing[case.shape])])
@@ -292,6 +300,7 @@ def by_size(case: Case) -> tuple[float, int, int, int, int, str]:
 
 
 def _baselines_last(variant: Variant) -> int:
+    """Return a sort key: baselines after all other variants, in the order of :data:`BASELINES`."""
     if not variant.baseline:
         return -1
     return BASELINES.index(variant.scheme) if variant.scheme in BASELINES else len(BASELINES)

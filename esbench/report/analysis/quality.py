@@ -77,7 +77,7 @@ class EffectiveSize:
 
     @property
     def is_bound(self) -> bool:
-        """Whether only a lower bound is known."""
+        """Whether the value is only a lower bound."""
         return math.isfinite(self.value) and self.value == self.low and math.isinf(self.high)
 
 
@@ -94,6 +94,7 @@ class Part(NamedTuple):
 
 
 ALONE = Part()
+"""A layer that is the whole network."""
 
 
 class Law(NamedTuple):
@@ -118,24 +119,25 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, float(stdtrit(count - 1, 0.975)) * error, count)
 
 
-def n_eff_by_law(kappa: float, members: int, size: float) -> EffectiveSize | None:
+def n_eff_by_law(kappa: float, members: int, weights: float) -> EffectiveSize | None:
     """Return n_eff = n / (1 + kappa n / d) of a closed form; None if d + kappa n is below 0.
 
-    The law neglects (1 + kappa) / n in 1 / cos^2, which is an error of 1 + kappa in d + kappa n.
+    ``weights`` is d. The law neglects (1 + kappa) / n in 1 / cos^2, which is an error of 1 + kappa in
+    d + kappa n: a sum that is 0 within this error gives an infinite n_eff.
     """
-    denominator, error = size + kappa * members, max(1 + kappa, 0.0) + ROUNDING * size
+    denominator, error = weights + kappa * members, max(1 + kappa, 0.0) + ROUNDING * weights
     if denominator < -error:
         return None
-    value = members * size / denominator if denominator > error else math.inf
+    value = members * weights / denominator if denominator > error else math.inf
     return EffectiveSize(value, value, value, 0)
 
 
-def size_of(kappas: Sequence[float], sizes: Sequence[float], members: int) -> float | None:
+def weights_by_law(kappas: Sequence[float], n_effs: Sequence[float], members: int) -> float | None:
     """Solve 1 / n_eff = 1 / n + kappa / d for d, by least squares over replicates; None if undetermined."""
     squares = sum(kappa**2 for kappa in kappas)
-    if len(kappas) != len(sizes) or not squares or 0.0 in sizes:
+    if len(kappas) != len(n_effs) or not squares or 0.0 in n_effs:
         return None
-    products = sum(kappa * (1 / value - 1 / members) for kappa, value in zip(kappas, sizes, strict=True))
+    products = sum(kappa * (1 / n_eff - 1 / members) for kappa, n_eff in zip(kappas, n_effs, strict=True))
     return squares / products if products > 0 else None
 
 
@@ -174,15 +176,16 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
 def percent_of_members(n_eff: EffectiveSize, members: int) -> str:
     """Return n_eff as a percentage of the members, as precisely as its interval allows.
 
-    No share is above 100 %: an n_eff above the members is :data:`ABOUT_ALL` or :data:`MORE`, if its interval
-    is above them, too.
+    No share is above 100 %: an n_eff above the members is :data:`ABOUT_ALL` if its interval includes the
+    members, and :data:`MORE` if it does not.
     """
     if n_eff.is_exact:
         return EXACT
     if n_eff.value > members * (1 + _SHARE_ROUNDING):
         return ABOUT_ALL if n_eff.low <= members else MORE
-    least = "" if math.isfinite(n_eff.high) else "at least "
-    return f"{least}{format_number(100 * (n_eff.low if least else n_eff.value) / members)} %"
+    if math.isfinite(n_eff.high):
+        return f"{format_number(100 * n_eff.value / members)} %"
+    return f"at least {format_number(100 * n_eff.low / members)} %"
 
 
 def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
@@ -244,18 +247,19 @@ class Qualities:
         )
         replicated = self.effective(variant, case, LINEAR, part)
         rows = (self._rows.get((variant, case, metric, LINEAR)) for metric in (KAPPA, EFFECTIVE))
-        kappas, sizes = (_replicates(row) if row else [] for row in rows)
-        size = size_of(kappas, sizes, case.members)
-        if not (fitted and closed and size):
+        kappas, n_effs = (_replicates(row) if row else [] for row in rows)
+        weights = weights_by_law(kappas, n_effs, case.members)
+        if not (fitted and closed and weights):
             return Law(fitted, replicated)
-        exact = n_eff_by_law(closed.mean, case.members, size / part.share)
-        if not exact or agrees(fitted, closed.mean, unseen.mean if unseen else math.inf) == CONTRADICTED:
+        weights_of_network = weights / part.share
+        by_form = n_eff_by_law(closed.mean, case.members, weights_of_network)
+        if not by_form or agrees(fitted, closed.mean, unseen.mean if unseen else math.inf) == CONTRADICTED:
             return Law(fitted, replicated)
-        is_gain = case.members < exact.value < math.inf
+        is_gain = case.members < by_form.value < math.inf
         if is_gain and isinstance(replicated, EffectiveSize) and math.isinf(replicated.high):
-            least = min(replicated.low, exact.value)
-            return Law(closed, EffectiveSize(least, least, math.inf, replicated.replicates))
-        return Law(closed, exact)
+            bound = min(replicated.low, by_form.value)
+            return Law(closed, EffectiveSize(bound, bound, math.inf, replicated.replicates))
+        return Law(closed, by_form)
 
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
         """Return the mean of a quality over its replicates, None if it has no number."""
@@ -282,7 +286,7 @@ class Qualities:
             )
 
     def far_changes(self, variant: Variant, case: Case) -> tuple[Estimate, Estimate] | None:
-        """Return the largest changes of a variant and of dense noise, or None unless the first is far larger.
+        """Return the largest change of a weight by a variant and by dense noise, if the former is far larger.
 
         A fitness that is linear over the changes of dense noise may be curved over larger ones.
         """

@@ -108,18 +108,21 @@ class RankedVariant:
         if n_eff is None or step is None or step.low <= 0 or self.is_exact:
             return None
         if n_eff.replicates and math.isinf(n_eff.high):
-            return None
+            return None  # the replicates set no upper end
         return n_eff.low / (step.high / _NS_PER_MS), n_eff.high / (step.low / _NS_PER_MS)
 
     @property
     def reach(self) -> "Bounds | None":
-        """The lower and upper bounds of the sort key (n_eff per ns, -step time in ns), at 95 %."""
+        """The lower and upper bounds of the sort key (n_eff per ns, -step time in ns), at 95 %.
+
+        The time in the key sorts exact variants, whose n_eff per ns is infinite.
+        """
         if self.rate is None or self.effective is None or self.step_ns is None:
             return None
         step = self.step_interval
         fast, slow = (step.low, step.high) if step else (self.step_ns, self.step_ns)
-        most = self.effective.high / fast if fast > 0 else math.inf
-        return (self.effective.low / slow, -slow), (most, -fast)
+        highest_rate = self.effective.high / fast if fast > 0 else math.inf
+        return (self.effective.low / slow, -slow), (highest_rate, -fast)
 
     def tied_with(self, others: Iterable["RankedVariant"]) -> str:
         """Return ``"tied with A, B"`` for the variants of :func:`tied`, or ``""``."""
@@ -128,7 +131,7 @@ class RankedVariant:
 
     @property
     def is_single(self) -> bool:
-        """Whether the step has fewer than two rounds, too few for a multiple."""
+        """Whether the step has at most one round, too few to compare its rate with that of others."""
         return self.step is None or len(self.step.samples) < _FEWEST_ROUNDS
 
     def times(self, other: "RankedVariant | None") -> float | None:
@@ -175,15 +178,18 @@ class Rankings:
 
     @cached_property
     def largest(self) -> list[Case]:
-        """For each shape the largest population at which half the variants have a rate, or the most."""
+        """One case of each shape: the largest population at which at least half the variants have a rate.
+
+        If there is none, it is the population with the most rates.
+        """
         by_shape: dict[Case, list[Case]] = {}
         for case in self.cases:
             by_shape.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
 
         def key(case: Case) -> tuple[int, int]:
             ranked = self.of(case)
-            numbers = sum(entry.rate is not None for entry in ranked)
-            return min(numbers, len(ranked) // 2), case.members
+            rates = sum(entry.rate is not None for entry in ranked)
+            return min(rates, len(ranked) // 2), case.members
 
         return [max(cases, key=key) for cases in by_shape.values()]
 
@@ -215,8 +221,8 @@ class Rankings:
             kappa=kappa,
             multiplier=self.grid.multiplier(variant, case, "base"),
             step=cell if isinstance(cell, Measurement) else None,
-            noise=self._most.get((variant, case, NOISE)),
-            peak=self._most.get((variant, case, PEAK)),
+            noise=self._largest_rows.get((variant, case, NOISE)),
+            peak=self._largest_rows.get((variant, case, PEAK)),
             law=self.qualities.rows_of_law(variant, case),
             skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None)
             or self._wrong.get((variant, case))
@@ -250,7 +256,7 @@ class Rankings:
         return impossible(self.grid.run)
 
     @cached_property
-    def _most(self) -> dict[tuple[Variant, Case, str], Measurement]:
+    def _largest_rows(self) -> dict[tuple[Variant, Case, str], Measurement]:
         """The rows of noise memory and peak memory; of several phases, the one with the most bytes."""
         rows = [
             row
@@ -319,16 +325,19 @@ def recommended(candidates: Sequence[_C]) -> list[_C]:
 
 
 def tied(best: _C, others: Iterable[_C]) -> list[_C]:
-    """Return the others, exact ones or not as the best is, whose upper bound reaches its lower bound.
+    """Return the others whose upper bound reaches the lower bound of the best.
 
+    If the best is exact, only exact ones can be tied with it; otherwise only those that are not exact.
     ``recommend``, the report page, titles of figures and the README's table of the best schemes name these.
     """
-    here = best.reach
+    if best.reach is None:
+        return []
+    lower_bound, _ = best.reach
     return [
         other
         for other in others
         if other != best and other.is_exact == best.is_exact
-        if here and (there := other.reach) and there[1] >= here[0]
+        if other.reach is not None and other.reach[1] >= lower_bound
     ]
 
 

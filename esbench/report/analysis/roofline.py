@@ -6,6 +6,7 @@ copy.
 Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 """
 
+import math
 from typing import Literal
 
 from esbench.schema import Case, Measurement, Run, Variant, Work
@@ -13,13 +14,15 @@ from esbench.stats import median, middle_60_percent
 
 CACHE_BYTES = 2**30
 """More bytes than a cache holds."""
-_WHOLE = 100.0
-_EXCUSED = 2.0
-"""How far beyond the peak others may be, relative to base, if base is beyond it."""
+_ALLOWED_OVER_BASE = 2.0
+"""If base exceeds the peak of arithmetic, variants may be up to this many times as far above it as base."""
 DISTURBED = "the peak was measured under a disturbance, so bounds computed from it are too high"
 
 
-def rate(run: Run, kind: Literal["copy", "matmul"], dtype: str) -> float | None:
+_PeakKind = Literal["copy", "matmul"]
+
+
+def rate(run: Run, kind: _PeakKind, dtype: str) -> float | None:
     """Return a device peak in bytes or flops per ns: amount over the 20th percentile of its samples.
 
     A disturbance makes a sample slower, and the very fastest may be a timer error: hence the 20th percentile.
@@ -41,55 +44,81 @@ def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
 
 
 def beats_arithmetic(run: Run, row: Measurement) -> bool:
-    """Return whether a call did arithmetic faster than a matrix product, which no cache explains."""
-    least, ns = _min_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
-    return bool(least and ns and least > ns)
+    """Return whether the arithmetic of a call is above the peak of the matrix product.
+
+    Traffic above its peak may come from a cache; for arithmetic there is no such explanation.
+    """
+    least_ns, ns = _min_ns(run, row.case.dtype, row.work).get("matmul"), median(row)
+    return bool(least_ns and ns and least_ns > ns)
+
+
+def percent_of_bound(run: Run, row: Measurement) -> float | None:
+    """Return the roofline bound of a row in percent of its time, None without a bound or a time."""
+    bound, ns = bound_ns(run, row.case.dtype, row.work), median(row)
+    return 100 * bound / ns if bound and ns else None
 
 
 def impossible(run: Run) -> dict[tuple[Variant, Case], str]:
-    """Return each variant and case whose numbers contradict each other -> the reason.
+    """Return each variant and case with an impossible number -> the reason.
 
-    A peak cannot be below the bytes of the output. Arithmetic above the device peak is a contradiction unless
-    base exceeds the peak as far, which was then measured under a disturbance; traffic is one above twice the
-    rate of a copy if the bytes fit in no cache: reading alone is faster than copying.
+    Impossible are:
+
+    - arithmetic above the device peak, unless base is above it as well: then the peak itself is too low,
+      because it was measured under a disturbance;
+    - traffic above twice the rate of a copy, of more bytes than a cache holds. A call that only reads may be
+      twice as fast as a copy, which also writes;
+    - a peak memory below the bytes of the output.
     """
     timed = [row for row in run.measurements if row.metric == "latency_ns" and row.work]
+    above_bound = [
+        (row, percent)
+        for row in timed
+        if (percent := percent_of_bound(run, row)) and percent > 100  # noqa: PLR2004
+    ]
+    arithmetic_limits: dict[Case, float] = {}
+    for row, percent in above_bound:
+        if row.variant.mode == "base" and beats_arithmetic(run, row):
+            limit = _ALLOWED_OVER_BASE * percent
+            arithmetic_limits[row.case] = max(arithmetic_limits.get(row.case, 0.0), limit)
+    reasons: dict[tuple[Variant, Case], str] = {}
+    for row, percent in above_bound:
+        if beats_arithmetic(run, row):
+            kind, limit = "arithmetic", arithmetic_limits.get(row.case, 100.0)
+        else:
+            fits_in_cache = row.work is None or row.work.moved_bytes <= CACHE_BYTES
+            kind, limit = "traffic", math.inf if fits_in_cache else 200.0
+        if percent > limit:
+            reason = f"{row.phase} is at {percent:.0f} % of the roofline bound, by {kind}"
+            reasons.setdefault((row.variant, row.case), reason)
     peaks = {
         (row.variant, row.case, row.phase): median(row)
         for row in run.measurements
         if row.metric == "peak_bytes"
     }
-    fast = [row for row in timed if _percent(run, row) > _WHOLE]
-    excused: dict[Case, float] = {}
-    for row in fast:
-        if row.variant.mode == "base" and beats_arithmetic(run, row):
-            excused[row.case] = max(excused.get(row.case, 0.0), _EXCUSED * _percent(run, row))
-    found: dict[tuple[Variant, Case], str] = {}
-    for row in fast:
-        by_arithmetic = beats_arithmetic(run, row)
-        is_large = row.work is not None and row.work.moved_bytes > CACHE_BYTES
-        is_too_fast = is_large and _percent(run, row) > 2 * _WHOLE
-        if _percent(run, row) > excused.get(row.case, 0.0) if by_arithmetic else is_too_fast:
-            kind = "arithmetic" if by_arithmetic else "traffic"
-            why = f"{row.phase} is at {_percent(run, row):.0f} % of the roofline bound, by {kind}"
-            found.setdefault((row.variant, row.case), why)
     for row in timed:
         peak = peaks.get((row.variant, row.case, row.phase))
         if row.work and peak is not None and peak < row.work.output_bytes:
-            why = f"{row.phase} has a peak of {peak:.0f} bytes and an output of {row.work.output_bytes:.0f}"
-            found.setdefault((row.variant, row.case), why)
-    return found
+            reason = (
+                f"{row.phase} has a peak of {peak:.0f} bytes and an output of {row.work.output_bytes:.0f}"
+            )
+            reasons.setdefault((row.variant, row.case), reason)
+    return reasons
 
 
-def _percent(run: Run, row: Measurement) -> float:
-    bound, ns = bound_ns(run, row.case.dtype, row.work), median(row)
-    return 100 * bound / ns if bound and ns else 0.0
+def _min_ns(run: Run, dtype: str, work: Work | None) -> dict[_PeakKind, float]:
+    """Return the least time in ns of the arithmetic and of the traffic of some work.
 
-
-def _min_ns(run: Run, dtype: str, work: Work | None) -> dict[str, float]:
-    """Return the least times in ns of arithmetic and traffic, empty if a peak that one needs is unknown."""
-    amounts = {"matmul": work.flops, "copy": work.moved_bytes} if work else {}
-    rates = {"matmul": rate(run, "matmul", dtype), "copy": rate(run, "copy", dtype)}
-    times = {kind: (amount, rates[kind]) for kind, amount in amounts.items() if amount}
-    known = {kind: amount / per_ns for kind, (amount, per_ns) in times.items() if per_ns}
-    return known if len(known) == len(times) else {}
+    Work without arithmetic, or without traffic, has no such entry. If a peak is missing, there is no entry
+    at all, because the longer of the two times is unknown.
+    """
+    if work is None:
+        return {}
+    amounts: dict[_PeakKind, float] = {"matmul": work.flops, "copy": work.moved_bytes}
+    times: dict[_PeakKind, float] = {}
+    for kind, amount in amounts.items():
+        if amount:
+            per_ns = rate(run, kind, dtype)
+            if not per_ns:
+                return {}
+            times[kind] = amount / per_ns
+    return times

@@ -47,16 +47,19 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
     for run in every:
         shown = pages.get(page(run))
         if run is not shown:
-            by_reason.setdefault(_reason(run, is_shown_device=run in runs), []).append(run.header.run_id)
+            by_reason.setdefault(_why_left_out(run, is_shown_device=run in runs), []).append(
+                run.header.run_id
+            )
     left_out = []
     for reason, ids in sorted(by_reason.items()):
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-        left_out.append(f"left out, {reason}: {max(ids)}{more}")
+        newest = max(ids)
+        left_out.append(f"left out, {reason}: {newest}{more}")
     devices = sorted({run.header.environment.slug for run in every})
     return RunSelection(pages, runs, devices, left_out, problems)
 
 
-def _reason(run: Run, *, is_shown_device: bool) -> str:
+def _why_left_out(run: Run, *, is_shown_device: bool) -> str:
     if not run.rows:
         return "without a row"
     if not is_shown_device:

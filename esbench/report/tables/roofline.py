@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
-from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, bound_ns, rate
+from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, percent_of_bound, rate
 from esbench.report.tables.measured import GridTable, grid_section, median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant, Work
@@ -20,7 +20,7 @@ _BY_TRAFFIC = "traffic above the rate of a copy: some data came from a cache"
 def sections(run: Run, operator: str) -> list[Section]:
     """Return the roofline of each phase and method of an operator in which a row has a bound."""
     timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
-    return [_section(grid) for grid in timed if any(_percent(run, row) for _, _, row in grid.cells)]
+    return [_section(grid) for grid in timed if any(percent_of_bound(run, row) for _, _, row in grid.cells)]
 
 
 def _section(grid: Grid) -> Section:
@@ -60,7 +60,7 @@ def _above(grid: Grid) -> Iterator[str]:
     """Notes on rows above 100 %, by arithmetic and by traffic."""
     by_cause: dict[str, list[float]] = {}
     for _, _, row in grid.cells:
-        percent = _percent(grid.run, row) or 0.0
+        percent = percent_of_bound(grid.run, row) or 0.0
         if percent > _WHOLE:
             cause = _BY_ARITHMETIC if beats_arithmetic(grid.run, row) else _BY_TRAFFIC
             by_cause.setdefault(cause, []).append(percent)
@@ -68,11 +68,6 @@ def _above(grid: Grid) -> Iterator[str]:
         if percents := by_cause.get(cause):
             worst = format_value("floor_percent", max(percents))
             yield f"above 100 % in {len(percents)} of {len(grid.cells)} cells, at most {worst}, by {cause}"
-
-
-def _percent(run: Run, row: Measurement) -> float | None:
-    bound, ns = bound_ns(run, row.case.dtype, row.work), median(row)
-    return 100 * bound / ns if bound and ns else None
 
 
 def _per_second(amount: Callable[[Work], float]) -> Callable[[Run, Measurement], float | None]:
@@ -85,7 +80,7 @@ def _per_second(amount: Callable[[Work], float]) -> Callable[[Run, Measurement],
 
 _VIEWS: dict[str, tuple[Callable[[Run, Measurement], float | None], str]] = {
     "floor_percent": (
-        _percent,
+        percent_of_bound,
         ": bound / median time, higher is better; data that stays in a cache can beat it.",
     ),
     "achieved_bytes_per_s": (
