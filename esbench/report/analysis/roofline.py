@@ -73,7 +73,7 @@ def impossible(run: Run) -> dict[tuple[Variant, Case], str]:
     above_bound = [
         (row, percent)
         for row in timed
-        if (percent := percent_of_bound(run, row)) and percent > 100  # noqa: PLR2004
+        if (percent := percent_of_bound(run, row)) and percent > 100  # noqa: PLR2004  # percent
     ]
     arithmetic_limits: dict[Case, float] = {}
     for row, percent in above_bound:

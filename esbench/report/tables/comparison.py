@@ -38,17 +38,18 @@ def summary(comparison: Comparison) -> str:
         lines.append(f"different: {one_line(first_names(list(changed)))}")
     if times:
         times.sort(key=lambda pair: -abs(math.log(pair.ratio or 1.0)))
-        apart = [pair for pair in times if pair.low and pair.high and not pair.low <= 1 <= pair.high]
-        unsure = [pair for pair in times if not (pair.low and pair.high)]
-        slower = sum((pair.ratio or 0.0) > 1 for pair in apart)
+        changed_times = [pair for pair in times if pair.low and pair.high and not pair.low <= 1 <= pair.high]
+        without_interval = [pair for pair in times if not (pair.low and pair.high)]
+        slower = sum((pair.ratio or 0.0) > 1 for pair in changed_times)
         shift = format_multiplier(median([pair.ratio or 0.0 for pair in times]))
         lines.append(
             f"B / A of {len(times)} times: median {shift}; beyond both intervals {slower} slower, "
-            f"{len(apart) - slower} faster" + (f"; {len(unsure)} without interval" if unsure else "")
+            f"{len(changed_times) - slower} faster"
+            + (f"; {len(without_interval)} without interval" if without_interval else "")
         )
-        sure = apart[: WORST - min(len(unsure), UNSURE)]
-        worst = [*sure, *unsure[: WORST - len(sure)]] or times[:WORST]
-        lines += [f"  {_change(pair)}" for pair in times if pair in worst]
+        shown = changed_times[: WORST - min(len(without_interval), UNSURE)]
+        shown += without_interval[: WORST - len(shown)]
+        lines += [f"  {_change(pair)}" for pair in times if pair in (shown or times[:WORST])]
     else:
         lines.append("the runs have no times in common")
     lone = f"rows only in A {len(comparison.only_a)}, only in B {len(comparison.only_b)}"

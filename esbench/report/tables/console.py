@@ -49,11 +49,11 @@ def run_summary(run: Run) -> str:
     title = f"Best {BEST} variants of each shape, dense noise and base ({LEGEND}):"
     if not ranked:
         title = f"Fastest {BEST} variants of each shape, then dense noise, base and naive:"
-    parts = [title]
-    parts += [tables[case] for case in cases[:TABLES]]
+    first, *others = (tables[case] for case in cases[:TABLES])
+    parts = [f"{title}\n{first}", *others]
     if len(cases) > TABLES:
         parts.append(f"and {pluralize(len(cases) - TABLES, 'more shape')}: --tables prints all")
-    return "\n\n".join(parts).replace(":\n\n", ":\n", 1) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def warnings(run: Run) -> list[str]:
@@ -75,6 +75,7 @@ def warnings(run: Run) -> list[str]:
             for ranked in cases[case].of(case)
             if ranked.rate is not None and not ranked.variant.baseline
         ]
+        # Only a variant that is as fast as the best one invites to be chosen by its time.
         small = [
             ranked
             for ranked in every
@@ -103,7 +104,7 @@ def _small_warning(case: Case, small: Sequence[RankedVariant]) -> str:
 
 
 def _ranked_cases(run: Run) -> dict[Case, Rankings]:
-    """Return the cases with a ranking that are worth a table."""
+    """Return the cases to show with their rankings: the main case of each operator, then one per shape."""
     return {
         case: ranking
         for operator in operators(run)
@@ -113,9 +114,12 @@ def _ranked_cases(run: Run) -> dict[Case, Rankings]:
 
 
 def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
-    """Return the cases, one of each operator first."""
-    first = {case.operator: case for case in reversed([*cases])}.values()
-    return [*reversed(first), *(case for case in cases if case not in first)]
+    """Return the first case of each operator, then all other cases."""
+    first_of_operator: dict[str, Case] = {}
+    for case in cases:
+        first_of_operator.setdefault(case.operator, case)
+    first_cases = list(first_of_operator.values())
+    return [*first_cases, *(case for case in cases if case not in first_cases)]
 
 
 def _ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
@@ -148,7 +152,7 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
         timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
         grid = next((grid for grid in timed if grid.method != UNMEASURED), None)
         for case in reversed(grid.cases if grid else []):
-            if grid and (rows := _times(grid, case)):
+            if grid and (rows := _rows_by_time(grid, case)):
                 header = (
                     captions.layer_and_members(case),
                     f"{grid.phase} (ms)",
@@ -159,7 +163,7 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
                 yield case, _table(header, rows)
 
 
-def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
+def _rows_by_time(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     """Return the rows of the fastest variants of a case, then those of dense noise, base and naive."""
     rows = [
         (variant, row) for variant in grid.variants if isinstance(row := grid.at(variant, case), Measurement)
@@ -167,15 +171,19 @@ def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     timed = sorted(((variant, ns) for variant, row in rows if (ns := median(row))), key=lambda pair: pair[1])
     best = [variant for variant, _ in timed if not variant.baseline][:BEST]
     shown = [(variant, ns) for variant, ns in timed if variant in best]
-    shown += [(v, ns) for v, ns in timed if v not in best and (v.name == DENSE or v.mode != "batched")]
-    reference = next((ns for variant, ns in timed if variant.name == DENSE), None)
+    shown += [
+        (variant, ns)
+        for variant, ns in timed
+        if variant not in best and (variant.name == DENSE or variant.mode != "batched")
+    ]
+    dense_ns = next((ns for variant, ns in timed if variant.name == DENSE), None)
 
     def peak(variant: Variant) -> str:
         row = grid.peak(variant, case)
         value = median(row) if row else None
         return format_cell(PEAK, value) if value else ""
 
-    def plain(variant: Variant) -> str:
+    def times_base(variant: Variant) -> str:
         ratio = grid.multiplier(variant, case, "base")
         return format_multiplier(ratio.value) if ratio else ""
 
@@ -183,8 +191,8 @@ def _times(grid: Grid, case: Case) -> list[tuple[str, ...]]:
         (
             _name(variant),
             format_cell(LATENCY, ns),
-            format_multiplier(reference / ns) if reference else "",
-            plain(variant),
+            format_multiplier(dense_ns / ns) if dense_ns else "",
+            times_base(variant),
             peak(variant),
         )
         for variant, ns in shown

@@ -85,10 +85,8 @@ def _value(metric: str, number: float) -> str:
 def _change_points_text(history: History, series: Series) -> str:
     if len(series.points) < MIN_RUNS:
         return "too short"
-    texts = [
-        " -> ".join(moment(history.runs[number]) for number in (before, after))
-        + f": {percentage(change_point.before, change_point.after)}"
-        for change_point in series.change_points
-        for before, after in [series.runs_around(change_point)]
-    ]
+    texts = []
+    for change_point in series.change_points:
+        before, after = (moment(history.runs[number]) for number in series.runs_around(change_point))
+        texts.append(f"{before} -> {after}: {percentage(change_point.before, change_point.after)}")
     return "; ".join(texts) or "none"

@@ -182,6 +182,7 @@ def _multipliers(grid: Grid, filler: GridTable, multiplier: Multiplier) -> Block
         return number_cell(shown)
 
     table = filler.table(cell)
+    # A peak is read once, not in rounds.
     methods = captions.ratio_methods(ratios) if multiplier != BYTES else ""
     note = f": {multiplier.formula}{methods}.{captions.stand_in_note(grid, reference)}"
     return Block(multiplier.title, note, table)

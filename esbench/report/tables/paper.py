@@ -52,8 +52,9 @@ def _rank_section(ranking: Rankings, case: Case, best: int) -> Section:
 
 
 def _time_section(grid: Grid, best: int) -> Section | None:
-    """Return the times of the case with the most numbers, the largest of several."""
+    """Return the times of the case with the most timed variants, of several such cases the largest."""
     by_case = {case: _variants_by_time(grid, case) for case in grid.cases}
+    # The cases are sorted by size, and max takes the first of equals.
     case = max(reversed(grid.cases), key=lambda case: len(by_case[case]))
     times = by_case[case]
     fastest: dict[str, Variant] = {}

@@ -17,73 +17,75 @@ def published_sections(measured: Run, *published: Run) -> list[Section]:
     Batch and dtype may differ; the captions say both.
     """
     every = [grid for operator in operators(measured) for grid in grids(measured, operator, TIMES)]
-    return [section for here in every if (section := _section(here, published))]
+    return [section for ours in every if (section := _section(ours, published))]
 
 
-def _section(here: Grid, published: Sequence[Run]) -> Section | None:
+def _section(ours: Grid, published: Sequence[Run]) -> Section | None:
     published_grids = [
-        there
+        theirs
         for run in published
-        for there in grids(run, here.operator, TIMES)
-        if _is_comparable(here, there)
+        for theirs in grids(run, ours.operator, TIMES)
+        if _is_comparable(ours, theirs)
     ]
     notes = Footnotes()
     blocks = [
         block
-        for their_grid in published_grids
+        for theirs in published_grids
         for multiplier in (SPEED, TIME)
-        if (block := _block(here, their_grid, multiplier, notes))
+        if (block := _block(ours, theirs, multiplier, notes))
     ]
     if not blocks:
         return None
-    others_conditions = (
-        f"Published: {captions.origin(their_grid.run)} {captions.conditions(their_grid, their_grid.cases)}"
-        for their_grid in published_grids
+    their_conditions = (
+        f"Published: {captions.origin(theirs.run)} {captions.conditions(theirs, theirs.cases)}"
+        for theirs in published_grids
     )
-    shown = [case for case in here.cases if any(_like(case, their_grid) for their_grid in published_grids)]
+    shown = [case for case in ours.cases if any(_matching_case(case, theirs) for theirs in published_grids)]
     return Section(
-        title=f"{here.operator}, {here.phase}: measured / published",
-        origin=f"Measured: {captions.origin(here.run)} {captions.conditions(here, shown)}",
-        conditions=" ".join(others_conditions),
+        title=f"{ours.operator}, {ours.phase}: measured / published",
+        origin=f"Measured: {captions.origin(ours.run)} {captions.conditions(ours, shown)}",
+        conditions=" ".join(their_conditions),
         blocks=tuple(blocks),
         footnotes=tuple(notes),
     )
 
 
-def _is_comparable(here: Grid, there: Grid) -> bool:
+def _is_comparable(ours: Grid, theirs: Grid) -> bool:
     """Return whether two grids show the same value and share a shape and a variant."""
     return (
-        (there.phase, there.metric, there.antithetic) == (here.phase, here.metric, here.antithetic)
-        and any(_like(case, there) for case in here.cases)
-        and any(variant in there.variants for variant in here.variants if not variant.baseline)
+        (theirs.phase, theirs.metric, theirs.antithetic) == (ours.phase, ours.metric, ours.antithetic)
+        and any(_matching_case(case, theirs) for case in ours.cases)
+        and any(variant in theirs.variants for variant in ours.variants if not variant.baseline)
     )
 
 
-def _block(here: Grid, there: Grid, multiplier: Multiplier, notes: Footnotes) -> Block | None:
+def _block(ours: Grid, theirs: Grid, multiplier: Multiplier, notes: Footnotes) -> Block | None:
     """Return our multipliers next to the published ones, None if one side lacks the baseline."""
-    if not there.reference(multiplier.mode) or not here.reference(multiplier.mode):
+    if not theirs.reference(multiplier.mode) or not ours.reference(multiplier.mode):
         return None
     filled = GridTable(
-        here,
-        tuple(variant for variant in here.variants if variant in there.variants),
-        tuple(case for case in here.cases if _like(case, there)),
+        ours,
+        tuple(variant for variant in ours.variants if variant in theirs.variants),
+        tuple(case for case in ours.cases if _matching_case(case, theirs)),
         notes,
     )
 
     def cell(variant: Variant, case: Case, _: Measurement) -> Cell:
-        like = _like(case, there)
+        their_case = _matching_case(case, theirs)
         values = (
-            multiple(here, variant, case, multiplier),
-            multiple(there, variant, like, multiplier) if like else None,
+            multiple(ours, variant, case, multiplier),
+            multiple(theirs, variant, their_case, multiplier) if their_case else None,
         )
         absent = CellNumber(multiplier.name, None, kind="multiple")
         return Cell("{} / {}", tuple(value or absent for value in values))
 
     note = f": {multiplier.formula}."
-    if not _batches(there) <= _batches(here):
-        ours, theirs = (captions.conditions(grid, grid.cases).removesuffix(".") for grid in (here, there))
-        note += f" Not the same batch or number format: measured with {ours}, published with {theirs}."
-    title = f"{multiplier.title}, measured / {captions.device(there.run)}"
+    if not _batches(theirs) <= _batches(ours):
+        measured, published = (
+            captions.conditions(grid, grid.cases).removesuffix(".") for grid in (ours, theirs)
+        )
+        note += f" Not the same batch or number format: measured with {measured}, published with {published}."
+    title = f"{multiplier.title}, measured / {captions.device(theirs.run)}"
     return Block(title, note, filled.table(cell))
 
 
@@ -91,7 +93,7 @@ def _batches(grid: Grid) -> set[tuple[str, int, int]]:
     return {(case.dtype, case.members, case.repeats) for case in grid.cases}
 
 
-def _like(case: Case, grid: Grid) -> Case | None:
+def _matching_case(case: Case, grid: Grid) -> Case | None:
     """Return the case of a grid that differs from this one at most in batch and dtype."""
     return next((candidate for candidate in grid.cases if _geometry(candidate) == _geometry(case)), None)
 

@@ -92,7 +92,7 @@ def _cases(qualities: Qualities, operator: str) -> list[Case]:
 
 def _law_section(qualities: Qualities, case: Case) -> Section:
     notes = Footnotes()
-    # Older runs lack them.
+    # Runs of older versions have no largest change and no bias.
     largest = ["largest change (sigma)"] if qualities.methods(case, LARGEST) else []
     has_bias = bool(qualities.methods(case, BIAS))
 
@@ -191,6 +191,7 @@ def _plain(metric: str, value: float | None, trace: Trace | None) -> Cell | None
 
 
 def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, method: str) -> Cell | None:
+    # A metric with a column for each of several methods has the method in its name.
     name = metric if method in {_DOTS, _SPECTRUM, ONE_WEIGHT} else f"{metric}_{method}"
     mean = qualities.estimate(variant, case, metric, method)
     return estimate_cell(name, mean, qualities.trace(variant, case, metric, method))

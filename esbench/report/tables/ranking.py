@@ -8,7 +8,7 @@ import msgspec
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, Trace, operators
-from esbench.report.analysis.quality import EXACT, MORE, percent_of_members
+from esbench.report.analysis.quality import ABOUT_ALL, EXACT, MORE, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended, tied
 from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
@@ -189,7 +189,7 @@ def ranking_columns(
 def ranking_texts(
     grid: Grid, ranked: RankedVariant, reference: RankedVariant | None, notes: Footnotes | None = None
 ) -> dict[str, str]:
-    """Return the cells of a variant by heading, without the numbers of footnotes; empty without a number."""
+    """Return heading -> text of each column of a ranking, without footnotes; empty for a missing number."""
     columns = ranking_columns(grid, ranked, reference, notes or Footnotes())
     cells = {heading: cell() for heading, cell in columns.items()}
     texts = {heading: _MARK.sub("", cell.text()) if cell else "" for heading, cell in cells.items()}
@@ -200,9 +200,9 @@ def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     if ranked.effective is None:
         return None
     members = ranked.case.members
-    text = percent_of_members(ranked.effective, members).removesuffix(" %")
-    if ranked.is_exact or text.startswith("about"):
-        return Cell(text)
+    text = percent_of_members(ranked.effective, members)
+    if text in {EXACT, ABOUT_ALL}:
+        return Cell(text.removesuffix(" %"))
     is_bound = text.startswith("at least")
     value = ranked.effective.low if is_bound else ranked.effective.value
     low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
@@ -274,7 +274,7 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
     ranked = ranking.of(case)
     reference = dense(ranked)
     if reference is None or reference.times(reference) is None:
-        return []
+        return []  # no variant can be shown as a multiple of dense noise
     candidates = [
         scheme
         for scheme in ranked
@@ -289,7 +289,7 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
             name = best.variant.name
             if best.wastes_members:
                 name = notes.mark(name, _wasted_note(case, [best]))
-            if equals := [other.variant.name for other in tied(best, candidates)]:
-                name = notes.mark(name, f"tied with {first_names(equals)}: their intervals overlap")
+            if tied_names := [other.variant.name for other in tied(best, candidates)]:
+                name = notes.mark(name, f"tied with {first_names(tied_names)}: their intervals overlap")
             rows.append((Cell(f"{case.members:,}"), Cell(name), *filled))
     return rows

@@ -48,9 +48,9 @@ def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[V
     ``trained_with`` returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
     every = list(recommendations)
-    tables = [_figures(found, trained_with) for found in every if found.recommended]
+    tables = [_figures(answered, trained_with) for answered in every if answered.recommended]
     legend = f"{LEGEND}. All variants and why: --tables" if tables else "Why: --tables"
-    runs = dict.fromkeys(wrap(short_origin(found.run)) for found in every)
+    runs = dict.fromkeys(wrap(short_origin(answered.run)) for answered in every)
     return "\n".join([*filter(None, ["\n\n".join(tables)]), legend, *runs])
 
 

@@ -11,7 +11,7 @@ from esbench.schema import Case, Measurement, Run, Variant, Work
 from esbench.stats import median
 from esbench.units import ABSENT, format_value, quantity
 
-_S = 1e9
+_NS_PER_S = 1e9
 _WHOLE = 100.0
 _BY_ARITHMETIC = f"arithmetic above the peak of the matrix product: {DISTURBED}"
 _BY_TRAFFIC = "traffic above the rate of a copy: some data came from a cache"
@@ -48,16 +48,16 @@ def _block(filled: GridTable, metric: str) -> Block:
 
 def _peaks(grid: Grid) -> Iterator[str]:
     copy, product = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
-    peaks = [f"copy {format_value('bytes_per_s', copy * _S)}"] if copy else []
+    peaks = [f"copy {format_value('bytes_per_s', copy * _NS_PER_S)}"] if copy else []
     if product:
-        peaks.append(f"matrix product in {grid.dtype} {format_value('flops_per_s', product * _S)}")
+        peaks.append(f"matrix product in {grid.dtype} {format_value('flops_per_s', product * _NS_PER_S)}")
     yield f"device peaks, by the p20 of their samples: {', '.join(peaks)}"
     yield from _above(grid)
     yield f"{ABSENT}: the variant declares no minimum work, or the peak was not measured"
 
 
 def _above(grid: Grid) -> Iterator[str]:
-    """Notes on rows above 100 %, by arithmetic and by traffic."""
+    """Yield a note on the rows above 100 % by arithmetic, and one on those by traffic."""
     by_cause: dict[str, list[float]] = {}
     for _, _, row in grid.cells:
         percent = percent_of_bound(grid.run, row) or 0.0
@@ -73,7 +73,7 @@ def _above(grid: Grid) -> Iterator[str]:
 def _per_second(amount: Callable[[Work], float]) -> Callable[[Run, Measurement], float | None]:
     def value(_: Run, row: Measurement) -> float | None:
         ns = median(row)
-        return amount(row.work) / ns * _S if row.work and ns else None
+        return amount(row.work) / ns * _NS_PER_S if row.work and ns else None
 
     return value
 

@@ -267,12 +267,9 @@ def estimate_cell(metric: str, estimate: Estimate | None, trace: Trace | None) -
     """Return the cell of a mean over replicates, or None without a mean."""
     if estimate is None:
         return None
-    low, high = (
-        (None, None)
-        if estimate.half is None
-        else (estimate.mean - estimate.half, estimate.mean + estimate.half)
-    )
-    return number_cell(CellNumber(metric, estimate.mean, trace, low, high, kind="number"))
+    mean, half = estimate.mean, estimate.half
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return number_cell(CellNumber(metric, mean, trace, low, high, kind="number"))
 
 
 def n_eff_cell(metric: str, n_eff: EffectiveSize | None, trace: Trace | None) -> Cell | None:
