@@ -63,7 +63,7 @@ def layer(case: Case) -> str:
     """Return the name of a layer with its sizes: ``Conv2d 16 -> 32, 3x3, 28x28, stride=2``."""
     sizes = [f"{case.in_channels} -> {case.out_channels}"]
     sizes += ["x".join(map(str, size)) for size in (case.kernel_size, case.input_size) if size]
-    plain = Case(operator=case.operator, out_channels=1, in_channels=1)
+    defaults = Case(operator=case.operator, out_channels=1, in_channels=1)
     named = (
         "stride",
         "padding",
@@ -76,7 +76,7 @@ def layer(case: Case) -> str:
         "repeats",
     )
     options = [
-        f"{name}={getattr(case, name)}" for name in named if getattr(case, name) != getattr(plain, name)
+        f"{name}={getattr(case, name)}" for name in named if getattr(case, name) != getattr(defaults, name)
     ]
     return f"{case.operator} {', '.join([*sizes, *options])}"
 
@@ -92,19 +92,20 @@ def metric(name: str) -> str:
 
 
 def short_metric(name: str) -> str:
-    """Return the description of a metric for a title, without how it was read."""
+    """Return the description of a metric up to its first detail, in lower case: ``peak memory``."""
     description = re.split(r" above| \(|,", metric(name))[0]
     return description[:1].lower() + description[1:]
 
 
 def heading_suffix(grid: Grid) -> str:
-    """Return the end of a heading: dtype and method, if the run has several."""
+    """Return the end of a heading: the dtype and the method, each only if the run has several of them."""
     dtypes = {row.case.dtype for row in _same_metric(grid)}
-    return f"{f', {grid.dtype}' if len(dtypes) > 1 else ''}{method(grid)}"
+    dtype = f", {grid.dtype}" if len(dtypes) > 1 else ""
+    return f"{dtype}{method(grid)}"
 
 
 def method(grid: Grid) -> str:
-    """Return the end of a heading: the method, if the run has several."""
+    """Return the end of a heading: ``", method graph"`` if the run has several methods, else empty."""
     return f", method {grid.method}" if len({row.method for row in _same_metric(grid)}) > 1 else ""
 
 
@@ -116,7 +117,7 @@ def _same_metric(grid: Grid) -> Iterator[Measurement]:
 
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:
-    """Return dtype, batch and method of these columns; the method of a CPU is always "host" and left out."""
+    """Return dtype, batch and method of these cases; the method of a CPU is always "host" and left out."""
     batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
     if len(batches) > _MAX_BATCHES:
         batches = [f"{batches[0]} to {batches[-1]}"]
@@ -142,15 +143,17 @@ def source(run: Run) -> str:
 
 def origin(run: Run) -> str:
     """Return the device, suite, date, id, commit and versions of a run, and warnings."""
-    here = run.header.environment
+    environment = run.header.environment
     if is_published(run):
         return f"{source(run)}, not measured by esbench."
-    commit = f"commit {short_commit(run)}" if here.commit else "commit unknown"
-    commit += " with uncommitted changes" if here.dirty else ""
-    where = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
+    commit = f"commit {short_commit(run)}" if environment.commit else "commit unknown"
+    commit += " with uncommitted changes" if environment.dirty else ""
+    where = environment.device_name
+    if environment.device == "cpu":
+        where += f" ({pluralize(environment.threads, 'thread')})"
     return (
         f"{invalid_note(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
-        f"run {run.header.run_id}, {commit}, esbench {here.esbench}, torch {here.torch}."
+        f"run {run.header.run_id}, {commit}, esbench {environment.esbench}, torch {environment.torch}."
         f"{_partial_note(run)}{unfinished_note(run)}{_disturbed_note(run)}"
     )
 
@@ -203,11 +206,13 @@ def shorten(reason: str, longest: int = _CELL_CHARS) -> str:
     """Return the first clause of a reason, for a cell; a leading ``file:line:`` is dropped."""
     if reason.startswith(UNRELIABLE):
         return UNRELIABLE
-    clause = re.split(r"[:;,.(]\s", re.sub(r"^\S+: ", "", reason))[0].strip()
+    without_place = re.sub(r"^\S+: ", "", reason)
+    clause = re.split(r"[:;,.(]\s", without_place)[0].strip()
     return clause if len(clause) <= longest else f"{clause[: longest - 1].rstrip()}…"
 
 
 def _widths(ratios: Sequence[Ratio]) -> str:
+    """Return a clause on how many ratios have an interval, and on the median and the largest half width."""
     widths = [100 * ratio.relative for ratio in ratios if ratio.relative is not None]
     if not widths:
         return f"; no 95 % intervals: the rows of {len(ratios)} cells share too few rounds"
@@ -223,11 +228,12 @@ def _partial_note(run: Run) -> str:
 
 def _disturbed_note(run: Run) -> str:
     """Return a warning if other programs used the processor when the run began, else empty."""
-    here = run.header.environment
-    if here.load is None or here.load <= _IDLE * here.threads:
+    environment = run.header.environment
+    if environment.load is None or environment.load <= _IDLE * environment.threads:
         return ""
+    threads = pluralize(environment.threads, "thread")
     return (
-        f" Load {format_number(here.load)} on {pluralize(here.threads, 'thread')} at the start: "
+        f" Load {format_number(environment.load)} on {threads} at the start: "
         "other programs may have disturbed these times."
     )
 
@@ -240,10 +246,10 @@ def is_published(run: Run) -> bool:
 def sample_warnings(grid: Grid) -> Iterator[str]:
     """Yield footnotes on the samples of a grid: labels, budgets, outliers, clocks, throttling.
 
-    Each has the number of cells that it concerns, and names one or the worst. No sample is dropped.
+    Each says how many cells it concerns, and names the worst or any of them. No sample is dropped.
     """
     names = dict(zip(grid.cases, headings(grid.cases), strict=True))
-    rows = {f"{v.label(grid.operator)} {names[case]}": row for v, case, row in grid.cells}
+    rows = {f"{variant.label(grid.operator)} {names[case]}": row for variant, case, row in grid.cells}
     by_kind: dict[str, list[tuple[str, str]]] = {}
     for name, row in rows.items():
         for warning in _warnings(row):
@@ -254,19 +260,19 @@ def sample_warnings(grid: Grid) -> Iterator[str]:
         example = f"such as {name}" if len(same_kind) > 1 else name
         yield f"{warning}: {len(same_kind)} of {len(rows)} cells, {example}"
     clock = median_clock(grid.run)
-    off = f"off the run's median clock by more than {_percent(MAX_CLOCK_DEVIATION)}"
+    off_clock = f"off the run's median clock by more than {_percent(MAX_CLOCK_DEVIATION)}"
     kinds: tuple[tuple[str, str, Callable[[Measurement], float], float], ...] = (
         (f"outliers (modified z-score above {MIN_OUTLIER_SCORE:g}), kept", "samples", outlier_share, 0.1),
-        (off, "visits", lambda row: off_clock_share(row, clock), 0.0),
+        (off_clock, "visits", lambda row: off_clock_share(row, clock), 0.0),
         ("throttled", "visits", throttled_share, 0.0),
     )
-    for kind, what, share, notable in kinds:
-        shares = {name: value for name, row in rows.items() if (value := share(row)) > notable}
+    for kind, noun, share, threshold in kinds:
+        shares = {name: value for name, row in rows.items() if (value := share(row)) > threshold}
         if shares:
             worst = max(shares, key=lambda name: shares[name])
-            above = f"more than {_percent(notable)} of the {what}" if notable else what
+            above = f"more than {_percent(threshold)} of the " if threshold else ""
             cells = f"{len(shares)} of {len(rows)} cells"
-            yield f"{kind}: {above} in {cells}, at most {_percent(shares[worst])} in {worst}"
+            yield f"{kind}: {above}{noun} in {cells}, at most {_percent(shares[worst])} in {worst}"
 
 
 def _warnings(row: Measurement) -> Iterator[str]:

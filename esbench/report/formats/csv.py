@@ -14,7 +14,9 @@ _KEY = (
     *("antithetic", "phase", "method"),
 )
 """The columns that identify an observation."""
-_FORMULAS = ("=", "+", "-", "@", "'")
+_FORMULA_STARTS = ("=", "+", "-", "@")
+_APOSTROPHE = "'"
+"""In front of a text it tells a spreadsheet that this is no formula."""
 
 
 def comma_separated(columns: Sequence[str], lines: Iterable[Mapping[str, object]]) -> str:
@@ -23,17 +25,21 @@ def comma_separated(columns: Sequence[str], lines: Iterable[Mapping[str, object]
     A text that a spreadsheet would evaluate as a formula gets an apostrophe.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(map(_plain, columns)), restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, list(map(_without_formula, columns)), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({str(_plain(name)): _plain(value) for name, value in line.items()} for line in lines)
+    writer.writerows(
+        {str(_without_formula(name)): _without_formula(value) for name, value in line.items()}
+        for line in lines
+    )
     return text.getvalue()
 
 
-def _plain(value: object) -> object:
+def _without_formula(value: object) -> object:
     if not isinstance(value, str):
         return value
     line = one_line(value)
-    return f"'{line}" if line.startswith(_FORMULAS) else line
+    # A text's own apostrophe gets a second one, because the first is not shown.
+    return f"{_APOSTROPHE}{line}" if line.startswith((*_FORMULA_STARTS, _APOSTROPHE)) else line
 
 
 def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
@@ -75,6 +81,7 @@ def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
 
 
 def _key(run_id: str, device: str, row: Row) -> dict[str, object]:
+    """Return the columns that identify the observation of a row."""
     case = row.case
     values = (
         *(run_id, device, case.operator, row.variant.label(case.operator), case.label),

@@ -36,8 +36,8 @@ class Export(NamedTuple):
 def export(run: Run, form: str) -> Export:
     """Convert a run to one of :data:`FORMATS`.
 
-    Exported are all rows but repeated ones (a baseline is measured in each co-resident group: the first
-    counts) and measurements of variants that failed.
+    Left out are measurements of variants that failed, and the repeated rows of baselines, which are measured
+    in each co-resident group: the first counts.
 
     Raises:
         UserError: the format needs a package that is not installed.
@@ -98,23 +98,23 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
                 "stats": {**statistics, "data": stats.data, "iterations": 1},
             }
         )
-    here = run.header.environment
+    environment = run.header.environment
     document = {
         "machine_info": {
             "node": "",
-            "processor": here.cpu,
+            "processor": environment.cpu,
             "machine": "",
-            "python_version": here.python,
-            "system": here.platform,
+            "python_version": environment.python,
+            "system": environment.platform,
             "release": "",
-            "cpu": {"brand_raw": here.cpu, "count": here.threads},
-            "esbench": msgspec.to_builtins(here),
+            "cpu": {"brand_raw": environment.cpu, "count": environment.threads},
+            "esbench": msgspec.to_builtins(environment),
         },
         "commit_info": {
-            "id": here.commit or "unknown",
+            "id": environment.commit or "unknown",
             "time": None,
             "author_time": None,
-            "dirty": here.dirty,
+            "dirty": environment.dirty,
             "project": "esbench",
             "branch": "(unknown)",
         },
@@ -181,6 +181,7 @@ def _measurements(rows: Sequence[Row]) -> list[Measurement]:
 
 
 def _parameters(row: Measurement) -> dict[str, str]:
+    """Return the fields that identify a row, by name, each as text on one line."""
     named = {
         "variant": row.variant.label(row.case.operator),
         "case": row.case.label,

@@ -7,7 +7,6 @@ whatever names and reasons contain.
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import reduce
 from importlib import resources
 
 from esbench.report.tables.table import Block, Section
@@ -40,17 +39,19 @@ _SPECIAL = {
 
 
 def escape(text: str) -> str:
-    """Return a text in which nothing is a command; a character that is not in ASCII becomes ``?``."""
-    return re.sub("-(?=-)", "-{}", "".join(map(_letter, one_line(text))))  # two hyphens would be one dash
+    """Return a text in which nothing is a command, on one line and in ASCII."""
+    escaped = "".join(map(_escape_character, one_line(text)))
+    return re.sub("-(?=-)", "-{}", escaped)  # LaTeX prints two hyphens as a dash
 
 
-def _letter(letter: str) -> str:
-    if letter in _SPECIAL:
-        return _SPECIAL[letter]
-    if letter.isascii():
-        return letter
-    plain = unicodedata.normalize("NFKD", letter)[0]  # without an accent
-    return plain if plain.isascii() and plain.isalnum() else "?"
+def _escape_character(character: str) -> str:
+    """Return the LaTeX of a character; outside ASCII its letter without accents, or ``?`` if it has none."""
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+    if character.isascii():
+        return character
+    unaccented = unicodedata.normalize("NFKD", character)[0]
+    return unaccented if unaccented.isascii() and unaccented.isalnum() else "?"
 
 
 def page(
@@ -134,7 +135,9 @@ def _typeset(text: str) -> str:
         (r"-\textgreater{}", r"$\to$"),
         *((f"x {name}", rf"$\times$~{name}") for name in ("dense", "base", "naive")),
     )
-    typeset = reduce(lambda escaped, formula: escaped.replace(*formula), formulas, escape(text))
+    typeset = escape(text)
+    for words, formula in formulas:
+        typeset = typeset.replace(words, formula)
     return re.sub(r" ?\{\[\}(\d+)\{\]\}", r"\\textsuperscript{\1}", typeset)
 
 
