@@ -137,6 +137,7 @@ def _median(samples: _Rounds) -> float | None:
 
 @lru_cache(2**14)
 def _round_medians(samples: _Rounds) -> tuple[float | None, ...]:
+    """Return one median per round, ``None`` for a round without usable samples."""
     return tuple(map(median_of_values, samples))
 
 
@@ -189,9 +190,9 @@ def invalid_reasons(run: Run) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def round_medians(measurement: Measurement) -> tuple[float | None, ...]:
-    """Return one median per round, ``None`` for a round without usable samples."""
-    return _round_medians(measurement.samples)
+def round_medians(measurement: Measurement) -> list[float]:
+    """Return one median per round, without rounds that have no usable samples."""
+    return [value for value in _round_medians(measurement.samples) if value is not None]
 
 
 def share_rounds(a: Measurement, b: Measurement) -> bool:
@@ -210,7 +211,7 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     if (a.metric, a.method) != (b.metric, b.method):
         return None
     if share_rounds(a, b):
-        pairs = zip(round_medians(a), round_medians(b), strict=False)
+        pairs = zip(_round_medians(a.samples), _round_medians(b.samples), strict=False)
         ratios = [x / y for x, y in pairs if x is not None and y is not None and y > 0]
         if len(ratios) >= _FEWEST_ROUNDS:
             bounds = interval(ratios)

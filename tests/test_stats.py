@@ -49,7 +49,7 @@ def test_the_median_lies_in_its_interval(rounds: list[list[float]]) -> None:
     """Rounds of any size weigh the same, in the median and in its interval."""
     measured = row(*map(tuple, rounds))
     middle = median(measured)
-    result = interval([value for value in round_medians(measured) if value is not None])
+    result = interval(round_medians(measured))
     assert middle is not None
     assert result is not None
     assert result.low <= middle == result.median <= result.high

@@ -122,7 +122,7 @@ def test_missing_values_and_zeros() -> None:
     runs = [a_run(day, [bytes_row(DENSE, SMALL, "noise_bytes", day - 1)]) for day in (1, 2)]
     result = history(runs, metric="noise_bytes")
     assert values(result) == [1.0]
-    assert result.left_out == ("1 values of 0 are left out: a logarithmic axis has no place for them",)
+    assert result.left_out == ("left out, 1 value of 0: a logarithmic axis has no place for them",)
 
 
 def test_the_table_has_changes_and_their_commits() -> None:

@@ -219,9 +219,9 @@ def _pair(key: Key, a: Measurement, b: Measurement) -> Pair:
     if key.phase == QUALITY:
         quality_a, quality_b = quality(a), quality(b)
         return Pair(key, quality_a, quality_b, _divide(quality_b, quality_a), None, None)
-    rounds = [[value for value in round_medians(row) if value is not None] for row in (a, b)]
-    median_a, median_b = map(median_of_values, rounds)
-    interval_a, interval_b = (interval(values, _CONFIDENCE) for values in rounds)
+    medians_a, medians_b = round_medians(a), round_medians(b)
+    median_a, median_b = median_of_values(medians_a), median_of_values(medians_b)
+    interval_a, interval_b = interval(medians_a, _CONFIDENCE), interval(medians_b, _CONFIDENCE)
     low = _divide(interval_b.low, interval_a.high) if interval_a and interval_b else None
     high = _divide(interval_b.high, interval_a.low) if interval_a and interval_b else None
     return Pair(key, median_a, median_b, _divide(median_b, median_a), low, high)

@@ -20,7 +20,7 @@ from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, gr
 from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
-from esbench.text import first_names, one_line
+from esbench.text import first_names, one_line, pluralize
 from esbench.units import ABSENT, format_value
 
 _COMMIT_DIGITS = 7
@@ -159,7 +159,9 @@ def history(  # noqa: PLR0913  # the options of the command
     if in_few_runs:
         left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(in_few_runs)}")
     if zeros:
-        left_out.append(f"{zeros} values of 0 are left out: a logarithmic axis has no place for them")
+        left_out.append(
+            f"left out, {pluralize(zeros, 'value')} of 0: a logarithmic axis has no place for them"
+        )
     # Baselines come last; other variants are in the order in which the runs first have them.
     order = {variant: index for index, variant in enumerate(dict.fromkeys(v for _, v in by_series))}
     chosen.sort(key=lambda pair: (*_sort_key(pair[0]), pair[1].baseline, order[pair[1]]))
@@ -223,9 +225,9 @@ def _point(  # noqa: PLR0913, PLR0917  # a cell and its run
         point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
     else:
         value = median(row)
-        medians_interval = interval([middle for middle in round_medians(row) if middle is not None])
-        ends = (medians_interval.low, medians_interval.high) if medians_interval else (None, None)
-        point = Point(number, value, *ends) if value is not None else None
+        ends = interval(round_medians(row))
+        low, high = (ends.low, ends.high) if ends else (None, None)
+        point = Point(number, value, low, high) if value is not None else None
     return point if point and math.isfinite(point.value) else None
 
 

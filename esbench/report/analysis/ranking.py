@@ -71,8 +71,7 @@ class RankedVariant:
     @cached_property
     def step_interval(self) -> Interval | None:
         """The 95 % interval of the time of a step."""
-        medians = [value for value in round_medians(self.step) if value is not None] if self.step else []
-        return interval(medians)
+        return interval(round_medians(self.step)) if self.step else None
 
     @property
     def peak_bytes(self) -> float | None:

@@ -211,6 +211,4 @@ def _samples(row: Measurement) -> list[float]:
 
 def _values_of_median(row: Measurement) -> list[float]:
     """Return the values whose median has an interval: medians of rounds, or a quality's replicates."""
-    if row.phase == QUALITY:
-        return _samples(row)
-    return [value for value in round_medians(row) if value is not None]
+    return _samples(row) if row.phase == QUALITY else round_medians(row)

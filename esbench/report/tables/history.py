@@ -1,4 +1,4 @@
-"""A history as tables, and as one JSON object."""
+"""A history as tables: the first and last value of each series, and its change points."""
 
 from collections.abc import Sequence
 

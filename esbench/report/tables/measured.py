@@ -95,7 +95,7 @@ class GridTable:
 
 def median_number(run: Run, row: Measurement) -> CellNumber:
     """Return the median of a row with the interval of its rounds."""
-    ends = interval([value for value in round_medians(row) if value is not None])
+    ends = interval(round_medians(row))
     return CellNumber(
         row.metric,
         median(row),
