@@ -96,7 +96,7 @@ def test_different_devices_are_refused() -> None:
     with pytest.raises(UserError, match=r"A ran on Test CPU, .*B on Other GPU.*--across-devices"):
         compare(a, b)
     assert len(compare(a, b, across_devices=True).pairs) == 2
-    for field, here, there, shown in (
+    for field, value_a, value_b, shown in (
         ("cpu", "Zen 2", "Zen 5", "A ran on cpu Zen 2, B on cpu Zen 5"),
         ("threads", 2, 64, "A ran on threads 2, B on threads 64"),
         ("device_memory_bytes", 16, 32, "device_memory_bytes 16"),
@@ -105,7 +105,7 @@ def test_different_devices_are_refused() -> None:
         ("uuid", "GPU-1", "MIG-2", "kind GPU, B on kind MIG"),
     ):
         message = different_devices(
-            synthetic.changed(a, **{field: here}), synthetic.changed(a, **{field: there})
+            synthetic.changed(a, **{field: value_a}), synthetic.changed(a, **{field: value_b})
         )
         assert shown in message
         assert bool(message) == bool(shown), field

@@ -33,9 +33,9 @@ def with_base(
 )
 def test_base_far_from_its_roofline_is_load(milliseconds: float, is_loaded: bool) -> None:
     """A base of 300 times its bound is; one of 240 times, or a call of a few microseconds, is not."""
-    found = reasons_unreliable(with_base(milliseconds, WORK))
+    reasons = reasons_unreliable(with_base(milliseconds, WORK))
     reason = "unreliable: load: the forward of base took 15.0 ms, 300 times its roofline bound"
-    assert found == ({SQUARE: reason} if is_loaded else {})
+    assert reasons == ({SQUARE: reason} if is_loaded else {})
     tiny = msgspec.structs.replace(WORK, moved_bytes=20)
     assert reasons_unreliable(with_base(0.05, tiny)) == {}
 
@@ -43,8 +43,8 @@ def test_base_far_from_its_roofline_is_load(milliseconds: float, is_loaded: bool
 def test_base_twice_as_slow_as_in_an_earlier_run_is_load() -> None:
     """Only finished, valid runs of the same device count."""
     earlier = with_base(1.0, run_id="20260101T000000Z-quick-0001")
-    here = msgspec.structs.replace(earlier.header.environment, cpu="B")
-    header = msgspec.structs.replace(earlier.header, environment=here)
+    environment = msgspec.structs.replace(earlier.header.environment, cpu="B")
+    header = msgspec.structs.replace(earlier.header, environment=environment)
     elsewhere = msgspec.structs.replace(earlier, header=header)
     broken = msgspec.structs.replace(
         earlier, end=msgspec.structs.replace(earlier.end, invalid=("throttled",)) if earlier.end else None
@@ -59,7 +59,7 @@ def test_base_twice_as_slow_as_in_an_earlier_run_is_load() -> None:
         assert (SQUARE in reasons_unreliable(run, [run, *history])) == is_loaded
 
 
-def test_every_ranking_says_so_in_place_of_its_numbers() -> None:
+def test_load_is_shown_in_place_of_the_numbers_of_a_ranking() -> None:
     """Console, tables, page and recommendation give the reason; `recommend` prefers a quiet run."""
     loaded, quiet = with_base(15.0, WORK, run_id="20260202T000000Z-quick-0002"), ranking_cases.run()
     reason = "unreliable: load: the forward of base took 15.0 ms, 300 times its roofline bound"
@@ -73,10 +73,13 @@ def test_every_ranking_says_so_in_place_of_its_numbers() -> None:
     (view, *_) = views(loaded, "Linear")
     assert {row.reason for row in view.rows if row.variant.mode == "batched"} >= {f"unavailable: {reason}"}
     assert not any(row.reach for row in view.rows)
-    found = recommend([loaded], SQUARE)
-    assert found
-    assert answer(found).replace("\n", " ") == f"Linear 64 -> 64, 1024 members: no recommendation, {reason}."
-    assert reason in details(found)
+    recommendation = recommend([loaded], SQUARE)
+    assert recommendation
+    assert (
+        answer(recommendation).replace("\n", " ")
+        == f"Linear 64 -> 64, 1024 members: no recommendation, {reason}."
+    )
+    assert reason in details(recommendation)
     best = recommend([loaded, quiet], SQUARE)
     assert best
     assert (best.run, bool(best.recommended)) == (quiet, True)

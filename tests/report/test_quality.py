@@ -120,7 +120,7 @@ def test_fitted_kappa_beside_its_closed_form() -> None:
 
 def test_qualities_of_two_runs_are_compared() -> None:
     """Qualities are compared by the values in tables: n_eff by reciprocals, others by their mean."""
-    here = ranking_cases.run()
+    run = ranking_cases.run()
     for metric, value, before in (("stable_rank", (3.0,), 17.5), ("kappa", (0.0, 0.0, 3.0), 0.0)):
         method = "one perturbation" if metric == "stable_rank" else "linear fitness"
         others = [
@@ -132,12 +132,12 @@ def test_qualities_of_two_runs_are_compared() -> None:
             )
         ]
         changed = quality_row(DENSE, SQUARE, metric, method, *value)
-        (pair,) = compare(here, ranking_cases.run([*others, changed])).counts
+        (pair,) = compare(run, ranking_cases.run([*others, changed])).counts
         assert pair.key.metric == metric
         assert [pair.a, pair.b] == pytest.approx([before, sum(value) / len(value)])
     (pair,) = (
         pair
-        for pair in compare(here, with_effective(100.0, 100.0, 400.0)).counts
+        for pair in compare(run, with_effective(100.0, 100.0, 400.0)).counts
         if pair.key.metric == "effective_members"
     )
     assert pair.a == pytest.approx(1024)
@@ -231,7 +231,7 @@ def test_each_method_and_case_has_its_own_ranking() -> None:
     assert quality_sections(run, "Linear") == []
 
 
-def test_the_terminal_shows_the_largest_population_that_most_could_do() -> None:
+def test_the_terminal_shows_the_largest_population_at_which_most_variants_have_a_rate() -> None:
     """The terminal shows one ranking per shape of a sweep; the page shows all."""
     cases = [linear(64, members=members) for members in (64, 256, 1024)]
     alone = [row for row in rows(cases[-1]) if row.variant in {DENSE, BASE}]

@@ -218,12 +218,13 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
         keys |= dict.fromkeys(_keys_of_reasons(rows, {phase for phase, _, _ in keys}, is_empty=is_empty))
     batched = [row for row in rows if row.variant.mode == "batched"]
     measured = {_key(row) for row in batched if isinstance(row, Measurement)}
-    refused = {(row.phase, row.method) for row in batched if isinstance(row, Skipped)}
-    by_any_method = {(phase, metric) for phase, metric, _ in measured}
+    skipped = {(row.phase, row.method) for row in batched if isinstance(row, Skipped)}
+    measured_by_any_method = {(phase, metric) for phase, metric, _ in measured}
 
     def only_baselines(key: _Key) -> bool:
         phase, metric, method = key
-        return key not in measured and (phase, metric) in by_any_method and (phase, method) not in refused
+        by_other_method = key not in measured and (phase, metric) in measured_by_any_method
+        return by_other_method and (phase, method) not in skipped
 
     return [key for key in keys if not only_baselines(key)]
 

@@ -158,7 +158,7 @@ def n_eff_of_replicates(values: Sequence[float], members: int, share: float = 1.
         ValueError: there are no replicates, one is 0 or not finite, or the mean is significantly below 0.
     """
     if not values or not np.isfinite(values).all() or 0.0 in values:
-        raise ValueError("n_eff has a replicate that is 0 or not finite" if values else "no replicate")
+        raise ValueError(f"n_eff has {'a replicate that is 0 or not finite' if values else 'no replicate'}")
     reciprocal = estimate([1 / members + share * (1 / value - 1 / members) for value in values])
     least = 1 / (LARGEST_GAIN * members)
     if reciprocal is None or reciprocal.mean + reciprocal.reach < -least:
@@ -248,6 +248,7 @@ class Qualities:
         replicated = self.effective(variant, case, LINEAR, part)
         rows = (self._rows.get((variant, case, metric, LINEAR)) for metric in (KAPPA, EFFECTIVE))
         kappas, n_effs = (_replicates(row) if row else [] for row in rows)
+        # d is not stored: it follows from the kappa and n_eff of the same replicates.
         weights = weights_by_law(kappas, n_effs, case.members)
         if not (fitted and closed and weights):
             return Law(fitted, replicated)
@@ -308,7 +309,13 @@ class Qualities:
 
     def methods(self, case: Case, metric: str) -> list[str]:
         """Return the methods that found a quality of a case, in the order of the run."""
-        return list(dict.fromkeys(key[3] for key in self._rows if key[1:3] == (case, metric)))
+        return list(
+            dict.fromkeys(
+                method
+                for _, row_case, row_metric, method in self._rows
+                if (row_case, row_metric) == (case, metric)
+            )
+        )
 
     def reason(self, variant: Variant, case: Case, methods: Collection[str]) -> Skipped | None:
         """Return why a variant has no quality on a case by these methods, None without a reason."""

@@ -67,7 +67,9 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
         from pytest_benchmark import __version__  # noqa: PLC0415  # only this format needs it
         from pytest_benchmark.stats import Stats  # noqa: PLC0415  # the same
     except ModuleNotFoundError as error:
-        raise UserError("this format needs pytest-benchmark: pip install pytest-benchmark") from error
+        raise UserError(
+            "--format pytest-benchmark needs the package, which is not installed: pip install pytest-benchmark"
+        ) from error
     measured = _measurements(rows)
     other_metrics: dict[object, dict[str, float | None]] = {}
     for row in measured:

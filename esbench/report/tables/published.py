@@ -63,7 +63,7 @@ def _block(ours: Grid, theirs: Grid, multiplier: Multiplier, notes: Footnotes) -
     """Return our multipliers next to the published ones, None if one side lacks the baseline."""
     if not theirs.reference(multiplier.mode) or not ours.reference(multiplier.mode):
         return None
-    filled = GridTable(
+    filler = GridTable(
         ours,
         tuple(variant for variant in ours.variants if variant in theirs.variants),
         tuple(case for case in ours.cases if _matching_case(case, theirs)),
@@ -86,7 +86,7 @@ def _block(ours: Grid, theirs: Grid, multiplier: Multiplier, notes: Footnotes) -
         )
         note += f" Not the same batch or number format: measured with {measured}, published with {published}."
     title = f"{multiplier.title}, measured / {captions.device(theirs.run)}"
-    return Block(title, note, filled.table(cell))
+    return Block(title, note, filler.table(cell))
 
 
 def _batches(grid: Grid) -> set[tuple[str, int, int]]:

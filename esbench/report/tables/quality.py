@@ -113,7 +113,7 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
             rule = "fitted kappa, less its closed form"
             difference = Trace(qualities.run.header.run_id, rule, rows)
             verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
-            if verdict != agrees(fitted, closed.mean, 0.0):
+            if verdict != agrees(fitted, closed.mean, 0.0):  # a contradiction without the unseen pairs
                 verdict = notes.mark(verdict, _UNSEEN_NOTE)
             form_cells = [
                 _plain("kappa_closed_form", closed.mean, from_form),

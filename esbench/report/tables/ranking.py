@@ -207,7 +207,9 @@ def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     value = ranked.effective.low if is_bound else ranked.effective.value
     low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
     number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, trace, low, high, kind="number")
-    return _ranked_cell(number, MORE if text == MORE else "at least {}" if is_bound else "{}")
+    if text == MORE:
+        return _ranked_cell(number, MORE)  # the number is not shown, but exported
+    return _ranked_cell(number, "at least {}" if is_bound else "{}")
 
 
 def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:

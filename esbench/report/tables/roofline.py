@@ -24,14 +24,14 @@ def sections(run: Run, operator: str) -> list[Section]:
 
 
 def _section(grid: Grid) -> Section:
-    filled = GridTable(grid, grid.variants, grid.cases)
-    blocks = [_block(filled, metric) for metric in _VIEWS]
-    return grid_section(grid, "percent of the roofline bound", blocks, [*filled.notes, *_peaks(grid)])
+    filler = GridTable(grid, grid.variants, grid.cases)
+    blocks = [_block(filler, metric) for metric in _VIEWS]
+    return grid_section(grid, "percent of the roofline bound", blocks, [*filler.notes, *_peaks(grid)])
 
 
-def _block(filled: GridTable, metric: str) -> Block:
+def _block(filler: GridTable, metric: str) -> Block:
     view, note = _VIEWS[metric]
-    run = filled.grid.run
+    run = filler.grid.run
 
     def cell(_variant: Variant, _case: Case, row: Measurement) -> Cell:
         value, time = view(run, row), median_number(run, row)
@@ -43,7 +43,7 @@ def _block(filled: GridTable, metric: str) -> Block:
         return number_cell(CellNumber(metric, value, trace, low=low, high=high))
 
     symbol = quantity(metric).column.symbol
-    return Block(f"{captions.metric(metric)} ({symbol})", note, filled.table(cell))
+    return Block(f"{captions.metric(metric)} ({symbol})", note, filler.table(cell))
 
 
 def _peaks(grid: Grid) -> Iterator[str]:
