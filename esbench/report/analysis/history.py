@@ -339,8 +339,10 @@ def percentage(before: float, after: float) -> str:
 
 def moment(run: Run, between: str = " ") -> str:
     """Return the date and commit of a run; a plus after the commit stands for uncommitted changes."""
-    here = run.header.environment
-    commit = here.commit[:_COMMIT_DIGITS] + ("+" if here.dirty else "") if here.commit else "no commit"
+    environment = run.header.environment
+    commit = environment.commit[:_COMMIT_DIGITS] if environment.commit else "no commit"
+    if environment.commit and environment.dirty:
+        commit += "+"
     return f"{run.header.started[:10]}{between}{commit}"
 
 

@@ -126,8 +126,12 @@ class Grid:
     @cached_property
     def cells(self) -> tuple[tuple[Variant, Case, Measurement], ...]:
         """The cells that were measured, row by row."""
-        contents = ((v, c, self.at(v, c)) for v in self.variants for c in self.cases)
-        return tuple((v, c, row) for v, c, row in contents if isinstance(row, Measurement))
+        return tuple(
+            (variant, case, row)
+            for variant in self.variants
+            for case in self.cases
+            if isinstance(row := self.at(variant, case), Measurement)
+        )
 
     def peak(self, variant: Variant, case: Case) -> Measurement | None:
         """Return the peak memory of a cell's variant in this phase; its method is not that of the times."""

@@ -194,11 +194,11 @@ def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
     A fit contradicts the closed form if it is off by more than the tolerance and its interval. Below the
     closed form it may also be off by ``unseen``, the bound on pairs of members that were not sampled.
     """
-    off, allowed = abs(fitted.mean - closed), max(RELATIVE * abs(closed), ABSOLUTE)
-    if off <= allowed:
+    difference, allowed = abs(fitted.mean - closed), max(RELATIVE * abs(closed), ABSOLUTE)
+    if difference <= allowed:
         return "yes"
-    hidden = unseen if fitted.mean < closed else 0.0
-    return CONTRADICTED if off - fitted.reach - hidden > allowed else "unclear"
+    allowed_below = unseen if fitted.mean < closed else 0.0
+    return CONTRADICTED if difference - fitted.reach - allowed_below > allowed else "unclear"
 
 
 def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
@@ -291,10 +291,11 @@ class Qualities:
 
         A fitness that is linear over the changes of dense noise may be curved over larger ones.
         """
-        own, dense = (
-            self.estimate(each, case, LARGEST, ONE_WEIGHT) for each in (variant, Variant(scheme=DENSE))
-        )
-        return (own, dense) if own and dense and own.mean > FAR * dense.mean else None
+        change = self.estimate(variant, case, LARGEST, ONE_WEIGHT)
+        dense_change = self.estimate(Variant(scheme=DENSE), case, LARGEST, ONE_WEIGHT)
+        if change is None or dense_change is None or change.mean <= FAR * dense_change.mean:
+            return None
+        return change, dense_change
 
     def trace(self, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
         """Return the origin of the mean of a quality metric, None without a row."""

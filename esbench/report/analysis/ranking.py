@@ -203,12 +203,12 @@ class Rankings:
 
         Exact estimates, whose rate is infinite, are sorted by time. ``part`` is the case in its network.
         """
-        every = [self._ranked(variant, case, part) for variant in self.qualities.variants(case)]
+        variants = [self._ranked(variant, case, part) for variant in self.qualities.variants(case)]
         ranked = sorted(
-            (entry for entry in every if entry.rate is not None),
+            (entry for entry in variants if entry.rate is not None),
             key=lambda entry: (-(entry.rate or 0.0), entry.step_ns),
         )
-        return [*ranked, *(entry for entry in every if entry.rate is None)]
+        return [*ranked, *(entry for entry in variants if entry.rate is None)]
 
     def _ranked(self, variant: Variant, case: Case, part: Part) -> RankedVariant:
         kappa, effective = self.qualities.law(variant, case, part)
@@ -342,13 +342,13 @@ def tied(best: _C, others: Iterable[_C]) -> list[_C]:
 
 def tied_schemes(best: RankedVariant, others: Iterable[RankedVariant]) -> str:
     """Return ``"tied with Hadamard"`` or ``"tied with 3 other schemes"``, or ``""`` if no scheme is tied."""
-    own = best.variant.scheme.removeprefix("Fused")
+    own_scheme = best.variant.scheme.removeprefix("Fused")
     schemes = {
         other.variant.scheme.removeprefix("Fused"): other.variant.name
         for other in tied(best, others)
         if not other.variant.baseline
     }
-    schemes.pop(own, None)
+    schemes.pop(own_scheme, None)
     if len(schemes) == 1:
         return f"tied with {schemes.popitem()[1]}"
     return f"tied with {len(schemes)} other schemes" if schemes else ""
@@ -416,8 +416,8 @@ def recommend(
             (by_method for by_method in rankings(run, case.operator, history) if case in by_method.cases),
             None,
         )
-        every = ranking.of(case, part) if ranking else []
-        chosen = tuple(ranked for ranked in every if variants is None or ranked.variant in variants)
+        all_ranked = ranking.of(case, part) if ranking else []
+        chosen = tuple(ranked for ranked in all_ranked if variants is None or ranked.variant in variants)
         if ranking and chosen:
             candidates.append(Recommendation(ranking, case, chosen, part))
 
@@ -455,7 +455,9 @@ def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[Case]:
     """Return the ranked cases nearest in size to a case, those of its operator first."""
 
     def distance(other: Case) -> tuple[bool, float]:
-        sizes = [(each.out_channels, each.in_channels, each.members) for each in (case, other)]
+        sizes = [
+            (compared.out_channels, compared.in_channels, compared.members) for compared in (case, other)
+        ]
         return other.operator != case.operator, sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
 
     all_rankings = (

@@ -37,14 +37,14 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
         page: maps a run to the page it belongs on.
         device: the short name of the only device to show, None for all.
     """
-    every, problems = read_results(results)
-    runs = [run for run in every if run.rows and device in {None, run.header.environment.slug}]
+    all_runs, problems = read_results(results)
+    runs = [run for run in all_runs if run.rows and device in {None, run.header.environment.slug}]
     by_page: dict[Path, list[Run]] = {}
     for run in runs:
         by_page.setdefault(page(run), []).append(run)
     pages = {path: select_newest(runs_of_page) for path, runs_of_page in sorted(by_page.items())}
     by_reason: dict[str, list[str]] = {}
-    for run in every:
+    for run in all_runs:
         shown = pages.get(page(run))
         if run is not shown:
             by_reason.setdefault(_why_left_out(run, is_shown_device=run in runs), []).append(
@@ -55,7 +55,7 @@ def select_runs(results: Path, page: Callable[[Run], Path], device: str | None =
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
         newest = max(ids)
         left_out.append(f"left out, {reason}: {newest}{more}")
-    devices = sorted({run.header.environment.slug for run in every})
+    devices = sorted({run.header.environment.slug for run in all_runs})
     return RunSelection(pages, runs, devices, left_out, problems)
 
 

@@ -75,8 +75,8 @@ def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
             if number.trace and values:
                 line_of(number.trace.run_id, number.trace.rows[0]).update(values)
         if cell.skipped:
-            why = {"status": cell.skipped.status, "reason": cell.skipped.reason}
-            line_of(run_id, cell.skipped).update(why)
+            reason_columns = {"status": cell.skipped.status, "reason": cell.skipped.reason}
+            line_of(run_id, cell.skipped).update(reason_columns)
     return comma_separated([*_KEY, *columns, "status", "reason"], lines.values()) if lines else ""
 
 

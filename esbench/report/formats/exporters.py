@@ -68,7 +68,7 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
         from pytest_benchmark.stats import Stats  # noqa: PLC0415  # the same
     except ModuleNotFoundError as error:
         raise UserError(
-            "--format pytest-benchmark needs the package, which is not installed: pip install pytest-benchmark"
+            "this format needs pytest-benchmark, which is not installed here: pip install pytest-benchmark"
         ) from error
     measured = _measurements(rows)
     other_metrics: dict[object, dict[str, float | None]] = {}

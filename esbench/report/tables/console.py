@@ -70,7 +70,7 @@ def warnings(run: Run) -> list[str]:
     lines += [f"{first_names([*names])}: {one_line(label)}" for label, names in not_checked.items()]
     cases = _ranked_cases(run)
     for case in _sort_by_operator(cases)[:TABLES]:
-        every = [
+        all_ranked = [
             ranked
             for ranked in cases[case].of(case)
             if ranked.rate is not None and not ranked.variant.baseline
@@ -78,8 +78,8 @@ def warnings(run: Run) -> list[str]:
         # Only a variant that is as fast as the best one invites to be chosen by its time.
         small = [
             ranked
-            for ranked in every
-            if ranked.wastes_members and (ranked.step_ns or 0.0) <= (every[0].step_ns or 0.0)
+            for ranked in all_ranked
+            if ranked.wastes_members and (ranked.step_ns or 0.0) <= (all_ranked[0].step_ns or 0.0)
         ]
         if small:
             small.sort(key=lambda ranked: ranked.share or 0.0)

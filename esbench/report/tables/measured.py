@@ -74,7 +74,9 @@ class GridTable:
             corner=self.grid.operator,
             headings=tuple(headings(self.cases)),
             labels=tuple(variant.label(self.grid.operator) for variant in self.variants),
-            cells=tuple(tuple(self._cell(v, c, cell) for c in self.cases) for v in self.variants),
+            cells=tuple(
+                tuple(self._cell(variant, case, cell) for case in self.cases) for variant in self.variants
+            ),
         )
 
     def _cell(self, variant: Variant, case: Case, cell: Callable[[Variant, Case, Measurement], Cell]) -> Cell:

@@ -64,7 +64,9 @@ def _time_section(grid: Grid, best: int) -> Section | None:
     if not fastest:
         return None
     shown = list(fastest.values())[:best]
-    shown += [each for each in times if each not in shown and (each.baseline or each.name == DENSE)]
+    shown += [
+        variant for variant in times if variant not in shown and (variant.baseline or variant.name == DENSE)
+    ]
     notes = Footnotes()
 
     def cells(variant: Variant) -> tuple[Cell, ...]:
@@ -80,7 +82,7 @@ def _time_section(grid: Grid, best: int) -> Section | None:
 def _variants_by_time(grid: Grid, case: Case) -> dict[Variant, Measurement]:
     """Return the variants that have a time, the fastest first, with its row."""
     rows = ((variant, grid.at(variant, case)) for variant in grid.variants)
-    timed = {v: row for v, row in rows if isinstance(row, Measurement) and median(row)}
+    timed = {variant: row for variant, row in rows if isinstance(row, Measurement) and median(row)}
     return dict(sorted(timed.items(), key=lambda item: median(item[1]) or 0.0))
 
 

@@ -16,8 +16,8 @@ def published_sections(measured: Run, *published: Run) -> list[Section]:
 
     Batch and dtype may differ; the captions say both.
     """
-    every = [grid for operator in operators(measured) for grid in grids(measured, operator, TIMES)]
-    return [section for ours in every if (section := _section(ours, published))]
+    all_grids = [grid for operator in operators(measured) for grid in grids(measured, operator, TIMES)]
+    return [section for ours in all_grids if (section := _section(ours, published))]
 
 
 def _section(ours: Grid, published: Sequence[Run]) -> Section | None:

@@ -92,10 +92,11 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
     )
     first = next((entry for entry in ranked if entry.rate is not None), None)
     tied = first.tied_with(ranked) if first else ""
+    wasteful = [entry for entry in ranked if entry.wastes_members]
     footnotes = [
         *notes,
         *([f"first, {first.label}: {tied}"] if first and tied else []),
-        *([_wasted_note(case, wasteful)] if (wasteful := [e for e in ranked if e.wastes_members]) else []),
+        *([_wasted_note(case, wasteful)] if wasteful else []),
         *([_EXACT_NOTE] if any(entry.is_exact for entry in ranked) else []),
         *([_MORE_NOTE] if any(cell.text() == MORE for row in table.cells for cell in row) else []),
     ]
@@ -157,7 +158,7 @@ def ranking_columns(
         if reference is None or reference.rate is None:
             why_not = no_reference if reference is None else _why_no_rate(reference)
             return Cell(notes.mark(NOTHING, why_not)) if why_not else None
-        if single := next((each for each in (reference, ranked) if each.is_single), None):
+        if single := next((entry for entry in (reference, ranked) if entry.is_single), None):
             return Cell(notes.mark(NOTHING, _why_no_multiple(single)))
         times = ranked.times(reference)
         if times is None:
@@ -230,13 +231,13 @@ def _cost_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | No
 
 
 def _why_no_rate(ranked: RankedVariant) -> str:
-    why = one_line(ranked.skipped.reason) if ranked.skipped else "the run lacks its step or its quality"
-    return f"{ranked.label} has no rate: {why}"
+    reason = one_line(ranked.skipped.reason) if ranked.skipped else "the run lacks its step or its quality"
+    return f"{ranked.label} has no rate: {reason}"
 
 
 def _why_no_multiple(ranked: RankedVariant) -> str:
-    why = f" ({one_line(ranked.step.stop)})" if ranked.step and ranked.step.stop else ""
-    return f"no multiple: {ranked.label} has a single round of its step{why}"
+    reason = f" ({one_line(ranked.step.stop)})" if ranked.step and ranked.step.stop else ""
+    return f"no multiple: {ranked.label} has a single round of its step{reason}"
 
 
 def _bound_template(ranked: RankedVariant) -> str:

@@ -47,10 +47,12 @@ def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[V
 
     ``trained_with`` returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
-    every = list(recommendations)
-    tables = [_figures(answered, trained_with) for answered in every if answered.recommended]
+    answers = list(recommendations)
+    tables = [
+        _figures(recommendation, trained_with) for recommendation in answers if recommendation.recommended
+    ]
     legend = f"{LEGEND}. All variants and why: --tables" if tables else "Why: --tables"
-    runs = dict.fromkeys(wrap(short_origin(answered.run)) for answered in every)
+    runs = dict.fromkeys(wrap(short_origin(recommendation.run)) for recommendation in answers)
     return "\n".join([*filter(None, ["\n\n".join(tables)]), legend, *runs])
 
 
@@ -75,9 +77,9 @@ def _far_changes(recommendation: Recommendation, ranked: RankedVariant) -> str:
     far = recommendation.ranking.qualities.far_changes(ranked.variant, recommendation.case)
     if not far:
         return ""
-    own, reference = (format_number(change.mean) for change in far)
+    own, of_dense = (format_number(change.mean) for change in far)
     return (
-        f"{ranked.variant.name} moves single weights by up to {own} sigma, dense noise by {reference}: where "
+        f"{ranked.variant.name} moves single weights by up to {own} sigma, dense noise by {of_dense}: where "
         "the fitness is curved over such changes, its n_eff is smaller."
     )
 
