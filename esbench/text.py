@@ -13,6 +13,7 @@ _LONGEST_FILE = 80
 _DIGITS = 8
 _LISTED = 3
 _MARK = re.compile(r"(\[\d+\](?![\[(:]))")
+_COMMAND = re.compile(r"`[^`\n]+`")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
@@ -43,10 +44,12 @@ def cut(line: str, width: int = COLUMNS) -> str:
 
 
 def fill(text: str, indent: str = "  ") -> str:
-    """Return a text in lines of at most COLUMNS characters, unless a word is longer."""
-    return textwrap.fill(
-        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    """Return a text in lines of at most COLUMNS characters, unless a word or a `command` is longer."""
+    commands_whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(
+        commands_whole, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return lines.replace("\0", " ")
 
 
 def short_path(path: Path, width: int | None = None) -> str:

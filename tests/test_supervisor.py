@@ -15,6 +15,7 @@ import pytest
 from esbench import store, supervisor
 from esbench.errors import UserError
 from esbench.schema import Checkpoint, DevicePeak
+from esbench.text import one_line
 from tests import synthetic
 from tests.fakes import CASE
 from tests.gate import gate_plugin
@@ -128,7 +129,7 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
     assert run.end.status == "failed"
     assert 0.5 * took_s < run.end.wall_s < took_s
     assert run.end.wall_s == pytest.approx(sum(run.end.spent_s.values()))
-    assert ended.stderr.count("the run goes on without it") == 6
+    assert one_line(ended.stderr).count("the run goes on without it") == 6
     assert ended.stderr.count("rows are stored in") == 1
 
 
@@ -299,6 +300,6 @@ def test_check_goes_on_after_a_scheme_that_ends_the_process(tmp_path: Path) -> N
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 1, ended.stderr
     assert "Exiting(k=1) on Linear(" in ended.stderr
-    assert "the process ended with exit code 0 during check" in ended.stderr
+    assert "the process ended with exit code 0 during check" in one_line(ended.stderr)
     lines = [line.split()[0] for line in ended.stdout.splitlines() if "correct: " in line or "failed" in line]
     assert lines == ["Flipped", "Hadamard", "Exiting(k=1)"]
