@@ -150,57 +150,28 @@ def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation an
 
 
 @torch.no_grad()
-def check_all_outputs(
-    population: Population,
-    x: Tensor,
-    eps: float | None,
-    forward: Callable[[], object],
-    step: int = 0,
-) -> None:
-    """Check the outputs of all members of a layer by one random sum of them.
+def check_all_outputs(population: Population, x: Tensor, eps: float | None, step: int = 0) -> None:
+    """Check the outputs of all members of a layer together, by an update for random utilities.
 
-    All members see one row v. A layer f(v; W) is linear in its parameters, so that the sum of
-    c_m f(v; W + sigma E_m) is f(v; sum_m c_m (W + sigma E_m)). Networks, schemes whose outputs are not affine
-    in E_m, and populations whose dense noise is too large are left out.
+    Networks, and schemes whose outputs are not affine in E_m, are left out.
 
     Args:
         population: the population.
-        x: the rows [repeats * members, ...] that ``forward`` reads; they are overwritten.
+        x: rows [repeats * members, ...], of which only shape, dtype and device are used.
         eps: see :func:`check_close`.
-        forward: the call to check, which evaluates x with the noise of the step.
         step: the step.
 
     Raises:
-        WrongResultError: the sum is wrong.
+        WrongResultError: forward and update disagree.
     """
-    model, members, device = population.model, population.members, x.device
-    if _has_large_noise(population) or population.layers[0].module is not model or not _is_affine(population):
+    if population.layers[0].module is not population.model or not _is_affine(population):
         return
-    noise = population.sample(step)
-    x.copy_(torch.randn(x.shape[1:], device=device, generator=random_generator(device)).expand_as(x))
-    y = forward()
-    assert isinstance(y, Tensor)  # noqa: S101  check_forward() has checked it
-    flat = y.flatten(1).double()
-    weights = torch.randn(len(x), 1, dtype=flat.dtype, device=device, generator=random_generator(device))
-    signs = torch.ones_like(weights)
-    if population.antithetic:
-        signs[len(x) // 2 :] = -1
-    utilities = (signs * weights).view(-1, members).sum(0, keepdim=True)
-    if population.antithetic:
-        utilities = torch.cat([utilities, torch.zeros_like(utilities)])
-    sums, _ = _weighted_sums(population, noise, range(members), (utilities, utilities), ())
-    factor = -(population.sigma**2) * utilities.numel()  # sums are divided by -n sigma
-    model_float64, row = to_float64(model), x[:1].double()
-    parameters = {
-        name: weights.sum() * value.detach() + factor * sums.get(name, torch.zeros_like(value))
-        for name, value in model_float64.named_parameters()
-    }
-    expected = torch.func.functional_call(model_float64, parameters, (row,)).flatten()
-    plain = model_float64(row).norm() * weights.norm()  # E_m may cancel W, as dropout does
-    size = float((weights * flat).norm() + plain + expected.norm())
-    spacing = torch.finfo(x.dtype).eps if eps is None else eps
-    allowed = _roundings(len(x)) * spacing * size
-    _check_error("forward: a sum over all members", (weights * flat).sum(0), expected, allowed)
+    noise, sides = population.sample(step), 2 if population.antithetic else 1
+    utilities = torch.randn(sides, population.members, dtype=torch.float64, generator=random_generator())
+    utilities = utilities.to(x.device)
+    gradients = compute_update(population, noise, utilities)
+    update = _Update("forward of all members", population, noise, x, gradients, (utilities, utilities), eps)
+    _check_product(update)
 
 
 def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -> Tensor:
@@ -496,7 +467,8 @@ def _check_product(update: _Update) -> None:
         for c, y in zip(weights.split(count), side.split(count), strict=True):
             # The second side of an antithetic population sees -E_m, and its utilities count negative.
             values = y.double()
-            squares += float((c.square() @ values.flatten(1).square()).sum())
+            # E_m may cancel W, as dropout does.
+            squares += float((c.square() @ (values.flatten(1).square() + plain.flatten().square())).sum())
             expected += factor * torch.tensordot(c, values - plain, dims=1)
     doubles = {name: update.gradients[name].double() for name, _ in model.named_parameters()}
     result = torch.func.functional_call(to_float64(model), doubles, (wide_row,))[0]
