@@ -68,15 +68,15 @@ SUITES = (
     ),
     Suite(
         name="quick",
-        description="three small shapes, 256 members; two minutes on two CPU cores",
+        description="three small shapes; two minutes on two CPU cores",
         variants=PLAIN,
         cases=(
             linear(128, 128, members=256),
-            linear(256, 256, members=256),
+            linear(256, 256, members=64),
             conv2d(16, 16, (3, 3), (16, 16), members=256),
         ),
         phases=(*PHASES, QUALITY),
-        cell_s=0.08,
+        cell_s=0.05,
     ),
     Suite(
         name="population",
