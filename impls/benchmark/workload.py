@@ -21,8 +21,8 @@ from impls.quality.kappa import Subject
 from impls.quality.metrics import digits_metrics, quality_metrics
 from impls.verify import checks, reference
 
-WIDTH = 16
-"""Channels in each group of a layer whose bias is checked."""
+CHECKED_WIDTH = 16
+"""Channels per group of the layer on which a scheme's bias is checked."""
 
 CHECKED_LEARNING_RATE = 64.0
 """Large, so that a step changes low-precision weights by more than their rounding."""
@@ -45,7 +45,7 @@ class PopulationWorkload(Workload):
             sigma=case.sigma,
             antithetic=case.antithetic,
             seed=seed,
-            warn=False,  # tables say it
+            warn=False,  # tables show n_eff
         )
         self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
         sides = 2 if case.antithetic else 1
@@ -53,7 +53,7 @@ class PopulationWorkload(Workload):
             inputs.normal(sides * case.members, device=device, dtype=torch.float32, seed=seed + 3)
         )
         self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
-        # On the device if the stream can read it there: a captured call advances it at each replay.
+        # On the device where the stream can read it there, so that a replay of a captured call advances it.
         counts_on_device = scheme.stream == "philox" and self._x.items[0].is_cuda
         self._step_number: int | Tensor = (
             torch.zeros((), dtype=torch.int64, device=device) if counts_on_device else 0
@@ -98,11 +98,11 @@ class PopulationWorkload(Workload):
 
     @override
     def verify(self) -> None:
-        if self._case.dtype == "float64":
+        if self._case.dtype == "float64":  # a small case of the suite "check"
             model, features = self._population.model, inputs.features(self._case)
             bits = self._case.in_channels if inputs.is_packed(self._case) else None
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
-            bias.check_bias(self._scheme, self._wide_layer())
+            bias.check_bias(self._scheme, self._layer_for_bias_check())
             self._check_step(range(self._case.members))
             return
         x, eps = self._x.items[0], inputs.eps_of(self._case)
@@ -120,7 +120,7 @@ class PopulationWorkload(Workload):
             reference.check_all_outputs(self._population, self._x.items[0], eps)
         elif phase == "update":
             x = self._x.items[0]
-            reference.check_update(self._population, x, range(count), eps, self._gradients_of)
+            reference.check_update(self._population, x, range(count), eps, self._update_gradients)
         elif phase == "step":
             self._check_step(reference.random_members(count))
 
@@ -133,7 +133,7 @@ class PopulationWorkload(Workload):
         if inputs.is_network(case):
             yield from digits_metrics(subject)
 
-    def _gradients_of(self, utilities: Tensor) -> Mapping[str, Tensor]:
+    def _update_gradients(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities into the inputs of the timed call, run it, and return its gradients."""
         self._utilities.items[0].copy_(utilities.view(-1))
         self._utilities.restart()
@@ -141,17 +141,18 @@ class PopulationWorkload(Workload):
         parameters = self._population.model.named_parameters()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
-    def _wide_layer(self) -> nn.Module:
-        """Return the case's layer with more channels.
+    def _layer_for_bias_check(self) -> nn.Module:
+        """Return the case's layer with :data:`CHECKED_WIDTH` channels per group.
 
-        Members that permute a shared core of w channels never change their sum: a bias of 1 / (w - 1).
+        A narrow layer may have a bias that vanishes at useful widths: members that permute w channels of one
+        shared weight never change their sum, a bias of 1 / (w - 1).
         """
-        width = WIDTH * self._case.groups
+        width = CHECKED_WIDTH * self._case.groups
         wide = msgspec.structs.replace(self._case, out_channels=width, in_channels=width)
         return inputs.layer(wide, self._device, self._seed)
 
     def _check_step(self, members: Iterable[int]) -> None:
-        """Check a whole step on new inputs, at a random step and with a large learning rate."""
+        """Check a whole step on new inputs, with a random step number and a large learning rate."""
         inputs.refill(self._case, self._x.items)
         self._x.restart()
 
@@ -187,10 +188,10 @@ class PopulationWorkload(Workload):
         self._optimizer.zero_grad()
         noise = self._sample()
         y, record = self._population.call_with_activations(self._x.take(), noise=noise)
-        repeats = self._case.repeats // 2 if self._case.antithetic else self._case.repeats
-        wide = y.to(torch.promote_types(torch.float32, y.dtype))
-        scores = wide.flatten(1).mean(1).view(-1, repeats, self._case.members).mean(1).flatten()
-        utilities = scores - scores.mean()
+        sides = 2 if self._case.antithetic else 1
+        row_means = y.to(torch.promote_types(torch.float32, y.dtype)).flatten(1).mean(1)
+        member_means = row_means.view(sides, -1, self._case.members).mean(1).flatten()
+        utilities = member_means - member_means.mean()
         self._population.update(noise, utilities, record, validate=False)
         self._optimizer.step()
         return y

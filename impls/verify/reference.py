@@ -3,11 +3,13 @@
 The forward runs the plain model on one row with its member's effective weight. The update is the sum over
 members of utility times dense E_m; for schemes that learn from rows autograd computes it. Where the dense
 noise of all members is too large, the update is compared with the forward instead, see
-:func:`_check_product`. Members, utilities and step numbers are random, and drawn after the noise.
+:func:`_check_product_with_row`. Members, utilities and step numbers are random, and drawn after the noise, so
+that no call can know which of its results are checked.
 """
 
 import copy
 import itertools
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,40 +22,43 @@ from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import piece_bytes, pieces
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
 
-REDRAWN_BYTES = {"cpu": 2**26, "cuda": 2**28}
-"""Bytes of a piece of dense noise that is not stored, where a small piece may draw a whole block again."""
+REDRAWN_PIECE_BYTES = {"cpu": 2**26, "cuda": 2**28}
+"""Bytes of a piece of dense noise that is drawn again: large, as each may draw a whole block of members."""
 
-CONVERTED = 2**20
-"""Numbers that are converted to float64 at a time, so that they stay in a cache."""
+FLOAT64_PIECE = 2**20
+"""How many numbers are converted to float64 at a time, so that they stay in a CPU's cache."""
 
-MAX_DENSE = {"cpu": 2**26, "cuda": 2**30}
-"""The most numbers of dense noise of all members from which an update is computed."""
+MAX_DENSE_NUMBERS = {"cpu": 2**26, "cuda": 2**30}
+"""If the dense noise of all members is larger than this, it is not computed."""
 
-STEPS = 2**31
-"""Step numbers that are checked are below this one."""
+MAX_STEP = 2**31
+"""Steps with random numbers below this one are checked."""
 
-ROUNDINGS = 4
-"""The least allowed error of a sum, in multiples of its rounding; see :func:`_roundings`."""
+MIN_ROUNDINGS = 4
+"""The allowed error of a short sum, in multiples of its rounding; see :func:`_roundings`."""
 
-RARE = 1e6
-"""Two of n members may be equal if a scheme has fewer different perturbations than n^2 times this."""
+COLLISION_MARGIN = 1e6
+"""Two equal members of n are an error if a scheme has at least n^2 times this many different perturbations.
 
-DRAWN_MEMBERS, DRAWN_STEPS = 64, 16
-"""Noise has to differ within this many members and steps: few masks of dropout are often equal."""
+They are then equal by chance in less than one step of a million.
+"""
+
+COMPARED_MEMBERS, COMPARED_STEPS = 64, 16
+"""How many members and steps are compared to see that noise varies: small masks are often equal."""
 
 
 @dataclass(frozen=True)
 class _Update:
-    """An update that is checked, or that of a step.
+    """The gradients of an update that is checked, and the arguments from which they were computed.
 
     Attributes:
-        phase: the name in messages.
+        phase: name of the call that computed the gradients, for messages.
         population: the population.
-        noise: the noise of its step.
+        noise: the noise of the step.
         x: rows [repeats * members, ...].
-        gradients: the result, by parameter name.
-        utilities: [sides, members] in float64: those of the reference in float64, and of the one in the
-            model's dtype.
+        gradients: the gradients to check, by parameter name.
+        utilities: two tensors [sides, members] in float64: for the reference in float64, and for that in the
+            model's dtype, whose utilities come from rounded outputs.
         eps: see :func:`check_close`.
     """
 
@@ -66,8 +71,8 @@ class _Update:
     eps: float | None
 
     @property
-    def spacing(self) -> float:
-        """The machine epsilon of matrix products of the rows."""
+    def product_eps(self) -> float:
+        """The machine epsilon of matrix products: ``eps``, by default that of the rows' dtype."""
         return torch.finfo(self.x.dtype).eps if self.eps is None else self.eps
 
     def check_complete(self) -> None:
@@ -78,13 +83,14 @@ class _Update:
 
 
 def random_members(count: int) -> Iterator[int]:
-    """Yield the first member, the last and two random ones, which are drawn when the iteration begins."""
-    yield from sorted({0, count - 1, *secrets.SystemRandom().sample(range(count), min(2, count))})
+    """Yield the first, the last and two random members, which are drawn only when the iteration begins."""
+    drawn = secrets.SystemRandom().sample(range(count), min(2, count))
+    yield from sorted({0, count - 1, *drawn})
 
 
 def random_step() -> int:
-    """Return the number of a step after the first."""
-    return 1 + secrets.randbelow(STEPS - 1)
+    """Return a random step number above 0."""
+    return 1 + secrets.randbelow(MAX_STEP - 1)
 
 
 def random_generator(device: torch.device | str = "cpu") -> Generator:
@@ -112,7 +118,7 @@ def check_forward(  # noqa: PLR0913, PLR0917  the call, and what is checked
         members: the members to check; an iterator is read after the call.
         eps: see :func:`check_close`.
         forward: the call to check, which evaluates x with the noise of the step; by default the population's.
-        step: the step.
+        step: the step number.
 
     Raises:
         WrongResultError: outputs are missing, not finite or wrong, or the call changed the model.
@@ -131,22 +137,22 @@ def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation an
     members: Iterable[int],
     eps: float | None,
 ) -> None:
-    """Check the outputs y of the rows x of some members."""
+    """Check the outputs y of some members' rows x against the plain model with their effective weights."""
     model, model_float64 = population.model, to_float64(population.model)
     repeats = x.shape[0] // population.members
-    expected, narrow, rows = [], [], []
+    expected, rounded, rows = [], [], []
     for member, repeat in itertools.product(members, range(repeats)):
         row = repeat * population.members + member
         sign = -1 if population.antithetic and repeat >= repeats // 2 else 1
         change = population.perturbation(noise, member)
         sigma, member_row = sign * population.sigma, x[row : row + 1]
-        expected.append(_run(population, model_float64, change, sigma, rows_to_float64(member_row)))
-        narrow.append(_run(population, model, change, sigma, member_row))
+        expected.append(_run_member(population, model_float64, change, sigma, rows_to_float64(member_row)))
+        rounded.append(_run_member(population, model, change, sigma, member_row))
         rows.append(row)
     shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
     if y.shape != shape:
         raise WrongResultError(f"{name} returned shape {tuple(y.shape)}, expected {tuple(shape)}")
-    check_close(name, y[rows], torch.cat(expected), torch.cat(narrow), eps)
+    check_close(name, y[rows], torch.cat(expected), torch.cat(rounded), eps)
 
 
 @torch.no_grad()
@@ -171,11 +177,11 @@ def check_all_outputs(population: Population, x: Tensor, eps: float | None, step
     utilities = utilities.to(x.device)
     gradients = compute_update(population, noise, utilities)
     update = _Update("forward of all members", population, noise, x, gradients, (utilities, utilities), eps)
-    _check_product(update)
+    _check_product_with_row(update)
 
 
 def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -> Tensor:
-    """Return a forward's output; check that it changes neither the model nor the global generator."""
+    """Return a forward's output; check that the call changes neither the model nor the global generator."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.random.fork_rng():
         generator_state = torch.get_rng_state()
@@ -187,9 +193,8 @@ def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -
         raise WrongResultError(
             "forward advanced torch's global random generator: draw from the noise's stream only"
         )
-    if changed := [
-        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
-    ]:
+    after = model.state_dict()
+    if changed := [name for name, value in before.items() if not torch.equal(after[name], value)]:
         raise WrongResultError(
             f"forward changed {', '.join(changed)} of the model: restore it, or work on a copy"
         )
@@ -207,7 +212,7 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
 ) -> None:
     """Check the gradient of an update against that computed from dense noise, for random utilities.
 
-    Members that are not checked have utility 0.
+    Members that are not checked get the utility 0.
 
     Args:
         population: the population.
@@ -222,15 +227,14 @@ def check_update(  # noqa: PLR0913, PLR0917  the call, and what is checked
         WrongResultError: the update is missing, not finite or wrong.
     """
     noise = population.sample(step)
-    members = members if isinstance(members, range) else [*members]  # random ones are drawn here
-    device = population.layers[0].weight.device
+    members = members if isinstance(members, range) else [*members]  # draws random members
     sides = 2 if population.antithetic else 1
-    utilities = torch.zeros(sides, population.members, dtype=torch.float64)
     values = torch.randn(sides, len(members), dtype=torch.float64, generator=random_generator())
+    utilities = torch.zeros(sides, population.members, dtype=torch.float64)
     utilities[:, list(members)] = values
-    utilities = utilities.to(device)
+    utilities = utilities.to(population.layers[0].weight.device)
     if update:
-        utilities = utilities.float().double()  # a timed update reads float32
+        utilities = utilities.float().double()  # rounded as the timed update reads them
         gradients = update(utilities)
     else:
         learns_from_rows = any(layer.learns_from_rows for layer in population.layers)
@@ -259,7 +263,7 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
         members: the members whose outputs are checked; an iterator is read after the call. The update is
             checked for all members.
         eps: see :func:`check_close`.
-        take_step: the call to check. It takes the number of a step and the rows x, and returns the outputs.
+        take_step: the call to check, a function of the step number. It evaluates x and returns the outputs.
         learning_rate: that of the step. If it is large, rounding of low-precision weights hides no error.
 
     Raises:
@@ -279,8 +283,8 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
     _check_members_differ(population, step)
     noise = population.sample(step)
     _check_outputs("step", population, noise, x, y, members, eps)
-    wide = torch.promote_types(torch.float32, y.dtype)
-    utilities = _shape_utilities(population, y.double()), _shape_utilities(population, y.to(wide))
+    at_least_float32 = y.to(torch.promote_types(torch.float32, y.dtype))  # as a step computes utilities
+    utilities = _shape_utilities(population, y.double()), _shape_utilities(population, at_least_float32)
     result = _Update("step", population, noise, x, changes, utilities, eps)
     _check_gradients(result, range(population.members))
 
@@ -288,13 +292,15 @@ def check_step(  # noqa: PLR0913, PLR0917  the call, and what is checked
 def _shape_utilities(population: Population, y: Tensor) -> Tensor:
     """Return the mean output of each member, less the mean over all members, [sides, members] in float64."""
     sides = 2 if population.antithetic else 1
-    scores = y.flatten(1).mean(1).view(sides, -1, population.members).mean(1)
-    return (scores - scores.mean()).double()
+    row_means = y.flatten(1).mean(1)
+    member_means = row_means.view(sides, -1, population.members).mean(1)
+    return (member_means - member_means.mean()).double()
 
 
 def _check_noise_varies(population: Population) -> None:
-    """Check that noise of later steps differs between steps, and between members if that of step 0 does."""
-    count = population.shard_multiple * -(-DRAWN_MEMBERS // population.shard_multiple)
+    """Check that after step 0 noise differs between steps, and between members if that of step 0 does."""
+    shards = math.ceil(COMPARED_MEMBERS / population.shard_multiple)
+    count = shards * population.shard_multiple
     start = secrets.choice(range(0, population.members, count))
     part = range(start, min(start + count, population.members))
     weights = {layer.weight_path: layer.weight for layer in population.layers}
@@ -305,59 +311,64 @@ def _check_noise_varies(population: Population) -> None:
         for name, weight in weights.items()
     }
 
-    def products(step: int) -> dict[str, list[float]]:
-        """Return products of members' noise with a random direction, until one differs from the first."""
+    def project(step: int) -> dict[str, list[float]]:
+        """Return each member's noise times a random direction, by weight; stop when two members differ."""
         noise = population.sample(step, part)
-        sums: dict[str, list[float]] = {name: [] for name in weights}
+        projections: dict[str, list[float]] = {name: [] for name in weights}
         for member in range(len(part)):
             change = population.perturbation(noise, member)
-            for name, values in sums.items():
+            for name, values in projections.items():
                 values.append(float((change[name].double() * directions[name]).sum()))
-            if all(len({*values}) > 1 for values in sums.values()):
+            if all(map(differ, projections.values())):
                 break
-        return sums
+        return projections
 
-    first = products(0)
-    names = [name for name, values in first.items() if len({*values}) > 1]
-    later = [products(random_step()) for _ in range(2)]
-    are_members_equal = are_steps_equal = names
-    for _ in range(DRAWN_STEPS):
-        are_members_equal = [name for name in names if all(len({*noise[name]}) == 1 for noise in later)]
-        are_steps_equal = [name for name in names if all(noise[name] == later[0][name] for noise in later)]
-        if not are_members_equal and not are_steps_equal:
+    def differ(projections: list[float]) -> bool:
+        return len(set(projections)) > 1
+
+    names = [name for name, values in project(0).items() if differ(values)]
+    later = [project(random_step()) for _ in range(2)]
+    equal_in_members = equal_in_steps = names
+    for _ in range(COMPARED_STEPS):
+        equal_in_members = [name for name in names if not any(differ(noise[name]) for noise in later)]
+        equal_in_steps = [name for name in names if all(noise[name] == later[0][name] for noise in later)]
+        if not equal_in_members and not equal_in_steps:
             return
-        later.append(products(random_step()))
-    if are_members_equal:
-        raise WrongResultError(
-            f"step: after step 0 all members have the same noise of {are_members_equal[0]}"
-        )
-    raise WrongResultError(f"step: all steps after step 0 have the same noise of {are_steps_equal[0]}")
+        later.append(project(random_step()))
+    if equal_in_members:
+        raise WrongResultError(f"step: after step 0 all members have the same noise of {equal_in_members[0]}")
+    raise WrongResultError(f"step: all steps after step 0 have the same noise of {equal_in_steps[0]}")
 
 
 def _check_members_differ(population: Population, step: int) -> None:
-    """Check that no two members have the same noise of a layer, unless its scheme declares few values."""
+    """Check that no two members have the same noise of a layer.
+
+    Schemes with so few different perturbations that two members may be equal by chance are left out.
+    """
     if _has_large_noise(population):
         return
     noise, members = population.sample(step), range(population.members)
     directions: dict[str, Tensor] = {}
-    products: dict[str, list[Tensor]] = {}
-    for start, stop in _pieces(noise, members):
+    projections: dict[str, list[Tensor]] = {}
+    for start, stop in _dense_pieces(noise, members):
         for name, dense in population.dense_noise(noise, start, stop).items():
-            rows = dense.flatten(1)
+            member_noise = dense.flatten(1)
             if name not in directions:
-                generator = random_generator(rows.device)
-                directions[name] = torch.randn(rows.shape[1], device=rows.device, generator=generator).to(
-                    rows
+                device = dense.device
+                direction = torch.randn(
+                    member_noise.shape[1], device=device, generator=random_generator(device)
                 )
-            products.setdefault(name, []).append(rows @ directions[name])
+                directions[name] = direction.to(dense.dtype)
+            projections.setdefault(name, []).append(member_noise @ directions[name])
     for layer in population.layers:
         weight = layer.split_groups(layer.weight.detach().to("meta"))
-        if layer.scheme.distinct_perturbations(weight.shape) < RARE * len(members) ** 2:
+        if layer.scheme.distinct_perturbations(weight.shape) < COLLISION_MARGIN * len(members) ** 2:
             continue
-        name = f"{layer.name}.weight".removeprefix(".")
-        values, order = torch.cat(products[name]).sort()
+        name = layer.weight_path
+        values, order = torch.cat(projections[name]).sort()
         for index in (values[1:] == values[:-1]).nonzero().flatten().tolist():
             first, second = sorted(order[index : index + 2].tolist())
+            # Different noise can have equal projections.
             pair = [population.perturbation(noise, member)[name] for member in (first, second)]
             if torch.equal(*pair):
                 raise WrongResultError(
@@ -367,34 +378,33 @@ def _check_members_differ(population: Population, step: int) -> None:
 
 
 def _check_gradients(update: _Update, members: Sequence[int]) -> None:
-    """Check the gradients of an update of which only these members have utilities."""
+    """Check the gradients of an update in which only these members have utilities other than 0."""
     population, noise, utilities = update.population, update.noise, update.utilities
     layer, model = population.layers[0], population.model
-    if _has_large_noise(population) and len(members) == population.members and layer.module is model:
+    is_single_layer = layer.module is model
+    if is_single_layer and len(members) == population.members and _has_large_noise(population):
         if _is_affine(population):
-            _check_product(update)
+            _check_product_with_row(update)
             return
         if layer.learns_from_rows:
             _check_node_gradient(update)
             return
     row_layers = {layer.weight_path: layer for layer in population.layers if layer.learns_from_rows}
-    expected, narrow = _weighted_sums(population, noise, members, utilities, row_layers)
+    expected, rounded = _weighted_sums(population, noise, members, utilities, row_layers)
     if row_layers:
         evaluation = (population, noise, update.x, members)
         expected |= _node_gradients(to_float64(model), row_layers, *evaluation, utilities[0])
-        narrow |= _node_gradients(model, row_layers, *evaluation, utilities[1])
+        rounded |= _node_gradients(model, row_layers, *evaluation, utilities[1])
     for name, value in expected.items():
-        result, terms = (
-            update.gradients.get(name),
-            len(update.x) if name in row_layers else population.members,
-        )
-        check_close(f"{update.phase} of {name}", result, value, narrow[name], update.eps, terms)
+        terms = len(update.x) if name in row_layers else population.members
+        gradient = update.gradients.get(name)
+        check_close(f"{update.phase} of {name}", gradient, value, rounded[name], update.eps, terms)
 
 
 def _has_large_noise(population: Population) -> bool:
     """Return whether the dense noise of all members is too large to be computed."""
     numbers = population.members * sum(parameter.numel() for parameter in population.model.parameters())
-    return numbers > MAX_DENSE.get(population.layers[0].weight.device.type, MAX_DENSE["cpu"])
+    return numbers > MAX_DENSE_NUMBERS[population.layers[0].weight.device.type]
 
 
 def _weighted_sums(
@@ -404,36 +414,38 @@ def _weighted_sums(
     utilities: tuple[Tensor, Tensor],
     row_layers: Iterable[str],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return -1 / (n sigma) sum_m c_m E_m by parameter name, in float64 and in the parameter's dtype."""
+    """Return -1 / (n sigma) sum_m c_m E_m by parameter name, in float64 and in the parameter's dtype.
+
+    n is the number of all utilities; c_m is that of member m, or the difference of its two with antithetic
+    sampling. Parameters in ``row_layers`` are left out.
+    """
     signed = [c[0] - c[1] if population.antithetic else c[0] for c in utilities]
     factor = -1 / (utilities[0].numel() * population.sigma)
-    norm = float(signed[1].norm()) or 1.0
+    norm = float(signed[1].norm()) or 1.0  # scaled to norm 1, utilities of any size fit a low-precision dtype
     expected: dict[str, Tensor] = {}
-    narrow: dict[str, Tensor] = {}
-    for start, stop in _pieces(noise, members):
+    rounded: dict[str, Tensor] = {}
+    for start, stop in _dense_pieces(noise, members):
         changes = population.dense_noise(noise, start, stop, update_directions=True)
         for name in changes.keys() - set(row_layers):
             dense = changes[name]
-            wide = torch.promote_types(torch.float32, dense.dtype)
-            weights = (signed[1][start:stop] / norm).to(dense.dtype)
-            total = torch.tensordot(weights, dense, dims=1).to(wide) * (factor * norm)
-            narrow[name] = narrow.get(name, 0) + total
-            # Few members at a time are converted to float64.
-            count = max(1, CONVERTED // dense[0].numel())
-            for weights, part in zip(signed[0][start:stop].split(count), dense.split(count), strict=True):
-                total = torch.tensordot(weights, part.double(), dims=1) * factor
-                expected[name] = expected.get(name, 0) + total
-    return expected, {name: value.to(population.layers[0].weight.dtype) for name, value in narrow.items()}
+            at_least_float32 = torch.promote_types(torch.float32, dense.dtype)
+            scaled = (signed[1][start:stop] / norm).to(dense.dtype)
+            total = torch.tensordot(scaled, dense, dims=1).to(at_least_float32) * (factor * norm)
+            rounded[name] = rounded.get(name, 0) + total
+            count = max(1, FLOAT64_PIECE // dense[0].numel())
+            for c, part in zip(signed[0][start:stop].split(count), dense.split(count), strict=True):
+                expected[name] = expected.get(name, 0) + torch.tensordot(c, part.double(), dims=1) * factor
+    return expected, {name: value.to(population.layers[0].weight.dtype) for name, value in rounded.items()}
 
 
-def _pieces(noise: PopulationNoise, members: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Return (start, stop) of members whose dense noise is written out together."""
-    if not isinstance(members, range) or members.step != 1:
+def _dense_pieces(noise: PopulationNoise, members: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Return the ranges (start, stop) of members whose dense noise is in memory at the same time."""
+    if not isinstance(members, range):
         return [(member, member + 1) for member in members]
     weights = [layer.weight for layer in noise.owner.layers]
     device = weights[0].device
     is_stored = all(layer.weight.nbytes for layer in noise.layers.values())
-    max_bytes = piece_bytes(device) if is_stored else REDRAWN_BYTES.get(device.type, REDRAWN_BYTES["cpu"])
+    max_bytes = piece_bytes(device) if is_stored else REDRAWN_PIECE_BYTES[device.type]
     return (
         (members.start + start, members.start + stop)
         for start, stop in pieces(len(members), sum(weight.nbytes for weight in weights), max_bytes)
@@ -441,38 +453,40 @@ def _pieces(noise: PopulationNoise, members: Sequence[int]) -> Iterable[tuple[in
 
 
 def _is_affine(population: Population) -> bool:
-    """Return whether the outputs of a layer are affine in E_m, which the update sums."""
+    """Return whether a layer's outputs are affine in the E_m that its update sums."""
     scheme = population.layers[0].scheme
     return not (scheme.learns_from_rows or scheme.draws_binary_weights or scheme.update_directions_differ)
 
 
-def _check_product(update: _Update) -> None:
-    """Check a layer's gradient without dense noise, by its product with a random row.
+def _check_product_with_row(update: _Update) -> None:
+    """Check a layer's gradient without dense noise, by the layer's output for a random row v.
 
     A layer f(v; W) is linear in its parameters: sum_m c_m (f(v; W + sigma E_m) - f(v; W)) / sigma is
-    f(v; sum_m c_m E_m). The population's forward computes the left side; the gradient gives the right one.
+    f(v; sum_m c_m E_m). The population's forward computes the left side; the right one is the layer with the
+    gradient as its parameters.
     """
     update.check_complete()
     population, x, utilities = update.population, update.x, update.utilities[0]
-    model, sides = population.model, len(utilities)
+    model, sides = to_float64(population.model), len(utilities)
     row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=random_generator(x.device))
     rows = row.to(x.dtype).expand(sides * population.members, *row.shape)
     outputs = population(rows, noise=update.noise).unflatten(0, (sides, population.members))
-    wide_row = rows[:1].double()
-    plain = to_float64(model)(wide_row)[0]
+    rounded_row = rows[:1].double()
+    plain = model(rounded_row)[0]
     factor = -1 / (utilities.numel() * population.sigma**2)
     expected, squares = torch.zeros_like(plain), 0.0
-    count = max(1, CONVERTED // plain.numel())
-    for weights, side in zip(utilities, outputs, strict=True):
-        for c, y in zip(weights.split(count), side.split(count), strict=True):
-            # The second side of an antithetic population sees -E_m, and its utilities count negative.
-            values = y.double()
-            # E_m may cancel W, as dropout does.
-            squares += float((c.square() @ (values.flatten(1).square() + plain.flatten().square())).sum())
-            expected += factor * torch.tensordot(c, values - plain, dims=1)
-    doubles = {name: update.gradients[name].double() for name, _ in model.named_parameters()}
-    result = torch.func.functional_call(to_float64(model), doubles, (wide_row,))[0]
-    rounding = update.spacing * (abs(factor) * squares**0.5 + float(expected.norm()))
+    count = max(1, FLOAT64_PIECE // plain.numel())
+    # The second side of an antithetic population sees -E_m: the sign of its utilities needs no change.
+    for side_utilities, side_outputs in zip(utilities, outputs, strict=True):
+        for c, y in zip(side_utilities.split(count), side_outputs.split(count), strict=True):
+            y_float64 = y.double()
+            expected += factor * torch.tensordot(c, y_float64 - plain, dims=1)
+            # Both terms of the difference are rounded. They count apart, as dropout's E_m cancels W.
+            sizes = y_float64.flatten(1).square() + plain.flatten().square()
+            squares += float((c.square() @ sizes).sum())
+    gradients = {name: update.gradients[name].double() for name, _ in model.named_parameters()}
+    result = torch.func.functional_call(model, gradients, (rounded_row,))[0]
+    rounding = update.product_eps * (abs(factor) * squares**0.5 + float(expected.norm()))
     allowed = _roundings(population.members) * rounding
     _check_error(f"{update.phase}: the gradient's product with a row", result, expected, allowed)
 
@@ -480,45 +494,46 @@ def _check_product(update: _Update) -> None:
 def _check_node_gradient(update: _Update) -> None:
     """Check a layer's node-perturbation gradient without dense noise, by the outputs of the forward.
 
-    An output differs by u = sigma E_m x from that of the plain layer, apart from the noise of the bias.
+    The formula's u = sigma E_m x is the difference of the population's output and that of the plain layer,
+    less the noise of the bias. See :class:`~impls.perturbation.scheme.AbstractRowScheme`.
     """
     update.check_complete()
     population, noise, x, utilities = update.population, update.noise, update.x, update.utilities[0]
     layer, model, members = population.layers[0], to_float64(population.model), population.members
     outputs, bias = population(x, noise=noise), noise.layers[layer.name].bias
+    sides, repeats = len(utilities), len(x) // members
+    # With antithetic sampling the utility of a row is half the difference of its member's two.
     centered = utilities - utilities.mean(0) if population.antithetic else utilities
-    scales = -centered / (utilities.numel() * _variance(layer, population.sigma))
+    scales = -centered / (utilities.numel() * _relative_variance(layer, population.sigma))
     weight = model.get_parameter("weight").detach().clone().requires_grad_()
     expected, squares = torch.zeros_like(weight), 0.0
-    count = max(1, CONVERTED // max(x[0].numel(), outputs[0].numel()))
-    for index in torch.arange(len(x), device=x.device).split(count):
-        side = index // members * len(utilities) // (len(x) // members)
-        c, rows, y = scales[side, index % members], x[index].double(), outputs[index].double()
+    count = max(1, FLOAT64_PIECE // max(x[0].numel(), outputs[0].numel()))
+    for row in torch.arange(len(x), device=x.device).split(count):
+        member, repeat = row % members, row // members
+        side = repeat * sides // repeats
+        c, rows, y = scales[side, member], x[row].double(), outputs[row].double()
         with torch.enable_grad():
             plain = torch.func.functional_call(model, {"weight": weight}, (rows,))
-            change = y - plain.detach()
+            u = y - plain.detach()
             if bias is not None:
-                signed = (
-                    population.sigma
-                    * (1.0 - 2.0 * side.double()).unsqueeze(1)
-                    * bias[index % members].double()
-                )
-                change -= signed.view(*signed.shape, *[1] * (y.dim() - 2))
-            products = (change * plain).flatten(1).sum(1)
+                sigma = population.sigma * (1.0 - 2.0 * side.double())  # negative on the second side
+                bias_noise = sigma.unsqueeze(1) * bias[member].double()
+                u -= bias_noise.view(*bias_noise.shape, *[1] * (y.dim() - 2))
+            products = (u * plain).flatten(1).sum(1)
             expected += torch.autograd.grad(products @ c, weight)[0]
         norms = c * y.flatten(1).norm(dim=1) * rows.flatten(1).norm(dim=1)
         squares += float(norms.square().sum())
     taps = weight[0, 0].numel()
-    allowed = _roundings(members) * update.spacing * ((taps * squares) ** 0.5 + float(expected.norm()))
+    allowed = _roundings(members) * update.product_eps * ((taps * squares) ** 0.5 + float(expected.norm()))
     _check_error(f"{update.phase} of weight", update.gradients["weight"].double(), expected, allowed)
 
 
 def _roundings(terms: int) -> float:
-    """Return the allowed error of a sum of random terms, in multiples of its rounding.
+    """Return the allowed error of a sum of random terms, in multiples of the rounding of the result.
 
-    If they are added one after another, the rounding of the partial sums grows with the root of their number.
+    If terms are added one after another, the error grows with the square root of their number.
     """
-    return max(ROUNDINGS, terms**0.5 / 2)
+    return max(MIN_ROUNDINGS, terms**0.5 / 2)
 
 
 def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) -> None:
@@ -526,7 +541,9 @@ def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) ->
     error = float((result - expected).norm())
     if not error <= allowed:
         norm = float(expected.norm())
-        raise WrongResultError(f"{name} is off by {error:.2g}, allowed {allowed:.2g}; its norm is {norm:.2g}")
+        raise WrongResultError(
+            f"{name} is off by {error:.2g}, allowed {allowed:.2g}; the expected result has norm {norm:.2g}"
+        )
 
 
 def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
@@ -546,45 +563,47 @@ def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
     dtype, repeats = next(model.parameters()).dtype, x.shape[0] // population.members
     modules = {name: model.get_submodule(layer.name) for name, layer in layers.items()}
     totals: dict[str, Tensor] = {}
-    for (start, stop), repeat in itertools.product(_pieces(noise, members), range(repeats)):
+    for (start, stop), repeat in itertools.product(_dense_pieces(noise, members), range(repeats)):
         side = int(population.antithetic and repeat >= repeats // 2)
         sigma = -population.sigma if side else population.sigma
         changes = population.dense_noise(noise, start, stop)
         first = repeat * population.members
         member_rows = x[first + start : first + stop].unsqueeze(1).to(dtype)
 
-        def inputs_of(
+        def layer_inputs(
             change: Mapping[str, Tensor], row: Tensor, sigma: float = sigma
         ) -> dict[str, list[Tensor]]:
+            """Return the input of each call of these layers, for one member and row."""
             inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
             hooks = [
-                module.register_forward_pre_hook(lambda _, args, seen=inputs[name]: seen.append(args[0]))
+                module.register_forward_pre_hook(lambda _, args, calls=inputs[name]: calls.append(args[0]))
                 for name, module in modules.items()
             ]
-            _run(population, model, change, sigma, row)
+            _run_member(population, model, change, sigma, row)
             for hook in hooks:
                 hook.remove()
             return inputs
 
-        inputs = torch.vmap(inputs_of)(changes, member_rows)
+        inputs = torch.vmap(layer_inputs)(changes, member_rows)
         # With antithetic sampling the utility of a row is half the difference of its member's two.
         centered = utilities[side, start:stop]
         if population.antithetic:
             centered = centered - utilities[:, start:stop].mean(0)
-        shares = -centered / utilities.numel()
         for name, layer in layers.items():
-            steps = changes[name].to(dtype) * sigma
-            scales = (shares / _variance(layer, population.sigma)).to(dtype)
+            scaled_noise = changes[name].to(dtype) * sigma
+            variance = _relative_variance(layer, population.sigma)
+            scales = (-centered / utilities.numel() / variance).to(dtype)
             for rows in inputs[name]:
-                totals[name] = totals.get(name, 0) + _row_gradient(modules[name], steps, rows, scales)
+                gradient = _row_gradient(modules[name], scaled_noise, rows, scales)
+                totals[name] = totals.get(name, 0) + gradient
     return totals
 
 
 @torch.enable_grad()
-def _row_gradient(module: nn.Module, steps: Tensor, inputs: Tensor, scales: Tensor) -> Tensor:
-    """Return the gradient of sum_m scales[m] <u_m, W x_m> with respect to W.
+def _row_gradient(module: nn.Module, scaled_noise: Tensor, inputs: Tensor, scales: Tensor) -> Tensor:
+    """Return the gradient of sum_m scales[m] <u_m, W x_m> with respect to W, with u_m held constant.
 
-    u_m = (W + steps[m]) x_m - W x_m is a constant; ``inputs`` are x_m, [m, 1, ...].
+    u_m = (W + scaled_noise[m]) x_m - W x_m, and x_m is inputs[m], [1, ...].
     """
     weight = module.get_parameter("weight").detach().clone().requires_grad_()
 
@@ -593,13 +612,13 @@ def _row_gradient(module: nn.Module, steps: Tensor, inputs: Tensor, scales: Tens
         return y
 
     y = torch.vmap(output, in_dims=(None, 0))(weight, inputs)
-    perturbed = torch.vmap(output)(weight.detach() + steps, inputs)
+    perturbed = torch.vmap(output)(weight.detach() + scaled_noise, inputs)
     products = ((perturbed - y).detach() * y).flatten(1).sum(1)
     return torch.autograd.grad(products @ scales, weight)[0]
 
 
-def _variance(layer: PerturbedLayer, sigma: float) -> float:
-    """Return v = |sigma std(E)|^2 / |W|^2, the relative variance of a layer's noise."""
+def _relative_variance(layer: PerturbedLayer, sigma: float) -> float:
+    """Return |sigma std(E)|^2 / |W|^2, the variance of a layer's noise relative to its weight."""
     weight = layer.split_groups(layer.weight.detach().double())
     deviation = torch.as_tensor(layer.scheme.noise_std(weight, sigma)).expand_as(weight)
     return float((sigma * deviation).square().sum() / weight.square().sum())
@@ -608,20 +627,20 @@ def _variance(layer: PerturbedLayer, sigma: float) -> float:
 def compute_update(
     population: Population, noise: PopulationNoise, utilities: Tensor, record: ActivationRecord | None = None
 ) -> dict[str, Tensor]:
-    """Return the gradients of an update by parameter name; ``.grad`` is as before."""
+    """Return the gradients of an update by parameter name, and leave each ``.grad`` as it is."""
     parameters = dict(population.model.named_parameters())
-    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    before = {name: parameter.grad for name, parameter in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None
     population.update(noise, utilities, record)
-    update = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
     for name, parameter in parameters.items():
-        parameter.grad = gradients[name]
-    return update
+        parameter.grad = before[name]
+    return gradients
 
 
 def rows_to_float64(rows: Tensor) -> Tensor:
-    """Return rows in float64; packed bits are returned as is."""
+    """Return rows in float64; rows of packed bits are returned unchanged."""
     return rows.double() if rows.is_floating_point() else rows
 
 
@@ -630,52 +649,50 @@ def to_float64(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).double()
 
 
-def _run(
+def _run_member(
     population: Population, model: nn.Module, change: Mapping[str, Tensor], sigma: float, x: Tensor
 ) -> Tensor:
-    """Run the plain model on rows x with the weights of a member with E_m = ``change``."""
+    """Run the plain model on rows x with the effective weights of a member, whose E_m is ``change``."""
     plain = {name: value.detach() for name, value in model.named_parameters()}
     changes = {name: sigma * value.to(plain[name].dtype) for name, value in change.items()}
     parameters = {**plain, **population.effective_weights(plain, changes)}
-    result: Tensor = torch.func.functional_call(model, parameters, (x,))
-    return result
+    y: Tensor = torch.func.functional_call(model, parameters, (x,))
+    return y
 
 
 def check_close(  # noqa: PLR0913, PLR0917  the numbers compared, and how they may be rounded
     name: str,
     result: Tensor | None,
     expected: Tensor,
-    narrow: Tensor,
+    rounded: Tensor,
     eps: float | None = None,
     terms: int = 1,
 ) -> None:
-    """Check that |result - expected| <= 2 |narrow - expected| + c eps |expected|, in Euclidean norms.
+    """Check that |result - expected| <= 2 |rounded - expected| + c eps |expected|, in Euclidean norms.
 
-    c is 4, or half the root of the number of terms if that is larger, and 1024 in float64.
+    c is the larger of 4 and half the square root of the number of terms; in float64 it is 1024.
 
     Args:
         name: name of the result, for messages.
         result: the result to check; None is an error.
         expected: the reference computed in float64.
-        narrow: the reference computed in the result's dtype.
+        rounded: the reference computed in the result's dtype.
         eps: machine epsilon of matrix products, by default that of the dtype. Pass that of TF32 where it is
             enabled: a GPU rounds large products to it, but not the reference's products of single rows.
-        terms: the number of terms of each sum; ``narrow`` adds them in pieces.
+        terms: the number of terms that each entry of the result sums.
 
     Raises:
         WrongResultError: the result is missing, not finite, of another dtype or too far off.
     """
     if result is None:
         raise WrongResultError(f"{name}: the call returned nothing")
-    if not bool(result.isfinite().all()):
-        raise WrongResultError(
-            f"{name}: {int((~result.isfinite()).sum())} of {result.numel()} values are not finite"
-        )
-    if result.dtype is not narrow.dtype:
-        raise WrongResultError(f"{name}: values are {result.dtype}, expected {narrow.dtype}")
+    if not_finite := int((~result.isfinite()).sum()):
+        raise WrongResultError(f"{name}: {not_finite} of {result.numel()} values are not finite")
+    if result.dtype is not rounded.dtype:
+        raise WrongResultError(f"{name}: values are {result.dtype}, expected {rounded.dtype}")
     norm = expected.double().norm().item()
-    # In float64 |narrow - expected| is 0; a bug causes an error about 1e9 times larger than this bound.
+    # In float64 |rounded - expected| is 0, and a bug causes an error about 1e9 times larger than this bound.
     roundings = 1024.0 if result.dtype is torch.float64 else _roundings(terms)
-    spacing = torch.finfo(result.dtype).eps if eps is None else eps
-    allowed = 2 * (narrow.double() - expected).norm().item() + roundings * spacing * norm
+    product_eps = torch.finfo(result.dtype).eps if eps is None else eps
+    allowed = 2 * (rounded.double() - expected).norm().item() + roundings * product_eps * norm
     _check_error(name, result.double(), expected, allowed)

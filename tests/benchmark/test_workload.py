@@ -134,7 +134,7 @@ STEP_BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
 }
 
 
-@pytest.mark.parametrize("max_dense", [reference.MAX_DENSE["cpu"], 0], ids=["sum", "outputs"])
+@pytest.mark.parametrize("max_dense", [reference.MAX_DENSE_NUMBERS["cpu"], 0], ids=["sum", "outputs"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.LowRank(1), impls.DropoutMask()], ids=str)
 def test_a_planted_bug_in_a_step_is_found(
@@ -148,7 +148,7 @@ def test_a_planted_bug_in_a_step_is_found(
         msgspec.structs.replace(LINEAR, in_channels=128, dtype=dtype),
         msgspec.structs.replace(LINEAR, in_channels=128, dtype=dtype, repeats=4, antithetic=True, bias=True),
     )
-    monkeypatch.setitem(reference.MAX_DENSE, "cpu", max_dense)
+    monkeypatch.setitem(reference.MAX_DENSE_NUMBERS, "cpu", max_dense)
     for case in cases:
         build(scheme, case, "cpu", 0).confirm("step")
         for name, (owner, method, wrong) in STEP_BUGS.items():

@@ -414,12 +414,12 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
     assert LATE in failure_of(measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed()))
 
 
-@pytest.mark.parametrize("max_dense", [reference.MAX_DENSE["cpu"], 0], ids=["sum", "product"])
+@pytest.mark.parametrize("max_dense", [reference.MAX_DENSE_NUMBERS["cpu"], 0], ids=["sum", "product"])
 def test_a_step_is_checked_for_all_members_after_step_0(
     monkeypatch: pytest.MonkeyPatch, max_dense: int
 ) -> None:
     """A step is compared with the reference, whether the dense noise of all members is affordable or not."""
-    monkeypatch.setitem(reference.MAX_DENSE, "cpu", max_dense)
+    monkeypatch.setitem(reference.MAX_DENSE_NUMBERS, "cpu", max_dense)
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=64)
     cheats: dict[str, tuple[Any, str]] = {
         "HonestAtFirst": (HonestAtFirst(), "step is off by"),
