@@ -35,11 +35,14 @@ from esbench.gate.records import (
     Opening,
     Replicate,
     Settings,
+    Stage,
     Status,
     Surveyed,
     Timed,
     Verdict,
     Visits,
+    control_name,
+    split_method,
 )
 
 MEAN = "geometric mean"
@@ -62,12 +65,13 @@ class Evidence:
     surveys: list[Surveyed] = field(default_factory=list)
     replicates: list[Replicate] = field(default_factory=list)
 
-    def log_ratios(self, stage: str, trim: float) -> LogRatios:
+    def log_ratios(self, stage: Stage, trim: float) -> LogRatios:
         """Return the log ratios of all cells and controls in the replicates of a stage."""
         log_ratios: LogRatios = {}
         for replicate in self.replicates:
-            for timed in replicate.cells if replicate.stage == stage else ():
-                log_ratios.setdefault(timed.cell, []).append(replicate_log_ratio(timed, trim))
+            if replicate.stage == stage:
+                for timed in replicate.cells:
+                    log_ratios.setdefault(timed.cell, []).append(replicate_log_ratio(timed, trim))
         return log_ratios
 
     def timed_cells(self) -> list[Cell]:
@@ -78,10 +82,10 @@ class Evidence:
 
     def cells_to_confirm(self, settings: Settings) -> list[Cell]:
         """Return the cells that the screen suspects; all cells if it suspects their mean."""
-        cells, log_ratios = self.timed_cells(), self.log_ratios("screen", settings.trim)
-        screened = screen({cell.name: log_ratios[cell.name] for cell in cells}, settings)
-        suspected = suspects(screened, settings)
-        return [cell for cell in cells if {cell.name, MEAN} & suspected]
+        cells = {cell.name: cell for cell in self.timed_cells()}
+        log_ratios = self.log_ratios("screen", settings.trim)
+        screened = screen({name: log_ratios[name] for name in cells}, settings)
+        return [cells[name] for name in names_to_confirm(screened, settings)]
 
 
 # Statistics: samples -> log ratio of a replicate -> bounds of a cell
@@ -133,27 +137,33 @@ class VariancePrior:
 def variance_prior(variances: Sequence[float], freedom: int) -> VariancePrior | None:
     """Fit the prior to the variances of cells, each with ``freedom`` degrees of freedom.
 
-    Variances of exactly 0 are ignored; None if fewer than 3 variances remain. Source: Smyth, Linear models
-    and empirical Bayes methods for assessing differential expression in microarray experiments, 2004,
-    sections 6.2 and 10.
+    The logs of the variances scatter by chance, with variance trigamma(freedom / 2); the rest of their
+    scatter gives the freedom of the prior, and their mean gives its variance. Variances of exactly 0 are
+    ignored; None if fewer than 3 variances remain. Source: Smyth, Linear models and empirical Bayes methods
+    for assessing differential expression in microarray experiments, 2004, sections 6.2 and 10.
     """
-    positive = np.array([variance for variance in variances if variance > 0])
+    positive = [variance for variance in variances if variance > 0]
     if len(positive) < 3:  # noqa: PLR2004  # two variances do not show how much variances vary
         return None
-    logs = np.log(positive) - special.digamma(freedom / 2) + np.log(freedom / 2)
-    half = _inverse_trigamma(float(np.var(logs, ddof=1) - special.polygamma(1, freedom / 2)))
-    center = float(logs.mean())
-    if np.isfinite(half):
-        center += float(special.digamma(half) - np.log(half))
-    return VariancePrior(float(np.exp(center)), 2 * half, float(len(positive) * freedom))
+    logs = np.log(positive)
+    excess_scatter = float(np.var(logs, ddof=1) - special.polygamma(1, freedom / 2))
+    prior_freedom = 2 * _inverse_trigamma(excess_scatter)
+    log_variance = np.mean(logs) - _mean_log_chi_squared(freedom) + _mean_log_chi_squared(prior_freedom)
+    return VariancePrior(float(np.exp(log_variance)), prior_freedom, float(len(positive) * freedom))
+
+
+def _mean_log_chi_squared(freedom: float) -> float:
+    """Return the mean of log(x / freedom) for a chi-squared variable x."""
+    return float(special.digamma(freedom / 2) - np.log(freedom / 2)) if math.isfinite(freedom) else 0.0
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return x in e^-14 .. e^14 with trigamma(x) = value; infinity for a value below 1e-6."""
+    """Return x with trigamma(x) = value; infinity for a value below 1e-6."""
     if value <= 1e-6:  # noqa: PLR2004  # the variances vary no more than by chance
-        return float("inf")
-    value = min(value, 1e6)
-    return float(np.exp(optimize.brentq(lambda log: special.polygamma(1, np.exp(log)) - value, -14.0, 14.0)))
+        return math.inf
+    # trigamma falls from 1e12 at e^-14 to 8e-7 at e^14.
+    log_x = optimize.brentq(lambda log_x: special.polygamma(1, np.exp(log_x)) - value, -14.0, 14.0)
+    return math.exp(log_x)
 
 
 def bounds(
@@ -177,15 +187,19 @@ def bounds(
     cell_variance, freedom = variance(log_ratios), float(count - 1)
     if prior is not None:
         cell_variance, freedom = prior.shrink(cell_variance, freedom)
-    error = math.sqrt(cell_variance / count)
-    reach = float(special.stdtrit(freedom, 1 - alpha)) * error
-    distance = mean - math.log1p(null)
+    standard_error = math.sqrt(cell_variance / count)
+    half_width = float(special.stdtrit(freedom, 1 - alpha)) * standard_error
+    log_null = math.log1p(null)
+    if standard_error > 0:
+        p = float(special.stdtr(freedom, (log_null - mean) / standard_error))
+    else:
+        p = float(mean <= log_null)
     return Bounds(
         effect=_relative(mean),
-        low=_relative(mean - reach),
-        high=_relative(mean + reach),
-        mde=_relative(math.log1p(null) + reach + float(special.stdtrit(freedom, power)) * error),
-        p=float(special.stdtr(freedom, -distance / error)) if error > 0 else float(distance <= 0),
+        low=_relative(mean - half_width),
+        high=_relative(mean + half_width),
+        mde=_relative(log_null + half_width + float(special.stdtrit(freedom, power)) * standard_error),
+        p=p,
         replicates=count,
     )
 
@@ -215,10 +229,11 @@ def screen(cells: Mapping[str, Sequence[float]], settings: Settings) -> dict[str
     cells are confirmed; a confirmation uses new replicates and no other cells.
     """
     bounds_of = partial(bounds, null=0.0, alpha=settings.screen_alpha, power=settings.power)
-    freedom = min(map(len, cells.values())) - 1
-    prior = variance_prior(list(map(variance, cells.values())), freedom)
+    mean_log_ratios = geometric_mean(cells)
+    variances = [variance(log_ratios) for log_ratios in cells.values()]
+    prior = variance_prior(variances, freedom=len(mean_log_ratios) - 1)
     screened = {name: bounds_of(log_ratios, prior=prior) for name, log_ratios in cells.items()}
-    return {**screened, MEAN: bounds_of(geometric_mean(cells))}
+    return {**screened, MEAN: bounds_of(mean_log_ratios)}
 
 
 def suspects(screened: Mapping[str, Bounds], settings: Settings) -> set[str]:
@@ -228,6 +243,12 @@ def suspects(screened: Mapping[str, Bounds], settings: Settings) -> set[str]:
         for name, cell_bounds in screened.items()
         if cell_bounds.p < settings.screen_alpha or cell_bounds.mde > settings.worst_mde
     }
+
+
+def names_to_confirm(screened: Mapping[str, Bounds], settings: Settings) -> list[str]:
+    """Return the names of the cells that the screen suspects; of all cells if it suspects their mean."""
+    suspected = suspects(screened, settings)
+    return [name for name in screened if name != MEAN and (name in suspected or MEAN in suspected)]
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
@@ -256,21 +277,25 @@ def decide(
     """Return the decision; ``invalid`` are reasons, found while measuring, to ignore the times."""
     cells = evidence.timed_cells()
     names = [cell.name for cell in cells]
-    controls = {f"{control} | {cell.method}" for control in CONTROLS for cell in cells}
-    screened, confirmed = (evidence.log_ratios(stage, settings.trim) for stage in ("screen", "confirm"))
-    reasons = list(invalid) if cells else [*invalid, "no cell was measured in both arms"]
-    reasons += _missing_replicates(screened, [*names, *controls], settings.screen, "screen")
+    controls = {control_name(control, cell.method) for control in CONTROLS for cell in cells}
+    of_screen = evidence.log_ratios("screen", settings.trim)
+    of_confirmation = evidence.log_ratios("confirm", settings.trim)
+    reasons = list(invalid)
+    if not cells:
+        reasons.append("no cell was measured in both arms")
+    reasons += _missing_replicates(of_screen, [*names, *controls], settings.screen, "screen")
     verdicts = exact_verdicts(evidence.surveys)
     mean: Verdict | None = None
     control_results: list[Verdict] = []
-    if cells and all(len(screened.get(name, ())) == settings.screen for name in names):
-        screen_bounds = screen({name: screened[name] for name in names}, settings)
-        suspected = suspects(screen_bounds, settings)
-        to_confirm = {name: confirmed.get(name, []) for name in names if {name, MEAN} & suspected}
-        reasons += _missing_replicates(confirmed, [*to_confirm, *controls], settings.confirm, "confirm")
-        cell_verdicts, mean = time_verdicts(screen_bounds, to_confirm, settings)
+    if cells and all(len(of_screen.get(name, ())) == settings.screen for name in names):
+        screened = screen({name: of_screen[name] for name in names}, settings)
+        to_confirm = names_to_confirm(screened, settings)
+        confirmed = {name: of_confirmation.get(name, []) for name in to_confirm}
+        expected = [*to_confirm, *controls]
+        reasons += _missing_replicates(of_confirmation, expected, settings.confirm, "confirmation")
+        cell_verdicts, mean = time_verdicts(screened, confirmed, settings)
         verdicts += cell_verdicts
-        control_results, misbehavior = control_verdicts(confirmed, settings)
+        control_results, misbehavior = control_verdicts(of_confirmation, settings)
         reasons += misbehavior
     return Decision(
         schema=SCHEMA,
@@ -291,13 +316,16 @@ def _missing_replicates(log_ratios: LogRatios, names: Sequence[str], count: int,
     for name in names:
         measured = len(log_ratios.get(name, ()))
         if measured != count:
-            yield f"{name}: {measured} of {count} replicates of the {stage}"
+            yield f"{name}: {measured} instead of {count} replicates of the {stage} were measured"
 
 
 def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
     """Return the exit code; a slower cell counts only in a valid gate, any other failure always."""
-    failed = {verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted}
-    if failed - {"latency_ns"} or (failed and not invalid):
+    failed_metrics = {
+        verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted
+    }
+    is_only_slower = failed_metrics == {"latency_ns"}
+    if failed_metrics and not (is_only_slower and invalid):
         return FAILED
     if invalid or any(verdict.status == "INCONCLUSIVE" for verdict in verdicts):
         return INVALID
@@ -315,22 +343,24 @@ def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
 
 
 def _row_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
-    row = partial(Verdict, cell=name, metric="row")
-    output = partial(Verdict, cell=name, metric="output")
+    """Yield the verdicts on a cell from its row in each arm."""
+    on_row = partial(Verdict, cell=name, metric="row")
+    on_output = partial(Verdict, cell=name, metric="output")
     if head.status == "failed":
-        yield output(status="FAIL", code="wrong", reason=head.reason)
+        yield on_output(status="FAIL", code="wrong", reason=head.reason)
     elif base.status in {"absent", "unavailable"}:
         if head.status == "ok":
-            yield row(status="PASS", code="added", reason="base has no such row")
+            yield on_row(status="PASS", code="added", reason="base has no such row")
     elif head.status != "ok":
-        yield row(status="FAIL", code="missing", reason=head.reason)
+        yield on_row(status="FAIL", code="missing", reason=head.reason)
     elif base.status == "failed":
-        yield output(status="PASS", code="wrong-base", reason=base.reason)
+        yield on_output(status="PASS", code="wrong-base", reason=base.reason)
     else:
         yield from _count_verdicts(name, base.figures, head.figures)
 
 
 def _count_verdicts(name: str, base: Mapping[str, float], head: Mapping[str, float]) -> Iterator[Verdict]:
+    """Yield a verdict on each count of base that differs in head."""
     metrics: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches")
     for metric in metrics:
         before, after = base.get(metric), head.get(metric)
@@ -381,12 +411,13 @@ def time_verdicts(
 def _confirmation_verdict(
     name: str, log_ratios: Sequence[float], level: float, settings: Settings
 ) -> Verdict:
-    """Return the verdict on a cell or a control from its new replicates."""
+    """Return the verdict on a cell or a control from its new replicates, tested at a level of Holm's."""
     tested = _margin_test(log_ratios, level, settings)
     if tested.p <= level:
         return _time_verdict(name, "FAIL", "slower", tested)
-    # At the full level alpha, so that it does not depend on the number of confirmed cells.
-    if _margin_test(log_ratios, settings.alpha, settings).mde > settings.worst_mde:
+    # The level alpha, unlike Holm's, does not depend on the number of confirmed cells.
+    mde = _margin_test(log_ratios, settings.alpha, settings).mde
+    if mde > settings.worst_mde:
         return _time_verdict(name, "INCONCLUSIVE", "noisy", tested)
     return _time_verdict(name, "PASS", "not-confirmed", tested)
 
@@ -404,13 +435,14 @@ def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Ver
     """Test the controls like cells; return their verdicts, and an error for each control that misbehaves."""
     verdicts, reasons = [], []
     for name, log_ratios in sorted(confirmed.items()):
-        control = name.rpartition(" | ")[0]
+        control, _ = split_method(name)
         if control not in CONTROLS or len(log_ratios) != settings.confirm:
             continue
         margin = min(settings.margin, CONTROL_MARGIN) if control == MORE else settings.margin
         rule = msgspec.structs.replace(settings, margin=margin)
+        inverse = [-log_ratio for log_ratio in log_ratios]
         slower = _confirmation_verdict(name, log_ratios, settings.alpha, rule)
-        faster = _confirmation_verdict(name, [-log_ratio for log_ratio in log_ratios], settings.alpha, rule)
+        faster = _confirmation_verdict(name, inverse, settings.alpha, rule)
         verdicts.append(slower)
         tested = _margin_test(log_ratios, settings.alpha, rule)
         effect = f"({100 * tested.effect:+.2f} %, at least {100 * tested.low:+.2f} %)"

@@ -5,6 +5,7 @@ in both arms and then timed in 20 to 60 rounds, each ABBA or BAAB at random; one
 other is timed. Every replicate is written to disk as soon as it is measured.
 """
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from esbench.gate.records import (
     Stage,
     Surveyed,
     Timed,
+    control_name,
 )
 from esbench.gate.worker_process import WorkerError, WorkerProcess, start_workers
 from esbench.progress import Show
@@ -49,6 +51,8 @@ CONTROL_UNITS = 200
 
 Workers = Mapping[Arm, WorkerProcess]
 Hellos = Mapping[Arm, Hello]
+SetUp = Mapping[Arm, Open | Control]
+"""The request that sets a cell or a control up in each arm."""
 
 
 class VisitPlan(NamedTuple):
@@ -148,7 +152,10 @@ class Gate:
                 _check_packages(hellos)
                 self.evidence.surveys += self._rows(workers, hellos)
         except WorkerError as error:
-            arms = ", ".join(f"{arm} is {r.asked}, {r.commit[:12]}" for arm, r in self.revisions.items())
+            arms = ", ".join(
+                f"{arm} is {revision.asked}, {revision.commit[:12]}"
+                for arm, revision in self.revisions.items()
+            )
             raise UserError(f"{error} ({arms})") from error
         self.cell_s = max(hello.cell_s for hello in hellos.values())
         return Opening(
@@ -171,7 +178,8 @@ class Gate:
             groups.setdefault((cell.variant, cell.case), []).append(cell)
         if not groups:
             raise UserError(head.unknown or "the suite has no cell that is timed: name another --suite")
-        measured, absent = set(head.cells), head.unknown or "the suite of head no longer has it"
+        cells_of_head = set(head.cells)
+        absent = head.unknown or "the suite of head no longer has it"
         for number, ((variant, case), cells) in enumerate(groups.items()):
             self.progress(number, len(groups), f"checking {variant.label(case.operator)}")
             for arm in ARMS:  # both work at the same time, because nothing is timed
@@ -179,7 +187,7 @@ class Gate:
             yield from workers["base"].receive(Rows).rows
             for row in workers["head"].receive(Rows).rows:
                 # A cell that head could measure but its suite does not contain is a missing row, too.
-                is_dropped = row.status == "ok" and row.cell not in measured
+                is_dropped = row.status == "ok" and row.cell not in cells_of_head
                 yield Surveyed(row.cell, "head", "absent", reason=absent) if is_dropped else row
 
     # Times
@@ -188,40 +196,42 @@ class Gate:
         self, stage: Stage, count: int, cells: Sequence[Cell], controls: Mapping[str, float] = CONTROLS
     ) -> Iterator[Replicate]:
         """Yield replicates of cells and controls; each is timed in a pair of fresh processes."""
-        questions: dict[str, Mapping[Arm, Open | Control]] = {
-            cell.name: dict.fromkeys(ARMS, Open(cell)) for cell in cells
-        }
-        for name, more in controls.items():
-            for method in sorted({cell.method for cell in self.evidence.timed_cells()}):
-                questions[f"{name} | {method}"] = {
-                    "base": Control(CONTROL_UNITS, method),
-                    "head": Control(round(CONTROL_UNITS * (1 + more)), method),
-                }
+        set_ups: dict[str, SetUp] = {cell.name: {"base": Open(cell), "head": Open(cell)} for cell in cells}
+        methods = sorted({cell.method for cell in self.evidence.timed_cells()})
+        for (control, more), method in itertools.product(controls.items(), methods):
+            set_ups[control_name(control, method)] = {
+                "base": Control(CONTROL_UNITS, method),
+                "head": Control(round(CONTROL_UNITS * (1 + more)), method),
+            }
         for number in range(1, count + 1):
             start_s = time.monotonic()
             rng = random.Random(f"{self.orders.seed} {stage} {number}")  # noqa: S311  # an order, not a secret
-            order = list(questions)
+            order = list(set_ups)
             rng.shuffle(order)
             timed = []
             with self._workers(timed=True) as (workers, _):
                 for index, name in enumerate(order, start=(number - 1) * len(order)):
                     self.progress(index, count * len(order), f"{stage} {number}: {name}")
-                    timed.append(self._time(workers, name, questions[name], ROUND_FACTOR[stage], rng))
+                    timed.append(self._time(workers, name, set_ups[name], ROUND_FACTOR[stage], rng))
             yield Replicate(stage, number, tuple(timed), time.monotonic() - start_s)
 
     def _time(
         self,
         workers: Workers,
         name: str,
-        questions: Mapping[Arm, Open | Control],
-        factor: int,
+        set_up: SetUp,
+        round_factor: int,
         rng: random.Random,
     ) -> Timed:
-        """Set a cell up in both arms, and time it; the rounds take about ``factor * cell_s`` seconds."""
-        slowest_ns = max(workers[arm].ask(questions[arm], Opened).launch_ns for arm in ARMS)
-        launches = int(self.cell_s * 1e9 / (4 * slowest_ns))  # a round has four visits
-        plan = FAST_CALLS if launches >= MIN_ROUNDS * sum(FAST_CALLS) else SLOW_CALLS
-        rounds = factor * min(max(launches // sum(plan), MIN_ROUNDS), MAX_ROUNDS)
+        """Set a cell up in both arms, and time it; the rounds take about ``round_factor * cell_s`` s."""
+        slowest_ns = max(workers[arm].ask(set_up[arm], Opened).launch_ns for arm in ARMS)
+
+        def rounds_in_time(plan: VisitPlan) -> int:
+            """Return how many rounds of four visits take ``cell_s`` seconds."""
+            return int(self.cell_s * 1e9 / (4 * (plan.warm + plan.timed) * slowest_ns))
+
+        plan = FAST_CALLS if rounds_in_time(FAST_CALLS) >= MIN_ROUNDS else SLOW_CALLS
+        rounds = round_factor * min(max(rounds_in_time(plan), MIN_ROUNDS), MAX_ROUNDS)
         visit = Visit(launches=plan.timed, before=plan.warm)
         visits: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in ARMS}
         first_arms = []
@@ -242,7 +252,9 @@ def _check_packages(hellos: Hellos) -> None:
     base, head = (set(hellos[arm].own_packages) for arm in ARMS)
     if not base | head:
         raise UserError("no variant package is part of this repository: name one with --plugin")
-    if base != head:
-        arms = ("base", "head") if base - head else ("head", "base")
-        names = ", ".join(sorted(base ^ head))
-        raise UserError(f"{names} is imported from the files of {arms[0]}, but not from those of {arms[1]}")
+    for arm, missing in (("base", head - base), ("head", base - head)):
+        if missing:
+            raise UserError(
+                f"{arm} does not contain the variant package {', '.join(sorted(missing))}, which would be "
+                "imported from elsewhere: compare two revisions that both contain it"
+            )

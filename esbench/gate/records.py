@@ -65,6 +65,17 @@ class Cell(_Strict, frozen=True):
         return f"{label} | {self.case.label} | {self.phase} | {self.method}"
 
 
+def control_name(control: str, method: str) -> str:
+    """Return the name of a control that is timed by a method, of the same form as :attr:`Cell.name`."""
+    return f"{control} | {method}"
+
+
+def split_method(name: str) -> tuple[str, str]:
+    """Split the name of a cell or control into all but its timing method, and the method."""
+    rest, _, method = name.rpartition(" | ")
+    return rest, method
+
+
 class _Line(_Strict, frozen=True, tag_field="record"):
     """A line of the file of samples; the field ``record`` is its tag."""
 
@@ -188,6 +199,11 @@ class Decision(_Strict, frozen=True, kw_only=True):
     unused: tuple[str, ...] = ()
     exit_code: int
     wall_s: float
+
+    @property
+    def all_verdicts(self) -> list[Verdict]:
+        """The verdicts on all cells and, if there is one, on their mean."""
+        return [*self.verdicts, self.mean] if self.mean else [*self.verdicts]
 
 
 Line = Opening | Surveyed | Replicate

@@ -6,7 +6,8 @@ from statistics import median
 
 from tabulate import tabulate
 
-from esbench.gate.records import MORE, SAME, Decision, Status, Verdict
+from esbench.gate.decision import FAILED, INVALID, PASSED, USAGE
+from esbench.gate.records import MORE, SAME, Decision, Status, Verdict, split_method
 from esbench.text import escape, one_line
 from esbench.units import format_value
 
@@ -15,7 +16,8 @@ HEADINGS = (
     *("slower by", "at least", "at most", "detectable", "replicates"),
     "",
 )
-WORDS = {0: "PASS", 1: "FAIL", 2: "ERROR", 3: "INCONCLUSIVE"}
+WORDS = {PASSED: "PASS", FAILED: "FAIL", USAGE: "ERROR", INVALID: "INCONCLUSIVE"}
+"""Exit code -> the first word of the headline."""
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 CONTROLS = {SAME: ("alike", "differs"), MORE: ("not found", "found")}
 """Control -> text shown instead of a verdict if it is not slower, and if it is slower."""
@@ -27,17 +29,17 @@ LEGEND = (
 
 def headline(decision: Decision) -> str:
     """Return the decision in one line."""
-    verdicts = [*decision.verdicts, *filter(None, [decision.mean])]
-    counts = Counter(verdict.status for verdict in verdicts)
-    accepted = sum(bool(verdict.accepted) for verdict in verdicts)
+    counts = Counter(verdict.status for verdict in decision.all_verdicts)
+    accepted = sum(bool(verdict.accepted) for verdict in decision.all_verdicts)
     parts = [f"{counts[status]} {status}" for status in ORDER if counts[status]]
     parts += [f"{accepted} of these accepted"] if accepted else []
     detectable = [verdict.bounds.mde for verdict in decision.verdicts if verdict.bounds]
     parts += [f"median detectable slowdown {_percent(median(detectable))}"] if detectable else []
-    arms = decision.opening.revisions
-    revisions = f"{arms['head'].commit[:12]} against {arms['base'].commit[:12]}"
-    word = "INVALID" if decision.invalid and decision.exit_code != 1 else WORDS[decision.exit_code]
-    return f"{word}: {revisions}: {', '.join(parts) or 'nothing was measured'}"
+    revisions = decision.opening.revisions
+    arms = f"{revisions['head'].commit[:12]} against {revisions['base'].commit[:12]}"
+    is_invalid = decision.invalid and decision.exit_code != FAILED
+    word = "INVALID" if is_invalid else WORDS[decision.exit_code]
+    return f"{word}: {arms}: {', '.join(parts) or 'nothing was measured'}"
 
 
 def text(decision: Decision) -> str:
@@ -77,24 +79,28 @@ def markdown(decision: Decision) -> str:
 
 def _notable(decision: Decision) -> list[Verdict]:
     """Return the verdicts without those on cells that do not look slower, the worst first."""
-    rows = [verdict for verdict in decision.verdicts if verdict.code != "no-sign"]
-    return _worst_first([*rows, *filter(None, [decision.mean])])
+    notable = [verdict for verdict in decision.verdicts if verdict.code != "no-sign"]
+    return _worst_first([*notable, decision.mean] if decision.mean else notable)
 
 
 def _worst_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    def key(verdict: Verdict) -> tuple[int, bool, float]:
-        effect = verdict.bounds.effect if verdict.bounds else float("inf")
-        return ORDER[verdict.status], bool(verdict.accepted), -effect
+    """Sort by status, accepted failures last, then by slowdown; verdicts without a time come first."""
 
-    return sorted(verdicts, key=key)
+    def sort_key(verdict: Verdict) -> tuple[int, bool, float]:
+        slowdown = verdict.bounds.effect if verdict.bounds else float("inf")
+        return ORDER[verdict.status], bool(verdict.accepted), -slowdown
+
+    return sorted(verdicts, key=sort_key)
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
     """Return the cells of a verdict's row, one for each of :data:`HEADINGS`."""
     bounds = verdict.bounds
     status, code = str(verdict.status), str(verdict.code)
-    if outcomes := CONTROLS.get(verdict.cell.rpartition(" | ")[0]):
-        status, code = "", outcomes[verdict.status == "FAIL"]
+    control, _ = split_method(verdict.cell)
+    if control in CONTROLS:
+        if_not_slower, if_slower = CONTROLS[control]
+        status, code = "", if_slower if verdict.status == "FAIL" else if_not_slower
     if bounds:
         signed = [_percent(share, "+") for share in (bounds.effect, bounds.low, bounds.high)]
         numbers = (*signed, _percent(bounds.mde), str(bounds.replicates))

@@ -52,7 +52,8 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
     Args:
         top: the top folder of the repository.
         asked: the name of the revision.
-        arm: for ``head``, the checked-out commit is refused if there are uncommitted changes.
+        arm: for ``head``, the checked-out commit is refused if there are uncommitted changes, unless
+            ``asked`` is its hash.
         output: changes in this folder are ignored.
 
     Raises:
@@ -66,10 +67,10 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
         commit = ""
     if re.fullmatch("[0-9a-f]+", commit) is None:  # for "^commit" git prints "^" and the hash
         raise GitError(f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first")
-    is_checked_out = (
-        arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD")
-    )
-    if is_checked_out and (changed := _changes(top, output)):
+    # A hash names a commit, so it is measured without the changes; "HEAD" or a branch could mean the files.
+    is_hash = commit.startswith(asked)
+    may_mean_files = arm == "head" and not is_hash and commit == git(top, "rev-parse", "HEAD")
+    if may_mean_files and (changed := _changes(top, output)):
         raise GitError(
             f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
             f"commit them, or measure them with --head {WORKTREE}"
@@ -90,14 +91,14 @@ def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm
         folders: dict[Arm, Path] = {}
         for arm in ARMS:
             folders[arm] = Path(temporary).resolve() / arm
-            index = _index(temporary)
+            index = _index_in(temporary)
             git(top, "read-tree", revisions[arm].commit, environment=index)
             git(top, "checkout-index", "--all", f"--prefix={folders[arm]}/", environment=index)
         yield folders
 
 
-def _index(folder: str) -> dict[str, str]:
-    """Return the environment variable for an index in this folder instead of the index of the repository."""
+def _index_in(folder: str) -> dict[str, str]:
+    """Return the environment variable with which git uses an index in this folder, not the repository's."""
     return {"GIT_INDEX_FILE": str(Path(folder) / "index")}
 
 
@@ -107,13 +108,13 @@ def _changes(top: Path, output: Path | None) -> str:
     if output is not None and output.resolve().is_relative_to(top) and output.resolve() != top:
         excluded.append(f":(exclude,literal){output.resolve().relative_to(top).as_posix()}")
     lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *excluded).splitlines()
-    return first_names([line[2:].strip() for line in lines])
+    return first_names([line[2:].strip() for line in lines])  # a line has two letters for the kind of change
 
 
 def _snapshot(top: Path) -> str:
     """Commit the files in the folder, also untracked ones, to no branch; the index stays unchanged."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
-        index = _index(temporary)
+        index = _index_in(temporary)
         git(top, "read-tree", "HEAD", environment=index)
         git(top, "add", "--all", environment=index)
         tree = git(top, "write-tree", environment=index)

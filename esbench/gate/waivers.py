@@ -24,7 +24,7 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.gate.decision import MEAN, PASSED, USAGE, exit_code
-from esbench.gate.records import Decision, Verdict
+from esbench.gate.records import Decision, Verdict, split_method
 from esbench.schema import METHODS
 from esbench.store import read_regular_file
 
@@ -79,8 +79,13 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
         waivers = msgspec.toml.decode(content, type=_File).accept
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{FILE}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise UserError(f"{FILE} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{FILE} is invalid: {error}; an [[accept]] has a cell, a metric, a reason of at least 10 "
+            "characters and expires = YYYY-MM-DD"
+        ) from error
     for index, waiver in enumerate(waivers):
         key = (waiver.cell, waiver.metric, waiver.device)
         if any(key == (other.cell, other.metric, other.device) for other in waivers[:index]):
@@ -96,32 +101,29 @@ def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) 
     """Return the decision with accepted failures, unused waivers and the resulting exit code.
 
     An unused waiver would hide the next regression, so a decision that passes becomes an error. A waiver for
-    another device or method is never unused; without the ``whole`` suite, no waiver is.
+    another device or timing method does not count as unused, and no waiver does if not the ``whole`` suite
+    was measured.
     """
-    environment, margin = decision.opening.environment, decision.settings.margin
-    waivers = [waiver for waiver in waivers if waiver.device in {None, environment.device}]
+    device, margin = decision.opening.environment.device, decision.settings.margin
+    waivers = [waiver for waiver in waivers if waiver.device in {None, device}]
 
     def accept(verdict: Verdict) -> Verdict:
         reason = next((waiver.reason for waiver in waivers if waiver.matches(verdict)), "")
         return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
 
-    verdicts = tuple(map(accept, decision.verdicts))
-    mean = accept(decision.mean) if decision.mean else None
-    every = (*verdicts, *filter(None, [mean]))
-    code = exit_code(every, decision.invalid)
-    measured = {verdict.cell.rpartition(" | ")[2] for verdict in verdicts}
-    unmeasured = {*itertools.chain(*METHODS.values())} - measured
-    unused = tuple(
-        f"{waiver} applies to nothing: remove it"
-        for waiver in waivers
-        if whole
-        and waiver.cell.rpartition(" | ")[2] not in unmeasured
-        and not any(waiver.is_needed(verdict, margin) for verdict in every)
-    )
-    return msgspec.structs.replace(
+    measured_methods = {split_method(verdict.cell)[1] for verdict in decision.verdicts}
+    other_methods = {*itertools.chain(*METHODS.values())} - measured_methods
+
+    def is_unused(waiver: Waiver) -> bool:
+        _, method = split_method(waiver.cell)
+        is_needed = any(waiver.is_needed(verdict, margin) for verdict in decision.all_verdicts)
+        return whole and method not in other_methods and not is_needed
+
+    accepted = msgspec.structs.replace(
         decision,
-        verdicts=verdicts,
-        mean=mean,
-        unused=unused,
-        exit_code=USAGE if unused and code == PASSED else code,
+        verdicts=tuple(map(accept, decision.verdicts)),
+        mean=accept(decision.mean) if decision.mean else None,
+        unused=tuple(f"{waiver} applies to nothing: remove it" for waiver in waivers if is_unused(waiver)),
     )
+    code = exit_code(accepted.all_verdicts, accepted.invalid)
+    return msgspec.structs.replace(accepted, exit_code=USAGE if accepted.unused and code == PASSED else code)

@@ -6,6 +6,7 @@ the connection for questions and answers.
 
 import contextlib
 import gc
+import itertools
 import os
 import queue
 import sys
@@ -104,7 +105,7 @@ class Worker:
         Args:
             orders: the settings.
             selection: the suite and its variants.
-            state: global torch state before variants were loaded.
+            state: torch's global settings, which no variant may change.
             tools: clocks and meters of the device.
         """
         self.orders, self.selection, self.state, self.tools = orders, selection, state, tools
@@ -122,7 +123,9 @@ class Worker:
         files = {name: getattr(sys.modules.get(name), "__file__", None) for name in packages}
         return Hello(
             own_packages=tuple(
-                sorted(n for n, file in files.items() if file and Path(file).resolve().is_relative_to(root))
+                sorted(
+                    name for name, file in files.items() if file and Path(file).resolve().is_relative_to(root)
+                )
             ),
             code={name: hashes[name] for name in sorted(packages & hashes.keys())},
             harness=hashes["esbench"],
@@ -148,12 +151,13 @@ class Worker:
     def _cells(self) -> Iterator[Cell]:
         """Yield the cells of the suite, without baselines."""
         suite = self.selection.suite
-        for case in suite.cases:
-            for entry in self.selection.entries:
-                is_timed = entry.supports(case) and not entry.variant.baseline
-                for phase in suite.phases if is_timed else ():
-                    for clock in self.tools.clocks if phase != QUALITY else ():
-                        yield Cell(entry.variant, case, phase, clock.method)
+        variants = [entry for entry in self.selection.entries if not entry.variant.baseline]
+        phases = [phase for phase in suite.phases if phase != QUALITY]
+        methods = [clock.method for clock in self.tools.clocks]
+        for case, entry in itertools.product(suite.cases, variants):
+            if entry.supports(case):
+                for phase, method in itertools.product(phases, methods):
+                    yield Cell(entry.variant, case, phase, method)
 
     # Correctness and counts
 
@@ -189,7 +193,7 @@ class Worker:
         case = cells[0].case
         counts = {}
         with precision(case.dtype):
-            state = TorchState()
+            state = TorchState()  # with the settings of this precision
             workload = build(entry.scheme, case, self.orders.device, self.orders.seed)
             workload.verify()
             missing = missing_phases(workload, workload.phases)
@@ -221,22 +225,24 @@ class Worker:
         """Set a cell up and warm it up; return the approximate time of a call in ns."""
         self._close()
         self._precision.enter_context(precision(cell.case.dtype))
-        self._open_state = TorchState()
+        self._open_state = TorchState()  # with the settings of this precision
         scheme = REGISTRY.entries[cell.variant.name].scheme
         workload = build(scheme, cell.case, self.orders.device, self.orders.seed)
         workload.enter(cell.phase)
         return self._warm(workload.phases[cell.phase], cell.method, workload.inputs)
 
     def _warm(self, call: Call, method: str, inputs: Sequence[torch.Tensor] = ()) -> float:
+        """Warm a call up and open it for visits; return the approximate time of a call in ns."""
         clock = next(clock for clock in self.tools.clocks if clock.method == method)
         call = clock.prepare(call, max(1, len(inputs)))
         with quiet():
             warm = warm_up(call, clock, WARM_S)
         self._open_state.check()
         self._open = call, clock, InputRenewal(inputs)
-        return max(warm.call_ns, 1.0)
+        return max(warm.call_ns, 1.0)  # a coarse clock may measure 0
 
     def _visit(self, visit: Visit) -> tuple[float, ...]:
+        """Return the times of the launches of a visit in ns."""
         if self._open is None:
             raise RuntimeError("a cell must be open before it is visited")
         call, clock, renew = self._open
@@ -249,6 +255,7 @@ class Worker:
         return samples
 
     def _close(self) -> None:
+        """Free the open cell, and restore the precision of float32 products."""
         self._precision.close()
         self._open_state = self.state
         if self._open is not None:

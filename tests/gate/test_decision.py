@@ -86,12 +86,17 @@ def test_all_suspects_and_only_suspects_are_confirmed() -> None:
     assert gate.cells_to_confirm(SETTINGS) == [BAKER]
     decision = decided(gate)
     assert (time_of(decision), decision.exit_code) == (("INCONCLUSIVE", "noisy"), 3)
-    assert decision.invalid == (f"{BAKER.name}: 0 of 10 replicates of the confirm",)
+    assert decision.invalid == (
+        f"{BAKER.name}: 0 instead of 10 replicates of the confirmation were measured",
+    )
     with_others = evidence(LOOKS_SLOWER, {**SLOWER, ABLE.name: 0.5})
     assert time_of(decided(with_others), ABLE.name) == ("PASS", "no-sign")
     gate = evidence(LOOKS_SLOWER, SLOWER)
     gate.replicates.append(msgspec.structs.replace(gate.replicates[-1], number=SETTINGS.confirm + 1))
-    assert f"{BAKER.name}: 11 of 10 replicates of the confirm" in decided(gate).invalid
+    assert (
+        f"{BAKER.name}: 11 instead of 10 replicates of the confirmation were measured"
+        in decided(gate).invalid
+    )
     assert decided(gate).exit_code == 3
 
 
@@ -110,7 +115,7 @@ def test_all_cells_are_confirmed_if_their_mean_looks_slower() -> None:
     shares = dict.fromkeys(ALL, 0.012)
     some = decided(evidence(shares, {name: 0.012 for name in shares if name != BAKER.name}))
     assert time_of(some, MEAN) == ("INCONCLUSIVE", "noisy")
-    assert f"{BAKER.name}: 0 of 10 replicates of the confirm" in some.invalid
+    assert f"{BAKER.name}: 0 instead of 10 replicates of the confirmation were measured" in some.invalid
 
 
 def test_a_larger_family_is_tested_at_a_stricter_level() -> None:
@@ -191,7 +196,7 @@ def test_controls_that_misbehave_make_a_gate_invalid() -> None:
     rows = surveys((*CELLS, graph))
     decision = decided(evidence({graph.name: 0.0}, rows=rows))
     assert decision.exit_code == 3
-    assert f"{SAME} | graph: 0 of 10 replicates of the confirm" in decision.invalid
+    assert f"{SAME} | graph: 0 instead of 10 replicates of the confirmation were measured" in decision.invalid
     controls = {**CONTROLS, f"{SAME} | graph": 0.0, f"{MORE} | graph": 0.02}
     for slower, code in ((0.0, 0), (0.05, 1)):
         confirm = {graph.name: slower}

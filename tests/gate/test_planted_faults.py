@@ -63,7 +63,7 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
         ("new", INVALID, "no cell was measured"),  # no cell is in both arms
         ("empty", USAGE, "no suite"),
         ("unloadable", USAGE, "the worker of base ended (base is base, 000"),
-        ("elsewhere", USAGE, "but not from those of head"),
+        ("elsewhere", USAGE, "head does not contain the variant package impls"),
         ("installed", USAGE, "no variant package is part of this repository"),
     ],
 )

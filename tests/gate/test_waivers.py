@@ -70,7 +70,6 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
         ("[[accept]]", "[[accepted]]", "unknown field `accepted`"),
         ("expires", "until", "unknown field `until`"),
         (GOOD, "\0", ""),
-        (GOOD, f"a = {'[' * 900}{']' * 900}", "recursion"),
         ("2026-03-01", "9999-12-31", "Baker* expires on 9999-12-31: choose a date within 366 days"),
         (GOOD, GOOD + GOOD, "latency_ns of Baker* is listed twice: remove one"),
     ):
@@ -78,11 +77,11 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / FILE).write_text(GOOD.replace(old, new), encoding="utf-8")
         with pytest.raises(UserError) as error:
             read(tmp_path, TODAY)
-        assert str(error.value).startswith("gate.toml: "), new
+        assert str(error.value).startswith("gate.toml"), new
         assert words in str(error.value), new
     (tmp_path / FILE).unlink()
     os.mkfifo(tmp_path / FILE)  # reading from a pipe would never end
-    with pytest.raises(UserError, match=r"gate\.toml: it is not a regular file"):
+    with pytest.raises(UserError, match=r"gate\.toml cannot be read: it is not a regular file"):
         read(tmp_path, TODAY)
 
 
