@@ -9,7 +9,9 @@ from esbench.text import escape
 
 def newest_files(results: Path, folder: str) -> list[Path]:
     """Return the newest study of each device in ``<results>/<device>/<folder>/``, by the devices' folders."""
-    return list({path.parent: path for path in sorted(results.glob(f"*/{folder}/*.json"))}.values())
+    # The names of studies begin with their time, so the newest file of a folder overwrites the others.
+    newest = {path.parent: path for path in sorted(results.glob(f"*/{folder}/*.json"))}
+    return list(newest.values())
 
 
 def origin(study_id: str, started: str, here: Environment, facts: Sequence[str]) -> str:

@@ -170,8 +170,8 @@ def results_of(study: Study, network: str) -> list[Result]:
             outcomes[run.variant].append(run.outcome)
     accuracies = {
         variant: accuracy
-        for variant, of_variant in outcomes.items()
-        if (accuracy := estimate([outcome.accuracy for outcome in of_variant]))
+        for variant, outcomes_of_variant in outcomes.items()
+        if (accuracy := estimate([outcome.accuracy for outcome in outcomes_of_variant]))
     }
     dense = accuracies[DENSE].mean if DENSE in accuracies else None
     return [
@@ -220,13 +220,13 @@ def page(studies: Sequence[Study]) -> str:
             parts += [f"{_describe(recipe)} {escape(verdict(study, recipe.network))}.", _table(study, recipe)]
             if listed := [f"- {escape(reason)}" for reason in reasons(study, recipe.network)]:
                 parts.append("\n".join(["Not trained:", "", *listed]))
-            missing = [variant for _, other, variant in study.remaining_runs() if other == recipe]
+            missing = sum(remaining_recipe == recipe for _, remaining_recipe, _ in study.remaining_runs())
             if missing:
-                parts.append(f"Incomplete: {pluralize(len(missing), 'training run')} missing.")
+                parts.append(f"Incomplete: {pluralize(missing, 'training run')} missing.")
         measured = {recipe.network for recipe in study.recipes}
-        if others := [name for name in NETWORKS if name not in measured]:
+        if unmeasured := [name for name in NETWORKS if name not in measured]:
             parts.append(
-                f"Not measured: {', '.join(others)}; `esbench digits --network NAME` trains a network."
+                f"Not measured: {', '.join(unmeasured)}; `esbench digits --network NAME` trains a network."
             )
     return join(parts)
 

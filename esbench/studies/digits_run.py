@@ -27,7 +27,9 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
     """
     network_trainer = trainer(scheme)
     if network_trainer is None:
-        raise UnavailableError(f"the package of {type(scheme).__name__} cannot train {recipe.network}")
+        raise UnavailableError(
+            f"{type(scheme).__name__} cannot be trained: its package registers no esbench.workload.trainer"
+        )
     return network_trainer.train(scheme, recipe, seed, device)
 
 

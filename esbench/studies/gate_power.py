@@ -7,27 +7,30 @@ shown on the page ``reports/gate.md``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from esbench import store
+from esbench.errors import UserError
 from esbench.gate.decision import (
     FAILED,
     INVALID,
     MEAN,
+    LogRatios,
     exit_code,
+    names_to_confirm,
     round_log_ratios,
     screen,
-    suspects,
     time_verdicts,
 )
 from esbench.gate.gate import Gate
-from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict
+from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict, split_method
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
 from esbench.studies import newest_files
@@ -58,8 +61,6 @@ MIN_SHARE = 0.9
 """The title of the plot names the smallest slowdown that at least this share of suites finds."""
 ONE_CELL, ALL_CELLS, CONTROL_WORK = "one cell", "all cells, by the mean", "control work"
 
-Floats = NDArray[np.float64]
-
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A record whose decoding rejects unknown fields."""
@@ -86,7 +87,7 @@ class Alarms(_Strict, frozen=True):
         by_mean: suites in which the geometric mean FAILs.
         failed: cells that FAIL, over all suites.
         inconclusive: cells that are INCONCLUSIVE, over all suites.
-        unclear: suites that end INCONCLUSIVE.
+        inconclusive_suites: suites without a FAIL in which a cell or the mean is INCONCLUSIVE.
         confirmed: mean number of confirmed cells per suite.
     """
 
@@ -96,7 +97,7 @@ class Alarms(_Strict, frozen=True):
     by_mean: int
     failed: int
     inconclusive: int
-    unclear: int
+    inconclusive_suites: int = msgspec.field(name="unclear")
     confirmed: float
 
 
@@ -108,7 +109,7 @@ class Power(_Strict, frozen=True):
         slower: the slowdown; 0.01 is 1 %.
         suites: number of suites.
         found: suites in which the slowed cell, control or mean FAILs.
-        others: suites in which an unchanged cell FAILs.
+        others: suites in which a cell other than the slowed one FAILs; of no use for ALL_CELLS.
         by_mean: suites in which the geometric mean FAILs.
     """
 
@@ -131,7 +132,7 @@ class GateStudy(_Strict, frozen=True):
     schema: int
     opening: Opening
     wall_s: float
-    cells: tuple[CellLogs, ...]
+    cells: Annotated[tuple[CellLogs, ...], msgspec.Meta(min_length=1)]
     controls: tuple[CellLogs, ...]
     alarms: Alarms | None = None
     powers: tuple[Power, ...] = ()
@@ -139,25 +140,30 @@ class GateStudy(_Strict, frozen=True):
     @property
     def replicates(self) -> int:
         """The number of replicates: pairs of fresh processes."""
-        return len(self.controls[0].confirm)
+        return len(self.cells[0].confirm)
 
 
 def measure(gate: Gate, replicates: int, results: Path) -> Path:
     """Measure replicates of all cells and controls, resample them, and return the file of the study.
 
     Raises:
-        UserError: the revision cannot be measured at all.
+        UserError: the revision cannot be measured at all, or none of its cells can.
         WorkerError: a worker died, hangs or sent an invalid answer.
     """
     opening = gate.survey()
     cells = gate.evidence.timed_cells()
+    if not cells:
+        raise UserError("no variant of the suite is computed correctly: `esbench check` shows the reasons")
     log_ratios: dict[str, list[tuple[float, float]]] = {}
     wall_s = 0.0
     for replicate in gate.replicates("study", replicates, cells, CONTROLS):
         wall_s += replicate.wall_s
         for timed in replicate.cells:
             log_ratios.setdefault(timed.cell, []).append(trimmed_log_ratios(timed, gate.settings.trim))
-    rows = [CellLogs(name, *zip(*pairs, strict=True)) for name, pairs in sorted(log_ratios.items())]
+    rows = []
+    for name, pairs in sorted(log_ratios.items()):
+        confirm, screen_logs = zip(*pairs, strict=True)
+        rows.append(CellLogs(name, confirm, screen_logs))
     study = GateStudy(
         schema=SCHEMA,
         opening=opening,
@@ -172,16 +178,18 @@ def measure(gate: Gate, replicates: int, results: Path) -> Path:
 def trimmed_log_ratios(timed: Timed, trim: float) -> tuple[float, float]:
     """Return log(head / base) of a cell in a replicate from all rounds, and from the rounds of a screen."""
     by_round = round_log_ratios(timed)
-    screen_rounds = max(1, len(by_round) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"])
-    confirm, first_third = (
-        round(float(stats.trim_mean(rounds, trim)), 7) for rounds in (by_round, by_round[:screen_rounds])
+    screen_rounds = len(by_round) * ROUND_FACTOR["screen"] // ROUND_FACTOR["study"]
+    of_all_rounds, of_screen = (
+        round(float(stats.trim_mean(rounds, trim)), 7)  # 7 digits, for a small file
+        for rounds in (by_round, by_round[:screen_rounds])
     )
-    return confirm, first_third
+    return of_all_rounds, of_screen
 
 
 def control_slowdown(name: str) -> float | None:
     """Return the slowdown of a control by its name, None for a cell."""
-    return CONTROLS.get(name.rpartition(" | ")[0])
+    control, _ = split_method(name)
+    return CONTROLS.get(control)
 
 
 # Resampled suites
@@ -189,21 +197,16 @@ def control_slowdown(name: str) -> float | None:
 
 def resample(study: GateStudy, settings: Settings) -> GateStudy:
     """Add the false alarms and the power to a study that has enough replicates for a suite."""
-    if not study.cells or study.replicates < settings.screen + settings.confirm:
+    if study.replicates < settings.screen + settings.confirm:
         return study
+    detections = partial(count_detections, study, settings)
     rng = np.random.default_rng([SEED, 1])
-    names = [cell.name for cell in study.cells]
-    targets = [names[rng.integers(len(names))] for _ in range(TRIALS)]
-    powers = [count_detections(study, settings, ONE_CELL, slower, targets) for slower in SLOWDOWNS]
-    powers += [
-        count_detections(study, settings, ALL_CELLS, slower, [MEAN] * TRIALS) for slower in SLOWDOWNS_OF_ALL
-    ]
-    powers += [
-        count_detections(
-            study, settings, CONTROL_WORK, control_slowdown(control.name) or 0.0, [control.name] * TRIALS
-        )
-        for control in study.controls
-    ]
+    targets = [study.cells[rng.integers(len(study.cells))].name for _ in range(TRIALS)]
+    powers = [detections(ONE_CELL, slower, targets) for slower in SLOWDOWNS]
+    powers += [detections(ALL_CELLS, slower, [MEAN] * TRIALS) for slower in SLOWDOWNS_OF_ALL]
+    for control in study.controls:
+        slower = control_slowdown(control.name) or 0.0
+        powers.append(detections(CONTROL_WORK, slower, [control.name] * TRIALS))
     alarms = count_alarms(study, settings, SUITES)
     return msgspec.structs.replace(study, alarms=alarms, powers=tuple(powers))
 
@@ -211,7 +214,8 @@ def resample(study: GateStudy, settings: Settings) -> GateStudy:
 def count_alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
     """Decide on resampled suites without a slowdown, and count their verdicts."""
     decided = list(decide_suites(study, settings, 0.0, [""] * suites))
-    codes = [exit_code(verdicts, ()) for verdicts, _ in decided]
+    # Without reasons to be invalid, the exit code INVALID means that a cell or the mean is INCONCLUSIVE.
+    codes = [exit_code(verdicts, invalid=()) for verdicts, _ in decided]
     statuses = [verdict.status for verdicts, _ in decided for verdict in verdicts if verdict.cell != MEAN]
     return Alarms(
         suites=suites,
@@ -220,7 +224,7 @@ def count_alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
         by_mean=sum(MEAN in failed_names(verdicts) for verdicts, _ in decided),
         failed=statuses.count("FAIL"),
         inconclusive=statuses.count("INCONCLUSIVE"),
-        unclear=codes.count(INVALID),
+        inconclusive_suites=codes.count(INVALID),
         confirmed=fmean(confirmed for _, confirmed in decided),
     )
 
@@ -228,67 +232,72 @@ def count_alarms(study: GateStudy, settings: Settings, suites: int) -> Alarms:
 def count_detections(
     study: GateStudy, settings: Settings, kind: str, slower: float, targets: Sequence[str]
 ) -> Power:
-    """Decide on one suite per target, in which the target is slower; see :func:`decide_suites`."""
-    failed = [failed_names(verdicts) for verdicts, _ in decide_suites(study, settings, slower, targets)]
-    return Power(
-        kind=kind,
-        slower=slower,
-        suites=len(targets),
-        found=sum(target in names for target, names in zip(targets, failed, strict=True)),
-        others=sum(bool(names - {target, MEAN}) for target, names in zip(targets, failed, strict=True)),
-        by_mean=sum(MEAN in names for names in failed),
-    )
+    """Decide on one suite per target, in which the target is slower; see :func:`draw_suite`."""
+    found = others = by_mean = 0
+    decided = decide_suites(study, settings, slower, targets)
+    for target, (verdicts, _) in zip(targets, decided, strict=True):
+        failed = failed_names(verdicts)
+        found += target in failed
+        by_mean += MEAN in failed
+        others += bool(failed - {target, MEAN})
+    return Power(kind=kind, slower=slower, suites=len(targets), found=found, others=others, by_mean=by_mean)
 
 
 def failed_names(verdicts: Sequence[Verdict]) -> set[str]:
-    """Return the names of the cells that FAIL."""
+    """Return the names of the cells that FAIL, and of their mean if it does."""
     return {verdict.cell for verdict in verdicts if verdict.status == "FAIL"}
 
 
 def decide_suites(
     study: GateStudy, settings: Settings, slower: float, targets: Sequence[str]
 ) -> Iterator[tuple[list[Verdict], int]]:
-    """Resample one suite per target and decide on it by the rule of the gate.
-
-    Replicates are chosen without replacement, with a fixed seed. Both arms are the same revision, so the arms
-    of a replicate are swapped with probability 1/2. The arms of a control stay, because their work differs.
-
-    Args:
-        study: contains the cells of each suite.
-        settings: the decision rule.
-        slower: slowdown that is added to the target.
-        targets: the name of a cell; ``MEAN`` for all cells; the name of a control, which is added to the
-            suite with its measured times; or "" for an unchanged suite.
+    """Draw one suite per target, with a fixed seed, and decide on it by the rule of the gate.
 
     Yields:
         the verdicts on all cells and on their mean, and the number of confirmed cells.
     """
     rng = np.random.default_rng(SEED)
-    names = [cell.name for cell in study.cells]
-    controls = {control.name: control for control in study.controls}
-    stages: dict[str, Floats] = {
-        stage: np.array([getattr(cell, stage) for cell in study.cells]) for stage in ("screen", "confirm")
-    }
     for target in targets:
-        order = rng.permutation(study.replicates)
-        signs = rng.choice((-1.0, 1.0), study.replicates)
-        shifts = np.log1p(slower) * np.array([[target in {name, MEAN}] for name in names])
-        replicates_of = {
-            "screen": order[: settings.screen],
-            "confirm": order[settings.screen : settings.screen + settings.confirm],
-        }
-        log_ratios: dict[str, dict[str, list[float]]] = {}
-        for stage, replicates in replicates_of.items():
-            rows = (stages[stage] * signs + shifts)[:, replicates].tolist()
-            log_ratios[stage] = dict(zip(names, rows, strict=True))
-            if target in controls:
-                row = getattr(controls[target], stage)
-                log_ratios[stage][target] = [row[replicate] for replicate in replicates]
-        screened = screen(log_ratios["screen"], settings)
-        suspected = suspects(screened, settings)
-        confirm = {name: row for name, row in log_ratios["confirm"].items() if {name, MEAN} & suspected}
-        verdicts, mean = time_verdicts(screened, confirm, settings)
-        yield [*verdicts, mean], len(confirm)
+        suite = draw_suite(study, settings, slower, target, rng)
+        screened = screen(suite["screen"], settings)
+        confirmed = {name: suite["confirm"][name] for name in names_to_confirm(screened, settings)}
+        verdicts, mean = time_verdicts(screened, confirmed, settings)
+        yield [*verdicts, mean], len(confirmed)
+
+
+def draw_suite(
+    study: GateStudy, settings: Settings, slower: float, target: str, rng: np.random.Generator
+) -> dict[str, LogRatios]:
+    """Draw what one gate would have measured: log ratios of all cells at the screen and the confirmation.
+
+    Replicates are chosen without replacement. Both arms are the same revision, so the arms of a replicate are
+    swapped with probability 1/2. The arms of a control stay, because their work differs.
+
+    Args:
+        study: contains the cells of the suite.
+        settings: the decision rule.
+        slower: slowdown that is added to the target.
+        target: the name of a cell; ``MEAN`` for all cells; the name of a control, which is added to the suite
+            with its measured times; or "" for an unchanged suite.
+        rng: chooses and swaps.
+    """
+    order = rng.permutation(study.replicates)
+    signs = rng.choice((-1.0, 1.0), study.replicates)
+    names = [cell.name for cell in study.cells]
+    shifts = np.log1p(slower) * np.array([[target in {name, MEAN}] for name in names])
+    drawn = {
+        "screen": order[: settings.screen],
+        "confirm": order[settings.screen : settings.screen + settings.confirm],
+    }
+    suite: dict[str, LogRatios] = {}
+    for stage, replicates in drawn.items():
+        log_ratios = np.array([getattr(cell, stage) for cell in study.cells])  # (cells, replicates)
+        changed = log_ratios * signs + shifts
+        suite[stage] = dict(zip(names, changed[:, replicates].tolist(), strict=True))
+        for control in study.controls:
+            if control.name == target:
+                suite[stage][target] = [getattr(control, stage)[replicate] for replicate in replicates]
+    return suite
 
 
 # The page
@@ -308,8 +317,8 @@ def render(results: Path, out: Path) -> list[Path]:
     ]
     if not studies:
         return []
-    path = write(out / PAGE, page(studies, out))
-    return [path, *sorted(out.glob(f"{PICTURE}*.svg"))]
+    pictures = [_picture_path(study, out) for study in studies if study.alarms is not None]
+    return [write(out / PAGE, page(studies, out)), *pictures]
 
 
 _INTRODUCTION = f"""\
@@ -375,9 +384,12 @@ def _picture(study: GateStudy, alarms: Alarms, out: Path) -> str:
     title = f"{finding} and raises {alarm} {alarms.suites:,} unchanged suites"
     here = study.opening.environment
     figure = gate_power(points, MIN_POWER, title, f"{here.device_name}, study {study.opening.gate_id}")
-    path = out / f"{PICTURE}-{here.slug}.svg"
     out.mkdir(parents=True, exist_ok=True)
-    return image(figure.write(path).name, title)
+    return image(figure.write(_picture_path(study, out)).name, title)
+
+
+def _picture_path(study: GateStudy, out: Path) -> Path:
+    return out / f"{PICTURE}-{study.opening.environment.slug}.svg"
 
 
 def _alarm_table(alarms: Alarms) -> str:
@@ -394,27 +406,28 @@ def _alarm_table(alarms: Alarms) -> str:
         ("suites in which the geometric mean FAILs", alarms.by_mean),
         ("comparisons that FAIL", alarms.failed),
         ("comparisons that are INCONCLUSIVE", _percent(alarms.inconclusive / comparisons)),
-        ("suites that end INCONCLUSIVE", alarms.unclear),
+        ("suites that end INCONCLUSIVE", alarms.inconclusive_suites),
         ("cells confirmed per suite, mean", format_number(alarms.confirmed)),
     ]
     return table(("", "nothing differs"), rows)
 
 
 def _power_table(powers: Sequence[Power]) -> str:
-    rows = [
-        (
-            power.kind,
-            _percent(power.slower),
-            power.suites,
-            _percent(power.share),
-            _percent(MIN_POWER[power.slower])
-            if power.kind != ALL_CELLS and power.slower in MIN_POWER
-            else "",
-            ABSENT if power.kind == ALL_CELLS else power.others,
-            power.by_mean,
+    rows = []
+    for power in powers:
+        all_cells = power.kind == ALL_CELLS
+        goal = None if all_cells else MIN_POWER.get(power.slower)
+        rows.append(
+            (
+                power.kind,
+                _percent(power.slower),
+                power.suites,
+                _percent(power.share),
+                "" if goal is None else _percent(goal),
+                ABSENT if all_cells else power.others,
+                power.by_mean,
+            )
         )
-        for power in powers
-    ]
     header = ("", "slower by", "suites", "found in", "goal: at least", "another cell fails", "the mean fails")
     return table(header, rows)
 

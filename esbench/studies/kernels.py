@@ -130,7 +130,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _row(goal: KernelGoal, cells: Mapping[tuple[str, str, Phase], _Cell]) -> tuple[str, ...]:
-    result = _result(goal, cells.get(goal[:3]))
+    result = _result(goal, cells.get((goal.variant, goal.case, goal.phase)))
     return goal.variant, goal.phase, goal.case, f"{goal.format(goal.limit)} at most", result
 
 
@@ -138,8 +138,9 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
     """Return the cell of each variant, case and phase: its graph timing if measured, else a reason."""
     cells: dict[tuple[str, str, Phase], _Cell] = {}
     for run in runs:
-        all_grids = (grid for operator in operators(run) for grid in grids(run, operator, TIMES))
-        for grid in sorted((grid for grid in all_grids if grid.metric == LATENCY), key=_preference):
+        all_grids = [grid for operator in operators(run) for grid in grids(run, operator, TIMES)]
+        latencies = [grid for grid in all_grids if grid.metric == LATENCY]
+        for grid in sorted(latencies, key=_preference):
             for variant, case in itertools.product(grid.variants, grid.cases):
                 if row := grid.at(variant, case):
                     key = (variant.name, case.label, grid.phase)
@@ -159,8 +160,10 @@ def _result(goal: KernelGoal, cell: _Cell | None) -> str:
     row, ratio = cell
     if isinstance(row, Skipped):
         return f"{row.status}: {row.reason}"
-    value = median(row) if goal.in_ns else ratio.value if ratio else None
+    multiple = ratio.value if ratio else None
+    value = median(row) if goal.in_ns else multiple
     if value is None:
         return "no number"
     excess = value / goal.limit - 1
-    return f"{goal.format(value)}: {f'missed by {format_number(100 * excess)} %' if excess > 0 else 'met'}"
+    verdict = f"missed by {format_number(100 * excess)} %" if excess > 0 else "met"
+    return f"{goal.format(value)}: {verdict}"

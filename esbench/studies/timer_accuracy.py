@@ -4,7 +4,7 @@ A study compares the harness with ``torch.utils.benchmark``, with itself, and wi
 is one JSON file, ``<results>/<device>/accuracy/<study id>.json``. Nothing here imports torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -129,23 +129,26 @@ def comparisons(study: Study, question: str) -> list[Comparison]:
     """
     center = np.mean if question == AGREEMENT else np.median
     result = []
-    for kernel, repetitions in _pairs(study, question).items():
+    for kernel, repetitions in _rounds_of_arms(study, question).items():
         ratios = [
             center(first) / center(second)
-            for pair in repetitions
-            for first, second in zip(*pair, strict=False)
+            for first_arm, second_arm in repetitions
+            for first, second in zip(first_arm, second_arm, strict=False)  # a call may end before the other
         ]
-        low, median, high = map(float, np.quantile(ratios, (0.2, 0.5, 0.8)))
-        first_ns, second_ns = (
-            float(np.median(np.concatenate([samples for rounds in arm for samples in rounds])))
-            for arm in zip(*repetitions, strict=True)
-        )
-        result.append(Comparison(kernel, first_ns, second_ns, median - 1, (high - low) / 2, len(ratios)))
+        p20, median, p80 = map(float, np.quantile(ratios, (0.2, 0.5, 0.8)))
+        first_ns = _median_ns(first_arm for first_arm, _ in repetitions)
+        second_ns = _median_ns(second_arm for _, second_arm in repetitions)
+        result.append(Comparison(kernel, first_ns, second_ns, median - 1, (p80 - p20) / 2, len(ratios)))
     return result
 
 
-def _pairs(study: Study, question: str) -> dict[str, list[tuple[Rounds, Rounds]]]:
-    """Return the samples of both arms on each kernel in each repetition.
+def _median_ns(repetitions: Iterable[Rounds]) -> float:
+    """Return the median of all samples of all rounds."""
+    return float(np.median(np.concatenate([samples for rounds in repetitions for samples in rounds])))
+
+
+def _rounds_of_arms(study: Study, question: str) -> dict[str, list[tuple[Rounds, Rounds]]]:
+    """Return kernel -> for each repetition, the rounds of the first and of the second arm.
 
     The second arm of a wait is its known length. ``torch.utils.benchmark`` does not flush the caches, so it
     is compared with the warm latency where there is one.
@@ -156,32 +159,34 @@ def _pairs(study: Study, question: str) -> dict[str, list[tuple[Rounds, Rounds]]
         for reading in readings
     }
     first_arm, second_arm = QUESTIONS[question].arms
-    if question == LENGTH:
-        scale = _length_scale(study.environment.device, readings)
-        rounds |= {
-            (wait.kernel, wait.repetition, second_arm, LATENCY): ((scale * wait.expected_ns,),)
-            * len(wait.samples)
-            for wait in readings
-            if wait.expected_ns
-        }
+    ns_per_length = _ns_per_length(study.environment.device, readings)
+    repetitions = dict.fromkeys(
+        (reading.kernel, reading.repetition, reading.expected_ns) for reading in readings
+    )
     pairs: dict[str, list[tuple[Rounds, Rounds]]] = {}
-    for (kernel, repetition, arm, metric), second in rounds.items():
-        if (arm, metric) == (second_arm, LATENCY):
-            cold = rounds.get((kernel, repetition, first_arm, LATENCY))
-            warm = rounds.get((kernel, repetition, first_arm, WARM)) if question == AGREEMENT else None
-            if first := warm or cold:
-                pairs.setdefault(kernel, []).append((first, second))
+    for kernel, repetition, length in repetitions:
+        first = rounds.get((kernel, repetition, first_arm, LATENCY))
+        if question == AGREEMENT:
+            first = rounds.get((kernel, repetition, first_arm, WARM), first)
+        second = rounds.get((kernel, repetition, second_arm, LATENCY))
+        if question == LENGTH and first and length:
+            second = ((ns_per_length * length,),) * len(first)
+        if first and second:
+            pairs.setdefault(kernel, []).append((first, second))
     return pairs
 
 
-def _length_scale(device: str, waits: Sequence[Reading]) -> float:
+def _ns_per_length(device: str, waits: Sequence[Reading]) -> float:
     """Return ns per unit of a wait's length: 1 on a CPU; on a GPU the longest wait defines it."""
-    lengths = {
-        wait.expected_ns: np.median(np.concatenate(wait.samples))
+    measured_ns = {
+        wait.expected_ns: float(np.median(np.concatenate(wait.samples)))
         for wait in waits
         if wait.metric == LATENCY and wait.expected_ns
     }
-    return float(lengths[max(lengths)] / max(lengths)) if device == "cuda" and lengths else 1.0
+    if device != "cuda" or not measured_ns:
+        return 1.0
+    longest = max(measured_ns)
+    return measured_ns[longest] / longest
 
 
 class Goal(NamedTuple):
@@ -198,6 +203,7 @@ def goals(study: Study) -> list[Goal]:
 
 
 def _goal(study: Study, name: str) -> Goal:
+    """Return the goal of a question: how many kernels meet it, and the worst of them."""
     question = QUESTIONS[name]
     goal = f"{question.goal} within {_percent(question.limit)}"
     errors = [

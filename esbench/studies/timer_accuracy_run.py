@@ -139,11 +139,12 @@ def _measure_kernel(
     plan: Plan, question: str, kernel: Kernel, repetition: int, rng: random.Random
 ) -> Iterator[Reading | Missing]:
     """Measure a kernel by all arms of a question in the same rounds."""
-    timers = {AGREEMENT: (plan.clock, plan.other), TWINS: (plan.clock, plan.clock), LENGTH: (plan.clock,)}
-    calls = [TimedCall(clock.prepare(kernel.call, 1), clock, plan.budget_s) for clock in timers[question]]
+    clocks_of = {AGREEMENT: (plan.clock, plan.other), TWINS: (plan.clock, plan.clock), LENGTH: (plan.clock,)}
+    calls = [TimedCall(clock.prepare(kernel.call, 1), clock, plan.budget_s) for clock in clocks_of[question]]
     for call in calls:
         call.warm_up()
     interleave(calls, rng)
+    # The second arm of LENGTH is the known length, which is not measured.
     for arm, call in zip(QUESTIONS[question].arms, calls, strict=False):
         if call.failure:
             yield Missing(question=question, arm=arm, reason=call.failure.reason, kernel=kernel.name)
