@@ -44,11 +44,15 @@ class AutoOptimizer(nn.Module):
         return self.layer(*args, **kwargs)
 
     def __getstate__(self) -> State:
-        """Replace the optimizer, which cannot be copied, by its state."""
+        """Return the state for a copy or a pickle, with the state dict of the optimizer in its place.
+
+        An optimizer cannot be copied, because its hooks are on the parameters of this layer.
+        """
         return {**vars(self), "optimizer": self.optimizer.state_dict()}
 
     @override
     def __setstate__(self, state: State) -> None:
+        """Restore the layer, and build an optimizer for its parameters with the stored state."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own
         self.optimizer = OptimizerInBackward(
             self.layer, self.rule, "module", skip_nonfinite=self._skip_nonfinite

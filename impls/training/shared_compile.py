@@ -70,12 +70,16 @@ class Graphs:
         model(*inputs)
         if self.ran - ran < expected:
             raise SilentlyEagerError(
-                f"only {self.ran - ran} of {expected} graphs ran, the rest is eager. {compiled} graphs are "
-                "compiled; beyond the recompile limit, which all models share, torch silently runs eagerly, "
-                "and nn.Linear.compile() compiles nothing"
+                f"only {self.ran - ran} of {expected} compiled graphs ran, the rest of the model is eager: "
+                f"either torch's recompile limit, which all models share, is reached with {compiled} graphs "
+                "(raise torch._dynamo.config.recompile_limit), or a layer was never compiled "
+                "(nn.Linear.compile() compiles nothing: use torch.compile)"
             )
         if self.compiled > compiled:
-            raise SilentlyEagerError(f"the same call compiled {self.compiled - compiled} graphs again")
+            raise SilentlyEagerError(
+                f"the second call with the same inputs compiled {self.compiled - compiled} graphs again: "
+                "something that torch specializes on changes from call to call"
+            )
 
 
 class SharedLayers:
