@@ -35,15 +35,15 @@ from torch import Tensor, nn
 from esbench.workload import WrongResultError
 from impls.perturbation.population import Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.quality.kappa import NUMBERS, ROUNDING, Subject
+from impls.quality.kappa import MAX_SAMPLED_NUMBERS, ROUNDING, Subject
 
 STEPS, MEMBERS = 10, 6
 """Number of sampled steps, and of members at each of them; fewer for a large weight."""
 
 CHECKED_STEPS, CHECKED_MEMBERS = 24, 5
-"""These numbers in :func:`check_bias`."""
+"""The same numbers for :func:`check_bias`."""
 
-TOLERANCE, ERRORS = 0.1, 5.0
+TOLERANCE, STANDARD_ERRORS = 0.1, 5.0
 """A bias is significant if it is above the tolerance by this many standard errors."""
 
 
@@ -56,16 +56,16 @@ def sample_bias(subject: Subject) -> tuple[float, ...]:
         ValueError: all members of a step are equal.
 
     """
-    count = max(8, min(NUMBERS // subject.size, STEPS * MEMBERS))
-    steps = min(STEPS, count // 2)
-    return estimate_bias(*draw_steps(subject.population(count // steps), steps))
+    draws = max(8, min(MAX_SAMPLED_NUMBERS // subject.size, STEPS * MEMBERS))
+    steps = min(STEPS, draws // 2)
+    return estimate_bias(*draw_steps(subject.population(draws // steps), steps))
 
 
 def check_bias(scheme: AnyScheme, model: nn.Module, seed: int = 0) -> None:
     """Check that a scheme has no significant bias on a model, unless it declares one or learns from rows.
 
     Raises:
-        WrongResultError: it has.
+        WrongResultError: it has a significant bias.
 
     """
     if scheme.is_biased or scheme.learns_from_rows:
@@ -86,11 +86,11 @@ def explain_bias(scheme: AnyScheme, samples: tuple[float, ...]) -> str:
     """
     values = torch.tensor(samples or (0.0, 0.0), dtype=torch.float64)
     mean, error = float(values.mean()), float(values.std()) / math.sqrt(len(values))
-    if not (scheme.is_biased or mean - ERRORS * error > TOLERANCE):
+    if not (scheme.is_biased or mean - STANDARD_ERRORS * error > TOLERANCE):
         return ""
-    cosine = f"has a cosine of {1 / math.sqrt(1 + mean):.2g} with" if samples else "differs from"
     declared = " (declared)" if scheme.is_biased else ""
-    return f"biased{declared}: the mean of its estimates over many steps {cosine} the gradient"
+    relation = f"has a cosine of {1 / math.sqrt(1 + mean):.2g} with" if samples else "differs from"
+    return f"biased{declared}: the mean of its estimates over many steps {relation} the gradient"
 
 
 def draw_steps(population: Population, steps: int) -> tuple[Tensor, Tensor]:
@@ -99,26 +99,26 @@ def draw_steps(population: Population, steps: int) -> tuple[Tensor, Tensor]:
     Both are in float32. They are the same tensor if the update sums the noise.
     """
     differ = any(layer.scheme.update_directions_differ for layer in population.layers)
-    # D is sigma^2 E for bits: divided so, products of D and E have the scale of those of biases.
+    # D is sigma^2 E for bits. Both are divided by sigma std(E): entries of E D have mean 1, as for biases.
     deviations = _deviations_of_bits(population, 1.0 if differ else population.sigma)
 
-    def flatten(noise: PopulationNoise, *, update_directions: bool) -> Tensor:
+    def standardized(noise: PopulationNoise, *, update_directions: bool) -> Tensor:
         dense = population.dense_noise(noise, update_directions=update_directions)
-        parts = [_divide(value, deviations.get(name)) for name, value in dense.items()]
+        parts = [_standardize(value, deviations.get(name)) for name, value in dense.items()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     noises, directions = [], []
     for step in range(steps):
         noise = population.sample(step)
-        noises.append(flatten(noise, update_directions=False))
+        noises.append(standardized(noise, update_directions=False))
         if differ:
-            directions.append(flatten(noise, update_directions=True))
-    rows = torch.stack(noises)
-    return rows, torch.stack(directions) if differ else rows
+            directions.append(standardized(noise, update_directions=True))
+    stacked = torch.stack(noises)
+    return stacked, torch.stack(directions) if differ else stacked
 
 
 def _deviations_of_bits(population: Population, sigma: float) -> dict[str, Tensor]:
-    """Return the standard deviations of weights that are drawn as bits, by parameter name."""
+    """Return the standard deviations of the noise of weights that are drawn as bits, by parameter name."""
     deviations = {}
     for layer in population.layers:
         if layer.scheme.draws_binary_weights:
@@ -127,8 +127,8 @@ def _deviations_of_bits(population: Population, sigma: float) -> dict[str, Tenso
     return deviations
 
 
-def _divide(noise: Tensor, deviation: Tensor | None) -> Tensor:
-    """Return members' noise [m, *shape] as rows, divided by its deviation [d], without constant entries."""
+def _standardize(noise: Tensor, deviation: Tensor | None) -> Tensor:
+    """Return members' noise [m, *shape] as rows, divided by its deviation [d] where that is not 0."""
     rows = noise.flatten(1).float()
     if deviation is None:
         return rows
@@ -148,28 +148,31 @@ def estimate_bias(noise: Tensor, directions: Tensor) -> tuple[float, ...]:
 
     """
     steps, members, size = noise.shape
-    rows, others = noise.flatten(0, 1), directions.flatten(0, 1)
-    cross = (rows @ others.mT).double()
-    least = ROUNDING * float(cross.diagonal().mean())
-    cross = _center(cross, steps)
-    own, other = (cross, cross) if directions is noise else (rows @ rows.mT, others @ others.mT)
-    if directions is not noise:
-        own, other = _center(own.double(), steps), _center(other.double(), steps)
-    # Estimates of tr(C) from each step, and of tr(C C^T) from each pair of steps.
+    e, d = noise.flatten(0, 1), directions.flatten(0, 1)
+    cross = (e @ d.mT).double()
+    smallest_trace = ROUNDING * float(cross.diagonal().mean())
+    cross = _center_within_steps(cross, steps)
+    if directions is noise:
+        e_products = d_products = cross
+    else:
+        e_products = _center_within_steps((e @ e.mT).double(), steps)
+        d_products = _center_within_steps((d @ d.mT).double(), steps)
+    # tr(C) from each step, and tr(C^2) from each pair of steps.
     traces = cross.flatten(2).flatten(0, 1).diagonal().view(steps, members).sum(1) / (members - 1)
-    pairs = (own * other).sum((1, 3)).fill_diagonal_(0.0) / (members - 1) ** 2
-    if traces.mean() <= least:
+    pairs = (e_products * d_products).sum((1, 3)).fill_diagonal_(0.0) / (members - 1) ** 2
+    if traces.mean() <= smallest_trace:
         message = "all members have the same noise, which centering removes"
         raise ValueError(message)
     bias = size * pairs.sum() / (steps * (steps - 1)) / traces.mean().square() - 1
-    other_pairs = (pairs.sum() - 2 * pairs.sum(1)) / ((steps - 1) * (steps - 2))
-    other_traces = (traces.sum() - traces) / (steps - 1)
-    without = size * other_pairs / other_traces.square() - 1
-    return tuple((steps * bias - (steps - 1) * without).tolist())
+    # Jackknife: the bias without each of the steps.
+    pair_means = (pairs.sum() - 2 * pairs.sum(1)) / ((steps - 1) * (steps - 2))
+    trace_means = (traces.sum() - traces) / (steps - 1)
+    bias_without_step = size * pair_means / trace_means.square() - 1
+    return tuple((steps * bias - (steps - 1) * bias_without_step).tolist())
 
 
-def _center(products: Tensor, steps: int) -> Tensor:
-    """Center products of all members of all steps within each step, [steps, members, steps, members]."""
+def _center_within_steps(products: Tensor, steps: int) -> Tensor:
+    """Center products [steps * members]^2 within each step; return [steps, members, steps, members]."""
     blocks = products.unflatten(1, (steps, -1)).unflatten(0, (steps, -1))
     blocks = blocks - blocks.mean(1, keepdim=True)
     return blocks - blocks.mean(3, keepdim=True)

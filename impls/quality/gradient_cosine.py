@@ -16,7 +16,7 @@ from torch.nn import functional
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise
 from impls.quality.kappa import SMALLEST_SHARE, Subject
 from impls.training.networks import digits, rows_for
-from impls.verify.reference import to_float64
+from impls.verify.reference import compute_update, to_float64
 
 if TYPE_CHECKING:
     from impls.perturbation.layer import LayerCall
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 SIGMAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Scales of the noise: the fitness is nearly linear at the first, and curved at the last."""
 
-ROWS = 16
+IMAGES = 16
 """Number of images that each member evaluates."""
 
-ROWS_AT_ONCE = 2**14
-"""Rows evaluated in one call."""
+MAX_ROWS = 2**14
+"""The most rows evaluated in one call."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class DigitsFitness:
 
     @classmethod
     def of(cls, subject: Subject) -> Self:
-        """Create the fitness on the first ``ROWS`` training images.
+        """Create the fitness on the first ``IMAGES`` training images.
 
         Raises:
             UserError: scikit-learn is not installed.
         """
         weight, data = next(subject.model.parameters()), digits()
-        x, y = data.train_x[:ROWS].to(weight), data.train_y[:ROWS].to(weight.device)
+        x, y = data.train_x[:IMAGES].to(weight), data.train_y[:IMAGES].to(weight.device)
         return cls(subject, rows_for(subject.model, x), y)
 
     def gradient(self) -> Tensor:
@@ -66,29 +66,27 @@ class DigitsFitness:
         return torch.cat([gradient.flatten() for gradient in gradients])
 
     def estimate(self, sigma: float, step: int) -> Tensor:
-        """Return the members' estimate of that gradient at one step, [d] in float64."""
+        """Return the estimate of the gradient by the members of one step, [d] in float64."""
         population = replace(self.subject, sigma=sigma).population(antithetic=True)
         noise = population.sample(step)
         losses, record = self.evaluate(population, noise)
         # Subtracting the mean removes the noise component that all members share.
         utilities = losses.mean(1, keepdim=True) - losses
-        gradients = {name: parameter.grad for name, parameter in population.model.named_parameters()}
-        population.model.zero_grad()
-        population.update(noise, utilities.flatten(), record)
-        estimate = [p.grad.double().flatten() for p in population.model.parameters() if p.grad is not None]
-        for name, parameter in population.model.named_parameters():
-            parameter.grad = gradients[name]
-        return torch.cat(estimate)
+        gradients = compute_update(population, noise, utilities, record)
+        return torch.cat([gradient.double().flatten() for gradient in gradients.values()])
 
     def cosine(self, sigma: float, step: int) -> float:
-        """Return the cosine of the estimate and backpropagation's gradient."""
+        """Return the cosine of the members' estimate at one step and backpropagation's gradient."""
         return float(functional.cosine_similarity(self.estimate(sigma, step), self.gradient(), dim=0))
 
     def evaluate(self, population: Population, noise: PopulationNoise) -> tuple[Tensor, ActivationRecord]:
-        """Return the members' mean losses with the noise and with its negative, [2, members]."""
+        """Return the members' mean losses with the noise and with its negative, [2, members].
+
+        The record of the layers' inputs has the calls of all batches.
+        """
         members, losses = population.members, torch.zeros(2, population.members, dtype=torch.float64)
         calls: dict[str, list[LayerCall]] = {}
-        for x, y in self._pieces(members):
+        for x, y in self._batches(members):
             rows = x.repeat(2, *[1] * (x.dim() - 1)).repeat_interleave(members, 0)
             logits, record = population.call_with_activations(rows, noise=noise)
             classes = y.repeat(2).repeat_interleave(members)
@@ -98,9 +96,9 @@ class DigitsFitness:
                 calls.setdefault(name, []).extend(recorded)
         return losses / len(self.y), ActivationRecord(calls, noise)
 
-    def _pieces(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images and classes of calls with at most ``ROWS_AT_ONCE`` rows."""
-        count = max(1, ROWS_AT_ONCE // (2 * members))
+    def _batches(self, members: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of images and classes, of at most ``MAX_ROWS`` rows for all members together."""
+        count = max(1, MAX_ROWS // (2 * members))
         return zip(self.x.split(count), self.y.split(count), strict=True)
 
 

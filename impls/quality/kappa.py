@@ -45,23 +45,23 @@ from impls.perturbation.noise import NoiseStream
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
 
-NUMBERS = 2**26
-"""Most numbers of dense noise in memory at once: 256 MB."""
+MAX_SAMPLED_NUMBERS = 2**26
+"""Most numbers of dense noise of sampled members: 256 MB."""
 
-FEWEST, ENOUGH = 64, 128
-"""Least and usual number of sampled members, see :func:`sample_size`."""
+MIN_SAMPLED, USUAL_SAMPLED = 64, 128
+"""Number of sampled members for a large and for a small weight, see :func:`sample_size`."""
 
-CHEAP = 2**22
-"""Up to this many numbers of dense noise, more than FEWEST members are sampled."""
+CHEAP_NUMBERS = 2**22
+"""Up to this many numbers of dense noise, more than :data:`MIN_SAMPLED` members are sampled."""
 
-PIECE = 2**24
+MAX_PIECE_NUMBERS = 2**24
 """Most numbers of dense noise computed in one call."""
 
-NOISE_BYTES = 2**28
-"""Above these bytes of noise, a smaller population is drawn if its kappa is the same."""
+CHEAP_NOISE_BYTES = 2**28
+"""Up to this many bytes of noise, the whole population is drawn even if a smaller one has the same kappa."""
 
-MAX_BYTES = 2**31
-"""Above these bytes of noise, no whole population is drawn."""
+MAX_NOISE_BYTES = 2**31
+"""Up to this many bytes of noise, the whole population can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Subject:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def population(self, members: int | None = None, *, antithetic: bool = False) -> Population:
-        """Make a population of ``members`` members, by default the subject's."""
+        """Return a population of ``members`` members, by default the subject's."""
         return perturb(
             self.model,
             self.scheme,
@@ -126,7 +126,7 @@ class Subject:
         members = sorted(rng.sample(range(population.members), count))
         rows = torch.empty(count, self.size, device=next(self.model.parameters()).device)
         row = 0
-        for start, stop in _split_into_runs(members, max(1, PIECE // self.size)):
+        for start, stop in _split_into_runs(members, max(1, MAX_PIECE_NUMBERS // self.size)):
             dense = population.dense_noise(noise, start, stop, update_directions=update_directions)
             rows[row : row + stop - start] = torch.cat([value.flatten(1) for value in dense.values()], 1)
             row += stop - start
@@ -137,40 +137,38 @@ class Subject:
         if count == self.members or self.scheme.update_directions_differ:
             return True
         layers = self.layers
+        weights = [layer.split_groups(layer.weight.detach()) for layer in layers]
+        depends_on_members = any(
+            self.scheme.kappa(weight, self.members) != self.scheme.kappa(weight, count) for weight in weights
+        )
         noise = [layer.sample(0, 0, range(self.members), device="meta") for layer in layers]
         nbytes = sum(layer_noise.nbytes for layer_noise in noise)
-        weights = [layer.split_groups(layer.weight.detach()) for layer in layers]
-        if any(
-            self.scheme.kappa(weight, self.members) != self.scheme.kappa(weight, count) for weight in weights
-        ):
-            if nbytes > MAX_BYTES:
-                raise UnavailableError(
-                    f"the noise of {self.members} members takes {nbytes / 1e9:.1f} GB, and kappa depends on "
-                    "their number: measure fewer members"
-                )
-            return True
-        values = [
-            getattr(layer_noise.weight, name) for layer_noise in noise for name in vars(layer_noise.weight)
-        ]
-        # Regenerated noise is drawn for whole blocks of members.
-        if any(isinstance(value, NoiseStream) for value in values):
-            return False
-        # Noise that is stored dense costs as much for the whole population as writing it out.
-        return nbytes <= NOISE_BYTES and nbytes < self.members * self.size * torch.float32.itemsize
+        if depends_on_members and nbytes > MAX_NOISE_BYTES:
+            raise UnavailableError(
+                f"kappa depends on the number of members, and the noise of all {self.members} takes "
+                f"{nbytes / 1e9:.1f} GB, more than {MAX_NOISE_BYTES / 1e9:.1f} GB: measure fewer members"
+            )
+        values = [value for layer_noise in noise for value in vars(layer_noise.weight).values()]
+        # Selecting members of regenerated noise draws whole blocks of members again.
+        is_regenerated = any(isinstance(value, NoiseStream) for value in values)
+        dense_bytes = self.members * self.size * torch.float32.itemsize
+        is_cheap = nbytes <= CHEAP_NOISE_BYTES and nbytes < dense_bytes and not is_regenerated
+        return depends_on_members or is_cheap
 
 
 def sample_size(members: int, size: int) -> int:
     """Return how many of a population's members to sample for weights of ``size`` numbers.
 
     Five replicates of 128 members (up to 2^15 weights) or 64 (up to 2^20) have an interval of 0.02 (1 +
-    kappa) or 0.04 (1 + kappa). n_eff depends on kappa n / d, so more are sampled if n / d is above 1.
+    kappa) or 0.04 (1 + kappa). n_eff depends on kappa n / d, so more are sampled if n / d is above 1. Their
+    noise has at most :data:`MAX_SAMPLED_NUMBERS` numbers, or is that of eight members.
     """
-    count = max(FEWEST, min(ENOUGH, CHEAP // size), math.ceil(64 * members / size))
-    return min(members, count, max(8, NUMBERS // size))
+    count = max(MIN_SAMPLED, min(USUAL_SAMPLED, CHEAP_NUMBERS // size), math.ceil(64 * members / size))
+    return min(members, count, max(8, MAX_SAMPLED_NUMBERS // size))
 
 
 def _split_into_runs(members: list[int], max_length: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of the runs of consecutive numbers in a sorted list."""
+    """Yield (start, stop) of runs of consecutive numbers in a sorted list, at most ``max_length`` long."""
     start = previous = members[0]
     for member in members[1:]:
         if member != previous + 1 or member - start == max_length:
@@ -188,7 +186,7 @@ class Moments(NamedTuple):
         trace: sum of A_ii.
         total: sum of A_ij over i != j.
         squares: sum of A_ij^2 over i != j.
-        margins: sum of r_i^2, with r_i = sum of A_ij over j != i.
+        squared_row_sums: sum of r_i^2, with r_i = sum of A_ij over j != i.
         largest: the largest absolute value of an entry of any E_i.
 
     """
@@ -197,26 +195,29 @@ class Moments(NamedTuple):
     trace: float
     total: float
     squares: float
-    margins: float
+    squared_row_sums: float
     largest: float
 
 
 def moments(rows: Tensor) -> Moments:
-    """Return the moments of members E [M, d]. The smaller of E E^T and E^T E is computed."""
+    """Return the moments of members E, [M, d].
+
+    The smaller of A = E E^T and E^T E is computed: both have the same sum of squares.
+    """
     count, size = rows.shape
     if count <= size:
         products = (rows @ rows.mT).double()
-        lengths = products.diagonal()
-        sums = products.sum(1) - lengths
+        diagonal = products.diagonal()
+        row_sums = products.sum(1) - diagonal
     else:
         products = (rows.mT @ rows).double()
-        lengths = rows.double().square().sum(1)
-        sums = (rows @ rows.sum(0)).double() - lengths
-    squares = products.square().sum() - lengths.square().sum()
-    total, margins = sums.sum(), sums.square().sum()
+        diagonal = rows.double().square().sum(1)
+        row_sums = (rows @ rows.sum(0)).double() - diagonal
+    squares = products.square().sum() - diagonal.square().sum()
     least, most = rows.aminmax()
     largest = torch.maximum(-least, most).double()
-    return Moments(count, *torch.stack([lengths.sum(), total, squares, margins, largest]).tolist())
+    sums = [diagonal.sum(), row_sums.sum(), squares, row_sums.square().sum(), largest]
+    return Moments(count, *torch.stack(sums).tolist())
 
 
 REPLICATES = 5
@@ -231,7 +232,7 @@ ROUNDING = 2.0**-20
 ZERO_NOISE = "its noise is 0 on these weights"
 
 SMALLEST_SHARE = 2.0**-40
-"""Least |1 + kappa n / d|, which keeps replicates of n_eff finite."""
+"""Smaller values of |1 + kappa n / d| count as this one, to keep n_eff finite."""
 
 
 def estimate_kappa(sums: Moments, size: int) -> float:
@@ -243,13 +244,15 @@ def estimate_kappa(sums: Moments, size: int) -> float:
     """
     count = sums.members
     _check_count(count)
-    centered = sums.squares - 2 * sums.margins / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
-    trace_of_square = centered / (count * (count - 3))  # of the covariance of the noise, unbiased
-    trace = sums.trace / count - sums.total / (count * (count - 1))
-    if trace <= ROUNDING * sums.trace / count:
+    centered = (
+        sums.squares - 2 * sums.squared_row_sums / (count - 2) + sums.total**2 / ((count - 1) * (count - 2))
+    )
+    squared_product = centered / (count * (count - 3))  # P
+    squared_norm = sums.trace / count - sums.total / (count * (count - 1))  # t
+    if squared_norm <= ROUNDING * sums.trace / count:
         message = "all members have the same noise, which centering removes"
         raise ValueError(message if sums.trace else ZERO_NOISE)
-    return size * trace_of_square / trace**2 - 1
+    return size * squared_product / squared_norm**2 - 1
 
 
 def _check_count(members: int) -> None:
@@ -275,7 +278,7 @@ def fit_kappa(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]
 
 
 def estimate_kappa_of_update(noise: Tensor, directions: Tensor, members: int) -> float:
-    """Estimate kappa of an update g = sum_m c_m D_m of other tensors D_m than the noise E_m.
+    """Estimate kappa of an update g = sum_m c_m D_m whose directions D_m are not the noise E_m.
 
     With A_ij = <E_i - mean E, E_j - mean E> and B_ij = <D_i, D_j>, averaged over directions of the gradient,
 
@@ -310,7 +313,7 @@ def estimate_kappa_of_update(noise: Tensor, directions: Tensor, members: int) ->
 
 
 def _center_pairs(products: Tensor) -> Tensor:
-    """Center off-diagonal products [M, M] by rows and columns without bias; the diagonal becomes 0."""
+    """Return products [M, M] less their row and column means, without bias and without the diagonal."""
     count = len(products)
     off_diagonal = products - products.diagonal().diag()
     sums = off_diagonal.sum(1)
@@ -319,7 +322,7 @@ def _center_pairs(products: Tensor) -> Tensor:
 
 
 def bound_of_rare_pairs(sampled: Sequence[Moments], size: int) -> float:
-    """Return d ln 40 / N for N sampled pairs: rare pairs may add this much to kappa (97.5 % confidence)."""
+    """Return d ln 40 / N for N sampled pairs: unsampled pairs add less to kappa, with 97.5 % confidence."""
     pairs = sum(moments.members * (moments.members - 1) / 2 for moments in sampled)
     return size * math.log(40) / pairs
 

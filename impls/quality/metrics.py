@@ -22,21 +22,22 @@ ROW_REASON = "its update is computed from rows, not as a sum of utilities times 
 NO_DIRECTION = "its cosine is not above 0 at every step: the estimate does not point along the gradient"
 
 MAX_SINGULAR_VALUES = 64
-"""Number of singular values that are stored of a spectrum, at most."""
+"""The most singular values of a spectrum that are stored."""
 
 CORRELATED_MEMBERS = 4
-"""Number of members in correlations between layers and between steps."""
+"""Number of members whose noise is compared between layers and between steps."""
 
 
 def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
     """Yield kappa, n_eff and metrics of the noise's structure; each sample is the value of one step."""
     sampled = [kappa.sample_moments(subject, step) for step in range(kappa.REPLICATES)]
-    yield from _law_metrics(subject, sampled)
+    yield from _kappa_metrics(subject, sampled)
     yield from _pair_metrics(subject, sampled)
     yield QualityMetric("largest_change", ONE_WEIGHT, tuple(moments.largest for moments in sampled))
     yield from _spectrum_metrics(subject)
-    of_steps = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
-    layers, steps = zip(*of_steps, strict=True)
+    # Each call compares a step with the next; the pairs of steps do not overlap.
+    values = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
+    layers, steps = zip(*values, strict=True)
     yield QualityMetric("correlation", "layers", layers)
     yield QualityMetric("correlation", "steps", steps)
 
@@ -81,11 +82,11 @@ def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
     if reason := bias.explain_bias(subject.scheme, biases) or (NO_DIRECTION if min(cosines) <= 0 else ""):
         yield QualityMetric("effective_members", AT_SIGMA, reason=reason)
     else:
-        sizes = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
-        yield QualityMetric("effective_members", AT_SIGMA, sizes)
+        n_effs = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
+        yield QualityMetric("effective_members", AT_SIGMA, n_effs)
 
 
-def _law_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
+def _kappa_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMetric]:
     """Yield kappa, fitted and in closed form, the bias, and the effective population."""
     if subject.scheme.learns_from_rows:
         yield QualityMetric("kappa", FITTED, reason=ROW_REASON)
@@ -106,8 +107,8 @@ def _law_metrics(subject: Subject, sampled: list[Moments]) -> Iterator[QualityMe
     if reason := bias.explain_bias(subject.scheme, biases):
         yield QualityMetric("effective_members", FITTED, reason=reason)
         return
-    sizes = tuple(kappa.effective_members(members, size, value) for value in fitted)
-    yield QualityMetric("effective_members", FITTED, sizes)
+    n_effs = tuple(kappa.effective_members(members, size, value) for value in fitted)
+    yield QualityMetric("effective_members", FITTED, n_effs)
 
 
 def inner_product_moments(sums: Moments, size: int) -> tuple[float, float]:
@@ -118,11 +119,12 @@ def inner_product_moments(sums: Moments, size: int) -> tuple[float, float]:
     pairs = sums.members * (sums.members - 1)
     scale = size**0.5 * sums.members / sums.trace
     mean = sums.total / pairs * scale
-    return mean, sums.squares / pairs * scale**2 - mean**2
+    mean_square = sums.squares / pairs * scale**2
+    return mean, mean_square - mean**2
 
 
 def member_correlation(sums: Moments) -> float:
-    """Return the correlation coefficient of two members' entries, averaged over all pairs of members."""
+    """Return the mean of <E_i, E_j> over i != j, divided by the mean of <E_i, E_i>."""
     return sums.total / (sums.members - 1) / sums.trace
 
 
@@ -155,29 +157,31 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
 def correlations(subject: Subject, step: int) -> tuple[float, float]:
     """Return the mean correlation coefficient of entries of successive layers, and of successive steps.
 
-    A model of one layer is paired with its copy. For layers of different shapes the first entries of the
-    first member are compared: they are equal if both layers draw from the same stream.
+    A model of one layer is paired with its copy. Layers of different shapes that draw from the same stream
+    have the same first entries of the first member; so only these are compared.
     """
     has_one_layer = len(subject.layers) == 1
     model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if has_one_layer else subject.model
     population = perturb(
         model, subject.scheme, members=CORRELATED_MEMBERS, sigma=subject.sigma, seed=subject.seed, warn=False
     )
-    noise_now, noise_later = (
-        [
-            value.flatten(1).float()
-            for name, value in population.dense_noise(population.sample(noise_step)).items()
-            if name.endswith("weight")
-        ]
-        for noise_step in (step, step + 1)
-    )
-    layers = [_coefficient(a, b) for a, b in itertools.pairwise(noise_now)]
-    steps = [_coefficient(a, b) for a, b in zip(noise_now, noise_later, strict=True)]
+
+    def weight_noise(step: int) -> list[Tensor]:
+        """Return the noise of each weight, [members, d]."""
+        dense = population.dense_noise(population.sample(step))
+        return [value.flatten(1).float() for name, value in dense.items() if name.endswith("weight")]
+
+    noise, next_noise = weight_noise(step), weight_noise(step + 1)
+    layers = [_correlation_coefficient(a, b) for a, b in itertools.pairwise(noise)]
+    steps = [_correlation_coefficient(a, b) for a, b in zip(noise, next_noise, strict=True)]
     return sum(layers) / len(layers), sum(steps) / len(steps)
 
 
-def _coefficient(a: Tensor, b: Tensor) -> float:
-    """Return sum xy / sqrt(sum x^2 sum y^2) over the first entries of two tensors [m, *]."""
+def _correlation_coefficient(a: Tensor, b: Tensor) -> float:
+    """Return sum ab / sqrt(sum a^2 sum b^2) for two tensors [members, d].
+
+    If their d differ, the first entries of the first member are compared.
+    """
     width = min(a.shape[1], b.shape[1])
     members = len(a) if a.shape == b.shape else 1
     x, y = a[:members, :width].flatten(), b[:members, :width].flatten()

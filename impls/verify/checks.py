@@ -8,11 +8,13 @@ split of the population.
 import copy
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from esbench.workload import WrongResultError
 from impls.binary import bits
@@ -29,10 +31,10 @@ from impls.verify.reference import (
 )
 
 STEPS = 48
-"""Number of steps over which moments of the noise are estimated."""
+"""Number of steps from which moments of the noise are estimated."""
 
-PERIOD = 2**10 * 3**2 * 5**2 * 7 * 11 * 13
-"""Noise that repeats after any number of steps that divides this one is found by comparing two steps."""
+STEP_DISTANCE = 2**10 * 3**2 * 5**2 * 7 * 11 * 13
+"""Steps this far apart are compared: noise that repeats after a divisor of this number of steps is found."""
 
 DEVIATIONS = 6.0
 """Allowed error of a moment, in standard errors estimated from the same data."""
@@ -59,7 +61,7 @@ class Setting:
     bits: int | None = None
 
     def population(self, members: int, *, antithetic: bool = False, seed: int = 0) -> Population:
-        """Make a population of the model."""
+        """Return a population of the model."""
         return perturb(
             self.model,
             self.scheme,
@@ -72,7 +74,7 @@ class Setting:
         )
 
     def rows(self, count: int) -> Tensor:
-        """Make ``count`` random input rows."""
+        """Return ``count`` random input rows."""
         device = next(self.model.parameters()).device
         shape = self.features if self.bits is None else (*self.features[:-1], self.bits)
         values = torch.randn(count, *shape, dtype=torch.float64, generator=random_generator())
@@ -87,16 +89,16 @@ def check(setting: Setting) -> None:
     """
     members, repeats = 5, 4
     x = setting.rows(members * repeats)
-    rows, weights = x.clone(), copy.deepcopy(setting.model.state_dict())
+    x_before, weights_before = x.clone(), copy.deepcopy(setting.model.state_dict())
     for antithetic in (False, True) if setting.scheme.supports_antithetic else (False,):
         population = setting.population(members, antithetic=antithetic)
         step = random_step()
         check_forward(population, x, range(members), step=step)
         check_update(population, x, range(members), step=step)
-    if not torch.equal(x, rows):
+    if not torch.equal(x, x_before):
         raise WrongResultError("forward or update changed its input rows: work on a copy")
-    values = setting.model.state_dict()
-    if changed := [name for name, value in weights.items() if not torch.equal(value, values[name])]:
+    weights = setting.model.state_dict()
+    if changed := [name for name, value in weights_before.items() if not torch.equal(value, weights[name])]:
         raise WrongResultError(f"sample(), forward or update changed {', '.join(changed)}: work on a copy")
     check_weight(setting)
     check_purity(setting)
@@ -107,9 +109,9 @@ def check(setting: Setting) -> None:
 
 
 def check_weight(setting: Setting) -> None:
-    """Check that a member's weight is W + sigma E_m, and that the update sums E_m.
+    """Check that a member's weight is W + sigma E_m, and that the update declares to sum E_m.
 
-    Schemes that draw binary weights may have other weights and update directions.
+    Schemes that draw binary weights are left out: their weights and update directions may be others.
 
     Raises:
         WrongResultError: the weight or the directions differ.
@@ -132,7 +134,7 @@ def check_weight(setting: Setting) -> None:
 def check_moments(setting: Setting) -> None:
     """Check that entries of E_m have mean 0 and the scheme's standard deviation, over members and steps.
 
-    Entries with a declared standard deviation of 0 must be 0.
+    Entries whose declared standard deviation is 0 must be 0.
 
     Raises:
         WrongResultError: a moment is off by more than its standard error allows.
@@ -142,6 +144,7 @@ def check_moments(setting: Setting) -> None:
     expected = _declared_deviations(population)
     for name in draws[0]:
         values = torch.stack([draw[name] for draw in draws])
+        # Biases have a standard deviation of 1.
         deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
         varying = deviation > 0
         if bool(values[:, :, ~varying].any()):
@@ -155,7 +158,7 @@ def check_moments(setting: Setting) -> None:
 
 
 def _declared_deviations(population: Population) -> dict[str, Tensor]:
-    """Return the declared standard deviations by parameter name, in the weight's shape."""
+    """Return the weights' declared standard deviations by parameter name, each in the weight's shape."""
     deviations = {}
     for layer in population.layers:
         weight = layer.split_groups(layer.weight.detach())
@@ -196,15 +199,17 @@ def check_results_stay(setting: Setting) -> None:
     population = setting.population(4)
     noise = population.sample(0)
     dense, stored_bytes = _copy(population.dense_noise(noise)), _stored_bytes(noise)
-    results: list[dict[str, Tensor]] = []
-    for _ in range(2):
+
+    def evaluate() -> dict[str, Tensor]:
         y, record = population.call_with_activations(setting.rows(4), noise=noise)
         update = compute_update(population, noise, _random_utilities(population), record)
-        results.append({"outputs": y} | {f"gradient of {name}": value for name, value in update.items()})
-        if len(results) == 1:
-            copies = _copy(results[0])
+        return {"outputs": y} | {f"gradient of {name}": value for name, value in update.items()}
+
+    results = evaluate()
+    copies = _copy(results)
+    evaluate()
     population.sample(random_step())
-    if changed := [name for name, value in copies.items() if not torch.equal(value, results[0][name])]:
+    if changed := [name for name, value in copies.items() if not torch.equal(value, results[name])]:
         raise WrongResultError(f"a later call changed what an earlier one returned: {', '.join(changed)}")
     if not _are_equal(dense, population.dense_noise(noise)):
         raise WrongResultError("a later call changed the noise that sample() had returned")
@@ -226,15 +231,9 @@ def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 def _stored_bytes(noise: PopulationNoise) -> int:
-    """Return the bytes of the tensors in the noise's attributes, also of those in dictionaries."""
-    total = 0
-    for layer in noise.layers.values():
-        for value in vars(layer.weight).values():
-            items = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-            )
-            total += sum(item.nbytes for item in items if isinstance(item, Tensor))
-    return total
+    """Return the bytes of all tensors in the attributes of the noise, and in their dictionaries and lists."""
+    leaves = pytree.tree_leaves([vars(layer.weight) for layer in noise.layers.values()])
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def check_independence(setting: Setting) -> None:
@@ -245,12 +244,11 @@ def check_independence(setting: Setting) -> None:
     """
     twins = nn.ModuleDict({"first": setting.model, "second": to_float64(setting.model)})
     population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
-    keys = ("steps", "seeds", "layers", "weight and bias", "weight and bias of a member")
-    products: dict[str, list[Tensor]] = {key: [] for key in keys}
+    products: defaultdict[str, list[Tensor]] = defaultdict(list)
     distinct: set[str] = set()
-    for step in range(STEPS // 2):  # with two layers or two steps each: STEPS values for each correlation
+    for step in range(STEPS // 2):  # each has two layers and two steps: STEPS values for each correlation
         noise = population.dense_noise(population.sample(step))
-        later = population.dense_noise(population.sample(step + PERIOD))
+        later = population.dense_noise(population.sample(step + STEP_DISTANCE))
         reseeded = other_seed.dense_noise(other_seed.sample(step))
         for name, value in noise.items():
             products["steps"].append((value * later[name]).mean())
@@ -262,17 +260,17 @@ def check_independence(setting: Setting) -> None:
                 distinct.add(name)
             products["layers"].append((value * twin).mean())
             if name.endswith("bias"):
-                # Equal streams fill different shapes in the same order: the first values of all members
-                # together, or of each member, would be equal.
+                # If both were drawn from the same stream, the bias would be equal to the first numbers of the
+                # weight: to those of all members together, or of each member.
                 weight = draw[name.removesuffix("bias") + "weight"]
-                firsts = weight.flatten()[: value.numel()], weight.flatten(1)[:, : value.shape[1]].flatten()
-                for key, first in zip(keys[3:], firsts, strict=True):
-                    products[key].append((value.flatten() * first).mean())
+                of_all_members = weight.flatten()[: value.numel()]
+                of_each_member = weight.flatten(1)[:, : value.shape[1]]
+                products["weight and bias"].append((value.flatten() * of_all_members).mean())
+                products["weight and bias of a member"].append((value * of_each_member).mean())
     if equal := [name for name in names if name not in distinct]:
         raise WrongResultError(f"two members have the same noise at every step: {', '.join(equal)}")
-    for key, values in products.items():
-        if values:
-            _check_mean(f"correlation of noise between {key}", torch.stack(values), 0.0)
+    for pair, values in products.items():
+        _check_mean(f"correlation of noise between {pair}", torch.stack(values), 0.0)
 
 
 def check_split(setting: Setting) -> None:
@@ -294,23 +292,22 @@ def check_split(setting: Setting) -> None:
     for name, value in dense.items():
         if not torch.equal(value, torch.cat([first[name], last[name]])):
             raise WrongResultError(f"the noise of {name} depends on how the population is split")
-    rows = [slice(part.members.start, part.members.stop) for part in parts]
-    runs = [
-        population.call_with_activations(x[row], noise=part) for row, part in zip(rows, parts, strict=True)
-    ]
-    split = torch.cat([outputs for outputs, _ in runs])
-    check_close("forward in parts", split, y, y)
-    shares = [
-        compute_update(population, part, utilities[row], record)
-        for row, part, (_, record) in zip(rows, parts, runs, strict=True)
-    ]
+    outputs, updates = [], []
+    for part in parts:
+        members_of_part = slice(part.members.start, part.members.stop)
+        part_y, part_record = population.call_with_activations(x[members_of_part], noise=part)
+        outputs.append(part_y)
+        updates.append(compute_update(population, part, utilities[members_of_part], part_record))
+    check_close("forward in parts", torch.cat(outputs), y, y)
     for name, value in update.items():
-        check_close(f"update of {name} in parts", shares[0][name] + shares[1][name], value, value)
+        check_close(f"update of {name} in parts", updates[0][name] + updates[1][name], value, value)
 
 
 def _check_mean(name: str, values: Tensor, expected: float) -> None:
-    """Check that the mean of values of independent steps is within DEVIATIONS standard errors."""
+    """Check that the mean of values of independent steps is about ``expected``, see :data:`DEVIATIONS`."""
     mean = values.mean().item()
-    error = values.std().item() / math.sqrt(values.numel())
-    if not abs(mean - expected) <= DEVIATIONS * error + 1e-9:
-        raise WrongResultError(f"{name} is {mean:.3g} +- {error:.2g}, expected {expected:g}")
+    standard_error = values.std().item() / math.sqrt(values.numel())
+    if not abs(mean - expected) <= DEVIATIONS * standard_error + 1e-9:
+        raise WrongResultError(
+            f"{name} is {mean:.3g} with a standard error of {standard_error:.2g}, expected {expected:g}"
+        )

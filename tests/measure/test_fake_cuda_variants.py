@@ -177,8 +177,8 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "STEPS", 4)
     monkeypatch.setattr(checks, "_check_mean", expected)
     monkeypatch.setattr(kappa, "REPLICATES", 2)
-    monkeypatch.setattr(kappa, "CHEAP", 0)
-    monkeypatch.setattr(kappa, "FEWEST", 8)
+    monkeypatch.setattr(kappa, "CHEAP_NUMBERS", 0)
+    monkeypatch.setattr(kappa, "MIN_SAMPLED", 8)
     monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))
     monkeypatch.setattr(torch, "vmap", vmap_by_loop)
 

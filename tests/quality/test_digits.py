@@ -77,7 +77,7 @@ def test_an_estimate_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, parameter in model.named_parameters():
         parameter.grad = before[name]
     estimate = fitness.estimate(0.02, 1)
-    monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 3 * 2 * 8)
+    monkeypatch.setattr(gradient_cosine, "MAX_ROWS", 3 * 2 * 8)
     torch.testing.assert_close(fitness.estimate(0.02, 1), estimate, rtol=1e-4, atol=1e-8)
     assert all(parameter.grad is before[name] for name, parameter in model.named_parameters())
     assert all(bool((gradient == 7).all()) for gradient in before.values())
@@ -91,7 +91,7 @@ def test_schemes_that_learn_from_rows_get_the_rows_of_all_pieces(
     """Schemes that learn from rows have the same estimate in pieces as in one go, and it is not zero."""
     fitness = fitness_of(scheme, 8)
     estimate = fitness.estimate(0.02, 0)
-    monkeypatch.setattr(gradient_cosine, "ROWS_AT_ONCE", 5 * 2 * 8)
+    monkeypatch.setattr(gradient_cosine, "MAX_ROWS", 5 * 2 * 8)
     assert float((fitness.estimate(0.02, 0) - estimate).norm()) < 1e-4 * float(estimate.norm())
     assert fitness.cosine(0.02, 0) != 0
 

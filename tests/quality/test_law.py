@@ -171,7 +171,7 @@ def test_sampled_pairs_represent_the_population(
     scheme: AnyScheme, width: int, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where kappa depends on the number of members, the sample is chosen from the whole population."""
-    monkeypatch.setattr(law, "NOISE_BYTES", 0)
+    monkeypatch.setattr(law, "CHEAP_NOISE_BYTES", 0)
     subject = Subject(nn.Linear(width, width), scheme, members)
     fitted = torch.tensor(
         [law.estimate_kappa(moments(subject.sample(step, 128)), subject.size) for step in range(12)]
@@ -187,7 +187,7 @@ def test_sampled_pairs_represent_the_population(
 
 def test_a_population_too_large_to_choose_from_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A population too large to sample from is unavailable, unless a smaller one has the same kappa."""
-    monkeypatch.setattr(law, "MAX_BYTES", 1000)
+    monkeypatch.setattr(law, "MAX_NOISE_BYTES", 1000)
     with pytest.raises(UnavailableError, match="4096"):
         Subject(nn.Linear(32, 32), impls.Flipped(cores=32), 4096).sample(0, 64)
     assert len(Subject(nn.Linear(32, 32), impls.Flipped(), 4096).sample(0, 64)) == 64

@@ -135,7 +135,7 @@ def test_sampled_members_are_those_of_the_population(monkeypatch: pytest.MonkeyP
         few = Subject(linear(), scheme, 20).population()
         expected = few.dense_noise(few.sample(0))["weight"].flatten(1)
         assert torch.equal(Subject(linear(), scheme, 500).sample(0, 20), expected)
-    monkeypatch.setattr("impls.quality.kappa.PIECE", 5 * subject.size)
+    monkeypatch.setattr("impls.quality.kappa.MAX_PIECE_NUMBERS", 5 * subject.size)
     assert torch.equal(subject.sample(0, 20), rows)
 
 
