@@ -10,12 +10,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+from typing import NamedTuple, Protocol, TextIO
 
 from esbench.text import cut
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 REDRAW_S = 0.25
 """Seconds between two redrawings on a terminal."""
@@ -84,23 +81,26 @@ def showing(
     on_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
     start_s = now_s() if start_s is None else start_s
     with _display(stream) if on_terminal else _lines(stream) as draw:
-        drawn_s, last = -math.inf, ""
-        stage_s, stage_done, latest = start_s, 0, 0
+        drawn_s, drawn = -math.inf, (-1, "")
+        stage_start_s, done_before_stage, last_done = start_s, 0, 0
 
         def show(done: int, total: int, activity: str, run: RunProgress | None = None, /) -> None:
-            nonlocal drawn_s, last, stage_s, stage_done, latest
-            if done < latest:  # another stage, whose cells are counted from the beginning
-                stage_s, stage_done = now_s(), done
-            latest = done
-            state = f"{done} {activity}"
+            nonlocal drawn_s, drawn, stage_start_s, done_before_stage, last_done
+            if done < last_done:  # another stage, whose cells are counted from the beginning
+                stage_start_s, done_before_stage = now_s(), done
+            last_done = done
             # Lines become rarer: the wait is as long as the stage has lasted.
-            wait_s = REDRAW_S if on_terminal else min(max(LINE_S, drawn_s - stage_s), MAX_LINE_S)
-            if state == last or now_s() - drawn_s < wait_s:
+            wait_s = REDRAW_S if on_terminal else min(max(LINE_S, drawn_s - stage_start_s), MAX_LINE_S)
+            if (done, activity) == drawn or now_s() - drawn_s < wait_s:
                 return
-            drawn_s, last = now_s(), state
-            per_cell_s = (drawn_s - stage_s) / (done - stage_done) if done > stage_done else None
-            left_s = run.left_s if run else per_cell_s and per_cell_s * max(total - done, 0)
+            drawn_s, drawn = now_s(), (done, activity)
             times = [f"{format_minutes(drawn_s - start_s)} elapsed"]
+            left_s = None
+            if run:
+                left_s = run.left_s
+            elif done > done_before_stage:
+                per_cell_s = (drawn_s - stage_start_s) / (done - done_before_stage)
+                left_s = per_cell_s * max(total - done, 0)
             if left_s is not None:
                 times.append(f"{format_minutes(min(left_s, max(end_s - drawn_s, 0)))} left")
             draw(_State(", ".join(times), done, total, activity, run.cases if run else ()))
@@ -116,6 +116,8 @@ def format_minutes(seconds: float) -> str:
 
 @contextlib.contextmanager
 def _lines(stream: TextIO) -> Iterator[Callable[[_State], None]]:
+    """Write a line for each state."""
+
     def draw(state: _State) -> None:
         cell = f"cell {min(state.done + 1, state.total)}/{state.total}"
         stream.write(f"{cut(f'{state.times}  {cell}  {state.activity}')}\n")
@@ -135,11 +137,8 @@ def _display(stream: TextIO) -> Iterator[Callable[[_State], None]]:
     with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
 
         def draw(state: _State) -> None:
-            live.update(_text(state), refresh=True)
-
-        def _text(state: _State) -> "RenderableType":
             lines = display_lines(state, console.width, console.height)
-            return Text("\n".join(lines), no_wrap=True, overflow="crop")
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
         yield draw
 
@@ -151,19 +150,24 @@ def display_lines(state: _State, width: int, height: int) -> list[str]:
     """
     header = f"{state.times}  {_bar(state.done / max(state.total, 1))} {state.done}/{state.total}"
     lines = [header, state.activity]
-    cases, room = state.cases, max(min(CASES, height - 4), 1)
+    cases = state.cases
+    room = max(min(CASES, height - 4), 1)  # besides header, activity, number of other cases and last line
     if len(cases) > room:
-        running = next((row for row, case in enumerate(cases) if case.share < 1), len(cases))
-        first = min(max(running - 1, 0), len(cases) - room)
+        current = next((index for index, case in enumerate(cases) if case.share < 1), len(cases))
+        first = min(max(current - 1, 0), len(cases) - room)
         cases = cases[first : first + room]
-    label = max((len(case.label) for case in cases), default=0)
-    phase = max((len(case.phase) for case in cases), default=0)
-    lines += [f"{case.label:<{label}} {_bar(case.share)} {case.phase:<{phase}} {case.best}" for case in cases]
+    label_width = max((len(case.label) for case in cases), default=0)
+    phase_width = max((len(case.phase) for case in cases), default=0)
+    lines += [
+        f"{case.label:<{label_width}} {_bar(case.share)} {case.phase:<{phase_width}} {case.best}"
+        for case in cases
+    ]
     if len(cases) < len(state.cases):
         lines.append(f"and {len(state.cases) - len(cases)} more cases")
     return [cut(line.rstrip(), width - 1) for line in lines[: max(height - 1, 1)]]
 
 
 def _bar(share: float) -> str:
+    """Return a bar of BAR characters, of which the given share is drawn thick."""
     full = round(BAR * min(max(share, 0.0), 1.0))
     return "━" * full + "─" * (BAR - full)

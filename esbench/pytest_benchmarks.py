@@ -14,7 +14,7 @@ from esbench.measure.validation import InputRenewal
 from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
 from esbench.schema import Phase
 
-UNLOADED = "load its options: pytest -p esbench.pytest_plugin --pyargs esbench.pytest_benchmarks"
+UNLOADED = "the plug-in is not loaded: run pytest -p esbench.pytest_plugin --pyargs esbench.pytest_benchmarks"
 
 
 class Benchmark(Protocol):

@@ -79,7 +79,7 @@ class ChosenBenchmarks:
     seed: int
     cells: Mapping[Cell, Subject]
     checks: ExactChecks
-    rates: bool
+    with_quality: bool
     torch_state: TorchState
     _subject: Subject | None = None
     _group: CoResidentGroup | None = None
@@ -153,7 +153,7 @@ class ChosenBenchmarks:
             )
             self._group.admit(subject.entry, self.checks)
         group = self._group
-        for prepared in group.variants:
+        for prepared in group.variants:  # empty if the variant failed its set-up
             if phase in prepared.unavailable:
                 return Failure("unavailable", prepared.unavailable[phase])
         group.precheck(phase)
@@ -192,7 +192,7 @@ class ChosenBenchmarks:
         """Return kappa and n_eff of the variant, or the reason for not having them."""
         if self._quality is None:
             try:
-                self._quality = self._compute_quality(prepared) if self.rates else {}
+                self._quality = self._compute_quality(prepared) if self.with_quality else {}
             except BaseException as error:  # noqa: BLE001  # a variant may raise anything
                 self._quality = {"quality": classify(error).reason}
         return self._quality
@@ -204,6 +204,7 @@ class ChosenBenchmarks:
         self._group = self._quality = None
 
     def _compute_quality(self, prepared: PreparedVariant) -> dict[str, object]:
+        """Return kappa and n_eff, computed like those of a run in a report."""
         assert self._subject is not None  # noqa: S101  # the variant is set up
         variant, case = prepared.entry.variant, self._subject.case
         rows = quality_rows(

@@ -190,20 +190,19 @@ class Registry:
         return register
 
     def _reference(self, mode: Mode, operators: tuple[str, ...] | None) -> Entry | None:
-        """Return the base or naive that is registered for one of these operators."""
+        """Return the base or naive that is registered for one of these operators, None if there is none.
 
-        def kinds(names: tuple[str, ...] | None) -> set[str]:
-            """Return reserved operators by name, and all others together as an empty name."""
+        Operators that are not reserved share one base and one naive.
+        """
+
+        def reserved_or_empty(names: tuple[str, ...] | None) -> set[str]:
             return {name if name in self.reserved else "" for name in names or ("",)}
 
-        return next(
-            (
-                entry
-                for entry in self.entries.values()
-                if entry.variant.mode == mode and kinds(entry.operators) & kinds(operators)
-            ),
-            None,
-        )
+        wanted = reserved_or_empty(operators)
+        for entry in self.entries.values():
+            if entry.variant.mode == mode and wanted & reserved_or_empty(entry.operators):
+                return entry
+        return None
 
     def suite(self, suite: Suite) -> Suite:
         """Register a suite.
@@ -245,8 +244,8 @@ class Registry:
             pattern = glob.removeprefix("!")
             matching = {
                 name
-                for name, of_name in labels.items()
-                if any(fnmatch.fnmatchcase(label, pattern) for label in of_name)
+                for name, labels_of_entry in labels.items()
+                if any(fnmatch.fnmatchcase(label, pattern) for label in labels_of_entry)
             }
             if not matching:
                 listing = "esbench list --variants '*'"
@@ -286,7 +285,7 @@ def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:
 
 
 def storable_option(value: object) -> Scalar:
-    """Return an option as it is stored: its text if it is no bool, text, integer or finite float."""
+    """Return an option as it is stored: a bool, text, integer or finite float; other values as text."""
     try:
         read = msgspec.json.decode(msgspec.json.encode(value), type=Scalar)
         if type(read) is type(value) and read == value:
@@ -335,10 +334,12 @@ def load_installed() -> None:
 
 
 def _import_module(name: str) -> str:
+    """Import a module; return the name of its package."""
     return importlib.import_module(name).__name__.partition(".")[0]
 
 
 def _import_file(path: Path) -> str:
+    """Import a file as a module of its name; return the name."""
     if not path.is_file():
         raise FileNotFoundError("no such file")
     if path.stem in sys.modules:
@@ -380,11 +381,15 @@ def candidates(entries: Sequence[Entry], *, named: bool) -> list[Entry]:
         for entry in entries
         if entry.variant.mode == "batched" and (named or not entry.variant.baseline)
     }
+
+    def is_for_layers(entry: Entry) -> bool:
+        """Return whether not all of the variant's operators are reserved for other workloads."""
+        return entry.operators is None or not REGISTRY.reserved.issuperset(entry.operators)
+
     return [
         entry
         for entry in REGISTRY.select()
-        if (entry.variant in chosen or entry.variant.mode == "base")
-        and not REGISTRY.reserved.issuperset(entry.operators or ("",))
+        if is_for_layers(entry) and (entry.variant in chosen or entry.variant.mode == "base")
     ]
 
 

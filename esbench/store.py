@@ -87,8 +87,8 @@ def summarize_problems(problems: Iterable[Problem]) -> list[str]:
     """Return problems as text, one line each; the invalid lines of a file share one line."""
     groups: dict[object, list[Problem]] = {}
     for problem in problems:
-        key = problem.path if problem.line and problem.lost else problem
-        groups.setdefault(key, []).append(problem)
+        is_invalid_line = problem.line and problem.lost
+        groups.setdefault(problem.path if is_invalid_line else problem, []).append(problem)
     return [
         f"{group[0].path}: {len(group)} lines could not be read, the first: {group[0].within}"
         if len(group) > 1
@@ -121,7 +121,7 @@ class Writer:
     def __init__(self, results: Path, header: RunHeader, kept_bytes: int | None = None) -> None:
         """Create the file with the header, or cut the file of an unfinished run to ``kept_bytes``.
 
-        If no byte is kept, the header is written again.
+        If ``kept_bytes`` is 0, the header is written again.
         """
         self.path = results / header.environment.slug / f"{header.run_id}{PLAIN}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -369,7 +369,7 @@ def _check_times(record: object) -> None:
         return
     for index, visits in enumerate(record.samples):
         if 0 in visits:
-            raise ValueError(f"a time of 0 ns, the clock missed the call - at `$.samples[{index}]`")
+            raise ValueError(f"a call took 0 ns, so it was not timed - at `$.samples[{index}]`")
 
 
 def _drop_repeated(path: Path, rows: dict[int, Row]) -> Iterator[Problem]:
@@ -400,21 +400,21 @@ def _join_rows(rows: list[Row]) -> tuple[Row, ...]:
     for row in rows:
         if isinstance(row, Measurement):
             if row.metric == LAUNCHES:
-                labels[_phase(row)] = row.labels
+                labels[_phase_key(row)] = row.labels
             elif row.metric.endswith(TIMED) and row.conditions:
-                conditions[_visits(row)] = row.conditions
+                conditions[_visits_key(row)] = row.conditions
     joined: list[Row] = []
     for row in rows:
         if isinstance(row, Skipped):
             joined.append(row)
-        elif _phase(row) in failed or (row.metric == LAUNCHES and not row.samples):
+        elif _phase_key(row) in failed or (row.metric == LAUNCHES and not row.samples):
             pass  # launches without samples could not be counted: they are only labels of the times
         elif row.metric.endswith(TIMED):
             joined.append(
                 msgspec.structs.replace(
                     row,
-                    conditions=row.conditions or conditions.get(_visits(row), ()),
-                    labels=row.labels + labels.get(_phase(row), ()),
+                    conditions=row.conditions or conditions.get(_visits_key(row), ()),
+                    labels=row.labels + labels.get(_phase_key(row), ()),
                 )
             )
         else:
@@ -422,12 +422,12 @@ def _join_rows(rows: list[Row]) -> tuple[Row, ...]:
     return tuple(joined)
 
 
-def _phase(row: Measurement) -> object:
+def _phase_key(row: Measurement) -> object:
     return row.variant, row.case, row.phase
 
 
-def _visits(row: Measurement) -> object:
-    """Return the key of the visits of a row; all times of the same visits share it."""
+def _visits_key(row: Measurement) -> object:
+    """Return a key that all times of the same visits share."""
     return row.variant, row.case, row.phase, row.method, row.group
 
 
@@ -475,13 +475,14 @@ def read_unfinished(path: Path) -> Unfinished:
     if not _is_unfinished(run):
         raise ResumeError(f"{path} is complete: there is nothing to resume")
     content = read_bytes(path)
-    end = kept_bytes = content.find(b"\n") + 1
-    if not kept_bytes:
-        return Unfinished(path, run, kept_bytes)
-    for line in content[end:].splitlines(keepends=True):
-        end += len(line)
+    header_end = content.find(b"\n") + 1
+    if not header_end:
+        return Unfinished(path, run, kept_bytes=0)
+    line_end = kept_bytes = header_end
+    for line in content[header_end:].splitlines(keepends=True):
+        line_end += len(line)
         if line.startswith(_CHECKPOINT) and line.endswith(b"\n"):
-            kept_bytes = end
+            kept_bytes = line_end
     kept, problems = parse_run(path, content[:kept_bytes])
     if kept is None or problems:
         raise ResumeError(f"{problems[0]}; a run with a damaged line cannot be resumed: run again")
@@ -539,5 +540,8 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
     except ValueError as error:
         raise UserError(f"{path}: not a {what}: {error}") from error
     if document.schema != schema:
-        raise UserError(f"{path}: a {what} of schema {document.schema}, this esbench reads {schema}: {again}")
+        raise UserError(
+            f"{path}: this is a {what} with schema version {document.schema}, but this esbench reads version "
+            f"{schema}: {again}"
+        )
     return document

@@ -94,12 +94,14 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """
         limit_s = self.limit_s
         if self.end_s is not None:
-            limit_s = min(limit_s, max(BUDGET_SHARE * (self.end_s - self.announced_s), MIN_LIMIT_S))
+            left_s = self.end_s - self.announced_s
+            limit_s = min(limit_s, max(BUDGET_SHARE * left_s, MIN_LIMIT_S))
         is_limited = self.variant is not None or self.code is not None
         if not is_limited or time.monotonic() - self.announced_s < limit_s:
             return ""
         reason = f"no progress for {limit_s:.0f} s"
-        return reason if limit_s == self.limit_s else f"{OUT_OF_TIME}: {reason}"
+        is_shortened_by_budget = limit_s < self.limit_s
+        return f"{OUT_OF_TIME}: {reason}" if is_shortened_by_budget else reason
 
 
 class Child:
@@ -134,15 +136,14 @@ class Child:
             _write(self._descriptor, self.announcement)
 
     def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> bool:
-        """Announce the variant that runs from now on, or why the process must end after it.
+        """Announce the variant that runs from now on; with ``lost``, why the process must end because of it.
 
-        Return whether there is a supervisor, which then starts a new process. It starts none where another
-        variant than the suspect slows others down: then something outside of this process does.
+        Return whether the supervisor starts a new process after the end of this one.
         """
         suspect = self.announcement.suspect
         if lost.startswith(SLOWS_OTHERS) and suspect not in (None, (variant, case)):
-            return False
-        if not self.announcement.lost:
+            return False  # another variant did so in the process before: the cause is outside of both
+        if not self.announcement.lost:  # the first reason stays
             self.announce(variant=variant, case=case, activity=activity, lost=lost)
         return self.is_supervised
 
@@ -184,7 +185,9 @@ def supervise(say: Callable[[str], object]) -> Child:
     if child().is_supervised:
         return child()
     arguments = sys.argv[1:]
-    if os.name != "posix" or sys.orig_argv[-len(arguments) :] != arguments:
+    # A program that calls the command line sets sys.argv; its own arguments would not start this command.
+    is_command = sys.orig_argv[-len(arguments) :] == arguments
+    if os.name != "posix" or not is_command:
         return Child()
     sys.exit(run_children([sys.executable, *sys.orig_argv[1:]], say))
 
@@ -195,7 +198,9 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
     Raises:
         UserError: a child crashed twice while no variant ran.
     """
-    announcement, crashed, unexplained = Announcement(start_s=time.monotonic()), [], 0
+    announcement = Announcement(start_s=time.monotonic())
+    crashed: list[tuple[Variant, Case]] = []
+    crashes_without_variant = 0
     with tempfile.TemporaryFile() as file, _Interrupts() as interrupts:
         descriptor = file.fileno()
         while True:
@@ -212,18 +217,19 @@ def run_children(command: Sequence[str], say: Callable[[str], object]) -> int:
                 sys.stderr.write("\x1b[?25h\n")  # shows the cursor, which the display of the child had hidden
             variant, case, suspect = announcement.variant, announcement.case, announcement.suspect
             if variant and case and ending.startswith(SLOWS_OTHERS) and suspect is None:
-                suspect = variant, case
+                suspect = variant, case  # the machine may have been slow, so a second process decides
                 say(f"{variant.name} on {case.label}: {ending}: checking once more in a new process")
             elif variant and case and (variant, case) not in crashed:
-                suspect = None if suspect == (variant, case) else suspect
+                if suspect == (variant, case):
+                    suspect = None
                 crashed.append((variant, case))
                 reason = f"{ending} during {announcement.activity}"
                 if announcement.path:
                     store_crash(Path(announcement.path), variant, case, reason)
                 say(f"{variant.name} on {case.label}: {reason}; the run goes on without it")
             else:
-                _check_again(announcement, ending, unexplained)
-                unexplained += 1
+                _check_again(announcement, ending, crashes_without_variant)
+                crashes_without_variant += 1
                 say(f"{ending} while no variant ran: trying once more")
             announcement = Announcement(
                 start_s=announcement.start_s,
@@ -251,19 +257,20 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
     # The device's peaks are before the first checkpoint: without one they would be lost.
     peaks = everything.device_peaks if everything and not kept.device_peaks else ()
     last = kept.checkpoints[-1] if kept.checkpoints else None
+    costs_of_case = [earlier.costs_s for earlier in kept.checkpoints if earlier.case == case]
     checkpoint = Checkpoint(
         case=case,
         group=NO_GROUP,
         phase=None,
         wall_s=last.wall_s if last else 0.0,
         spent_s=last.spent_s if last else {},
-        costs_s=next((earlier.costs_s for earlier in reversed(kept.checkpoints) if earlier.case == case), {}),
+        costs_s=costs_of_case[-1] if costs_of_case else {},
     )
     with store.Writer(path.parent.parent, kept.header, unfinished.kept_bytes) as writer:
         writer.write(*peaks, row, checkpoint)
 
 
-def _check_again(announcement: Announcement, ending: str, unexplained: int) -> None:
+def _check_again(announcement: Announcement, ending: str, crashes_without_variant: int) -> None:
     """Check that a crash outside of all variants may be followed by another attempt.
 
     Raises:
@@ -273,7 +280,7 @@ def _check_again(announcement: Announcement, ending: str, unexplained: int) -> N
         raise UserError(
             f"{ending} after the run was stored in {announcement.path}: `esbench report` renders its tables"
         )
-    if unexplained:
+    if crashes_without_variant:
         remedy = "leave plug-ins out, or check this machine with `esbench doctor`"
         raise UserError(f"{ending} while no variant ran, for the second time: {remedy}")
 
@@ -337,8 +344,9 @@ def _wait(process: "subprocess.Popen[bytes]", pipe: int, descriptor: int) -> str
     ``pipe`` is closed when the child ends; ``descriptor`` is that of the file of its announcements.
     """
     while process.poll() is None:
-        closed, _, _ = select.select([pipe], [], [], POLL_S)
-        if closed:
+        # Popen.wait with a timeout would wake up twenty times per second while the child measures.
+        is_closed, _, _ = select.select([pipe], [], [], POLL_S)
+        if is_closed:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
         announcement = _read(descriptor)
@@ -369,4 +377,7 @@ def _read(descriptor: int) -> Announcement:
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.decode(line, type=Announcement)
         time.sleep(POLL_S / 100)
-    raise UserError("a variant has overwritten what the measuring process announces: leave its plug-in out")
+    raise UserError(
+        "a variant has overwritten the file in which the measuring process announces its progress: "
+        "measure without the plug-in of this variant"
+    )

@@ -8,11 +8,12 @@ from pathlib import Path
 
 COLUMNS = 100
 """The longest line where there is no terminal."""
-_LONGEST = 60
+_LONGEST_LABEL = 60
 _LONGEST_FILE = 80
-_DIGITS = 8
+_HASH_DIGITS = 8
 _LISTED = 3
-_MARK = re.compile(r"(\[\d+\](?![\[(:]))")
+_FOOTNOTE_MARK = re.compile(r"(\[\d+\](?![\[(:]))")
+"""``[1]``, unless a link or a reference begins with it."""
 _COMMAND = re.compile(r"`[^`\n]+`")
 _MARKUP = re.compile(r"[\\|`*<>\[\]!#~@]|\b_|_\b|(?<=\w):(?=//)|(?<=www)\.", re.IGNORECASE)
 
@@ -34,8 +35,7 @@ def printable(text: str) -> str:
 
 def shorten_label(text: str) -> str:
     """Return a text on one line, cut to the length of a label."""
-    line = one_line(text)
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return cut(one_line(text), _LONGEST_LABEL)
 
 
 def cut(line: str, width: int = COLUMNS) -> str:
@@ -45,9 +45,10 @@ def cut(line: str, width: int = COLUMNS) -> str:
 
 def fill(text: str, indent: str = "  ") -> str:
     """Return a text in lines of at most COLUMNS characters, unless a word or a `command` is longer."""
-    commands_whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
+    # textwrap breaks lines at spaces, so those within commands are replaced meanwhile.
+    unbroken_commands = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
     lines = textwrap.fill(
-        commands_whole, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        unbroken_commands, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return lines.replace("\0", " ")
 
@@ -77,11 +78,9 @@ def escape(text: str) -> str:
 
     Parentheses, underscores inside words and footnote marks such as ``[1]`` have no meaning and stay.
     """
-    parts = _MARK.split(one_line(text))
-    return "".join(
-        part if index % 2 else _MARKUP.sub(lambda mark: f"\\{mark[0]}", part)
-        for index, part in enumerate(parts)
-    )
+    parts = _FOOTNOTE_MARK.split(one_line(text))  # text and footnote marks in turn
+    parts[::2] = [_MARKUP.sub(lambda markup: f"\\{markup[0]}", part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def file_name(words: str) -> str:
@@ -93,5 +92,5 @@ def shorten(name: str) -> str:
     """Return a name short enough for every file system; a hash of the name replaces the rest."""
     if len(name) <= _LONGEST_FILE:
         return name
-    digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
-    return f"{name[: _LONGEST_FILE - _DIGITS - 1]}-{digits}"
+    digits = hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{name[: _LONGEST_FILE - _HASH_DIGITS - 1]}-{digits}"

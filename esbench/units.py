@@ -112,11 +112,16 @@ def format_number(
     """
     if value is None or not math.isfinite(value):
         return ABSENT
-    if not with_interval or half is None or not _is_known(value, half):
-        if value == 0:
-            return "0"
-        least = _leading_exponent(value, least_digits) - least_digits + 1
-        return _round_to_exponent(value, min(last_digit_exponent(value, half), least))
+    if with_interval and half is not None and _is_known(value, half):
+        return _format_with_interval(value, half)
+    if value == 0:
+        return "0"
+    exponent_of_least_digits = _leading_exponent(value, least_digits) - least_digits + 1
+    return _round_to_exponent(value, min(last_digit_exponent(value, half), exponent_of_least_digits))
+
+
+def _format_with_interval(value: float, half: float) -> str:
+    """Return ``1.23 ± 0.04``, both with the digits that the half width supports."""
     exponent = _half_width_exponent(half)
     if value:
         exponent = max(exponent, _lowest_exponent(_leading_exponent(value)))
@@ -148,8 +153,9 @@ def _leading_exponent(value: float, digits: int = 1) -> int:
 
 def _round_to_exponent(value: float, exponent: int) -> str:
     """Format the number rounded to a multiple of 10**exponent; below 1e-6 in scientific notation."""
-    if value and abs(value) < _MIN_POINT and exponent <= _leading_exponent(value):
-        return f"{value:.{_leading_exponent(value) - exponent}e}"
+    digits_after_leading = _leading_exponent(value) - exponent
+    if value and abs(value) < _MIN_POINT and digits_after_leading >= 0:
+        return f"{value:.{digits_after_leading}e}"
     return f"{value:.{-exponent}f}" if exponent <= 0 else f"{round(value, -exponent):.0f}"
 
 

@@ -92,14 +92,14 @@ class Workload(Protocol):
 
 
 @singledispatch
-def build(scheme: object, case: Case, device: str, seed: int) -> Workload:
+def build(scheme: object, case: Case, device: str, seed: int) -> Workload:  # noqa: ARG001  # the interface
     """Return a workload of a scheme on a case; packages extend this with ``@build.register``.
 
     Raises:
         UnavailableError: the scheme does not support the case on this device; the message has the reason.
     """
     raise UnavailableError(
-        f"no workload is known for {type(scheme).__name__} on {case.label} ({device}, {seed})"
+        f"{type(scheme).__name__} cannot be measured: its package registers no esbench.workload.build for it"
     )
 
 

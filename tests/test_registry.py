@@ -116,7 +116,7 @@ def test_duplicates_are_refused() -> None:
 
 def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
     """A scheme that no workload supports has a reason instead of a workload."""
-    with pytest.raises(Exception, match="no workload is known for Thing"):
+    with pytest.raises(Exception, match="Thing cannot be measured: its package registers no"):
         build(Thing(), CASE, "cpu", 0)
 
 

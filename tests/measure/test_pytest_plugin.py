@@ -98,7 +98,9 @@ def test_without_times_variants_are_checked(
 
 def test_an_invalid_option_is_one_line() -> None:
     """Invalid options end the run before any timing, with one line that says what to do instead."""
-    with pytest.raises(pytest.Collector.CollectError, match="load its options: pytest -p esbench"):
+    with pytest.raises(
+        pytest.Collector.CollectError, match="the plug-in is not loaded: run pytest -p esbench"
+    ):
         pytest_benchmarks.pytest_generate_tests(Mock(config=Mock(stash={})))
     session = Mock()
     choice: dict[str, object] = {"variants": [], "plugin": [], "suite": "nope", "device": "cpu"}
@@ -133,8 +135,8 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
         cell.variant for cell in benchmarks.cells
     }
     assert {cell.phase for cell in benchmarks.cells} == {"sample", "forward", "update", "step"}
-    assert benchmarks.rates
-    assert not ChosenBenchmarks.of(Choice(device="cpu", phases="forward")).rates
+    assert benchmarks.with_quality
+    assert not ChosenBenchmarks.of(Choice(device="cpu", phases="forward")).with_quality
     named = set(re.findall(r"--esbench-\w+", (ROOT / "docs/pytest.md").read_text(encoding="utf-8")))
     known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
     assert set() < named <= known
@@ -146,7 +148,7 @@ def front(
     """Return the plugin's front door with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
     return ChosenBenchmarks(
-        device, "fakes", 0, cells, ExactChecks((), "cpu", 0), rates=False, torch_state=TorchState()
+        device, "fakes", 0, cells, ExactChecks((), "cpu", 0), with_quality=False, torch_state=TorchState()
     )
 
 
