@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -344,12 +344,13 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
         try:
             from esbench.report.tables.console import run_summary, warnings
 
-            shown = (not tables and run_summary(read)) or _all_tables(read)
+            history, _ = store.read_results(path.parent.parent)
+            shown = (not tables and run_summary(read, history)) or _all_tables(read, history)
         except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
             note(f"no tables are printed: the package {error.name} is not installed")
         else:
             typer.echo(shown, nl=False)
-            for text in () if tables else warnings(read):
+            for text in () if tables else warnings(read, history):
                 note(text)
     folder = path.parent.parent
     results = "" if folder == Path("results") else f" --results {shlex.quote(short_path(folder))}"
@@ -364,11 +365,11 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
     conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
 
 
-def _all_tables(run: Run) -> str:
+def _all_tables(run: Run, history: Iterable[Run]) -> str:
     """Return all tables of a run; they import the packages of plots, which takes more than a second."""
     from esbench.report.site import console_tables
 
-    return console_tables(run)
+    return console_tables(run, history)
 
 
 def _path_line(text: str, path: Path) -> str:

@@ -38,7 +38,7 @@ _ON_CONSOLE = {PEAK, LARGEST, "noise_bytes", "launches", "utilization_percent", 
 """The metrics that a terminal shows besides times."""
 
 
-def console_tables(run: Run) -> str:
+def console_tables(run: Run, history: Iterable[Run] = ()) -> str:
     """Return the text for a terminal: rankings, times of the forward, other metrics."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
@@ -48,16 +48,19 @@ def console_tables(run: Run) -> str:
             map(measured.without_multipliers, shown)
         )
         # Without times there is no ranking: quality is shown instead.
-        quality = ranking_sections(run, operator) or quality_sections(run, operator)
+        quality = ranking_sections(run, operator, history) or quality_sections(run, operator, history)
         parts += [section.text() for section in [*quality, *sections]]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def all_sections(run: Run) -> list[Section]:
-    """Return all tables of a run: quality, times, rooflines, memory, other metrics."""
+def all_sections(run: Run, history: Iterable[Run] = ()) -> list[Section]:
+    """Return all tables of a run: quality, times, rooflines, memory, other metrics.
+
+    Shapes on which base was much faster in a run of ``history`` are not ranked.
+    """
     sections: list[Section] = []
     for operator in operators(run):
-        sections += quality_sections(run, operator)
+        sections += quality_sections(run, operator, history)
         sections += measured.time_sections(run, operator) + roofline.sections(run, operator)
         sections += measured.other_sections(run, operator)
     return sections
@@ -83,7 +86,7 @@ def render(
     """
     written: list[Path] = []
     for folder, run in selected.pages.items():
-        written += _render_run(run, folder, style)
+        written += _render_run(run, selected.runs, folder, style)
     read = [read_run(path) for path in sorted((results / PUBLISHED).glob("*.jsonl"))]
     published = [run for run, _ in read if run]
     problems = [*selected.problems, *(problem for _, file_problems in read for problem in file_problems)]
@@ -124,10 +127,10 @@ def _folder(run: Run, out: Path) -> Path:
     return out / shorten(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))
 
 
-def _render_run(run: Run, folder: Path, style: Style) -> list[Path]:
+def _render_run(run: Run, history: Iterable[Run], folder: Path, style: Style) -> list[Path]:
     """Write the page of a run; in Markdown also its plots."""
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
-    page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run))
+    page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run, history))
     if not style.is_markdown:
         return [write_page(page, style)]
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import

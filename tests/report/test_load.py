@@ -5,6 +5,7 @@ import pytest
 
 from esbench.report.analysis.load import reasons_unreliable
 from esbench.report.analysis.ranking import rankings, recommend
+from esbench.report.site import all_sections, console_tables
 from esbench.report.tables.console import run_summary, warnings
 from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.recommendation import answer, details
@@ -55,8 +56,12 @@ def test_base_twice_as_slow_as_in_an_earlier_run_is_load() -> None:
         (2.0, [elsewhere, broken], False),
         (2.0, [], False),
     ):
-        run = with_base(milliseconds)
+        run = with_base(milliseconds, run_id="20260202T000000Z-quick-0002")
         assert (SQUARE in reasons_unreliable(run, [run, *history])) == is_loaded
+        texts = [run_summary(run, history), console_tables(run, history)]
+        texts += [section.text() for section in all_sections(run, history)]
+        assert any("as long as in an earlier run" in text for text in texts[2:]) == is_loaded
+        assert all(("as long as in an earlier run" in text) == is_loaded for text in texts[:2])
 
 
 def test_load_is_shown_in_place_of_the_numbers_of_a_ranking() -> None:

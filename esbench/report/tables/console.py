@@ -1,6 +1,6 @@
 """The result of a run in a few lines: the best variants, dense noise and the plain layer."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
@@ -34,13 +34,15 @@ _LABELS = {DENSE: "dense noise", "Base": "plain layer", "Naive": "one call per m
 """Variants to compare with -> what they are."""
 
 
-def run_summary(run: Run) -> str:
+def run_summary(run: Run, history: Iterable[Run] = ()) -> str:
     """Return a table for each of up to three shapes, 80 columns wide unless a name is long.
 
     Variants are ranked by n_eff per ms of a step; in a run without steps or quality metrics, by time.
+    Shapes on which base was much faster in a run of ``history`` are not ranked.
     """
     ranked = {
-        case: _ranking_table(ranking, case, ranking.of(case)) for case, ranking in _ranked_cases(run).items()
+        case: _ranking_table(ranking, case, ranking.of(case))
+        for case, ranking in _ranked_cases(run, history).items()
     }
     tables = ranked | dict(_time_tables(run))
     if not tables:
@@ -56,7 +58,7 @@ def run_summary(run: Run) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: Run, history: Iterable[Run] = ()) -> list[str]:
     """Return warnings on variants that failed, were not checked, or have a small effective population."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
     lines = [cut(f"{name} failed: {reason}") for name, reason in list(failures.items())[:FAILURES]]
@@ -68,7 +70,7 @@ def warnings(run: Run) -> list[str]:
             if label.startswith("not checked"):
                 not_checked.setdefault(label, {})[row.variant.name] = None
     lines += [f"{first_names([*names])}: {one_line(label)}" for label, names in not_checked.items()]
-    cases = _ranked_cases(run)
+    cases = _ranked_cases(run, history)
     for case in _sort_by_operator(cases)[:TABLES]:
         all_ranked = [
             ranked
@@ -103,12 +105,12 @@ def _small_warning(case: Case, small: Sequence[RankedVariant]) -> str:
     return cut(line)
 
 
-def _ranked_cases(run: Run) -> dict[Case, Rankings]:
+def _ranked_cases(run: Run, history: Iterable[Run]) -> dict[Case, Rankings]:
     """Return the cases to show with their rankings: the main case of each operator, then one per shape."""
     return {
         case: ranking
         for operator in operators(run)
-        for ranking in rankings(run, operator)[:1]
+        for ranking in rankings(run, operator, history)[:1]
         for case in [*filter(None, [ranking.main]), *ranking.largest]
     }
 

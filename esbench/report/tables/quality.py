@@ -1,7 +1,7 @@
 """Tables of quality: the quality law, a trained network, and other metrics of a workload."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from esbench.report.analysis.pivot import Grid, Trace, by_size
@@ -68,12 +68,12 @@ _COSINE_NOTE = (
 )
 
 
-def quality_sections(run: Run, operator: str) -> list[Section]:
+def quality_sections(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Section]:
     """Return all tables of quality of an operator: rankings, the law, trained networks and other metrics."""
     qualities = Qualities(run)
-    cases = _cases(qualities, operator)
+    cases, by_method = _cases(qualities, operator), rankings(run, operator, history)
     return [
-        *(ranking_section(ranking, case) for ranking in rankings(run, operator) for case in ranking.cases),
+        *(ranking_section(ranking, case) for ranking in by_method for case in ranking.cases),
         *(_law_section(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
         *(_network_section(qualities, case) for case in cases if _has_network(qualities, case)),
         *(section for case in cases for section in _metric_sections(qualities, case)),

@@ -1,7 +1,7 @@
 """Tables of rankings: the variants of a case by n_eff per ms, and the best variant of each shape."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -59,9 +59,10 @@ _MARK = re.compile(r" \[\d+\]$")
 _RELATIVE = f"n_eff over the median of the step, by that of {DENSE}"
 
 
-def ranking_sections(run: Run, operator: str) -> list[Section]:
+def ranking_sections(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Section]:
     """Return the rankings of an operator for the largest population of each shape, per timing method."""
-    return [ranking_section(ranking, case) for ranking in rankings(run, operator) for case in ranking.largest]
+    by_method = rankings(run, operator, history)
+    return [ranking_section(ranking, case) for ranking in by_method for case in ranking.largest]
 
 
 def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVariant] | None = None) -> Section:
