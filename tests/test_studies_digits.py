@@ -25,6 +25,7 @@ from esbench.studies.digits import (
     render,
     results_of,
     study_path,
+    trained_with,
     verdict,
 )
 from esbench.studies.digits_run import begin, check_resumable, conduct, train
@@ -125,6 +126,7 @@ def test_a_study_without_training_runs_has_no_page_and_an_invalid_one_is_a_probl
     assert render(results, out) == []
     path = write_study(COMPLETE, results)
     assert render_reports(results, out) == ([out / "index.html", out / "digits.md"], [])
+    assert trained_with(results, OTHER) == "99.0 (DigitsMLP)"
     text = path.read_bytes()
     for invalid, words in ((text.replace(b"0.96", b"96.0"), "accuracy"), (b"{}", "not a digits study")):
         path.write_bytes(invalid)
@@ -132,6 +134,7 @@ def test_a_study_without_training_runs_has_no_page_and_an_invalid_one_is_a_probl
         assert written == [out / "index.html"]
         assert path.name in str(problem)
         assert words in str(problem)
+        assert trained_with(results, OTHER) == "not tried"
 
 
 def test_all_variants_are_trained_with_the_first_seed_before_the_second() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,9 @@ def render(
             problems.append(Problem(out / shorten(device) / HISTORY, f"is not written: {error}", lost=False))
     unread = [f"{problem.path.name}: {problem.within}" for problem in problems if problem.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
-    written += render_page([*selected.pages.values(), *published], out, left_out)
+    written += render_page(
+        [*selected.pages.values(), *published], out, left_out, cache(partial(digits.trained_with, results))
+    )
     studies: tuple[Callable[[], list[Path]], ...] = (
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),

@@ -127,11 +127,14 @@ def newest_studies(results: Path) -> list[Study]:
 def trained_with(results: Path, variant: Variant) -> str:
     """Return the accuracies that networks of the stored studies reach with a variant, in % of dense noise's.
 
-    Raises:
-        UserError: a study is invalid.
+    Invalid studies are left out: the page of the studies reports them.
     """
     shares: dict[str, float] = {}
-    for study in newest_studies(results):
+    for path in newest_files(results, FOLDER):
+        try:
+            study = newest_study(results, path.parent.parent.name)
+        except UserError:
+            continue
         for recipe in study.recipes:
             for result in results_of(study, recipe.network):
                 if result.variant == variant and result.share is not None:

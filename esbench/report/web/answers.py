@@ -1,7 +1,7 @@
 """The answer at the top of the page: which variant to use on a case, its main numbers, and remarks."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -138,8 +138,11 @@ class Answer(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def answer(views: Sequence[View]) -> Answer:
-    """Return the answer from the views of one case in one run: by rate, by a task's metric, or by time."""
+def answer(views: Sequence[View], trained_with: Callable[[Variant], str]) -> Answer:
+    """Return the answer from the views of one case in one run: by rate, by a task's metric, or by time.
+
+    ``trained_with`` returns the accuracies of networks trained with a variant, in % of dense noise's.
+    """
     task = TASKS.get(views[0].case.operator)
     # The views that can decide, most important first, by their position.
     deciding = [i for i, v in enumerate(views) if (task.decides(v) if task else v.metric == RATE_METRIC)]
@@ -166,6 +169,7 @@ def answer(views: Sequence[View]) -> Answer:
     if view.metric == RATE_METRIC:
         lead, figures = "Use", _rate_figures
         notes += _rate_notes(view, rows)
+        notes += [_TRAINED.format(leader.variant.name, trained_with(leader.variant)) for leader in leaders]
     elif task and task.decides(view):
         lead, figures = task.lead, partial(_task_figures, task, views)
         notes += _task_notes(task, view, best)
@@ -180,6 +184,7 @@ def answer(views: Sequence[View]) -> Answer:
 
 
 _UNREAD = "The end of this page, under Runs in this page, lists the lines that could not be read."
+_TRAINED = "Accuracy on handwritten digits with {}, in % of dense noise's: {}."
 _TIME_ALONE = (
     "n_eff was not measured here. Time alone does not measure the gradient: a fast scheme may waste most of "
     "its members."

@@ -53,12 +53,13 @@ class _Table:
         return self._positions[key]
 
 
-def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
+def page_data(runs: Sequence[Run], left_out: Iterable[str], trained_with: Callable[[Variant], str]) -> Record:
     """Return the data of a page.
 
     Args:
         runs: the runs to show, measured and published ones; those without rows are left out.
         left_out: sentences on stored runs that are not shown.
+        trained_with: returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
     shown = sorted((run for run in runs if run.rows), key=_age, reverse=True)
     sources = ChainMap(*(run.header.sources for run in shown))  # the newest run's first
@@ -69,7 +70,7 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str] = ()) -> Record:
     answers: list[Record] = []
     for number, run in enumerate(shown):
         for views_of_case in _by_case(run, shown):
-            answers.append(_answer(answer(views_of_case), len(every), variants.position))
+            answers.append(_answer(answer(views_of_case, trained_with), len(every), variants.position))
             every += [(number, view) for view in views_of_case]
     return {
         "runs": [_run(run) for run in shown],

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,22 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from esbench.report.web.data import page_data
-from esbench.schema import Run
+from esbench.schema import Run, Variant
 
 PAGE = "index.html"
 
 
-def render_page(runs: Sequence[Run], out: Path, left_out: Iterable[str] = ()) -> list[Path]:
+def not_tried(variant: Variant) -> str:  # noqa: ARG001  the signature of trained_with
+    """Return the accuracies of networks trained with a variant, where there is no study."""
+    return "not tried"
+
+
+def render_page(
+    runs: Sequence[Run],
+    out: Path,
+    left_out: Iterable[str] = (),
+    trained_with: Callable[[Variant], str] = not_tried,
+) -> list[Path]:
     """Write ``<out>/index.html``; without runs it says that there is nothing to show.
 
     The same runs give the same bytes.
@@ -27,15 +37,20 @@ def render_page(runs: Sequence[Run], out: Path, left_out: Iterable[str] = ()) ->
         runs: the runs to show, measured and published ones.
         out: the folder to write to.
         left_out: sentences that say which stored runs are not shown.
+        trained_with: returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
-    path.write_text(page(runs, left_out), encoding="utf-8", newline="\n")
+    path.write_text(page(runs, left_out, trained_with), encoding="utf-8", newline="\n")
     return [path]
 
 
-def page(runs: Sequence[Run], left_out: Iterable[str] = ()) -> str:
-    """Return the page of some measured and published runs as text."""
+def page(
+    runs: Sequence[Run],
+    left_out: Iterable[str] = (),
+    trained_with: Callable[[Variant], str] = not_tried,
+) -> str:
+    """Return the page of some measured and published runs as text; for the arguments see render_page()."""
     style, script = read("style.css"), f"(() => {{\n{read('app.js')}}})();\n"
     environment = Environment(
         loader=PackageLoader("esbench.report.web", ""), autoescape=True, undefined=StrictUndefined
@@ -44,7 +59,7 @@ def page(runs: Sequence[Run], left_out: Iterable[str] = ()) -> str:
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}",
         style=Markup(style),  # noqa: S704  our own file, without text from any run
         script=Markup(script),  # noqa: S704  the same
-        data=Markup(as_json(page_data(runs, left_out))),  # noqa: S704  JSON with every character of a tag escaped
+        data=Markup(as_json(page_data(runs, left_out, trained_with))),  # noqa: S704  JSON with every character of a tag escaped
     )
 
 
