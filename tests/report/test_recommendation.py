@@ -81,7 +81,7 @@ def test_page_command_and_table_recommend_the_same() -> None:
         assert [entry.variant.name for entry in recommendation_of(run).recommended] == expected
         assert all(f"{name} with" in details(recommendation_of(run)) for name in expected)
         assert all(name in answer(recommendation_of(run)) for name in expected)
-        picks = answers.answer(list(views(run, "Linear"))).picks
+        picks = answers.answer(list(views(run, "Linear")), str).picks
         assert [pick.variant.name for pick in picks] == expected
         table = best_schemes([run], ["Linear"], largest_only=True)
         assert table is not None
