@@ -195,7 +195,7 @@ def test_a_biased_timer_is_measured_and_a_dead_one_missing() -> None:
     assert [call.args[0] for call in progress.call_args_list] == [*range(5)]
     dead = timer_accuracy_run.measure(fake_plan(0.0), HERE, progress)
     assert {(absent.arm, absent.kernel) for absent in dead.missing} == {(TORCH, "short"), (TORCH, "long")}
-    assert "torch.utils.benchmark long: ClockError: the clock read 0 ns" in page([dead])
+    assert "torch.utils.benchmark long: ClockError: the clock measured 0 ns" in page([dead])
 
 
 def test_a_real_study_is_measured() -> None:

@@ -27,7 +27,7 @@ from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, REFERENCE_ROUNDS, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
 from esbench.measure.neighbors import VISITS, BaseTimes, SlowedDownError, lasting_slowdown, time_base
-from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_baseline
+from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_base_or_naive
 from esbench.measure.recorder import Recorder
 from esbench.measure.remaining_time import SET_UP
 from esbench.measure.timers import Call, Clock
@@ -183,11 +183,11 @@ class CoResidentGroup:
     @property
     def candidates(self) -> list[PreparedVariant]:
         """The variants that are compared with base and naive."""
-        return [prepared for prepared in self.variants if not is_baseline(prepared.entry)]
+        return [prepared for prepared in self.variants if not is_base_or_naive(prepared.entry)]
 
     def next_entries(self) -> list[Entry]:
         """Return the entries of the next group: base and naive again, and the deferred ones."""
-        baselines = [prepared.entry for prepared in self.variants if is_baseline(prepared.entry)]
+        baselines = [prepared.entry for prepared in self.variants if is_base_or_naive(prepared.entry)]
         return [*baselines, *self.deferred] if self.deferred else []
 
     def free(self, before: Callable[[Entry], object] = lambda _: None) -> None:
@@ -229,7 +229,7 @@ class CoResidentGroup:
         try:
             action(prepared)
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
-            makes_room = is_out_of_memory(error) and is_baseline(entry) and self.candidates
+            makes_room = is_out_of_memory(error) and is_base_or_naive(entry) and self.candidates
             removed = self.candidates[-1] if makes_room else prepared
             self.variants.remove(removed)
             self.torch_state.restore()
@@ -330,7 +330,7 @@ class CaseRunner:
         budget, seconds = self.context.budget, self.context.recorder.stopwatch.seconds
         start_s = seconds()
         for entry in entries:
-            if not is_baseline(entry) and not self._may_join(entry):
+            if not is_base_or_naive(entry) and not self._may_join(entry):
                 self._group.deferred.append(entry)
                 continue
             self._announce(entry, SET_UP)
@@ -467,7 +467,7 @@ class CaseRunner:
             timed,
             clock,
             cell_s,
-            is_baseline=is_baseline(entry),
+            is_baseline=is_base_or_naive(entry),
             is_reference=is_reference(entry.variant) and phase in context.plan.reference_phases,
             renew=validation.InputRenewal(workload.inputs),
             conditions=self._read_conditions,
@@ -556,7 +556,7 @@ class CaseRunner:
             rows += self._activity_rows(call, prepared.entry.variant, measurement)
         is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()
-        if not is_compared and not is_baseline(prepared.entry):
+        if not is_compared and not is_base_or_naive(prepared.entry):
             labels = (*labels, NOT_COMPARED)
         return labels, storable(rows)
 
@@ -623,7 +623,7 @@ class CaseRunner:
         Raises:
             UnavailableError: no time is left.
         """
-        if not (self._group_number and is_baseline(entry)):
+        if not (self._group_number and is_base_or_naive(entry)):
             self.context.budget.check(entry, reserve_s, is_timed=activity == "memory")
         stopwatch = self.context.recorder.stopwatch
         start_s = stopwatch.seconds()

@@ -34,6 +34,7 @@ PAUSE_S = 0.1
 """After a longer pause the device counts as idle."""
 
 _ROW_BYTES = 4096
+_ROW_FLOATS = _ROW_BYTES // 4
 """The size of a row of a cache buffer: torch sums many short rows in one pass, without allocating memory."""
 
 
@@ -68,7 +69,7 @@ class CacheBuffer:
 
     def __init__(self, min_bytes: int, device: str) -> None:
         rows = math.ceil(min_bytes / _ROW_BYTES)
-        self.rows = torch.empty(rows, _ROW_BYTES // 4, device=device)
+        self.rows = torch.empty(rows, _ROW_FLOATS, device=device)  # float32
         self.sums = torch.empty(rows, device=device)
         self.write()
 
@@ -92,12 +93,12 @@ class Cuda:
     def __init__(self) -> None:
         self._index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(self._index)
-        # With the highest clock rate, no block is too short. Some builds of torch do not report it.
+        # The highest clock rate, so that spin() is never too short. Some builds of torch do not report it.
         self._cycles_per_ns = getattr(properties, "clock_rate", FASTEST_KHZ) / 1e6
         self.cache = CacheBuffer(2 * properties.L2_cache_size, "cuda")
         # One stream for all captures, because cuBLAS allocates a workspace for each stream.
         self._side = torch.cuda.Stream()
-        self._broken: list[CUDAGraph] = []
+        self._failed_graphs: list[CUDAGraph] = []
 
     def now_ns(self) -> int:
         """Return the host's time in nanoseconds."""
@@ -164,6 +165,7 @@ class Cuda:
         return replays
 
     def _capture_once(self, call: Call, pool: Any) -> Call:  # noqa: ANN401  # torch has no type for a pool
+        """Capture a call in a graph whose memory is from a pool; return the function that replays it."""
         graph = CUDAGraph()
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -191,7 +193,7 @@ class Cuda:
         memory. It also regards the default generator as captured until a capture that draws succeeds.
         """
         graph.reset()
-        self._broken.append(graph)  # the allocator may refer to it
+        self._failed_graphs.append(graph)  # never freed: the allocator may refer to it
         with contextlib.suppress(RuntimeError):  # raised if torch has ended the allocation in the pool itself
             _end_allocating(self._index, pool)
             _release_pool(self._index, pool)

@@ -92,8 +92,8 @@ class TimedCall:
         """Prepare a call that is sampled for about ``budget_s`` seconds.
 
         ``renew`` is called before each timed call, ``before`` before each visit and ``conditions`` after it.
-        An exception of ``renew`` or ``conditions`` is the failure of this call. ``failed`` is called with it;
-        what that raises ends the rounds.
+        An exception of the call, ``renew`` or ``conditions`` is stored as the failure of this call, and
+        ``failed`` is called with it. An exception of ``failed`` is raised.
         """
         self.rounds: dict[str, list[tuple[float, ...]]] = {}
         self.positions: list[int] = []
@@ -157,7 +157,12 @@ class TimedCall:
         self.spent_s += self._clock.seconds() - start_s
 
     def end_round(self, position: int, *, may_stop: bool) -> None:
-        """Store the round; end sampling at a bound, or if it ``may_stop`` and the interval is narrow."""
+        """Store the samples of a round, and end sampling if there are enough.
+
+        Args:
+            position: the index of the call in the first half of the round.
+            may_stop: whether a narrow interval of the median ends sampling.
+        """
         if self.stop:
             return
         for metric, samples in self._round.items():
@@ -166,20 +171,25 @@ class TimedCall:
         if self._round_conditions:
             self.conditions.append(self._round_conditions)
         self._round, self._round_conditions = {}, ()
-        done = self.rounds[LATENCY]
-        latency = interval([median(samples) for samples in done])
-        width = (latency.high - latency.low) / latency.median if latency and latency.median > 0 else 1.0
+        self.stop = self._stop_reason(may_stop=may_stop)
+
+    def _stop_reason(self, *, may_stop: bool) -> str:
+        """Return why sampling ends after the last round, or an empty string if it continues."""
+        rounds = self.rounds[LATENCY]
+        count = len(rounds)
+        if count == MAX_ROUNDS:
+            return f"{MAX_ROUNDS} rounds"
+        if self.is_reference and count < REFERENCE_ROUNDS:
+            return ""
         # One or two rounds do not show how much rounds vary, so the first MIN_ROUNDS may exceed the budget.
-        max_s = self._budget_s * (OVERDRAFT if len(done) < MIN_ROUNDS else 1.0)
-        expected_s = self.spent_s / len(done) * max(len(done) + 1, MIN_ROUNDS)
-        if len(done) == MAX_ROUNDS:
-            self.stop = f"{MAX_ROUNDS} rounds"
-        elif self.is_reference and len(done) < REFERENCE_ROUNDS:
-            return
-        elif expected_s > max_s:
-            self.stop = f"budget of {self._budget_s:g} s"
-        elif may_stop and width < NARROW:
-            self.stop = f"interval of the median within {NARROW:.0%}"
+        max_s = self._budget_s * (OVERDRAFT if count < MIN_ROUNDS else 1.0)
+        next_count = max(count + 1, MIN_ROUNDS)
+        if self.spent_s / count * next_count > max_s:
+            return f"budget of {self._budget_s:g} s"
+        latency = interval([median(samples) for samples in rounds])
+        if may_stop and latency and latency.high - latency.low < NARROW * latency.median:
+            return f"interval of the median within {NARROW:.0%}"
+        return ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -194,10 +204,11 @@ class TimedCall:
         return tuple(labels)
 
     def _fail(self, error: BaseException) -> None:
+        """Store the failure and report it."""
         self.failure = classify(error)
         self.stop = self.failure.reason
-        with contextlib.suppress(Exception):  # restores torch settings that the call changed before it raised
-            self._read_conditions()
+        with contextlib.suppress(Exception):
+            self._read_conditions()  # also restores torch settings that the call changed before it raised
         self._failed(self.failure)
 
 
@@ -210,14 +221,15 @@ def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
         rng.shuffle(active)
         for call in (*active, *reversed(active)):
             call.visit()
-        positions = {call: position for position, call in enumerate(active)}
+        others = [call for call in active if not call.is_baseline]
+        # Baselines come last: whether they may stop depends on whether all others have.
         for call in sorted(active, key=lambda call: call.is_baseline):
-            is_needed = call.is_baseline and any(not (c.is_baseline or c.stop) for c in active)
-            call.end_round(positions[call], may_stop=not is_needed)
+            is_needed = call.is_baseline and any(not other.stop for other in others)
+            call.end_round(active.index(call), may_stop=not is_needed)
 
 
 def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None = None) -> WarmUp:
-    """Call until block medians are flat, within the clock's bounds and the budget in seconds.
+    """Call in blocks until their median latencies are flat, within the clock's bounds and the budget.
 
     A call that takes more than ``longest_s`` seconds, by default the budget, is called only once.
     """
@@ -227,18 +239,20 @@ def warm_up(call: Call, clock: Clock, budget_s: float, longest_s: float | None =
     first_ns = median(clock.visit(call, 1).samples[LATENCY])
     if first_ns > (longest_s or budget_s) * 1e9:
         return WarmUp(first_ns, calls=1, slow=True, state="one call, longer than the budget")
-    blocks, costs_ns, calls = [first_ns], [], 1
-    while (spent_s := clock.seconds() - start_s) < max_s and not (spent_s >= min_s and _is_flat(blocks)):
+    medians_ns, calls = [first_ns], 1
+    costs_ns: list[float] = []  # of a call with all that a visit does around it, by block
+    while (spent_s := clock.seconds() - start_s) < max_s and not (spent_s >= min_s and _is_flat(medians_ns)):
         before_s = clock.seconds()
-        blocks.append(median(clock.visit(call, calls).samples[LATENCY]))
+        medians_ns.append(median(clock.visit(call, calls).samples[LATENCY]))
         costs_ns.append((clock.seconds() - before_s) * 1e9 / calls)
         calls = max(1, min(MAX_CALLS, math.ceil(VISIT_NS / max(median(costs_ns[-BLOCKS:]), 1.0))))
-    state = f"flat after {len(blocks)} blocks," if _is_flat(blocks) else "not flat after"
-    return WarmUp(blocks[-1], calls, state=f"{state} {spent_s:.2f} s")
+    state = f"flat after {len(medians_ns)} blocks," if _is_flat(medians_ns) else "not flat after"
+    return WarmUp(medians_ns[-1], calls, state=f"{state} {spent_s:.2f} s")
 
 
-def _is_flat(blocks: list[float]) -> bool:
-    recent = blocks[-BLOCKS:]
+def _is_flat(medians_ns: list[float]) -> bool:
+    """Return whether the median latencies of the last BLOCKS blocks neither rise nor fall."""
+    recent = medians_ns[-BLOCKS:]
     if len(recent) < BLOCKS:
         return False
     slope = linear_regression(range(BLOCKS), recent).slope

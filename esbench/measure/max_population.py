@@ -86,7 +86,10 @@ def fit_test(entry: Entry, case: Case, phase: Phase, device: str, seed: int) -> 
 
 
 def _next_population(members: int, too_many: int) -> int | None:
-    """Return the next population to try, about sqrt(members * too_many), or None at the end."""
+    """Return a population between the two bounds, about sqrt(members * too_many); None if they are close.
+
+    Populations of BLOCK members or more are rounded down to a multiple of it, but stay above ``members``.
+    """
     if too_many <= members * (1 + RESOLUTION):
         return None
     middle = math.isqrt(max(members, 1) * too_many)

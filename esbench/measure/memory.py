@@ -28,7 +28,7 @@ RESERVE_BYTES = 512 * 1024**2
 
 MARK = "esbench.memory"
 CALLS = (2, 10)
-"""The numbers of calls that are profiled on the CPU: the second only if the first seems to keep bytes."""
+"""The numbers of calls that are profiled on the CPU: ten only if the last of two seems to keep bytes."""
 CGROUP = Path("/sys/fs/cgroup")
 """The folder in which Linux gives the limits of a container."""
 
@@ -120,10 +120,10 @@ def available_bytes() -> int:
 
 
 def _measure_on_cuda(call: Callable[[], object]) -> tuple[int, int]:
-    """Return the peak and the kept bytes of the second of two calls; the first warms up."""
+    """Return the peak and the kept bytes of the second of two calls; the first fills caches."""
     with _new_garbage() as collect:
         call()
-        collect()
+        collect()  # reference cycles of the first call would otherwise be freed during the second
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -131,14 +131,16 @@ def _measure_on_cuda(call: Callable[[], object]) -> tuple[int, int]:
         torch.cuda.synchronize()
         peak = int(torch.cuda.max_memory_allocated()) - before
         collect()
-        return peak, max(int(torch.cuda.memory_allocated()) - before, 0)
+        kept = int(torch.cuda.memory_allocated()) - before
+        return peak, max(kept, 0)  # negative if the call frees memory of the first, such as its gradients
 
 
 def _measure_on_cpu(call: Callable[[], object]) -> tuple[int, int]:
     """Return the peak and the kept bytes of the last of several calls.
 
     The last call may free memory of an earlier one, such as its gradients. The profiler records a free only
-    if it recorded the allocation, so earlier calls are profiled as well.
+    if it recorded the allocation, so earlier calls are profiled as well. A call that seems to keep memory may
+    still fill a cache, so it is profiled again after more calls.
     """
     for calls in CALLS:
         peak, kept = _replay_allocations(call, calls)

@@ -32,7 +32,7 @@ class SlowedDownError(UserError):
 
 
 def time_base(call: Call, clock: Clock) -> BaseTimes:
-    """Time the call of base in short visits; only once if it takes longer than LONGEST_S."""
+    """Return the mean times of short visits to a call of base; of one call if it exceeds LONGEST_S."""
     with quiet():
         start_s = clock.seconds()
         visits = [clock.visit(call, 1).samples]
@@ -44,7 +44,10 @@ def time_base(call: Call, clock: Clock) -> BaseTimes:
 
 
 def slowdown(before: BaseTimes, after: BaseTimes) -> float:
-    """Return the ratio of the times if all are slower than those before by more than SLOWER, otherwise 1."""
+    """Return the largest ratio of the medians of a metric, after / before, or 1 if no metric is slower.
+
+    A metric is slower if each of its times is longer than all before by more than a factor of SLOWER.
+    """
     ratios = (
         median(after[metric]) / median(times)
         for metric, times in before.items()
@@ -54,7 +57,7 @@ def slowdown(before: BaseTimes, after: BaseTimes) -> float:
 
 
 def lasting_slowdown(before: BaseTimes, measure: Callable[[], BaseTimes]) -> float:
-    """Return the smallest slowdown now and after each pause, 1 if one of them is 1."""
+    """Return the smallest slowdown now and after each pause, or 1 as soon as base is not slower."""
     ratio = slowdown(before, measure())
     for pause_s in PAUSES_S:
         if ratio > 1:

@@ -40,8 +40,8 @@ PLAUSIBLE = {
     "mW": (1, 10_000_000),
     "mJ": (0, 10**15),
     "bytes": (0, 2**50),
-    "as the id of a process": (1, 2**31 - 1),
-    "as bits": (0, 2**16 - 1),
+    "process id": (1, 2**31 - 1),
+    "bits": (0, 2**16 - 1),
 }
 """Unit -> the lowest and the highest plausible number."""
 
@@ -133,7 +133,7 @@ class Nvml:
     def clock_reasons(self) -> tuple[str, ...]:
         """Return the reasons why the clock is not higher."""
         # Newer bindings have an alias with "EventReasons" in its name, which older drivers lack.
-        bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", "as bits")
+        bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", "bits")
         reasons = [reason for bit, reason in CLOCK_REASONS.items() if bits & bit]
         unknown = bits & ~sum(CLOCK_REASONS)
         return tuple([*reasons, f"reason {unknown:#x}"] if unknown else reasons)
@@ -163,7 +163,7 @@ class Nvml:
         function = "nvmlDeviceGetComputeRunningProcesses"
         processes = []
         for row in self._query(function, self._handle):
-            pid = _check_plausible(function, row.pid, "as the id of a process")
+            pid = _check_plausible(function, row.pid, "process id")
             is_unknown = row.usedGpuMemory in {None, NOT_AVAILABLE}
             used_bytes = None if is_unknown else _check_plausible(function, row.usedGpuMemory, "bytes")
             processes.append(Process(pid, self._program(pid), used_bytes))
@@ -212,7 +212,7 @@ def _check_plausible(function: str, answer: object, unit: str) -> int:
     low, high = PLAUSIBLE[unit]
     if type(answer) is int and low <= answer <= high:
         return answer
-    raise NvmlError(f"{function} answers {answer} {unit}")
+    raise NvmlError(f"{function} returned the implausible value {answer} ({unit}, expected {low} to {high})")
 
 
 def _text(answer: str | bytes) -> str:

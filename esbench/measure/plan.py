@@ -73,11 +73,11 @@ class Plan:
     def is_timed(self, entry: Entry, phase: Phase, method: str) -> bool:
         """Return whether a variant is timed by a method in a phase.
 
-        Base and naive have only the phase ``forward``. Other phases are compared with it, so their forward is
-        timed by the methods of all phases.
+        Base and naive have only the phase ``forward``, with which all phases of other variants are compared.
+        It is therefore timed by the methods of all phases.
         """
-        phases = self.timed if phase == "forward" and is_baseline(entry) else [phase]
-        return any(method in self.methods.get(phase, (method,)) for phase in phases)
+        phases = self.timed if phase == "forward" and is_base_or_naive(entry) else [phase]
+        return any(phase not in self.methods or method in self.methods[phase] for phase in phases)
 
     def cells_of(self, phases: Iterable[Phase]) -> int:
         """Return the number of cells of a variant on a case: one per phase and method, one for quality."""
@@ -96,11 +96,13 @@ class Plan:
     def entries_for(self, case: Case) -> list[Entry]:
         """Return the variants that support a case: base and naive, dense noise, then the others."""
         entries = [entry for entry in self.entries if entry.supports(case)]
-        return sorted(entries, key=lambda entry: (not is_baseline(entry), not is_reference(entry.variant)))
+        return sorted(
+            entries, key=lambda entry: (not is_base_or_naive(entry), not is_reference(entry.variant))
+        )
 
 
-def is_baseline(entry: Entry) -> bool:
-    """Return whether a variant is a baseline: base or naive."""
+def is_base_or_naive(entry: Entry) -> bool:
+    """Return whether a variant is base or naive, which each co-resident group contains."""
     return entry.variant.mode != "batched"
 
 
@@ -124,26 +126,28 @@ class Budget:
             traces_last: whether calls are traced after everything else.
         """
         self.cells = 0
-        self._max_s = self._min_s = plan.cell_s
+        self._planned_s = plan.cell_s
+        self._shortest_s = plan.cell_s  # the least seconds that a cell has got
         self._seconds = seconds
         self._end_s = plan.end_s
         if traces_last and plan.end_s < math.inf:
             self._end_s -= TRACES_SHARE * (plan.end_s - seconds())
         self._case_end_s = self._end_s
-        self._phases, self._cells = len(plan.timed), plan.cells_of(plan.phases)
-        self._overhead_s, self._measured = 0.0, 0
-        self._checks_s, self._checked = 0.0, 0
+        self._checks_per_variant = len(plan.timed)
+        self._cells_per_variant = plan.cells_of(plan.phases)
+        self._overhead_s, self._measured_cells = 0.0, 0
+        self._checks_s, self._checked_variants = 0.0, 0
 
     def begin(self, cells: int, later: int) -> None:
         """Begin a case with ``cells`` cells; the cases after it have ``later`` cells in all."""
         self.cells = cells
-        now_s, share = self._seconds(), cells / max(cells + later, 1)
-        if share:
-            self._case_end_s = now_s + share * (self._end_s - now_s)
+        if cells:
+            now_s = self._seconds()
+            self._case_end_s = now_s + cells / (cells + later) * (self._end_s - now_s)
 
     @property
     def spare_s(self) -> float:
-        """The seconds that are left in the case if each of its remaining cells gets the fewest samples."""
+        """The seconds of the case that its unmeasured cells do not need if each gets the fewest samples."""
         needed_s = self.cells * (MIN_S + self._mean_overhead_s)
         return self._case_end_s - self._seconds() - needed_s
 
@@ -154,47 +158,50 @@ class Budget:
             entry: the variant.
             reserve_s: the seconds that must be left in the case, unless the variant is a reference.
             is_timed: whether the call is timed already: it may then also use the time of later cases, and a
-                reference any time.
+                reference may exceed the time limit.
 
         Raises:
             UnavailableError: no time is left.
         """
-        is_first = is_reference(entry.variant)
-        until_s = self._end_s if is_first or is_timed else self._case_end_s - reserve_s
-        if self._seconds() >= until_s and not (is_first and is_timed):
+        is_ratio_reference = is_reference(entry.variant)
+        if is_ratio_reference and is_timed:
+            return
+        end_s = self._end_s if is_ratio_reference or is_timed else self._case_end_s - reserve_s
+        if self._seconds() >= end_s:
             raise UnavailableError(OUT_OF_TIME)
 
     @property
     def variant_s(self) -> float:
-        """The expected seconds of a variant on a case after its set-up, with the fewest samples."""
-        check_s = self._checks_s / self._checked if self._checked else DEFAULT_S * self._phases
-        overhead_s = self._mean_overhead_s if self._measured else DEFAULT_S
-        return MARGIN * (check_s + self._cells * (overhead_s + MIN_S))
+        """The seconds to reserve for the checks and cells of a variant, with the fewest samples."""
+        default_s = DEFAULT_S * self._checks_per_variant
+        checks_s = self._checks_s / self._checked_variants if self._checked_variants else default_s
+        overhead_s = self._mean_overhead_s if self._measured_cells else DEFAULT_S
+        return MARGIN * (checks_s + self._cells_per_variant * (overhead_s + MIN_S))
 
     def add_checks(self, variants: int, seconds: float) -> None:
         """Add the seconds that the checks of variants took before timing."""
-        self._checked += variants
+        self._checked_variants += variants
         self._checks_s += seconds
 
     def cell_s(self, cells: int) -> float:
-        """Begin ``cells`` cells; return the seconds for the samples of each."""
+        """Begin ``cells`` cells; return the seconds for the samples of each, an equal share of the case's."""
         share_s = (self._case_end_s - self._seconds()) / max(self.cells, 1) - self._mean_overhead_s
         self.cells -= cells
-        if share_s >= self._max_s:
-            return self._max_s
+        if share_s >= self._planned_s:
+            return self._planned_s
         share_s = float(f"{max(share_s, MIN_S):.1e}")  # two digits: it is stored as a reason to stop
-        self._min_s = min(self._min_s, share_s)
+        self._shortest_s = min(self._shortest_s, share_s)
         return share_s
 
     def add_overhead(self, cells: int, seconds: float) -> None:
         """Add the seconds that cells took besides their samples; later cells are expected to take as long."""
-        self._measured += cells
+        self._measured_cells += cells
         self._overhead_s += seconds
 
     def cut_notes(self, skipped: Sequence[Skipped]) -> Iterator[str]:
         """Yield a line for each way in which the time limit shortened the run."""
-        if self._min_s < self._max_s:
-            yield f"{OUT_OF_TIME}: a cell had as little as {self._min_s:g} s of {self._max_s:g} s"
+        if self._shortest_s < self._planned_s:
+            yield f"{OUT_OF_TIME}: a cell got only {self._shortest_s:g} s instead of {self._planned_s:g} s"
         lost = [row for row in skipped if row.reason == OUT_OF_TIME]
         if lost:
             last = f"{lost[-1].variant.label(lost[-1].case.operator)} on {lost[-1].case.label}"
@@ -202,4 +209,4 @@ class Budget:
 
     @property
     def _mean_overhead_s(self) -> float:
-        return self._overhead_s / max(self._measured, 1)
+        return self._overhead_s / max(self._measured_cells, 1)

@@ -106,10 +106,10 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
     Raises:
         ProfileError: the records of the call, of the marker, or of a launch's work are missing.
     """
-    call, marker = _annotation(records, CALL), _annotation(records, MARKER)
-    streams = {record.track for record in _device_work(records, marker.start_ns, marker.end_ns)}
-    if len(streams) != 1:
-        raise ProfileError("the profiler lost the record that identifies the current stream")
+    call, marker = _find_annotation(records, CALL), _find_annotation(records, MARKER)
+    current_stream = {record.track for record in _device_work(records, marker.start_ns, marker.end_ns)}
+    if len(current_stream) != 1:
+        raise ProfileError("torch's profiler lost records: the current stream is unknown")
     work = _device_work(records, call.start_ns)
     return Trace(
         launches=len(work),
@@ -121,20 +121,22 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
             and record.name.startswith(WAITS)
             and "Async" not in record.name
         ),
-        other_streams=tuple(sorted({record.track for record in work} - streams)),
+        other_streams=tuple(sorted({record.track for record in work} - current_stream)),
     )
 
 
 def cpu_trace(records: Sequence[Record]) -> Trace:
     """Count the ATen operators of a call that are not called by other ATen operators."""
-    call = _annotation(records, CALL)
-    aten = [
+    call = _find_annotation(records, CALL)
+    operators = [
         record
         for record in records
         if record.name.startswith("aten::") and call.start_ns <= record.start_ns <= call.end_ns
     ]
-    launches, end_ns = 0, defaultdict[int, float](float)
-    for operator in sorted(aten, key=lambda record: (record.start_ns, -record.duration_ns)):
+    launches = 0
+    end_ns = defaultdict[int, float](float)  # thread -> the end of the last operator that was counted
+    # The calling operator comes first. A called operator starts before the calling one has ended.
+    for operator in sorted(operators, key=lambda record: (record.start_ns, -record.duration_ns)):
         if operator.start_ns >= end_ns[operator.track] - TICK_NS:
             launches += 1
             end_ns[operator.track] = operator.end_ns
@@ -177,17 +179,18 @@ def profile(call: Callable[[], object], device: str, path: Path) -> Profile:
 
 def _trace_into(call: Callable[[], object], device: str, path: Path) -> Trace:
     """Trace a call into a file; repeat while records are missing."""
-    for attempt in range(ATTEMPTS):
+    attempts = 0
+    while True:
         with quiet():
             profiled = _profile_on_cuda(call) if device == "cuda" else _profile_on_cpu(call)
         profiled.export_chrome_trace(str(path))
         records = read(json.loads(path.read_text(encoding="utf-8")))
+        attempts += 1
         try:
             return cuda_trace(records) if device == "cuda" else cpu_trace(records)
         except ProfileError:
-            if attempt == ATTEMPTS - 1:
+            if attempts == ATTEMPTS:
                 raise
-    raise AssertionError
 
 
 def _profile_on_cpu(call: Callable[[], object]) -> torch.autograd.profiler.profile:
@@ -220,21 +223,27 @@ def _profile_on_cuda(call: Callable[[], object]) -> torch.autograd.profiler.prof
 
 def _record(span: Mapping[str, Any]) -> Record:
     arguments = span.get("args", {})
+    start_us, duration_us = span["ts"], span["dur"]
     return Record(
         name=span["name"],
         category=span["cat"],
         track=arguments["stream"] if span["cat"] in ON_DEVICE else span["tid"],
-        start_ns=span["ts"] * 1e3,
-        duration_ns=span["dur"] * 1e3,
+        start_ns=start_us * 1e3,
+        duration_ns=duration_us * 1e3,
         correlation=arguments.get("correlation"),
     )
 
 
-def _annotation(records: Iterable[Record], name: str) -> Record:
+def _find_annotation(records: Iterable[Record], name: str) -> Record:
+    """Return the span of an annotation.
+
+    Raises:
+        ProfileError: it is missing.
+    """
     for record in records:
         if record.category == ANNOTATION and record.name == name:
             return record
-    raise ProfileError(f"the profiler lost the record of {name}")
+    raise ProfileError(f"torch's profiler lost records: its trace has no span {name}")
 
 
 def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:
@@ -245,18 +254,23 @@ def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float
     Raises:
         ProfileError: a launch has no record of its work.
     """
-    host = {record.correlation: record for record in records if record.category in RUNTIME}
-    work = []
-    for record in records:
-        if record.category in ON_DEVICE:
-            launch = host.get(record.correlation, record)
-            if from_ns <= launch.start_ns <= to_ns:
-                work.append(record)
+    runtime_calls = {record.correlation: record for record in records if record.category in RUNTIME}
+
+    def is_in_span(record: Record) -> bool:
+        return from_ns <= record.start_ns <= to_ns
+
+    work = [
+        record
+        for record in records
+        if record.category in ON_DEVICE and is_in_span(runtime_calls.get(record.correlation, record))
+    ]
     launches = {
         correlation
-        for correlation, record in host.items()
-        if from_ns <= record.start_ns <= to_ns and record.name.startswith(LAUNCHES)
+        for correlation, call in runtime_calls.items()
+        if is_in_span(call) and call.name.startswith(LAUNCHES)
     }
     if lost := len(launches - {record.correlation for record in work}):
-        raise ProfileError(f"the profiler lost the records of {lost} of {len(launches)} launches")
+        raise ProfileError(
+            f"torch's profiler lost records: {lost} of {len(launches)} launches have no work on the device"
+        )
     return work

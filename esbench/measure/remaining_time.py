@@ -74,6 +74,6 @@ class RemainingTime:
         """Return the expected seconds of a variant in a stage."""
         if self._counts[name]:
             return self._spent_s[name] / self._counts[name]
-        guessed_s = sum(count * self._guesses_s[other] for other, count in self._counts.items())
-        ratio = sum(self._spent_s.values()) / guessed_s if guessed_s else 1.0
-        return self._guesses_s[name] * ratio
+        guessed_s = sum(count * self._guesses_s[stage] for stage, count in self._counts.items())
+        measured_to_guessed = sum(self._spent_s.values()) / guessed_s if guessed_s else 1.0
+        return self._guesses_s[name] * measured_to_guessed

@@ -59,12 +59,11 @@ class Visit:
 
     def __post_init__(self) -> None:
         for value in itertools.chain.from_iterable(self.samples.values()):
-            if value < 0:
-                raise ClockError(f"the clock went backwards by {-value:g} ns")
-            if value == 0:
-                raise ClockError("the clock read 0 ns: it is too coarse, or the call works on another device")
-            if not math.isfinite(value):
-                raise ClockError(f"the clock read {value}")
+            if not 0 < value < math.inf:  # or NaN
+                raise ClockError(
+                    f"the clock measured {value:g} ns for a call: the clock is wrong or too coarse, or the "
+                    "call works on another device"
+                )
 
 
 class Clock(Protocol):
@@ -140,8 +139,9 @@ class CudaClock:
         self.method = method
         self._device = device
         self._streak = streak
-        self._pairs: list[tuple[cuda.Event, cuda.Event]] = []
-        self._issue_ns = FIRST_BLOCK_NS
+        self._event_pairs: list[tuple[cuda.Event, cuda.Event]] = []
+        # The host's time to issue what surrounds a call on the device: events and cache flush.
+        self._surrounding_ns = FIRST_BLOCK_NS
 
     @property
     def warm_up_s(self) -> tuple[float, float]:
@@ -153,7 +153,7 @@ class CudaClock:
         return self._device.now_ns() / 1e9
 
     def prepare(self, call: Call, turns: int) -> Call:
-        """Return the call itself; for the method ``graph``, a function that replays one graph per input.
+        """Return the call itself; for the method ``graph``, a function that replays ``turns`` graphs in turn.
 
         Raises:
             UnavailableError: the call cannot be captured in a graph.
@@ -176,20 +176,20 @@ class CudaClock:
         return replay
 
     def visit(self, call: Call, calls: int, renew: Call = keep_inputs) -> Visit:
-        """Return the nanoseconds of each of ``calls`` calls in a row, in each of the three passes."""
+        """Time ``calls`` calls in a row on the host, then on the device with a warm and with a cold cache."""
         device = self._device
         start_s = self.seconds()
-        while len(self._pairs) < calls:
-            self._pairs.append((device.event(), device.event()))
+        while len(self._event_pairs) < calls:
+            self._event_pairs.append((device.event(), device.event()))
         reserved = device.reserved_bytes()
         host = [self._issued_ns(call, renew) for _ in range(calls)]
-        block_ns = min(BLOCK_MARGIN * (median(host) + self._issue_ns), LONGEST_BLOCK_NS)
+        block_ns = min(BLOCK_MARGIN * (median(host) + self._surrounding_ns), LONGEST_BLOCK_NS)
         warm, _ = self._device_ns(call, calls, renew, block_ns, flush=False)
-        cold, bound = self._device_ns(call, calls, renew, block_ns, flush=True)
+        cold, dispatch_bound = self._device_ns(call, calls, renew, block_ns, flush=True)
         grown = device.reserved_bytes() > reserved
         self._streak.extend(start_s, self.seconds())
         samples = {"latency_ns": cold, "warm_latency_ns": warm, "host_latency_ns": tuple(host)}
-        return Visit(samples, dispatch_bound=bound, grown=grown)
+        return Visit(samples, dispatch_bound=dispatch_bound, grown=grown)
 
     def _issued_ns(self, call: Call, renew: Call) -> int:
         """Return the nanoseconds in which the host issues a call to an idle device."""
@@ -205,24 +205,25 @@ class CudaClock:
         self, call: Call, calls: int, renew: Call, block_ns: float, *, flush: bool
     ) -> tuple[tuple[float, ...], int]:
         """Return the device's nanoseconds of each call, and the number of dispatch-bound calls."""
-        device, bound, around_ns = self._device, 0, []
-        pairs = self._pairs[:calls]
-        for start, end in pairs:
+        device, dispatch_bound, surrounding_ns = self._device, 0, []
+        event_pairs = self._event_pairs[:calls]
+        for start, end in event_pairs:
             renew()
-            device.spin(block_ns)
-            issue = device.now_ns()
+            device.spin(block_ns)  # until the rest is issued, so that the device never waits for the host
+            issue_start_ns = device.now_ns()
             if flush:
                 device.flush()
             device.record(start)
-            before = device.now_ns()
+            call_start_ns = device.now_ns()
             call()
-            after = device.now_ns()
+            call_end_ns = device.now_ns()
             device.record(end)
-            bound += device.done(start)
-            around_ns.append(device.now_ns() - after + before - issue)
+            dispatch_bound += device.done(start)
+            issue_ns = device.now_ns() - issue_start_ns
+            surrounding_ns.append(issue_ns - (call_end_ns - call_start_ns))
         device.synchronize()
-        self._issue_ns = median(around_ns)
-        return tuple(device.elapsed_ns(start, end) for start, end in pairs), bound
+        self._surrounding_ns = median(surrounding_ns)
+        return tuple(device.elapsed_ns(start, end) for start, end in event_pairs), dispatch_bound
 
 
 def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
@@ -234,8 +235,10 @@ def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
     check_methods(device, methods)
     if device == "cpu":
         return (HostClock(),)
-    facade, streak = cuda.Cuda(), cuda.Streak()
-    return tuple(CudaClock(method, facade, streak) for method in dict.fromkeys(methods or METHODS[device]))
+    operations, streak = cuda.Cuda(), cuda.Streak()
+    return tuple(
+        CudaClock(method, operations, streak) for method in dict.fromkeys(methods or METHODS[device])
+    )
 
 
 def check_methods(device: str, methods: Iterable[str]) -> None:

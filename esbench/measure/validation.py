@@ -57,7 +57,6 @@ MIN_SIGNS = 64
 
 ROUNDING = 0.02
 """The largest difference between two results of the same work in low precision, as a share of the norm."""
-TINY = 1e-300
 NO_CASE = "the suite check has no case of its operators"
 """Why a variant was not compared in float64, if it supports none of the cases."""
 
@@ -69,7 +68,7 @@ class ExactChecks:
 
     Attributes:
         compared: (variant, operator) -> the number of cases that were compared with the reference.
-        not_compared: (variant, operator) -> why the first case was not, where the set-up did not refuse it.
+        not_compared: (variant, operator) -> why the first case that the set-up did not refuse was not.
     """
 
     def __init__(self, cases: Sequence[Case], device: str, seed: int) -> None:
@@ -94,33 +93,39 @@ class ExactChecks:
         return self._outcomes[key]
 
     def labels(self, entry: Entry, operator: str) -> tuple[str, ...]:
-        """Return a label for the times of a variant that was not compared on this operator, else nothing."""
-        key, outcome = (entry.variant, operator), self.outcome(entry, operator)
+        """Return a label for the times of a variant that was not fully compared on this operator, if so.
+
+        Cases that its set-up refused are no reason for a label, unless it refused all.
+        """
+        key = (entry.variant, operator)
+        outcome = self.outcome(entry, operator)
         if not self._cases or (self.compared[key] and key not in self.not_compared):
             return ()
         failure = self.not_compared.get(key, outcome)
         return (f"not checked in float64: {failure.reason if failure else NO_CASE}",)
 
     def _check(self, entry: Entry, operator: str) -> Failure | None:
-        unavailable, is_checked = None, False
+        key = (entry.variant, operator)
+        first_unavailable = None
         for case in self._cases:
             if case.operator != operator or not entry.supports(case):
                 continue
-            key, workload = (entry.variant, operator), None
+            is_set_up = False
             try:
                 workload = build(entry.scheme, case, self._device, self._seed)
+                is_set_up = True
                 workload.verify()
-                is_checked = True
                 self.compared[key] += 1
             except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
                 failure = classify(error)
                 failure = failure._replace(reason=f"{failure.reason} (on {case.label})")
                 if failure.status == "failed":
                     return failure
-                unavailable = unavailable or failure
-                if workload is not None or not isinstance(error, UnavailableError):
+                first_unavailable = first_unavailable or failure
+                is_refused = isinstance(error, UnavailableError) and not is_set_up
+                if not is_refused:
                     self.not_compared.setdefault(key, failure)
-        return None if is_checked else unavailable
+        return None if self.compared[key] else first_unavailable
 
 
 class Fingerprint(NamedTuple):
@@ -132,10 +137,12 @@ class Fingerprint(NamedTuple):
     probes: tuple[float, ...]
 
     def is_close(self, other: "Fingerprint", share: float) -> bool:
-        """Return whether two fingerprints differ by at most a share of the norm."""
-        if self.size != other.size or not abs(self.norm - other.norm) <= share * other.norm:
-            return False
-        return math.dist(self.probes, other.probes) <= share * max(math.hypot(*other.probes), TINY)
+        """Return whether norm and elements differ by at most a share of the norm; the sum may cancel to 0."""
+        return (
+            self.size == other.size
+            and abs(self.norm - other.norm) <= share * other.norm
+            and math.dist(self.probes, other.probes) <= share * math.hypot(*other.probes)
+        )
 
 
 def fingerprints(result: object) -> Fingerprints:
@@ -169,12 +176,8 @@ def precheck(workload: Workload, phase: Phase, synchronize: Callable[[], object]
     second = fingerprints(call())  # memory may have room for one result only: the first is freed by now
     check_finite(second, phase)
     inputs_differ = len(workload.inputs) > 1 or phase == "sample"
-    if (
-        first
-        and inputs_differ
-        and first == second
-        and not _may_results_be_equal(workload, phase, call, first)
-    ):
+    are_equal = first == second and first != ()  # a result without tensors has no fingerprints
+    if inputs_differ and are_equal and not _may_results_be_equal(workload, phase, call, first):
         raise WrongResultError(
             f"{phase} returns the same result for different inputs: it reuses an earlier result"
         )
@@ -186,8 +189,8 @@ def _may_results_be_equal(
 ) -> bool:
     """Return whether equal results for different inputs can be correct, as with dropout of all inputs.
 
-    If the phase draws noise, one of the next draws must differ. Otherwise the call must agree with the
-    reference implementation on new inputs, which :meth:`Workload.confirm` has to write.
+    If the phase draws noise, one of the next draws must differ. Otherwise :meth:`Workload.confirm` must write
+    new inputs, and the call must agree with the reference implementation on them.
     """
     if phase in DRAWING_PHASES:
         return any(fingerprints(call()) != seen for _ in range(DRAWS))
@@ -209,7 +212,8 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> bool:
     fingerprints are compared with those ``before`` timing, of the same step.
 
     Returns:
-        Whether :meth:`Workload.confirm` wrote new inputs; if it did not, it compared nothing with them.
+        Whether :meth:`Workload.confirm` compared a result for new inputs: False if it left the inputs as they
+        were.
 
     Raises:
         WrongResultError: the result is wrong.
@@ -237,27 +241,31 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
     Raises:
         WrongResultError: a replay gives another result than the call, or draws the same noise again.
     """
-    turns, draws = max(1, len(workload.inputs)), phase in DRAWING_PHASES
+    turns = max(1, len(workload.inputs))
+    draws_noise = phase in DRAWING_PHASES
+    calls = 2 * turns if draws_noise else turns
 
     def results(call: Callable[[], object]) -> list[Fingerprints]:
-        if draws:
-            workload.enter(phase)
-        return [fingerprints(call()) for _ in range(2 * turns if draws else turns)]
+        if draws_noise:
+            workload.enter(phase)  # begins again at the first step
+        return [fingerprints(call()) for _ in range(calls)]
 
     with _replaced_inputs(workload.inputs):
         called, replayed = results(workload.phases[phase]), results(replay)
-    for turn in range(turns if draws else 0):
-        changes = not _are_close(called[turn], called[turn + turns])
-        if changes and _are_close(replayed[turn], replayed[turn + turns]):
-            raise WrongResultError(
-                f"{phase} replayed from a graph draws the same noise each time: the capture froze its step"
-            )
+    if draws_noise:
+        for first, second in zip(range(turns), range(turns, calls), strict=True):  # with the same input
+            is_noise_new = not _are_close(called[first], called[second])
+            if is_noise_new and _are_close(replayed[first], replayed[second]):
+                raise WrongResultError(
+                    f"{phase} replayed from a graph draws the same noise each time: the step number must be "
+                    "a tensor, because a graph replays a number as a constant"
+                )
     for graph_result, call_result in zip(replayed, called, strict=True):
-        check_finite(graph_result, f"{phase} replayed")
+        check_finite(graph_result, f"{phase} replayed from a graph")
         if not _are_close(graph_result, call_result):
             raise WrongResultError(
-                f"{phase} gives another result replayed from a CUDA graph than called: the graph skips work, "
-                "such as that of the CPU"
+                f"{phase} replayed from a CUDA graph gives another result than a call: a graph does not "
+                "repeat work on the CPU"
             )
 
 
@@ -273,7 +281,7 @@ def check_memory(footprint: Footprint, phase: Phase, least_bytes: int = 0) -> No
     An update and a step free earlier gradients before they allocate new ones, so their peak can be lower.
     """
     if footprint.kept_bytes > 0:
-        raise WrongResultError(f"{phase} holds {footprint.kept_bytes} bytes more after every call")
+        raise WrongResultError(f"{phase} leaves {footprint.kept_bytes} bytes more allocated after each call")
     if phase in {"sample", "forward"} and footprint.peak_bytes < least_bytes:
         raise WrongResultError(
             f"{phase} returns {least_bytes} bytes but allocates at most {footprint.peak_bytes}: it returns "
@@ -283,7 +291,7 @@ def check_memory(footprint: Footprint, phase: Phase, least_bytes: int = 0) -> No
 
 def count_bytes(result: object) -> int:
     """Return the bytes of the tensors of a result; tensors that share memory count once."""
-    sizes = {
+    sizes = {  # an expanded tensor has more bytes than its storage
         tensor.untyped_storage().data_ptr(): min(tensor.nbytes, tensor.untyped_storage().nbytes())
         for tensor in tensors(result)
     }
@@ -310,10 +318,15 @@ class TorchState:
         self._settings = _settings()
 
     def check(self) -> None:
-        """Check that settings are unchanged, and restore them if not."""
+        """Check that settings are unchanged, and restore them if not.
+
+        Raises:
+            WrongResultError: settings were changed.
+        """
         changed = {name: value for name, value in _settings().items() if value != self._settings[name]}
         for name in changed:
-            _SETTINGS[name][1](self._settings[name])
+            _, write = _SETTINGS[name]
+            write(self._settings[name])
         if changed:
             changes = ", ".join(f"{name} from {self._settings[name]} to {changed[name]}" for name in changed)
             raise WrongResultError(f"it changed a global setting: {changes}")
@@ -324,9 +337,11 @@ class TorchState:
             self.check()
 
 
-_HOOKS = (module._global_forward_pre_hooks, module._global_forward_hooks, module._global_backward_hooks)  # noqa: SLF001  # no public function counts them
-
-
+_MODULE_HOOKS = (
+    module._global_forward_pre_hooks,  # noqa: SLF001  # no public function counts them
+    module._global_forward_hooks,  # noqa: SLF001  # the same
+    module._global_backward_hooks,  # noqa: SLF001  # the same
+)
 _OPTIMIZER_HOOKS: tuple[dict[int, Any], ...] = (
     optimizer._global_optimizer_pre_hooks,  # noqa: SLF001  # the same
     optimizer._global_optimizer_post_hooks,  # noqa: SLF001  # the same
@@ -340,14 +355,15 @@ def _remove_hooks(kinds: Iterable[dict[int, Any]], counts: Iterable[int]) -> Non
             hooks.popitem()
 
 
-def _set_inference_mode(enabled: bool) -> None:  # noqa: FBT001  # the signature of setters
-    """Enter or leave inference mode for good."""
-    _INFERENCE_MODES.append(torch.inference_mode(enabled))
-    _INFERENCE_MODES[-1].__enter__()
-
-
 _INFERENCE_MODES: list[torch.inference_mode] = []
 """Contexts that stay open: torch restores the earlier mode when a context is freed."""
+
+
+def _set_inference_mode(enabled: bool) -> None:  # noqa: FBT001  # the signature of setters
+    """Switch inference mode on or off; torch has only a context manager for it."""
+    mode = torch.inference_mode(enabled)
+    mode.__enter__()
+    _INFERENCE_MODES.append(mode)
 
 
 def _remove_function_modes(count: int) -> None:
@@ -386,9 +402,12 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         gc.get_threshold,
         lambda thresholds: gc.set_threshold(*thresholds),
     ),
-    "the global hooks of modules": (lambda: tuple(map(len, _HOOKS)), partial(_remove_hooks, _HOOKS)),
+    "the global hooks of modules": (
+        lambda: tuple(map(len, _MODULE_HOOKS)),
+        partial(_remove_hooks, _MODULE_HOOKS),
+    ),
     "the global hooks of optimizers": (
-        lambda: tuple(len(hooks) for hooks in _OPTIMIZER_HOOKS),
+        lambda: tuple(map(len, _OPTIMIZER_HOOKS)),
         partial(_remove_hooks, _OPTIMIZER_HOOKS),
     ),
     "the inference mode": (torch.is_inference_mode_enabled, _set_inference_mode),
@@ -449,15 +468,17 @@ class InputRenewal:
 
 
 def _renew(buffer: torch.Tensor, generator: Generator) -> None:
+    """Write new values of the same distribution into an input, [rows, ...]."""
     if not buffer.is_floating_point():
         _permute_rows(buffer, generator)
     elif buffer.device.type != "cpu" or buffer.numel() <= NORMAL_ELEMENTS:
         buffer.normal_(generator=generator)
     else:
-        has_columns = buffer[0].numel() >= MIN_SIGNS
-        shape = buffer.shape[1:] if has_columns else (len(buffer), *[1] * (buffer.dim() - 1))
-        signs = torch.randint(0, 2, shape, generator=generator, dtype=buffer.dtype)
-        buffer.mul_(signs.mul_(2).sub_(1))
+        sign_per_column = buffer.shape[1:]
+        sign_per_row = (len(buffer), *[1] * (buffer.dim() - 1))
+        shape = sign_per_column if sign_per_column.numel() >= MIN_SIGNS else sign_per_row
+        bits = torch.randint(0, 2, shape, generator=generator, dtype=buffer.dtype)
+        buffer.mul_(2 * bits - 1)
 
 
 def _permute_rows(buffer: torch.Tensor, generator: Generator) -> None:
@@ -493,4 +514,4 @@ def _fingerprint(tensor: torch.Tensor) -> Fingerprint:
         total += float64.sum().item()
         squares += float64.dot(float64).item()
     probes = flat[:: max(1, flat.numel() // PROBE_COUNT)][:PROBE_COUNT].double().tolist()
-    return Fingerprint(tensor.numel(), total, math.sqrt(squares) if squares >= 0 else math.nan, tuple(probes))
+    return Fingerprint(tensor.numel(), total, math.sqrt(squares), tuple(probes))

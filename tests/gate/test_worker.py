@@ -149,7 +149,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         ("TinyGreedy", "failed", "it changed a global setting: the number of threads from 1 to 2"),
         ("TinyRude", "failed", "ValueError: left so"),
         ("TinyChanges", "failed", "wrong result: it is off now; found after timing"),
-        ("TinyHoards", "failed", "bytes more after every call"),
+        ("TinyHoards", "failed", "bytes more allocated after each call"),
         ("TinyMute", "failed", "TypeError: the reason why forward is unavailable is no text but of type int"),
         ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):

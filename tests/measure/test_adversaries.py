@@ -109,7 +109,12 @@ def test_a_call_that_cheats_is_caught() -> None:
         ("update", lambda *_: first.clone(), {}, old),
         ("forward", write_late, {"synchronize": synchronize}, late),
         ("sample", change_noise, {}, "draws different noise for the same step before and after timing"),
-        ("forward", keep_memory, {"footprint": footprint}, "holds 4000 bytes more after every call"),
+        (
+            "forward",
+            keep_memory,
+            {"footprint": footprint},
+            "leaves 4000 bytes more allocated after each call",
+        ),
         ("forward", since(0, list), {"trace": trace}, "works on another stream (17), where it is not timed"),
     ]
     for phase, act, changes, reason in cheats:
@@ -212,7 +217,7 @@ def test_a_graph_that_skips_work_is_caught() -> None:
     _, lines = measure(scheme.entry(), world=world, tools=tools, phases=("forward",))
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert row.method == "graph"
-    assert row.reason.endswith(": the graph skips work, such as that of the CPU")
+    assert row.reason.endswith(": a graph does not repeat work on the CPU")
     assert [buffer.tolist() for buffer in buffers] == [[1.0] * 4, [2.0] * 4]  # the inputs are restored
 
 

@@ -74,8 +74,8 @@ def test_a_short_budget_takes_fewer_samples_before_it_drops_rows() -> None:
     assert lost(lines) == []
     assert len(measurements(lines)) == len(CASES) * len(PHASES) * len(NAMES)
     (note,) = summary.notes
-    assert note.startswith("time budget of the run: a cell had as little as 0.")
-    assert note.endswith(" s of 1 s")
+    assert note.startswith("time budget of the run: a cell got only 0.")
+    assert note.endswith(" s instead of 1 s")
     assert {row.stop.partition(" of ")[0] for row in measurements(lines)} == {"budget"}
 
 

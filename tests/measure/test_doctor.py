@@ -70,7 +70,7 @@ def test_the_doctor_prints_why_nvml_has_no_value(monkeypatch: pytest.MonkeyPatch
     listed = [processes(7), processes(7, 8)]
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("GPU power", {"PowerUsage": refusing}, "nvmlDeviceGetPowerUsage: Insufficient Perm"),
-        ("GPU clock", {"ClockInfo": answering(0)}, "nvmlDeviceGetClockInfo answers 0 MHz"),
+        ("GPU clock", {"ClockInfo": answering(0)}, "nvmlDeviceGetClockInfo returned the implausible value 0"),
         (
             "unthrottled GPU",
             {"CurrentClocksThrottleReasons": answering(0x24)},

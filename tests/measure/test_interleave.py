@@ -40,10 +40,10 @@ def test_an_impossible_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     """A reading of any metric that is zero, negative or not a number makes the row a reason, not a time."""
     times = iter([1000, 900])
     monkeypatch.setattr(timers, "_host_ns", lambda: next(times))
-    with pytest.raises(ClockError, match=r"^the clock went backwards by 100 ns$"):
+    with pytest.raises(ClockError, match=r"^the clock measured -100 ns for a call: "):
         HostClock().visit(lambda: None, 1)
-    for value, words in ((float("nan"), "nan$"), (float("inf"), "inf$"), (0.0, "0 ns: ")):
-        with pytest.raises(ClockError, match=f"^the clock read {words}"):
+    for value in (float("nan"), float("inf"), 0.0):
+        with pytest.raises(ClockError, match=f"^the clock measured {value:g} ns for a call: "):
             Visit({"latency_ns": (1.0,), "warm_latency_ns": (2.0, value)})
 
 
@@ -251,4 +251,4 @@ def test_labels_count_the_affected_samples() -> None:
     (call,) = calls_of(world, 0.01)
     interleave([call], order())
     assert call.failure is not None
-    assert (call.failure.status, "backwards" in call.failure.reason, call.rounds) == ("failed", True, {})
+    assert (call.failure.status, "measured -5 ns" in call.failure.reason, call.rounds) == ("failed", True, {})

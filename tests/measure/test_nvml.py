@@ -107,9 +107,9 @@ def test_an_implausible_number_is_an_error() -> None:
             with pytest.raises(NvmlError, match=str(nonsense)):
                 read(nvml(**{function: answering(answer)}))
     for function in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetPowerUsage"):
-        with pytest.raises(NvmlError, match="answers 0 "):
+        with pytest.raises(NvmlError, match="returned the implausible value 0 "):
             NUMBERS[function][0](nvml(**{function: answering(0)}))
-    with pytest.raises(NvmlError, match="101 percent"):
+    with pytest.raises(NvmlError, match=r"101 \(percent"):
         nvml(nvmlDeviceGetUtilizationRates=answering(SimpleNamespace(gpu=101))).utilization_percent()
 
 
@@ -151,5 +151,7 @@ def test_processes_have_names_and_bytes() -> None:
     assert [opened.process_bytes(pids) for pids in ({8, 9}, {10}, {1})] == [None] * 3
     for pid, used in ((0, MIB), (2**40, MIB), (None, MIB), (7, -1), (7, 2**60)):
         wrong = nvml(nvmlDeviceGetComputeRunningProcesses=answering(processes(pid, used=used)))
-        with pytest.raises(NvmlError, match="nvmlDeviceGetComputeRunningProcesses answers"):
+        with pytest.raises(
+            NvmlError, match="nvmlDeviceGetComputeRunningProcesses returned the implausible value"
+        ):
             wrong.processes()
