@@ -27,7 +27,7 @@ NO_GRADIENT = "binarized layers have no gradient by backpropagation"
 @variant(mode="base", baseline=True)
 @dataclass(frozen=True)
 class Base:
-    """The plain layer on the whole batch, without perturbation: an upper bound of speed.
+    """The plain layer on the whole batch, without perturbation: no variant can be faster.
 
     Its update is the gradient by ordinary backpropagation, one product; its step is an ordinary SGD step on
     the same batch.
@@ -94,7 +94,7 @@ class BaseWorkload(AbstractPlainWorkload):
         if phase != "update":
             self._y, self._gradients = None, inputs.RotatingBuffers(())
         elif self._y is None:
-            # One graph and two gradients that are read in turn: each call is one product.
+            # The forward pass runs once, so that a call is only the backward pass.
             y: Tensor = self._module(self._x.items[0])
             gradients = inputs.normal(*y.shape, device=self._device, dtype=y.dtype, seed=self._seed + 3)
             self._y, self._gradients = y, inputs.RotatingBuffers(gradients)
@@ -120,15 +120,15 @@ class BaseWorkload(AbstractPlainWorkload):
             self._check_step()
 
     def _check_update(self) -> None:
-        """Check the gradients for new gradients of the outputs."""
-        gradients = self._gradients.items[0]
-        gradients.normal_(generator=Generator(gradients.device).manual_seed(secrets.randbits(62)))
+        """Check the parameters' gradients for a new random gradient of the outputs."""
+        y_gradient = self._gradients.items[0]
+        y_gradient.normal_(generator=Generator(y_gradient.device).manual_seed(secrets.randbits(62)))
         self._gradients.restart()
-        found = self._update()
-        names = (f"update of {name}" for name, _ in self._module.named_parameters())
-        exact, narrow = exact_and_narrow_gradients(self._module, self._x.items[0], gradients)
-        for name, gradient, in_float64, own in zip(names, found, exact, narrow, strict=True):
-            reference.check_close(name, gradient, in_float64, own, inputs.eps_of(self._case))
+        results = self._update()
+        names = [name for name, _ in self._module.named_parameters()]
+        references = reference_gradients(self._module, self._x.items[0], y_gradient)
+        for name, result, expected, rounded in zip(names, results, *references, strict=True):
+            reference.check_close(f"update of {name}", result, expected, rounded, inputs.eps_of(self._case))
 
     def _check_step(self) -> None:
         """Check a whole step on new inputs, with a large learning rate; restore the weights."""
@@ -141,11 +141,12 @@ class BaseWorkload(AbstractPlainWorkload):
             y = self._step()
             x = self._x.items[0]
             check_plain(before, x, y, eps)
-            exact, narrow = exact_and_narrow_gradients(before, x, torch.full_like(y, 1 / y.numel()))
-            changes = zip(self._module.parameters(), exact, narrow, strict=True)
-            for (name, was), (now, *gradients) in zip(before.named_parameters(), changes, strict=True):
-                in_float64, own = (was.detach() - CHECKED_LEARNING_RATE * each for each in gradients)
-                reference.check_close(f"step of {name}", now.detach(), in_float64, own, eps)
+            # The loss is the mean of the outputs.
+            references = reference_gradients(before, x, torch.full_like(y, 1 / y.numel()))
+            weights = zip(before.named_parameters(), self._module.parameters(), *references, strict=True)
+            for (name, weight), result, *gradients in weights:
+                expected, rounded = (weight.detach() - CHECKED_LEARNING_RATE * g for g in gradients)
+                reference.check_close(f"step of {name}", result.detach(), expected, rounded, eps)
         finally:
             group["lr"] = inputs.LEARNING_RATE
             self._module.load_state_dict(before.state_dict())
@@ -226,21 +227,22 @@ class NaiveWorkload(AbstractPlainWorkload):
         return y
 
 
-def exact_and_narrow_gradients(
-    module: nn.Module, x: Tensor, gradient: Tensor
+def reference_gradients(
+    module: nn.Module, x: Tensor, y_gradient: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return the gradients of a layer's parameters, computed in float64 and in its own dtype.
+    """Return the gradients of a layer's parameters, computed in float64 and in the layer's dtype.
 
     Args:
         module: the plain layer.
         x: input rows.
-        gradient: gradient of the outputs of these rows.
+        y_gradient: gradient of the outputs of these rows.
     """
-    exact = reference.to_float64(module)
-    every = (exact, reference.rows_to_float64(x), gradient.double()), (module, x, gradient)
-    both = (torch.autograd.grad(layer(rows), [*layer.parameters()], last) for layer, rows, last in every)
-    in_float64, narrow = both
-    return in_float64, narrow
+    module_float64, x_float64 = reference.to_float64(module), reference.rows_to_float64(x)
+    expected = torch.autograd.grad(
+        module_float64(x_float64), list(module_float64.parameters()), y_gradient.double()
+    )
+    rounded = torch.autograd.grad(module(x), list(module.parameters()), y_gradient)
+    return expected, rounded
 
 
 @torch.no_grad()
@@ -251,14 +253,14 @@ def check_plain(module: nn.Module, x: Tensor, y: Tensor, eps: float) -> None:
         module: the plain layer.
         x: input rows.
         y: outputs of these rows.
-        eps: spacing at 1 of the numbers in which products are computed.
+        eps: machine epsilon of matrix products.
 
     Raises:
-        WrongResultError: they differ.
+        WrongResultError: the outputs are not finite or wrong.
     """
     ends = [0, -1]
-    exact = reference.to_float64(module)(reference.rows_to_float64(x[ends]))
-    reference.check_close("forward", y[ends], exact, module(x[ends]), eps)
+    expected = reference.to_float64(module)(reference.rows_to_float64(x[ends]))
+    reference.check_close("forward", y[ends], expected, module(x[ends]), eps)
 
 
 @build.register

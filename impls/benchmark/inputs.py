@@ -27,11 +27,11 @@ LEARNING_RATE = 1e-6
 """Small, so that thousands of timed steps hardly change the weights."""
 
 TRAINED_STEPS = 50
-"""Steps of backpropagation: most digits are classified, and the gradient has not vanished."""
+"""Steps of backpropagation after which most digits are classified, and the gradient has not vanished."""
 
 TFLOAT32 = "tfloat32"
 TFLOAT32_EPS = 2.0**-10
-"""Spacing of TF32 at 1: float32 tensors whose products keep ten bits of the fraction."""
+"""Machine epsilon of TF32: products of float32 tensors that keep ten bits of the fraction."""
 
 
 def dtype_of(case: Case) -> torch.dtype:
@@ -41,7 +41,7 @@ def dtype_of(case: Case) -> torch.dtype:
 
 
 def eps_of(case: Case) -> float:
-    """Return the spacing at 1 of the numbers in which the case's products are computed."""
+    """Return the machine epsilon of the case's matrix products."""
     return TFLOAT32_EPS if case.dtype == TFLOAT32 else torch.finfo(dtype_of(case)).eps
 
 
@@ -107,7 +107,7 @@ def _binarized_layer(case: Case, factory: dict[str, Any]) -> nn.Module:
         or isinstance(case.padding, str)
     ):
         raise UnavailableError(
-            "binarized convolutions have no groups and no dilation, and are padded with -1"
+            "binarized convolutions need groups=1, dilation=1, padding_mode='zeros' and a number as padding"
         )
     sizes: dict[str, Any] = {"stride": case.stride, "padding": case.padding}
     kernel: Any = case.kernel_size
@@ -134,7 +134,7 @@ def features(case: Case) -> tuple[int, ...]:
 
 
 def normal(*shape: int, device: str, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """Return seeded tensors N(0, 1), one per turn. Zeros would be multiplied faster on a GPU."""
+    """Return seeded tensors N(0, 1), one per turn; zeros would be multiplied faster on a GPU."""
     generator = Generator(device)
     return tuple(
         torch.randn(*shape, device=device, dtype=dtype, generator=generator.manual_seed(seed + turn))

@@ -63,11 +63,11 @@ class Extent:
             output_bytes=self.y_bytes,
         )
 
-    def gradient(self, backward_bytes: int) -> Work:
-        """Return the work of the plain gradient, from an output gradient of ``backward_bytes`` bytes."""
+    def gradient(self, y_gradient_bytes: int) -> Work:
+        """Return the work of the parameters' gradients, from a gradient of the outputs of this size."""
         return Work(
             flops=self.flops,
-            moved_bytes=self.x_bytes + backward_bytes + self.parameter_bytes,
+            moved_bytes=self.x_bytes + y_gradient_bytes + self.parameter_bytes,
             output_bytes=self.parameter_bytes,
         )
 
@@ -89,19 +89,25 @@ def perturbed(scheme: AnyScheme, case: Case, module: nn.Module, x: Tensor, phase
         return None
     extent = Extent.of(module, x)
     noise = layer.sample(0, 0, range(case.members), device="meta")
-    biases = 0 if layer.bias is None or noise.bias is None else layer.bias.nbytes + noise.bias.nbytes
+    bias_bytes = 0
+    if layer.bias is not None and noise.bias is not None:
+        bias_bytes = layer.bias.nbytes + noise.bias.nbytes
     utilities_bytes = torch.float32.itemsize * case.members * (2 if case.antithetic else 1)
-    # Schemes that learn from rows read every input row in the update.
-    rows, row_bytes = (extent.positions, extent.x_bytes) if layer.learns_from_rows else (1, 0)
+    update_flops, row_bytes = declared.update, 0
+    if layer.learns_from_rows:  # the update reads all rows, and its flops are per output position
+        update_flops, row_bytes = declared.update * extent.positions, extent.x_bytes
     phases: dict[Phase, Work] = {
         "sample": Work(flops=0, moved_bytes=noise.nbytes, output_bytes=noise.nbytes),
         "forward": Work(
             flops=extent.positions * declared.forward,
-            moved_bytes=extent.x_bytes + scheme.read_bytes(weight, noise.weight) + biases + extent.y_bytes,
+            moved_bytes=extent.x_bytes
+            + scheme.read_bytes(weight, noise.weight)
+            + bias_bytes
+            + extent.y_bytes,
             output_bytes=extent.y_bytes,
         ),
         "update": Work(
-            flops=declared.update * rows + 2 * extent.bias * case.members,
+            flops=update_flops + 2 * extent.bias * case.members,
             moved_bytes=noise.nbytes + utilities_bytes + extent.parameter_bytes + row_bytes,
             output_bytes=extent.parameter_bytes,
         ),

@@ -14,7 +14,7 @@ from impls.benchmark.training.architecture_search import (
     Search,
     architectures,
     batches,
-    population,
+    search_case,
 )
 from impls.benchmark.training.shared_compile import Plan, run_isolated
 from impls.training.memory_reclaim import call_in_fresh_process
@@ -50,7 +50,7 @@ def test_every_variant_agrees_with_the_reference(entry: Entry, operator: str) ->
 @pytest.mark.parametrize("candidates", [4, 12])
 def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
     """Torch's compiler makes two graphs for a shared dynamic layer, for any number of architectures."""
-    case = population(candidates, 8, 4, operator=COMPILED)
+    case = search_case(candidates, 8, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0))
     result = run_isolated(plan)
     assert (result.graphs, result.eager) == (2, "")
@@ -61,7 +61,7 @@ def test_a_shared_dynamic_layer_compiles_two_graphs(candidates: int) -> None:
 
 def test_whole_models_beyond_the_limit_are_not_reported() -> None:
     """The fresh process reports the candidate at which the limit was reached."""
-    case = population(10, 5, 4, operator=COMPILED)
+    case = search_case(10, 5, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "whole", architectures(case, 0), backend="eager", timed=False)
     result = run_isolated(plan)
     assert result.graphs == 8
@@ -70,7 +70,7 @@ def test_whole_models_beyond_the_limit_are_not_reported() -> None:
 
 def test_errors_in_a_fresh_process_are_raised() -> None:
     """An unknown backend, and training that differs from the reference, raise in the parent."""
-    case = population(2, 5, 4, operator=COMPILED)
+    case = search_case(2, 5, 4, operator=COMPILED)
     plan = Plan(Search(case, "cpu", 0), "dynamic", architectures(case, 0), backend="none such")
     with pytest.raises(Exception, match="none such"):
         run_isolated(plan)
@@ -85,7 +85,7 @@ def raise_wrong() -> None:
 
 def test_one_process_per_candidate_gives_bitwise_the_same() -> None:
     """A process for each candidate, with the parent's number of threads, trains the same bits."""
-    case = population(2, 5, 4)
+    case = search_case(2, 5, 4)
     widths, x = architectures(case, 0), batches(case, "cpu", 0)[0]
     expected = architecture_search.run(Search(case, "cpu", 0), widths, x)
     result = architecture_search.run(Search(case, "cpu", 0, mode="subprocess"), widths, x)
@@ -95,7 +95,7 @@ def test_one_process_per_candidate_gives_bitwise_the_same() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the peak of a part of a process")
 def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> None:
     """This holds for the parameters that are alive and for the growth of the process's peak memory."""
-    case = population(6, 128, 16)
+    case = search_case(6, 128, 16)
     widths = [architectures(case, 0)[1]] * 6
     clean = call_in_fresh_process(memory_reclaim.run_trial, Search(case, "cpu", 0), widths)
     leaky = call_in_fresh_process(memory_reclaim.run_trial, Search(case, "cpu", 0, leaky=True), widths)
@@ -111,7 +111,7 @@ def test_a_leaky_search_holds_all_candidates_and_a_clean_one_the_largest() -> No
 
 def test_a_search_has_all_its_metrics_or_reasons() -> None:
     """Every metric of a search has a value or a reason; on a CPU torch's allocator reports nothing."""
-    workload = build(REGISTRY.entries["CleanSearch"].scheme, population(3, 16, 4), "cpu", 0)
+    workload = build(REGISTRY.entries["CleanSearch"].scheme, search_case(3, 16, 4), "cpu", 0)
     metrics = {(metric.metric, metric.method): metric for metric in workload.quality()}
     assert all(bool(metric.samples) != bool(metric.reason) for metric in metrics.values())
     assert {name for (name, _), metric in metrics.items() if "CUDA" in metric.reason} == {

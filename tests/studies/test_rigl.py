@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Generator
 
-from impls.benchmark.training.sparse_digits import SEEDS, DenseDigits, Trained, outcome
+from impls.benchmark.training.sparse_digits import SEEDS, DenseDigits, Trained, train_and_test
 from impls.benchmark.training.topology_update import drop_and_grow_by_sorting
 from impls.training.sparse_masks import drop_and_grow, random_mask
 
@@ -19,7 +19,7 @@ def test_accuracy_of_sparse_networks_on_digits() -> None:
     rules = [(rule, density) for density in (0.1, 0.05) for rule in ("static", "set", "rigl")]
     for rule, density in (("dense", 1.0), *rules):
         scheme = DenseDigits() if rule == "dense" else Trained(rule, density)
-        outcomes = [outcome(scheme, seed) for seed in SEEDS]
+        outcomes = [train_and_test(scheme, seed) for seed in SEEDS]
         scores = [result.accuracy for result in outcomes]
         accuracies[rule, density] = statistics.mean(scores)
         mean_percent = sum(outcome.density_percent for outcome in outcomes) / len(outcomes)

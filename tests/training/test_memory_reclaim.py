@@ -18,8 +18,8 @@ from impls.benchmark.training.architecture_search import (
     Search,
     architectures,
     batches,
-    population,
     run,
+    search_case,
 )
 from impls.training.memory_reclaim import (
     MODES,
@@ -32,7 +32,7 @@ from impls.training.memory_reclaim import (
 )
 from tests.training.models import report
 
-CASE = population(3, 5, 4)
+CASE = search_case(3, 5, 4)
 WIDTHS = architectures(CASE, 0)
 
 

@@ -16,7 +16,7 @@ from impls.benchmark.training.architecture_search import (
     COMPILED,
     Search,
     architectures,
-    population,
+    search_case,
     untrained,
 )
 from impls.benchmark.training.shared_compile import Plan, Trial, Way, quality_metrics, run_trial
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
 ]
 
-CASE = population(12, 5, 4, operator=COMPILED)
+CASE = search_case(12, 5, 4, operator=COMPILED)
 WIDTHS = architectures(CASE, 0)
 CAPTURE = "eager"
 X = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))

@@ -25,7 +25,7 @@ from impls.benchmark.training import (
     sparse_digits,
     topology_update,
 )
-from impls.benchmark.training.architecture_search import COMPILED, Search, architectures, population
+from impls.benchmark.training.architecture_search import COMPILED, Search, architectures, search_case
 from impls.benchmark.training.backward import DEPTHS, MODELS, AbstractStep
 from impls.benchmark.training.memory_reclaim import Trial
 from impls.benchmark.training.rigl import cnn, mlp, update
@@ -327,7 +327,7 @@ def test_a_missing_update_of_a_search_is_found(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(WrongResultError, match=r"candidate 0: losses is off"):
             built("CleanSearch", memory_reclaim.CHECKS[0]).verify()
     monkeypatch.setattr(shared_compile, "LEARNING_RATE", 0.051)
-    case = population(2, 5, 4, operator=COMPILED)
+    case = search_case(2, 5, 4, operator=COMPILED)
     plan = shared_compile.Plan(Search(case, "cpu", 0), "eager", architectures(case, 0), timed=False)
     trial = shared_compile.run_trial(plan)
     assert trial.wrong.startswith("candidate 0: losses is off")
@@ -338,7 +338,7 @@ def test_calls_of_a_search_are_reproducible_and_free_leaky_candidates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calls read two buffers in turn, from the same initial weights; leaky candidates are freed."""
-    case = population(3, 5, 4)
+    case = search_case(3, 5, 4)
     work = built("CleanSearch", case)
     work.enter("step")
     first, second, third = (torch.as_tensor(work.phases["step"]()) for _ in range(3))
@@ -378,7 +378,7 @@ def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
         ("fragmentation_percent", "allocator"): pytest.approx(100 / 3),
         ("retries_count", "allocator"): 4,
     }
-    assert search_trial.numbers(alone) == expected
+    assert search_trial.metrics(alone) == expected
     calls = []
 
     def call_in_fresh_process(_: object, search: Search, widths: Any, environment: Any = None) -> Trial:
@@ -387,7 +387,7 @@ def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(memory_reclaim, "call_in_fresh_process", call_in_fresh_process)
     memory_reclaim.largest_alone.cache_clear()
-    metrics = list(built("CleanSearch(reclaim=collect)", population(3, 5, 4)).quality())
+    metrics = list(built("CleanSearch(reclaim=collect)", search_case(3, 5, 4)).quality())
     memory_reclaim.largest_alone.cache_clear()
     assert calls == [("collect", 3, {})] * 3 + [("nothing", 1, None)]
     for metric, number in zip(metrics, expected.values(), strict=True):
@@ -397,7 +397,7 @@ def test_metrics_of_a_search_come_from_fresh_processes(monkeypatch: pytest.Monke
 
 def test_a_trial_measures_pauses_and_leaks() -> None:
     """A trial reports the pauses of its collections, and the parameters that a leaky search leaves."""
-    case = population(3, 5, 4)
+    case = search_case(3, 5, 4)
     widths = architectures(case, 0)
     collected = memory_reclaim.run_trial(Search(case, "cpu", 0, mode="collect_batch"), widths)
     assert 0 < collected.pause_ns < collected.wall_ns

@@ -19,7 +19,12 @@ from esbench.registry import REGISTRY
 from esbench.schema import Case
 from esbench.workload import WrongResultError
 from impls.benchmark import inputs
-from impls.benchmark.training.workload import add_leaking_hooks, case_of, check, gradients
+from impls.benchmark.training.workload import (
+    add_leaking_hooks,
+    case_of,
+    check_against_reference,
+    loss_and_gradients,
+)
 from impls.training.memory_reclaim import Mode, Reclaim, ReleaseCache, call_in_fresh_process
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule
 
@@ -38,10 +43,10 @@ RULE: Rule = partial(SGD, lr=LEARNING_RATE, foreach=False)
 Widths = tuple[int, ...]
 
 
-def population(
+def search_case(
     candidates: int, channels: int, rows: int, dtype: str = "float32", operator: str = ARCHITECTURES
 ) -> Case:
-    """Return a case with three labels, as in NaiveGAflux's tutorial."""
+    """Return a case of a search among candidates with three labels, as in NaiveGAflux's tutorial."""
     return msgspec.structs.replace(case_of(operator, 3, channels, rows, dtype), members=candidates)
 
 
@@ -59,7 +64,7 @@ def architectures(case: Case, seed: int) -> tuple[Widths, ...]:
     return tuple((case.in_channels, *widths, case.out_channels) for widths in hidden[: case.members])
 
 
-def largest(widths: Iterable[Widths]) -> Widths:
+def largest_architecture(widths: Iterable[Widths]) -> Widths:
     """Return the architecture with the most weights."""
     return max(widths, key=lambda sizes: sum(a * b for a, b in itertools.pairwise(sizes)))
 
@@ -174,9 +179,9 @@ def reference_losses(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {name: weight.detach() for name, weight in model.named_parameters()}
     losses = []
     for batch in x:
-        loss, slopes = gradients(model, weights, batch, loss_of)
+        loss, gradients = loss_and_gradients(model, weights, batch, loss_of)
         losses.append(loss)
-        weights = {name: weight - LEARNING_RATE * slopes[name] for name, weight in weights.items()}
+        weights = {name: weight - LEARNING_RATE * gradients[name] for name, weight in weights.items()}
     return {"losses": torch.stack(losses)}
 
 
@@ -185,6 +190,6 @@ def check_losses(search: Search, widths: Iterable[Widths], losses: Iterable[Tens
     for number, (architecture, candidate_losses) in enumerate(zip(widths, losses, strict=True)):
         model = untrained(architecture, search.case, search.device, search.seed + number)
         try:
-            check({"losses": candidate_losses}, reference_losses, model, x)
+            check_against_reference({"losses": candidate_losses}, reference_losses, model, x)
         except WrongResultError as error:
             raise WrongResultError(f"candidate {number}: {error}") from error

@@ -26,7 +26,7 @@ from impls.benchmark.training.workload import (
     AbstractStepWorkload,
     Trainer,
     add_leaking_hooks,
-    check,
+    check_against_reference,
     ensure,
     mean_square,
     quality_metric,
@@ -180,7 +180,7 @@ class StepWorkload(AbstractStepWorkload):
     def verify(self) -> None:
         self.enter("step")
         parameters = dict(self._model.named_parameters())
-        reference = copy.deepcopy((self._model, self._slots(), tuple(self.inputs)))
+        before = copy.deepcopy((self._model, self._slots(), tuple(self.inputs)))
         results: dict[str, Tensor] = {}
         handles = [
             parameter.register_hook(
@@ -196,7 +196,7 @@ class StepWorkload(AbstractStepWorkload):
         ensure(not leftover, f"gradients are left after the step: {', '.join(leftover)}")
         results |= {f"weight {name}": parameter.detach() for name, parameter in parameters.items()}
         results |= {f"moment of {name}": slots["exp_avg"] for name, slots in self._slots().items()}
-        check(results, reference_steps, *reference, bool(self._trainer.optimizers))
+        check_against_reference(results, reference_steps, *before, bool(self._trainer.optimizers))
 
     def _slots(self) -> dict[str, dict[str, Tensor]]:
         """Return the optimizers' state by the names of the parameters."""
@@ -210,16 +210,16 @@ class StepWorkload(AbstractStepWorkload):
         yield quality_metric("live_gradient_bytes", "hooks", [live_bytes])
         tensors = [value for slots in self._slots().values() for value in slots.values()]
         yield quality_metric("state_bytes", "optimizer", [sum(value.nbytes for value in tensors)])
-        before, after = count_leaked(self._scheme)
-        yield quality_metric("alive_count", "gc off", [before])
-        yield quality_metric("alive_count", "after collection", [after])
+        alive, alive_after_collection = count_leaked(self._scheme)
+        yield quality_metric("alive_count", "gc off", [alive])
+        yield quality_metric("alive_count", "after collection", [alive_after_collection])
 
 
 def reference_steps(
     model: nn.Module,
     state: Mapping[str, Mapping[str, Tensor]],
     rows: Iterable[Tensor],
-    learns: bool,  # noqa: FBT001  passed on by check()
+    learns: bool,  # noqa: FBT001  passed on by check_against_reference()
 ) -> dict[str, Tensor]:
     """Return the last gradients, and weights and first moments after steps of torch's AdamW."""
     parameters = dict(model.named_parameters())

@@ -25,8 +25,8 @@ from impls.benchmark.training.architecture_search import (
     architectures,
     batches,
     check_losses,
-    largest,
-    population,
+    largest_architecture,
+    search_case,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
 from impls.training.memory_reclaim import Mode, call_in_fresh_process, environment, refusal
@@ -83,7 +83,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         require(not reason, reason)
         self._widths = architectures(case, seed)
         if isinstance(scheme, OneArchitecture):
-            self._widths = (largest(self._widths),) * len(self._widths)
+            self._widths = (largest_architecture(self._widths),) * len(self._widths)
         self.phase = None if scheme.reclaim in ELSEWHERE else "step"
         self.reason = ELSEWHERE.get(scheme.reclaim, "a search is measured as a whole, as a step")
 
@@ -110,17 +110,16 @@ class SearchWorkload(AbstractTrainingWorkload):
         ]
         ensure(len({trial.losses for trial in trials}) == 1, "fresh processes have different losses")
         alone = largest_alone(Search(search.case, search.device, search.seed))
-        reasons = {}
+        reasons = {}  # why a method has no value
+        if None in {trial.resident_bytes for trial in (alone, *trials)}:
+            reasons["resident set"] = "this system does not report the peak of a part of a process"
+        if not search.device.startswith("cuda"):
+            reasons["allocator"] = "torch's allocator reports what it reserves on CUDA only"
         if search.mode == "subprocess":
-            reasons = dict.fromkeys(("resident set", "allocator"), "other processes hold the memory")
-        else:
-            if None in {trial.resident_bytes for trial in (alone, *trials)}:
-                reasons["resident set"] = "this system does not report the peak of a part of a process"
-            if not search.device.startswith("cuda"):
-                reasons["allocator"] = "torch's allocator reports what it reserves on CUDA only"
-        numbers = [trial.numbers(alone) for trial in trials]
-        for metric, method in numbers[0]:
-            samples = (trial_numbers[metric, method] for trial_numbers in numbers)
+            reasons |= dict.fromkeys(("resident set", "allocator"), "other processes hold the memory")
+        values = [trial.metrics(alone) for trial in trials]
+        for metric, method in values[0]:
+            samples = (trial_values[metric, method] for trial_values in values)
             yield quality_metric(metric, method, samples, reasons.get(method, ""))
 
 
@@ -138,8 +137,11 @@ class Trial:
     allocated_bytes: int = 0  # above those before
     retries: int = 0  # allocations that first had to release the cache
 
-    def numbers(self, alone: "Trial") -> dict[tuple[str, str], float]:
-        """Return values by metric and method, relative to a trial of the largest candidate alone."""
+    def metrics(self, alone: "Trial") -> dict[tuple[str, str], float]:
+        """Return values by metric and method; ratios are to a trial of the largest candidate alone.
+
+        Sizes that are not reported count as 0.
+        """
         over_largest = (self.resident_bytes or 0) / (alone.resident_bytes or 1)
         unused = 1 - self.allocated_bytes / max(1, self.reserved_bytes)
         return {
@@ -159,9 +161,10 @@ def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
     case, is_cuda, pause_ns = search.case, search.device.startswith("cuda"), 0
 
     def measure_pause(phase: str, _: object = None) -> None:
-        """Add the time from the start to the end of a garbage collection, as a callback of ``gc``."""
+        """Add the duration of a garbage collection: ``gc`` calls this with "start" and "stop"."""
         nonlocal pause_ns
-        pause_ns += time.perf_counter_ns() * (-1 if phase == "start" else 1)
+        now_ns = time.perf_counter_ns()
+        pause_ns += -now_ns if phase == "start" else now_ns
 
     def release_cache() -> None:
         measure_pause("start")
@@ -205,7 +208,9 @@ def run_trial(search: Search, widths: Sequence[Widths]) -> Trial:
 @functools.cache
 def largest_alone(search: Search) -> Trial:
     """Train the largest candidate alone in a fresh process: the minimum memory of a search."""
-    return call_in_fresh_process(run_trial, search, [largest(architectures(search.case, search.seed))])
+    return call_in_fresh_process(
+        run_trial, search, [largest_architecture(architectures(search.case, search.seed))]
+    )
 
 
 def reset_peak() -> int | None:
@@ -225,14 +230,14 @@ def status_bytes(name: str) -> int:
 
 build.register(CleanSearch, SearchWorkload)
 
-CHECKS = (population(3, 5, 4, "float64"),)
+CHECKS = (search_case(3, 5, 4, "float64"),)
 """For the suite ``check``."""
 
 suite(
     Suite(
         name="memory_reclaim",
         description="ways to keep memory flat: 16 MLPs of up to 3 x 1024 channels, one after another",
-        cases=(population(16, 256, 64),),
+        cases=(search_case(16, 256, 64),),
         variants=("OneArchitecture", "LeakySearch", "CleanSearch*"),
         phases=("step", QUALITY),
         cell_s=10.0,

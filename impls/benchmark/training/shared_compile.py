@@ -27,7 +27,7 @@ from impls.benchmark.training.architecture_search import (
     batches,
     check_losses,
     loss_of,
-    population,
+    search_case,
     untrained,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
@@ -107,8 +107,11 @@ class CompileWorkload(AbstractTrainingWorkload):
     def __init__(self, scheme: Scheme, case: Case, device: str, seed: int) -> None:
         """Draw the architectures; raise UnavailableError if there is no compiler for the device."""
         super().__init__(case, device, seed)
-        way: Way = "whole" if isinstance(scheme, WholeModel) else "eager"
-        way = scheme.shapes if isinstance(scheme, SharedLayer) else way
+        way: Way = "eager"
+        if isinstance(scheme, WholeModel):
+            way = "whole"
+        elif isinstance(scheme, SharedLayer):
+            way = scheme.shapes
         reason = "" if way == "eager" else refusal(device)
         require(not reason, reason)
         limit = None if scheme == WholeModel(limited=True) else LIMIT
@@ -116,7 +119,7 @@ class CompileWorkload(AbstractTrainingWorkload):
 
     @override
     def verify(self) -> None:
-        # Captured graphs without generated code, which is checked where it is measured.
+        # The backend "eager" captures graphs without compiling them; measured processes check compiled code.
         widths = self._plan.widths[:CHECKED]
         run_isolated(replace(self._plan, widths=widths, backend="eager", timed=False))
 
@@ -233,14 +236,14 @@ class _TrainingStep:
 for scheme_class in (EagerModels, WholeModel, SharedLayer):
     build.register(scheme_class, CompileWorkload)
 
-CHECKS = (population(2, 5, 4, "float64", COMPILED),)
+CHECKS = (search_case(2, 5, 4, "float64", COMPILED),)
 """For the suite ``check``."""
 
 suite(
     Suite(
         name="compile",
         description="compiling for a population: 12 MLPs of up to 3 x 1024 channels; minutes on a CPU",
-        cases=(population(12, 256, 64, operator=COMPILED),),
+        cases=(search_case(12, 256, 64, operator=COMPILED),),
         variants=("EagerModels", "WholeModel*", "SharedLayer*"),
         phases=(QUALITY,),
         active=(),

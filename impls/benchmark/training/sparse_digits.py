@@ -93,7 +93,7 @@ def train(
     return model, scheduler
 
 
-def outcome(scheme: Trained | DenseDigits, seed: int, device: str = "cpu") -> Outcome:
+def train_and_test(scheme: Trained | DenseDigits, seed: int, device: str = "cpu") -> Outcome:
     """Train and test a network."""
     (model, _), data = train(scheme, seed, STEPS, device), networks.digits()
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -128,10 +128,11 @@ class DigitsWorkload(AbstractTrainingWorkload):
 
     @override
     def quality(self) -> Iterator[QualityMetric]:
-        outcomes = zip(*(outcome(self._scheme, seed, self._device) for seed in SEEDS), strict=True)
-        metrics = ("accuracy", "test digits"), ("nonzero_count", "weights"), ("density_percent", "weights")
-        for (metric, method), samples in zip(metrics, outcomes, strict=True):
-            yield quality_metric(metric, method, samples)
+        outcomes = [train_and_test(self._scheme, seed, self._device) for seed in SEEDS]
+        accuracies, nonzero_counts, densities_percent = zip(*outcomes, strict=True)
+        yield quality_metric("accuracy", "test digits", accuracies)
+        yield quality_metric("nonzero_count", "weights", nonzero_counts)
+        yield quality_metric("density_percent", "weights", densities_percent)
 
 
 build.register(DenseDigits, DigitsWorkload)

@@ -20,9 +20,9 @@ from impls.benchmark.training.workload import (
     AbstractStepWorkload,
     Masks,
     Trainer,
-    check,
+    check_against_reference,
     ensure,
-    gradients,
+    loss_and_gradients,
     quality_metric,
     require,
 )
@@ -117,8 +117,8 @@ class TrainingWorkload(AbstractStepWorkload):
         yield quality_metric("density_percent", "masks", [100 * nonzero / sum(sizes.values())])
         yield quality_metric("live_gradient_bytes", "step", [self._peak_gradient_bytes(NEVER)])
         reason = "" if self._scheme.moves else "masks never move"
-        moved = [] if reason else [self._peak_gradient_bytes(2)]
-        yield quality_metric("live_gradient_bytes", "topology step", moved, reason)
+        peak_bytes = [self._peak_gradient_bytes(2)] if self._scheme.moves else []
+        yield quality_metric("live_gradient_bytes", "topology step", peak_bytes, reason)
 
     def _new_trainer(self, rate: float, delta: int) -> Trainer:
         model = network(self._case, self._device, self._seed)
@@ -137,7 +137,7 @@ def check_steps(trainer: Trainer, plain: nn.Sequential, rows: Sequence[Tensor], 
     for x in rows:
         trainer.step(x)
     after = dense_weights(trainer.model)
-    check(after, train_reference, plain, before, masks, tuple(rows), eps=eps)
+    check_against_reference(after, train_reference, plain, before, masks, tuple(rows), eps=eps)
     check_zeros(masks, masks, after)
 
 
@@ -155,9 +155,10 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
         check_zeros(before, masks, dense_weights(trainer.model))
         has_moved |= not all(torch.equal(mask, before[name]) for name, mask in masks.items())
         if number % 2 and x.dtype is torch.float64:
-            _, slopes = gradients(plain, weights, x)
+            _, gradients = loss_and_gradients(plain, weights, x)
             for name, mask in masks.items():
-                check_update(weights[name], slopes[name], before[name], mask, int(ALPHA * int(mask.sum())))
+                count = int(ALPHA * int(mask.sum()))
+                check_update(weights[name], gradients[name], before[name], mask, count)
     ensure(has_moved, "no entry has moved")
 
 
@@ -176,8 +177,8 @@ def train_reference(
     current = dict(weights)
     velocity = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for x in rows:
-        _, slopes = gradients(plain, current, x)
-        for name, gradient in slopes.items():
+        _, gradients = loss_and_gradients(plain, current, x)
+        for name, gradient in gradients.items():
             masked = gradient * masks[name] if name in masks else gradient
             velocity[name] = MOMENTUM * velocity[name] + masked
             current[name] = current[name] - CHECKED_RATE * velocity[name]

@@ -91,6 +91,7 @@ class TopologyWorkload(AbstractTrainingWorkload):
         self._mask = sparse_masks.random_mask(self._weight, nonzero, Generator().manual_seed(seed))
         self._count = int(ALPHA * nonzero)
         self._weight.masked_fill_(~self._mask, 0)
+        # Changed by calls, and read by none.
         self._changed, self._momentum = self._weight.clone(), torch.ones_like(self._weight)
 
     @override
@@ -131,9 +132,10 @@ build.register(AbstractTopology, TopologyWorkload)
 @torch.no_grad()
 def drop_and_grow_by_sorting(weight: Tensor, gradient: Tensor, mask: Tensor, count: int) -> Tensor:
     """Return the next mask as rigl-torch computes it: two full sorts whose ranks are scattered back."""
-    stays = _rank_mask(torch.where(mask, weight.abs(), -1.0), int(mask.sum()) - count)  # waits for the device
-    scores = torch.where(stays.bool(), gradient.abs().min() - 1, gradient.abs())
-    return (stays + _rank_mask(scores, count)).bool()
+    kept_count = int(mask.sum()) - count  # waits for the device
+    kept = _rank_mask(torch.where(mask, weight.abs(), -1.0), kept_count)
+    scores = torch.where(kept.bool(), gradient.abs().min() - 1, gradient.abs())  # kept entries come last
+    return (kept + _rank_mask(scores, count)).bool()
 
 
 def _rank_mask(scores: Tensor, count: int) -> Tensor:
@@ -150,7 +152,7 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
     The ``count`` active entries of smallest |weight| are dropped, then as many inactive ones of largest
     |gradient| are grown (Evci et al. 2020, algorithm 1). Among equal magnitudes any choice is right.
     """
-    magnitudes, slopes = weight.abs().flatten(), gradient.abs().flatten()
+    magnitudes, gradients = weight.abs().flatten(), gradient.abs().flatten()
     was_active, is_active = before.flatten(), after.flatten()
     active, active_after = int(before.sum()), int(after.sum())
     is_mask = after.dtype is torch.bool and after.shape == before.shape
@@ -160,8 +162,9 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
     is_largest_kept = bool(is_active[was_active & (magnitudes > threshold)].all())
     kept_after = int((is_active & was_active & (magnitudes >= threshold)).sum())
     ensure(is_largest_kept and kept_after >= kept, "an entry of large magnitude was dropped")
+    # Dropped entries may grow again. Those of magnitude ``threshold`` may be kept or dropped: not compared.
     growable = ~was_active | (magnitudes < threshold)
-    grown, not_grown = slopes[growable & is_active], slopes[growable & ~is_active]
+    grown, not_grown = gradients[growable & is_active], gradients[growable & ~is_active]
     if count and len(grown) and len(not_grown):
         smallest, largest = grown.min(), not_grown.max()
         message = f"an entry with gradient {smallest:.3g} was grown instead of one with {largest:.3g}"

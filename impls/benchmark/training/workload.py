@@ -154,7 +154,7 @@ def square(operator: str, width: int, rows: int, dtype: str = "float32") -> Case
 
 
 def quality_metric(metric: str, method: str, samples: Iterable[float], reason: str = "") -> QualityMetric:
-    """Return a quality metric: its values as floats, or no values if a reason says why it has none."""
+    """Return a quality metric with its values as floats; none if there is a reason why it has no values."""
     return QualityMetric(metric, method, () if reason else tuple(map(float, samples)), reason)
 
 
@@ -163,17 +163,17 @@ def mean_square(y: Tensor, _: object = None) -> Tensor:
     return y.to(torch.promote_types(y.dtype, torch.float32)).square().mean()
 
 
-def gradients(
+def loss_and_gradients(
     model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, loss_of: Loss = mean_square
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss at ``weights`` and its gradients by name, computed with torch.autograd.grad."""
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
     loss = loss_of(torch.func.functional_call(model, leaves, x), x)
-    slopes = torch.autograd.grad(loss, list(leaves.values()))
-    return loss.detach(), dict(zip(leaves, slopes, strict=True))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 
-def check(
+def check_against_reference(
     results: Mapping[str, Tensor],
     compute_reference: Callable[..., Mapping[str, Tensor]],
     *arguments: object,
@@ -183,9 +183,9 @@ def check(
 
     The tolerance depends on the error of the same function in the dtype of the arguments.
     """
-    exact = compute_reference(*pytree.tree_map(_to_float64, arguments))
-    for name, narrow in compute_reference(*arguments).items():
-        reference.check_close(name, results.get(name), exact[name], narrow, eps)
+    expected = compute_reference(*pytree.tree_map(_to_float64, arguments))
+    for name, rounded in compute_reference(*arguments).items():
+        reference.check_close(name, results.get(name), expected[name], rounded, eps)
 
 
 def _to_float64(value: object) -> object:
