@@ -89,7 +89,7 @@ class RunContext:
         """
         if not self.instruments.alive():
             stopped = "the device stopped responding"
-            # An error that follows may hide the exception, or end the process.
+            # Announced before it is raised: on a lost device, freeing memory may raise or end the process.
             self.recorder.watch(entry.variant, case, phase or SET_UP, f"{stopped} ({failure.reason})")
             raise DeviceLostError(f"{stopped} after {entry.variant.name}: {failure.reason}")
         return Skipped(variant=entry.variant, case=case, phase=phase, method=method, **failure._asdict())
@@ -141,17 +141,21 @@ class CoResidentGroup:
     ) -> None:
         """Check a variant on the small exact cases, set it up on this case and check it here."""
         prepared = self._set_up(entry, checks, around)
-        if prepared is None:
-            # Garbage collection takes 0.1 s: too long for each of many variants that were not set up.
-            if not self.failures or self.failures[-1][1].reason != OUT_OF_TIME:
-                free_memory()
-        else:
+        if prepared is not None:
             self.variants.append(prepared)
+            return
+        had_time = not self.failures or self.failures[-1][1].reason != OUT_OF_TIME
+        if had_time:  # otherwise nothing was allocated, and garbage collection takes 0.1 s
+            free_memory()
 
     def precheck(self, phase: Phase, around: ContextFor = lambda _: contextlib.nullcontext()) -> None:
         """Enter a phase with all variants, then check the call of each.
 
         A variant that fails is removed; if base has no room, the last candidate is removed instead.
+
+        Args:
+            phase: the phase.
+            around: returns the context in which a variant enters the phase or is called.
         """
         called: set[Variant] = set()
 
@@ -162,7 +166,9 @@ class CoResidentGroup:
 
         def call(prepared: PreparedVariant) -> None:
             with around(prepared.entry):
-                if prepared.entry.variant in called:  # an earlier call ran out of memory after reading inputs
+                if (
+                    prepared.entry.variant in called
+                ):  # the first call may have run out of memory in its middle
                     prepared.workload.enter(phase)
                 called.add(prepared.entry.variant)
                 prepared.fingerprints[phase] = validation.precheck(prepared.workload, phase, self.synchronize)
@@ -170,9 +176,10 @@ class CoResidentGroup:
 
         for action in (enter, call):
             done: set[Variant] = set()
-            while entry := next((m.entry for m in self.in_phase(phase) if m.entry.variant not in done), None):
-                if self._try(entry, action):
-                    done.add(entry.variant)
+            # After a failure a variant is removed, and base is tried again if another one made room for it.
+            while remaining := [v.entry for v in self.in_phase(phase) if v.entry.variant not in done]:
+                if self._try(remaining[0], action):
+                    done.add(remaining[0].variant)
                 else:
                     free_memory()
 
@@ -238,6 +245,7 @@ class CoResidentGroup:
         return True
 
     def _record_failure(self, entry: Entry, error: BaseException) -> None:
+        """Store the failure of a variant, or defer it to the next group if others took its memory."""
         if is_out_of_memory(error) and self.candidates:
             self.deferred.append(entry)
         else:
@@ -258,7 +266,7 @@ class CaseRunner:
         self.costs_s: dict[Variant, float] = {}
         self._group_costs_s: dict[Variant, float] = {}
         self._group_number = 0
-        self._references_s = 0.0
+        self._reference_rounds_s = 0.0  # the expected seconds of the rounds of base, naive and dense noise
         self._group = self._new_group()
         self._base_times: BaseTimes = {}
 
@@ -270,11 +278,14 @@ class CaseRunner:
             try:
                 self._set_up(waiting)
                 waiting = self._group.next_entries()
-                if self._group_number == 0 or self._group.candidates:
+                if self._group_number == 0 or self._group.candidates:  # not base and naive alone once more
                     yield from self._phases_in_order(len(waiting))
             finally:
                 self._group.free(self._watch_clean_up)
-            self.costs_s = {**self._group_costs_s, **self.costs_s}
+            self.costs_s = {
+                **self._group_costs_s,
+                **self.costs_s,
+            }  # of base and naive, those of their first group
             self._group_number += 1
 
     def time(self, phase: Phase) -> None:
@@ -286,7 +297,11 @@ class CaseRunner:
         seconds = context.recorder.stopwatch.seconds
         start_s, rounds_s = seconds(), 0.0
         for clock in context.instruments.clocks:
-            timed = [v for v in variants if context.plan.is_timed(v.entry, phase, clock.method)]
+            timed = [
+                prepared
+                for prepared in variants
+                if context.plan.is_timed(prepared.entry, phase, clock.method)
+            ]
             cells += len(timed)
             calls = self._warm_calls(timed, phase, clock, rows)
             rounds_start_s = seconds()
@@ -334,6 +349,7 @@ class CaseRunner:
                 self._group.deferred.append(entry)
                 continue
             self._announce(entry, SET_UP)
+            # Time to set this variant up, as long as for those before it, and to measure it and them.
             count = len(self._group.variants)
             set_up_s = (seconds() - start_s) / max(count, 1)
             reserve_s = set_up_s + (count + 1) * budget.variant_s
@@ -342,10 +358,12 @@ class CaseRunner:
             self._write_failures()
             if entry.variant.mode == "base":
                 times = self._time_base()
-                self._base_times = {key: each for key, each in times.items() if len(each) == VISITS}
+                # A call that takes long was timed only once, which is too few to compare with.
+                self._base_times = {metric: means for metric, means in times.items() if len(means) == VISITS}
             else:
                 self._check_neighbors(entry)
-        start_s, count, self._references_s = seconds(), len(self._group.variants), 0.0
+        start_s, count = seconds(), len(self._group.variants)
+        self._reference_rounds_s = 0.0
         for phase in self.context.plan.timed:
             self._group.precheck(phase, partial(self._around_precheck, phase))
             self._write_failures()
@@ -384,11 +402,11 @@ class CaseRunner:
                 continue
             try:
                 base.workload.enter(phase)
-                of_phase = time_base(base.workload.phases[phase], self.context.instruments.clocks[0])
+                phase_times = time_base(base.workload.phases[phase], self.context.instruments.clocks[0])
             except BaseException as error:  # noqa: BLE001  # its rows have the reason
-                classify(error)
+                classify(error)  # raises a KeyboardInterrupt
             else:
-                times |= {f"{phase} {metric}": visits for metric, visits in of_phase.items()}
+                times |= {f"{phase} {metric}": means for metric, means in phase_times.items()}
         return times
 
     def _may_join(self, entry: Entry) -> bool:
@@ -396,15 +414,15 @@ class CaseRunner:
 
     @contextlib.contextmanager
     def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
-        """Charge a check to a variant, which leaves the references enough time for their rounds."""
+        """Charge the check of a variant to it, and leave the references enough time for their rounds."""
         self._announce(entry, f"{phase} check")
-        seconds, reserve_s = self.context.recorder.stopwatch.seconds, self._references_s
+        seconds = self.context.recorder.stopwatch.seconds
         start_s = seconds()
-        with self._charge(entry, "check", reserve_s):
+        with self._charge(entry, "check", self._reference_rounds_s):
             yield
         if is_reference(entry.variant):  # checked before the others; a check makes two calls, like a round
             rounds = REFERENCE_ROUNDS if phase in self.context.plan.reference_phases else 1
-            self._references_s += rounds * (seconds() - start_s)
+            self._reference_rounds_s += rounds * (seconds() - start_s)
 
     def _write_failures(self) -> None:
         """Store a row for each failure of the group since the last call."""
@@ -423,14 +441,12 @@ class CaseRunner:
         timed = rng.sample(plan.timed, len(plan.timed))
         if plan.end_s < math.inf:
             timed.sort(key=lambda phase: (phase != "step", phase != "forward"))
-        order = [*timed, *({QUALITY} & {*plan.phases})]
+        order = [*timed, QUALITY] if QUALITY in plan.phases else timed
         waiting = [phase for phase in order if not recorder.is_done(self.case, self._group_number, phase)]
         for phase in order:
             if phase in waiting:
-                cells = plan.cells_of(waiting[waiting.index(phase) :])
-                self.context.budget.cells = len(self._group.variants) * cells + deferred * plan.cells_of(
-                    order
-                )
+                group_cells = len(self._group.variants) * plan.cells_of(waiting[waiting.index(phase) :])
+                self.context.budget.cells = group_cells + deferred * plan.cells_of(order)
                 yield phase
             recorder.done += len(self._new_variants)
 
@@ -489,13 +505,18 @@ class CaseRunner:
         if call.failure:
             return [self.context.skipped_row(self.case, prepared.entry, phase, call.failure, clock.method)]
         rows = self._attempt(
-            prepared.entry, phase, "memory", lambda: storable(self._metric_rows(prepared, phase, clock, call))
+            prepared.entry,
+            phase,
+            "memory",
+            lambda: storable(self._metric_rows(prepared, phase, clock, call)),
+            is_timed=True,
         )
         return [rows] if isinstance(rows, Skipped) else rows
 
     def _metric_rows(
         self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
     ) -> Iterator[Measurement]:
+        """Yield a row for each metric of a clock, with its samples."""
         work = prepared.workload.work(phase)
         self._group.torch_state.check()
         labels = call.labels + self.context.checks.labels(prepared.entry, self.case.operator)
@@ -519,7 +540,7 @@ class CaseRunner:
             return times
         self._announce(prepared.entry, f"{phase} memory and launches")
         readings = self._attempt(
-            prepared.entry, phase, "memory", partial(self._read_instruments, prepared, phase)
+            prepared.entry, phase, "memory", partial(self._read_instruments, prepared, phase), is_timed=True
         )
         if isinstance(readings, Skipped):
             return [readings]
@@ -598,12 +619,19 @@ class CaseRunner:
     def _announce(self, entry: Entry, activity: str) -> None:
         self.context.recorder.announce(entry.variant, self.case, activity)
 
-    def _attempt(
-        self, entry: Entry, phase: Phase, activity: str, action: Callable[[], T], method: str | None = None
+    def _attempt(  # noqa: PLR0913  # an action, and the fields of the row if it fails
+        self,
+        entry: Entry,
+        phase: Phase,
+        activity: str,
+        action: Callable[[], T],
+        method: str | None = None,
+        *,
+        is_timed: bool = False,
     ) -> T | Skipped:
         """Return the result of an action on a variant, or the reason if it raises or no time is left."""
         try:
-            with self._charge(entry, activity):
+            with self._charge(entry, activity, is_timed=is_timed):
                 return action()
         except DeviceLostError:
             raise
@@ -612,19 +640,23 @@ class CaseRunner:
             return self.context.skipped_row(self.case, entry, phase, classify(error), method)
 
     @contextlib.contextmanager
-    def _charge(self, entry: Entry, activity: str, reserve_s: float = 0.0) -> Iterator[None]:
+    def _charge(
+        self, entry: Entry, activity: str, reserve_s: float = 0.0, *, is_timed: bool = False
+    ) -> Iterator[None]:
         """Check that there is time left, then charge the time inside the context to a variant.
 
         Args:
             entry: the variant.
             activity: the activity of the run to which the time is charged as well.
             reserve_s: seconds that have to be left in the case.
+            is_timed: whether the call of the variant is timed already.
 
         Raises:
             UnavailableError: no time is left.
         """
-        if not (self._group_number and is_base_or_naive(entry)):
-            self.context.budget.check(entry, reserve_s, is_timed=activity == "memory")
+        is_repeated = self._group_number > 0 and is_base_or_naive(entry)  # each group needs them
+        if not is_repeated:
+            self.context.budget.check(entry, reserve_s, is_timed=is_timed)
         stopwatch = self.context.recorder.stopwatch
         start_s = stopwatch.seconds()
         try:
@@ -646,7 +678,7 @@ def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase,
     for phase, reason in reasons.items():
         if not isinstance(reason, str):
             raise TypeError(
-                f"the reason why {phase} is unavailable is no text but of type {type(reason).__name__}"
+                f"unavailable[{phase!r}] is of type {type(reason).__name__}: it must be a reason, a str"
             )
     return {phase: message_line(reason) for phase, reason in reasons.items()}
 
@@ -682,18 +714,21 @@ def quality_rows(workload: Workload, measurement: Callable[..., Measurement]) ->
     metrics = [(row.metric, row.method) for row in rows if isinstance(row, Measurement)]
     for metric, method in metrics:
         if metrics.count((metric, method)) > 1:
-            raise ValueError(f"it gives the metric {metric} by {method} twice")
+            raise ValueError(f"its method quality returns the metric {metric} by {method} twice")
     return rows
 
 
 def _quality_row(metric: QualityMetric, measurement: Callable[..., Measurement]) -> Row:
+    """Return the row of a metric, or its reason if it has no samples or some that are not finite."""
     row = measurement(metric=metric.metric, method=metric.method, samples=(metric.samples,))
-    bad, reason = sum(not math.isfinite(sample) for sample in metric.samples), metric.reason
-    if not reason and not metric.samples:
+    not_finite = sum(not math.isfinite(sample) for sample in metric.samples)
+    if metric.reason:
+        reason = metric.reason
+    elif not metric.samples:
         reason = "the metric has no samples"
-    if not reason and bad:
-        reason = f"{bad} of {len(metric.samples)} samples are not finite"
-    if not reason:
+    elif not_finite:
+        reason = f"{not_finite} of {len(metric.samples)} samples are not finite"
+    else:
         return row
     return Skipped(
         variant=row.variant,

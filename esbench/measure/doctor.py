@@ -156,7 +156,7 @@ def _check_triton() -> str:
     version = package_version("triton")
     _require(version, "triton is not installed; torch brings it with CUDA on Linux")
     _require(torch.cuda.is_available(), f"triton {version} has no GPU to run on")
-    _require(torch.cuda.get_device_capability() >= AMPERE, f"their compiler {capability_message()}")
+    _require(torch.cuda.get_device_capability() >= AMPERE, f"triton's compiler {capability_message()}")
     return f"triton {version}"
 
 

@@ -142,29 +142,29 @@ def monitor(
     pace: Pace = PACE,
 ) -> Activity:
     """Repeat a call for the lead-in and the window; return NVML's readings in the window."""
-    now, block = pace.now, 1
+    now, block_calls = pace.now, 1
 
-    def loop_block() -> int:
+    def run_block() -> int:
         """Launch a block of calls and wait for it; return the number of calls."""
-        nonlocal block
-        calls, start_s = block, now()
+        nonlocal block_calls
+        calls, start_s = block_calls, now()
         for _ in range(calls):
             call()
         synchronize()
         if now() - start_s < BLOCK_S / 2:
-            block = min(2 * block, MAX_CALLS)
+            block_calls = min(2 * block_calls, MAX_CALLS)
         return calls
 
     lead_in_ends_s, calls = now() + pace.lead_in_s, 0
     while now() < lead_in_ends_s:
-        loop_block()
+        run_block()
     with sample_in_background(nvml, pace.interval_s) as readings:
         readings.add("energy_j", nvml.energy_j)
         start_s = now()
         while (spent_s := now() - start_s) < pace.window_s or (
-            0 < readings.updates < UPDATES and spent_s < pace.max_s
+            0 < readings.updates < UPDATES and spent_s < pace.max_s  # the energy counter is slow
         ):
-            calls += loop_block()
+            calls += run_block()
         readings.add("energy_j", nvml.energy_j)
     _compute_energy(readings, spent_s, calls, idle_w)
     samples = {metric: tuple(values) for metric, values in readings.samples.items()}

@@ -93,7 +93,8 @@ def layers(model: nn.Module, rows: Tensor, template: Case, *, dtype: str | None 
         weight_dtype = str(weight.dtype).removeprefix("torch.")
         if not weight.is_floating_point():
             raise UserError(
-                f"{name or 'the model'} is {weight_dtype}: only real floating point can be perturbed"
+                f"the weight of {name or 'the model'} is {weight_dtype}: "
+                "only real floating point can be perturbed"
             )
         case = msgspec.structs.replace(template, dtype=dtype or weight_dtype)
         chosen.append(Layer(name, _case(named[name], shape, len(rows), case), _size([named[name]])))
@@ -149,9 +150,9 @@ def _input_shapes(model: nn.Module, rows: Tensor, modules: dict[str, nn.Module])
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del module
-        for first in (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)):
+        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if first is not None:
             shapes.setdefault(name, first.shape)
-            return
 
     hooks = [
         module.register_forward_pre_hook(partial(record, name), with_kwargs=True)
@@ -191,8 +192,11 @@ def _size(modules: Iterable[nn.Module]) -> int:
 
 
 def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Case:
-    space = module.kernel_size if isinstance(module, nn.Conv2d) else ()
-    positions = shape[: -1 - len(space)].numel()
+    """Return the case of a Linear or Conv2d module whose input for ``rows`` example rows has this shape."""
+    inputs_dims = (
+        3 if isinstance(module, nn.Conv2d) else 1
+    )  # [..., channels, height, width] or [..., channels]
+    positions = shape[:-inputs_dims].numel()
     parameters = _direct_parameters(module)
     changes: dict[str, Any] = {
         "bias": "bias" in parameters,
@@ -223,6 +227,7 @@ def _collapse_equal(widths: tuple[int, ...]) -> int | tuple[int, ...]:
 
 
 def _others(named: dict[str, nn.Module], shapes: dict[str, torch.Size]) -> Iterator[OtherModule]:
+    """Yield the modules that have no case, with what happens to their parameters."""
     for name, module in named.items():
         class_name = type(module).__name__
         if isinstance(module, NORMALIZATIONS):

@@ -20,17 +20,24 @@ Store = Callable[[Sequence[Record]], None]
 
 
 class Watch(Protocol):
-    """Announces the variant that runs from now on, to whom stores its row if it ends the process."""
+    """Tells the supervisor which variant runs, so that it can store a row if the variant ends the process."""
 
     def __call__(self, variant: Variant, case: Case, activity: str, lost: str = "", /) -> bool:
-        """Announce an activity; return whether a new process goes on after this one.
+        """Announce the activity of a variant that begins now.
 
-        ``lost`` is the reason to end this process, such as a device that was lost in the activity.
+        Args:
+            variant: the variant.
+            case: its case.
+            activity: the activity.
+            lost: the reason why this process is about to end, such as a device that stopped responding.
+
+        Returns:
+            Whether the supervisor would start a new process after the end of this one.
         """
 
 
 def not_watched(variant: Variant, case: Case, activity: str, lost: str = "") -> bool:  # noqa: ARG001  # a Watch
-    """Announce nothing: no one survives this process."""
+    """Announce nothing; there is no supervisor."""
     return False
 
 
@@ -60,7 +67,11 @@ class RunSummary:
 
 
 class Stopwatch:
-    """Adds up the seconds spent on each activity; an inner activity pauses the outer one."""
+    """Adds up the seconds spent on each activity; an inner activity pauses the outer one.
+
+    Attributes:
+        seconds: returns the current time.
+    """
 
     def __init__(
         self, now_s: Callable[[], float] = time.monotonic, spent_s: Mapping[str, float] | None = None
@@ -121,17 +132,20 @@ class Recorder:
         self._fastest: dict[Case, str] = {}
         self._store = store
         self._progress = progress
+        # Variant, case, phase, method and group of the times; a dict, because it keeps their order.
         self._timed: dict[tuple[Variant, Case, Phase, str, int], None] = {}
         self._with_quality: set[tuple[Variant, Case]] = set()
-        self._skipped: dict[object, Skipped] = {}
+        # Without a phase, the reason is that for the whole case; without a method, for the whole phase.
+        self._skipped: dict[tuple[Variant, Case, Phase | None, str | None], Skipped] = {}
         self._notes: dict[str, None] = {}
         past = list(past)
-        checkpoints = [line for line in past if isinstance(line, Checkpoint)]
-        self._phases_done = {(line.case, line.group, line.phase) for line in checkpoints}
-        self._traced = {line.case for line in checkpoints if line.traced}
-        self._costs_s = {line.case: line.costs_s for line in checkpoints}
-        rows = [line for line in past if isinstance(line, Row)]
-        self._members = {
+        checkpoints = [record for record in past if isinstance(record, Checkpoint)]
+        self._phases_done = {(done.case, done.group, done.phase) for done in checkpoints}
+        self._traced = {done.case for done in checkpoints if done.traced}
+        self._costs_s = {done.case: done.costs_s for done in checkpoints}
+        rows = [record for record in past if isinstance(record, Row)]
+        # The variants that have rows in a phase of a group. A Skipped row does not store its group: None.
+        self._stored_in_group = {
             (row.variant, row.case, row.group if isinstance(row, Measurement) else None)
             for row in rows
             if row.phase is not None
@@ -142,17 +156,18 @@ class Recorder:
 
     def is_done(self, case: Case, group: int = 0, phase: Phase | None = None) -> bool:
         """Return whether all rows of a phase of a group are stored; without a phase, of the whole case."""
-        return not self._phases_done.isdisjoint({(case, 0, None), (case, group, phase)})
+        is_case_done = (case, 0, None) in self._phases_done
+        return is_case_done or (case, group, phase) in self._phases_done
 
     def may_join(self, variant: Variant, case: Case, group: int) -> bool:
         """Return whether a variant can be measured in a group of a case.
 
-        If phases of the group are stored, it needs rows in them: a variant that had no room may have it now,
-        after another one has ended the process.
+        If phases of the group are stored, only variants with rows in them can. Another variant may fit now,
+        because one that took its memory has ended the process.
         """
-        is_stored = any(done[:2] == (case, group) for done in self._phases_done)
-        rows = {(variant, case, group), (variant, case, None)}
-        return not is_stored or not self._members.isdisjoint(rows)
+        is_group_stored = any(done[:2] == (case, group) for done in self._phases_done)
+        has_rows = not self._stored_in_group.isdisjoint({(variant, case, group), (variant, case, None)})
+        return has_rows or not is_group_stored
 
     def is_traced(self, case: Case) -> bool:
         """Return whether the launches of a case, counted after all timing, are stored."""
@@ -178,7 +193,10 @@ class Recorder:
         *,
         traced: bool = False,
     ) -> None:
-        """Store the rows of a phase or a case together with a line that marks them as complete."""
+        """Store rows together with a line that marks a phase of a group as complete.
+
+        Without a phase, the line marks the case; if it is ``traced``, its traces.
+        """
         spent_s = self.stopwatch.spent_s
         line = Checkpoint(
             case=case,
@@ -211,7 +229,7 @@ class Recorder:
                 self.store_rows([msgspec.structs.replace(row, case=case, reason=reason)])
 
     def reason(self, variant: Variant, case: Case) -> str:
-        """Return the reason why a variant is not measured on a case, or an empty string."""
+        """Return the reason why a variant is not measured on a case in any phase, or an empty string."""
         row = self._skipped.get((variant, case, None, None))
         return row.reason if row else ""
 
@@ -220,7 +238,10 @@ class Recorder:
         self._notes[text] = None
 
     def announce(self, variant: Variant, case: Case, activity: str) -> None:
-        """Report the variant and activity that run now; the activity begins with its phase."""
+        """Report the variant and activity that run now.
+
+        The activity begins with its phase: ``forward check``, ``forward eager`` or ``set-up``.
+        """
         self.watch(variant, case, activity)
         self._report(variant, case, activity)
 
@@ -234,13 +255,14 @@ class Recorder:
         """Show the variant and activity with the progress of each case."""
         self._reported_s = self.stopwatch.seconds()
         phase, _, detail = activity.partition(" ")
-        name = {"check": SET_UP, "launches": TRACES}.get(detail, phase)
-        self.remaining.begin((case, name))
+        stages = {"check": SET_UP, "launches": TRACES}  # they check or trace all phases together
+        stage = stages.get(detail, phase)
+        self.remaining.begin((case, stage))
         cases = [
             CaseProgress(
                 shown.label,
                 self.remaining.share(shown),
-                name if shown == case else "",
+                stage if shown == case else "",
                 self._fastest.get(shown, ""),
             )
             for shown in self.cases
@@ -267,18 +289,24 @@ class Recorder:
     def _count(self, row: Row) -> bool:
         """Count a row; return False for a reason that is stored already."""
         if isinstance(row, Skipped):
-            key = (row.variant, row.case, row.phase, row.method)
-            known = self._skipped.get(key)
-            if known and (row.status, known.status) != ("failed", "unavailable"):
-                return False
-            self._skipped[key] = row
-            if row.status == "failed" and row.phase and row.method is None:  # its times are invalid
-                phase = (row.variant, row.case, row.phase)
-                self._timed = {key: None for key in self._timed if key[:3] != phase}
-        elif row.phase == QUALITY:
+            return self._count_skipped(row)
+        if row.phase == QUALITY:
             self._with_quality.add((row.variant, row.case))
         elif row.metric == "latency_ns":
             self._timed[row.variant, row.case, row.phase, row.method, row.group] = None
+        return True
+
+    def _count_skipped(self, row: Skipped) -> bool:
+        """Count a reason; return False if it is stored already: a failure replaces only ``unavailable``."""
+        key = (row.variant, row.case, row.phase, row.method)
+        known = self._skipped.get(key)
+        if known and (known.status == "failed" or row.status == "unavailable"):
+            return False
+        self._skipped[key] = row
+        is_whole_phase = row.phase is not None and row.method is None
+        if row.status == "failed" and is_whole_phase:  # the phase's times are invalid
+            phase = (row.variant, row.case, row.phase)
+            self._timed = {timed: None for timed in self._timed if timed[:3] != phase}
         return True
 
 
@@ -295,5 +323,5 @@ def _fastest(rows: Iterable[Row]) -> str:
     }
     if not times:
         return ""
-    row = min(times, key=lambda timed: times[timed])
+    row = min(times, key=lambda row: times[row])
     return f"fastest {row.phase}: {row.variant.name} {format_value(row.metric, times[row])}"

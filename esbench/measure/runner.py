@@ -104,14 +104,15 @@ def run(  # noqa: PLR0913  # the parts of a run
         progress: shows the variant and phase that run now.
         instruments: the instruments of the plan's device.
         past: the earlier part of a resumed run.
-        begun_s: the current time minus the duration of the run so far, by default that of ``past``. What
-            exceeds that is charged to ``restarts``.
+        begun_s: the time of :func:`time.monotonic` at which a run without interruptions would have begun.
+            The time since then that ``past`` has not charged to an activity is charged to ``restarts``.
         watch: announces each variant before it runs.
     """
     last = past.checkpoints[-1] if past and past.checkpoints else None
     spent_s = dict(last.spent_s) if last else {}
     if past and begun_s is not None:
-        spent_s["restarts"] = time.monotonic() - begun_s - sum(spent_s.values()) + spent_s.get("restarts", 0)
+        uncharged_s = time.monotonic() - begun_s - sum(spent_s.values())
+        spent_s["restarts"] = spent_s.get("restarts", 0.0) + uncharged_s
     stopwatch = Stopwatch(spent_s=spent_s)
     status: Literal["complete", "interrupted", "failed"] = "interrupted"
     invalid: tuple[str, ...] = ()

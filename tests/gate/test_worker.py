@@ -150,7 +150,11 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         ("TinyRude", "failed", "ValueError: left so"),
         ("TinyChanges", "failed", "wrong result: it is off now; found after timing"),
         ("TinyHoards", "failed", "bytes more allocated after each call"),
-        ("TinyMute", "failed", "TypeError: the reason why forward is unavailable is no text but of type int"),
+        (
+            "TinyMute",
+            "failed",
+            "TypeError: unavailable['forward'] is of type int: it must be a reason, a str",
+        ),
         ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):
         (row,) = survey(process, name)

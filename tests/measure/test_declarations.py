@@ -184,7 +184,7 @@ def test_a_reason_names_the_wrong_declaration(tmp_path: Path) -> None:
     assert reasons.keys() == {"step", "quality"}
     assert "cannot store this record" in reasons["step"]
     assert "`$.work.flops`" in reasons["step"]
-    assert reasons["quality"] == "ValueError: it gives the metric kappa by fit twice"
+    assert reasons["quality"] == "ValueError: its method quality returns the metric kappa by fit twice"
     assert {row.phase for row in run.measurements} == {"sample", "forward"}
 
 
