@@ -1,7 +1,7 @@
 """Progress messages on stderr: a display that is redrawn on a terminal, plain lines elsewhere.
 
-Nothing is drawn between two calls: a measurement loop calls between measurements, which a display that
-refreshes itself would disturb.
+Nothing is drawn between two calls, because a display that refreshes itself would disturb measurements; the
+measuring loop calls between them.
 """
 
 import contextlib

@@ -87,17 +87,21 @@ def options(
         typer.echo(context.get_help())
 
 
+def _message(error: Exception) -> str:
+    """Return the message of an expected error; usage errors have a method for it."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(getattr(error, "format_message", error.__str__)())
+
+
 def main() -> None:
     """Run the command line; every expected error is one line and a documented exit code."""
     code: int | None = FAILED
     try:
         code = app(standalone_mode=False)
     except (USAGE_ERROR, UserError, OSError) as error:
-        text = getattr(error, "format_message", error.__str__)()
-        if isinstance(error, OSError) and error.filename:
-            text = f"{error.filename}: {error.strerror}"
-        if not child().announcement.lost:  # the supervisor prints a line
-            sys.stderr.write(f"esbench: {one_line(text)}\n")
+        if not child().announcement.lost:  # else the supervisor prints the reason
+            sys.stderr.write(f"esbench: {one_line(_message(error))}\n")
         code = USAGE
     except ModuleNotFoundError as error:
         if error.name != "torch":

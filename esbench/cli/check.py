@@ -55,11 +55,10 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
         for line in lines if index >= printed else ():
             typer.echo(f"{entry.variant.name:<{width}}  {line}")
     child.announce(variant=None, case=None)
-    for reason, operators in unavailable.items():
-        names = sorted(set().union(*operators.values()))
-        named = f"{pluralize(len(operators), 'variant')} ({first_names([*operators])})"
-        line = f"unavailable on {', '.join(names)}: {named}: {reason}"
-        typer.echo(fill(line))
+    for reason, operators_by_variant in unavailable.items():
+        operators = sorted(set().union(*operators_by_variant.values()))
+        count, names = pluralize(len(operators_by_variant), "variant"), first_names([*operators_by_variant])
+        typer.echo(fill(f"unavailable on {', '.join(operators)}: {count} ({names}): {reason}"))
     note(", ".join(f"{number} {status}" for status, number in counts.items()))
     if not counts["correct"]:
         note("nothing was compared")
@@ -86,23 +85,24 @@ def _check(
     if not supported:
         counts[NOT_CHECKED] += 1
         lines.append(f"{NOT_CHECKED}: {NO_CASE}")
-    for operator, of_operator in supported.items():
-        child.watch(entry.variant, of_operator[0], "check")
-        failure, key = checks.outcome(entry, operator), (entry.variant, operator)
-        missing = checks.not_compared.get(key)
-        if missing and not (failure and failure.status == "failed"):
+    for operator, operator_cases in supported.items():
+        child.watch(entry.variant, operator_cases[0], "check")
+        failure = checks.outcome(entry, operator)
+        key = (entry.variant, operator)
+        if failure and failure.status == "failed":
+            counts["failed"] += 1
+            lines.append(f"failed on {operator}: {one_line(failure.reason)}")
+        elif key in checks.not_compared:
             counts[NOT_CHECKED] += 1
-            lines.append(f"{NOT_CHECKED} on {operator}: {one_line(missing.reason)}")
-            continue
-        counts[failure.status if failure else "correct"] += 1
-        if failure is None:
-            count, compared = len(of_operator), checks.compared[key]
-            correct.append(operator if compared == count else f"{operator} ({compared} of {count} cases)")
-        elif failure.status == "unavailable":
+            lines.append(f"{NOT_CHECKED} on {operator}: {one_line(checks.not_compared[key].reason)}")
+        elif failure:
+            counts["unavailable"] += 1
             reason = shared_reason(failure.reason, entry.variant.scheme, operator)
             unavailable.setdefault(reason, {}).setdefault(name, set()).add(operator)
         else:
-            lines.append(f"failed on {operator}: {one_line(failure.reason)}")
+            counts["correct"] += 1
+            count, compared = len(operator_cases), checks.compared[key]
+            correct.append(operator if compared == count else f"{operator} ({compared} of {count} cases)")
     return [*lines, f"correct: {', '.join(correct)}"] if correct else lines
 
 

@@ -100,7 +100,6 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
 
     Raises:
         UserError: none of the variants can train.
-
     """
     from esbench.studies.digits import DENSE
 
@@ -128,13 +127,12 @@ def _recipes(entries: Sequence[Entry], networks: Sequence[str], numbers: Mapping
 
     Raises:
         UserError: a number is not above 0, there is no such network, or its data is missing.
-
     """
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} {value:g}: expected a finite number above 0")
     recipes = [msgspec.convert({"network": name, **numbers}, Recipe) for name in dict.fromkeys(networks)]
     for recipe, entry in itertools.product(recipes, entries):
-        if how := trainer(entry.scheme):
-            how.prepare(recipe)
+        if scheme_trainer := trainer(entry.scheme):
+            scheme_trainer.prepare(recipe)
     return recipes

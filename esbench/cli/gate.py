@@ -88,7 +88,9 @@ def gate(
         tested = resolve(top, head, "head", output=out)
         compared = resolve(top, base or default_base(top, tested.commit), "base")
         if not base and compared.commit == tested.commit:
-            raise UserError(f"nothing to compare: {head} is the merge base with the main branch; pass --base")
+            raise UserError(
+                f"nothing to compare: {head} is the merge base with the main branch: name another with --base"
+            )
         check_names(orders, top)
         revisions: dict[Arm, Revision] = {"base": compared, "head": tested}
         with prepared(orders, top, revisions, wait_s=None if wait else 0) as comparison:
@@ -148,7 +150,6 @@ def check_names(orders: "Orders", top: Path) -> None:
 
     Raises:
         UnknownNameError: the repository has no suite or variant of that name.
-
     """
     from esbench.registry import DEFAULT, REGISTRY, load_installed
 
@@ -181,7 +182,7 @@ def prepared(
     ):
         machine = environment(orders.device)
         note_load(machine)
-        plugins = tuple(_in_tree(name, top) for name in orders.plugins)
+        plugins = tuple(_relative_to_top(name, top) for name in orders.plugins)
         orders = msgspec.structs.replace(orders, plugins=plugins)
         yield Gate(orders, folders, revisions, machine, progress=progress)
 
@@ -210,8 +211,8 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _in_tree(plugin: str, top: Path) -> str:
-    """Return the name of a plug-in for workers: the path of a file in the repository relative to its top."""
+def _relative_to_top(plugin: str, top: Path) -> str:
+    """Return a plug-in's file in the repository relative to its top folder; any other plug-in unchanged."""
     path = Path(plugin).resolve()
     is_inside = plugin.endswith(".py") and path.is_file() and path.is_relative_to(top.resolve())
     return str(path.relative_to(top.resolve())) if is_inside else plugin

@@ -11,12 +11,14 @@ import typer
 from esbench.cli.options import Plugins, Variants, app, load_entries
 from esbench.registry import REGISTRY, Entry
 from esbench.report.analysis.families import family
-from esbench.text import pluralize
+from esbench.text import cut, pluralize
 
 _NAME = 24
 """The least width of a column of names."""
 _FAMILIES = ("dense noise", "low rank", "sparse", "shared core", "dropout")
-_OTHERS = ("other schemes", "baselines and controls", "workloads that are not layers")
+_OTHER_SCHEMES = "other schemes"
+_BASELINES = "baselines and controls"
+_WORKLOADS = "workloads that are not layers"
 
 
 @app.command("list")
@@ -46,8 +48,12 @@ def list_(
                 for entry in entries
             ],
             "suites": [
-                {"name": s.name, "description": s.description, "cases": [case.label for case in s.cases]}
-                for s in suites
+                {
+                    "name": suite.name,
+                    "description": suite.description,
+                    "cases": [case.label for case in suite.cases],
+                }
+                for suite in suites
             ],
         }
         typer.echo(json.dumps(listing, indent=2))
@@ -58,17 +64,18 @@ def list_(
     schemes: dict[str, list[Entry]] = {}
     for entry in entries:
         schemes.setdefault(entry.variant.scheme.removeprefix("Fused"), []).append(entry)
-    for group in (*_FAMILIES, *_OTHERS):
+    for group in (*_FAMILIES, _OTHER_SCHEMES, _BASELINES, _WORKLOADS):
         lines = {
-            scheme + _counts(of_scheme): _summary(of_scheme[0])
-            for scheme, of_scheme in schemes.items()
-            if _group(of_scheme) == group
+            scheme + _counts(entries_of_scheme): _summary(entries_of_scheme[0])
+            for scheme, entries_of_scheme in schemes.items()
+            if _group(entries_of_scheme) == group
         }
         if lines:
             _print_table(group, lines)
-    _print_table(
-        "suites of cases", {s.name: f"{s.description} ({pluralize(len(s.cases), 'case')})" for s in suites}
-    )
+    suite_lines = {
+        suite.name: f"{suite.description} ({pluralize(len(suite.cases), 'case')})" for suite in suites
+    }
+    _print_table("suites of cases", suite_lines)
 
 
 def _print_table(title: str, lines: dict[str, str]) -> None:
@@ -78,24 +85,24 @@ def _print_table(title: str, lines: dict[str, str]) -> None:
     typer.echo(title)
     for name, description in lines.items():
         line = f"  {name:<{width}}  {description}"
-        typer.echo(line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…")
+        typer.echo(line if columns is None else cut(line, columns))
 
 
 def _group(entries: list[Entry]) -> str:
-    """Return the family of a scheme, or the name of its group outside of the families."""
-    name, (schemes, baselines, workloads) = family(entries[0].variant.scheme), _OTHERS
-    if name in _FAMILIES:
-        return name
+    """Return the heading under which a scheme is listed: its family, or another group."""
+    scheme_family = family(entries[0].variant.scheme)
+    if scheme_family in _FAMILIES:
+        return scheme_family
     if all(entry.variant.baseline or entry.variant.mode != "batched" for entry in entries):
-        return baselines
-    return workloads if ".benchmark." in type(entries[0].scheme).__module__ else schemes
+        return _BASELINES
+    return _WORKLOADS if ".benchmark." in type(entries[0].scheme).__module__ else _OTHER_SCHEMES
 
 
 def _counts(entries: list[Entry]) -> str:
     """Return the number of variants of a scheme, and of those in fused kernels: `` (5 + 3 fused)``."""
-    fused = sum(entry.variant.scheme.startswith("Fused") for entry in entries)
     if len(entries) == 1:
         return ""
+    fused = sum(entry.variant.scheme.startswith("Fused") for entry in entries)
     return f" ({len(entries) - fused} + {fused} fused)" if fused else f" ({len(entries)})"
 
 

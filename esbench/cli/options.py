@@ -105,7 +105,6 @@ def runs_of_device(device: str | None, known: "dict[str, list[Run]]", results: P
 
     Raises:
         UserError: the device has no runs, or no device was named and there are several.
-
     """
     if device is None and len(known) == 1:
         return next(iter(known.values()))
@@ -125,7 +124,6 @@ def read_stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
 
     Raises:
         UserError: the file holds no run; the message contains ``option``, which says where a run is expected.
-
     """
     from esbench.store import read_run
 
@@ -141,7 +139,6 @@ def read_stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
 
     Raises:
         UserError: the folder does not exist.
-
     """
     from esbench.store import read_results
 
@@ -156,7 +153,6 @@ def check_writable(option: str, folder: Path) -> None:
 
     Raises:
         UserError: the folder, or one above it, is a file.
-
     """
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if existing and not existing.is_dir():
@@ -168,7 +164,6 @@ def prepare_file(option: str, path: Path) -> None:
 
     Raises:
         UserError: the path is a folder or a device, or a folder above it is a file.
-
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{option} {path} is not a regular file: name a file")
@@ -181,7 +176,6 @@ def check_results(results: Path) -> None:
 
     Raises:
         UserError: the folder does not exist.
-
     """
     if not results.is_dir():
         raise UserError(f"no folder {results}: measure with `esbench run`, or name another with --results")

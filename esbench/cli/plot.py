@@ -91,7 +91,6 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
 
     Raises:
         UserError: no runs are found, or several devices have runs and none was named.
-
     """
     from esbench.report.analysis.history import devices
 

@@ -107,7 +107,6 @@ def cells_of(
 
     Raises:
         UserError: no variant supports any of the cases.
-
     """
     cells = [
         Cell(entry, case, phase, device)
@@ -146,6 +145,11 @@ def _examine(cell: Cell, checks: "ExactChecks", seed: int, out: Path) -> "Profil
 
 
 def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
+    """Set a variant up, verify it and profile the call of the cell's phase.
+
+    Raises:
+        UnavailableError: the variant has no such phase.
+    """
     from esbench.measure import profiler
     from esbench.measure.case_runner import missing_phases
 

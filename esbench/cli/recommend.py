@@ -55,6 +55,7 @@ _PATH_COLUMNS = 50
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?@(\d+)x(\d+)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?")
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class Target(NamedTuple):
@@ -65,7 +66,6 @@ class Target(NamedTuple):
         layers: name of each layer -> its case.
         excluded: names of modules that are left unperturbed.
         parts: case of each layer -> number of its parameters, and of all perturbed parameters.
-
     """
 
     name: str
@@ -155,17 +155,17 @@ def recommend(
     if variants and compiled:
         variants = [*variants, "Compiled*"]
     loaded = load_entries(variants, plugin) if compiled else load_usual(variants, plugin)
-    entries = candidates(loaded, named=bool(variants))
-    entries = [entry for entry in entries if entry.variant.mode == "batched"]
+    entries = [entry for entry in candidates(loaded, named=bool(variants)) if entry.variant.mode == "batched"]
     if not entries:
         raise UserError(
-            f"--variants {' '.join(variants or ())}: nothing to train with: none of them perturbs weights"
+            f"--variants {' '.join(variants or ())}: none of these perturbs the weights of a layer: name "
+            "schemes, `esbench list` shows them"
         )
-    asked = {entry.variant for entry in entries} if variants else None
+    named_variants = {entry.variant for entry in entries} if variants else None
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     device_type = resolve_device(device)
     if offline:
-        recommendations = _answer_offline(target, device_type, results, asked, limit_bytes)
+        recommendations = _answer_offline(target, device_type, results, named_variants, limit_bytes)
         if not _print(target, recommendations, results, tables=tables):
             raise typer.Exit(FAILED)
         return
@@ -180,8 +180,8 @@ def recommend(
     path, outcome, run = _measure(
         request, target.name, device_type, seed, results, budget, limit_bytes, child
     )
-    found = _recommend(target, [run], asked, limit_bytes)
-    has_winner = _print(target, found, results, run, tables=tables)
+    recommendations = _recommend(target, [run], named_variants, limit_bytes)
+    has_winner = _print(target, recommendations, results, run, tables=tables)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
         raise typer.Exit(FAILED)
@@ -207,23 +207,25 @@ def _measure(  # the options of a measurement
     resume = shlex.join(["esbench", "run", "--resume", "--results", str(results), "--device", device])
     hint = f"`{resume}` completes it, then `{answer}` answers"
     with lock_device(device_uuid(device) or device, name, note):
-        here, end_s = environment(device), child.announcement.end_s or time.monotonic() + budget_s
+        here = environment(device)
+        end_s = child.announcement.end_s or time.monotonic() + budget_s
         child.announce(end_s=end_s, limit_s=plan.limit_s)
         unfinished = child.unfinished()
         if unfinished:
             request = unfinished.run.header.request or request
-            plan = plan_of(request, name, device, seed)
         else:
             note_load(here)
-        if not unfinished and len(request.variants) > KEPT:
-            screened = _screen(plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child)
-            names, notes = choose(screened, end_s - time.monotonic())
-            for text in notes:
-                note(text)
-            if not names:
-                raise UserError(f"no variant could be screened within {budget_s:g} s: give a longer --budget")
-            request = msgspec.structs.replace(request, variants=tuple(names))
-            plan = plan_of(request, name, device, seed)
+            if len(request.variants) > KEPT:
+                screened = _screen(plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child)
+                names, notes = choose(screened, end_s - time.monotonic())
+                for text in notes:
+                    note(text)
+                if not names:
+                    raise UserError(
+                        f"no variant could be screened within {budget_s:g} s: give a longer --budget"
+                    )
+                request = msgspec.structs.replace(request, variants=tuple(names))
+        plan = plan_of(request, name, device, seed)
         if not unfinished:
             cases = "; ".join(case.label for case in plan.cases)
             note(f"measuring {len(plan.entries)} variants on {device} ({here.device_name}): {cases}")
@@ -265,41 +267,44 @@ def _answer_offline(
 
     Raises:
         UserError: no run ranks a case.
-
     """
     from esbench import store
     from esbench.measure.environment import environment
-    from esbench.report.analysis.ranking import nearest
     from esbench.report.captions import layer_and_members
 
     here = environment(device_type)
     stored, problems = store.read_results(results) if results.is_dir() else ([], [])
     print_problems(problem for problem in problems if problem.path.parent.name == here.slug)
     runs = [run for run in stored if run.header.environment.slug == here.slug]
-    measure = f"leave --offline out to measure {'; '.join(layer_and_members(case) for case in target.cases)}"
+    remedy = f"leave --offline out to measure {'; '.join(layer_and_members(case) for case in target.cases)}"
     if not runs:
-        own = f"no stored run of this device ({here.device_name}) in {short_path(results, _PATH_COLUMNS)}"
-        alike = [run for run in stored if run.header.environment.device == device_type]
-        if not alike:
-            raise UserError(f"{own}: {measure}")
-        same_kind = max(alike, key=lambda run: run.header.run_id).header.environment
-        runs = [run for run in alike if run.header.environment.slug == same_kind.slug]
-        note(f"{own}:\n  this is the answer for {same_kind.device_name}; {measure}")
+        missing = f"no stored run of this device ({here.device_name}) in {short_path(results, _PATH_COLUMNS)}"
+        same_kind = [run for run in stored if run.header.environment.device == device_type]
+        if not same_kind:
+            raise UserError(f"{missing}: {remedy}")
+        other_device = max(same_kind, key=lambda run: run.header.run_id).header.environment
+        runs = [run for run in same_kind if run.header.environment.slug == other_device.slug]
+        note(f"{missing}:\n  this is the answer for {other_device.device_name}; {remedy}")
     recommendations = _recommend(target, runs, variants, limit_bytes)
     for case in target.cases:
         if case not in recommendations:
-            near = [
-                f"{layer_and_members(other)}: `{command}`"
-                for other in nearest(runs, case, NEAREST)
-                if (command := _command_of(other, results))
-            ][:1]
-            names = first_names([variant.name for variant in variants or ()])
+            of_variants = f" for {first_names([variant.name for variant in variants])}" if variants else ""
             raise UserError(
-                f"no stored run ranks {layer_and_members(case)}{names and f' for {names}'}; "
-                f"leave --offline out to measure it"
-                f"{f'; nearest is {near[0]}' if near else ''}"
+                f"no stored run ranks {layer_and_members(case)}{of_variants}; "
+                f"leave --offline out to measure it{_nearest_answer(runs, case, results)}"
             )
     return recommendations
+
+
+def _nearest_answer(runs: Sequence[Run], case: Case, results: Path) -> str:
+    """Return the nearest ranked case that options can name, with the command for it; "" if there is none."""
+    from esbench.report.analysis.ranking import nearest
+    from esbench.report.captions import layer_and_members
+
+    for ranked_case in nearest(runs, case, NEAREST):
+        if command := _command_of(ranked_case, results):
+            return f"; nearest is {layer_and_members(ranked_case)}: `{command}`"
+    return ""
 
 
 def _command_of(case: Case, results: Path) -> str:
@@ -330,17 +335,13 @@ def _recommend(
     from esbench.report.analysis.quality import ALONE, Part
     from esbench.report.analysis.ranking import recommend
 
-    recommendations = {
-        case: recommend(
-            runs,
-            case,
-            variants=variants,
-            limit_bytes=limit_bytes,
-            part=Part(*target.parts.get(case, ALONE)),
-        )
-        for case in target.cases
-    }
-    return {case: recommendation for case, recommendation in recommendations.items() if recommendation}
+    recommendations = {}
+    for case in target.cases:
+        part = Part(*target.parts[case]) if case in target.parts else ALONE
+        recommendation = recommend(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
+        if recommendation:
+            recommendations[case] = recommendation
+    return recommendations
 
 
 def _print(
@@ -360,10 +361,10 @@ def _print(
     from esbench.report.tables.recommendation import answer, details, figures, without_numbers
     from esbench.studies.digits import trained_with
 
-    for case, found in recommendations.items():
+    for case, recommendation in recommendations.items():
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
-        if found.ranked or not run:  # else the reasons follow
-            typer.echo(printable(answer(found, names)))
+        if recommendation.ranked or not run:  # else the reasons follow
+            typer.echo(printable(answer(recommendation, names)))
     winners = {
         name: recommendations[case].recommended[0]
         for name, case in target.layers.items()
@@ -378,8 +379,9 @@ def _print(
     if recommendations and not tables:
         trained = partial(trained_with, results)
         typer.echo(printable(f"\n{figures(recommendations.values(), trained)}"))
-    for found in recommendations.values() if tables else ():
-        typer.echo(printable(f"\n{details(found)}"))
+    if tables:
+        for recommendation in recommendations.values():
+            typer.echo(printable(f"\n{details(recommendation)}"))
     return bool(winners)
 
 
@@ -390,10 +392,11 @@ def _code(target: Target, winners: "Mapping[str, RankedVariant]") -> str:
     known = REGISTRY.entries.values()
     docs = scheme_docs(known)
     modules = {entry.variant: docs[entry.variant.scheme].module for entry in known}
-    trainers = {entry.variant: (entry.scheme, trainer(entry.scheme)) for entry in known}
-    from_rows = [
-        variant for variant, (scheme, found) in trainers.items() if found and found.learns_from_rows(scheme)
-    ]
+    from_rows = []
+    for entry in known:
+        scheme_trainer = trainer(entry.scheme)
+        if scheme_trainer and scheme_trainer.learns_from_rows(entry.scheme):
+            from_rows.append(entry.variant)
     return training_code(winners, modules, exclude=target.excluded, from_rows=from_rows)
 
 
@@ -418,7 +421,6 @@ def target_of(
 
     Raises:
         UserError: not exactly one of the three is present, it is malformed, or the model cannot be perturbed.
-
     """
     if sum(option is not None for option in (linear, conv, model)) != 1:
         raise UserError(
@@ -456,7 +458,6 @@ def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[E
 
     Raises:
         UserError: a layer has an unsupported dtype, or every candidate refuses the model.
-
     """
     for layer in model_layers.chosen:
         if layer.case.dtype not in DTYPES:
@@ -464,26 +465,26 @@ def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[E
                 f"--model {name}: {layer.name} is {layer.case.dtype}; esbench measures {', '.join(DTYPES)}"
             )
     fitting = [entry for entry in entries if any(entry.supports(layer.case) for layer in model_layers.chosen)]
-    trainers = [(entry.scheme, known) for entry in fitting if (known := trainer(entry.scheme))]
-    refused = [
-        reason
-        for scheme, known in trainers
-        if (reason := known.refusal(scheme, model, _excluded(model_layers)))
-    ]
-    if refused and len(refused) == len(fitting):
+    refusals = Counter[str]()
+    for entry in fitting:
+        scheme_trainer = trainer(entry.scheme)
+        if scheme_trainer and (
+            reason := scheme_trainer.refusal(entry.scheme, model, _excluded(model_layers))
+        ):
+            refusals[reason] += 1
+    if refusals and refusals.total() == len(fitting):
         # The most common reason: some schemes have another one, such as a kernel that needs a GPU.
-        reason, _ = Counter(refused).most_common(1)[0]
+        reason, _ = refusals.most_common(1)[0]
         raise UserError(
             f"--model {name}: {reason}; to leave a layer out, call requires_grad_(False) in the factory"
         )
 
 
 def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -> Case:
-    """Return a case without a shape.
+    """Return a case with the given fields, whose operator and shape are filled in later.
 
     Raises:
         UserError: the dtype is unknown, or sigma is not a positive number.
-
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; available: {', '.join(DTYPES)}")
@@ -505,7 +506,6 @@ def linear_case(text: str, like: Case) -> Case:
 
     Raises:
         UserError: the text is malformed.
-
     """
     out, inp = _numbers("linear", text, _LINEAR, "OUTxIN, such as 1024x1024")
     return msgspec.structs.replace(like, operator="Linear", out_channels=out, in_channels=inp)
@@ -518,22 +518,21 @@ def conv2d_case(text: str, like: Case) -> Case:
 
     Raises:
         UserError: the text is malformed, or the kernel is larger than the input.
-
     """
     expected = "OUTxINxKERNEL@HEIGHTxWIDTH, such as 64x64x3@32x32"
-    out, inp, tall, *rest = _numbers("conv", text, _CONV, expected)
-    height, width = rest[-2:]
-    wide = rest[0] if len(rest) == 3 else tall  # noqa: PLR2004  # the kernel has two numbers
-    if tall > height or wide > width:
+    out, inp, *kernel, height, width = _numbers("conv", text, _CONV, expected)
+    kernel_height, kernel_width = kernel[0], kernel[-1]
+    if kernel_height > height or kernel_width > width:
         raise UserError(
-            f"--conv {text}: a kernel of {tall} x {wide} is larger than an input of {height} x {width}"
+            f"--conv {text}: a kernel of {kernel_height} x {kernel_width} is larger than an input of "
+            f"{height} x {width}"
         )
     return msgspec.structs.replace(
         like,
         operator="Conv2d",
         out_channels=out,
         in_channels=inp,
-        kernel_size=(tall, wide),
+        kernel_size=(kernel_height, kernel_width),
         input_size=(height, width),
     )
 
@@ -543,16 +542,16 @@ def size_bytes(text: str) -> float:
 
     Raises:
         UserError: the text is malformed, or the size is 0.
-
     """
     match = _BYTES.fullmatch(text.strip())
-    size = float(match[1]) * 1000 ** " kMGT".index(match[2] or " ") if match else 0
+    size = float(match[1]) * _PREFIXES[match[2]] if match else 0.0
     if not 0 < size < math.inf:
         raise UserError(f"--memory-limit {text}: expected a size above 0, such as 2GB or 500MB")
     return size
 
 
 def _numbers(option: str, text: str, pattern: re.Pattern[str], expected: str) -> list[int]:
+    """Return the numbers in the value of an option; ``expected`` describes its form in the error message."""
     match = pattern.fullmatch(text.strip().lower())
     numbers = [int(number) for number in match.groups() if number is not None] if match else []
     if not numbers or not all(1 <= number <= _LARGEST for number in numbers):

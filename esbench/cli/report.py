@@ -21,7 +21,7 @@ from esbench.cli.options import (
 )
 from esbench.errors import UserError
 from esbench.git import git
-from esbench.text import short_path
+from esbench.text import first_names, pluralize, short_path
 
 Form = Literal["markdown", "latex", "csv"]
 PUBLISHED = Path("reports")
@@ -88,7 +88,7 @@ def _summarize_files(written: Sequence[Path], out: Path) -> str:
     """Return what was written, on one line, with the file to open."""
     counts = Counter("plot" if path.suffix == ".svg" else "page" for path in written)
     page = next((path for path in written if path.name == "index.html"), written[0])
-    listed = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items())
+    listed = " and ".join(pluralize(count, kind) for kind, count in counts.items())
     return f"{listed} in {short_path(out)}: open {short_path(page)}"
 
 
@@ -97,12 +97,10 @@ def _check_committed(results: Path) -> None:
 
     Raises:
         UserError: a file is untracked, so the published reports could not be reproduced from the repository.
-
     """
     if uncommitted := git(results, "ls-files", "--others").splitlines():
-        names = ", ".join(uncommitted[:3]) + (f" and {len(uncommitted) - 3} more" if uncommitted[3:] else "")
         raise UserError(
-            f"--publish renders committed runs, and {results} also holds {names}: "
+            f"--publish renders committed runs, and {results} also holds {first_names(uncommitted)}: "
             "add them with `git add --force`, or move them out of the folder"
         )
 

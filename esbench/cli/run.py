@@ -178,7 +178,6 @@ def measure(  # the parts of a run
 
     Raises:
         UserError: the unfinished run was measured by different code or on a different machine.
-
     """
     from esbench.measure import runner
     from esbench.measure.environment import source_hashes
@@ -188,8 +187,8 @@ def measure(  # the parts of a run
     code = source_hashes(plan.entries)
     if unfinished:
         if child.is_restarted:  # other files may change during a run: the code is compared by its hash
-            began = unfinished.run.header.environment
-            here = msgspec.structs.replace(here, commit=began.commit, dirty=began.dirty)
+            at_begin = unfinished.run.header.environment
+            here = msgspec.structs.replace(here, commit=at_begin.commit, dirty=at_begin.dirty)
         _check_same_code(unfinished.run, here, code)
         opened_file = runner.resume(unfinished)
     else:
@@ -239,7 +238,6 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
 
     Raises:
         UnknownNameError: a name is unknown.
-
     """
     from esbench.measure.plan import Plan
 
@@ -255,7 +253,10 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         entries = with_references(entries) if request.variants else entries_of_suite(entries, suite, packages)
     cases = cases_of(suite, request.cases, request.dtype)
     phases = parse_phases(request.phases) or suite.phases
-    on_gpu, chosen = device == "cuda", split_names(request.methods)
+    on_gpu = device == "cuda"
+    methods = suite.methods if on_gpu else {}
+    if chosen_methods := split_names(request.methods):
+        methods = dict.fromkeys(PHASES, chosen_methods)
     return Plan(
         entries=[entry for entry in entries if any(entry.supports(case) for case in cases)],
         cases=cases,
@@ -269,7 +270,7 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         limit_s=suite.limit_s,
         active=suite.active,
         active_variants=suite.active_variants,
-        methods=dict.fromkeys(PHASES, chosen) if chosen else suite.methods if on_gpu else {},
+        methods=methods,
         traced=[phase for phase in phases if on_gpu and phase in suite.traced] or phases,
         # The multiples of a recommendation are those of a step; the plain layer has only its forward.
         reference_phases=("forward", "step") if request.shapes else PHASES,
@@ -281,9 +282,10 @@ def _find_unfinished(context: typer.Context, results: Path, here: Environment) -
 
     Raises:
         UserError: the run is not found, or --resume is combined with other options.
-
     """
-    combined = [name for name in CHOICES if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    # An enumeration of click, or of typer's copy of it.
+    sources = {name: str(context.get_parameter_source(name)) for name in CHOICES}
+    combined = [name for name, source in sources.items() if source.endswith("COMMANDLINE")]
     if combined:
         options = ", ".join(f"--{name}" for name in combined)
         raise UserError(f"--resume uses the options of the run that was cut off: leave out {options}")
@@ -295,7 +297,6 @@ def check_unchanged(torch_state: "TorchState") -> None:
 
     Raises:
         UserError: a global setting was changed.
-
     """
     try:
         torch_state.check()
@@ -308,7 +309,6 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
 
     Raises:
         UserError: the machine or the code has changed.
-
     """
     from esbench.measure.environment import differences
 
@@ -354,14 +354,12 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
                 note(text)
     folder = path.parent.parent
     results = "" if folder == Path("results") else f" --results {shlex.quote(short_path(folder))}"
-    hints = [
-        f"plots, page and all tables: `esbench report{results}`",
-        "for your layer: `esbench recommend --linear 512x512`",
-    ]
-    if len(hints[0]) > COLUMNS:
-        hints[0] = "plots, page and all tables: `esbench report` with the same --results"
-    if sum(map(len, hints)) + len("; ") <= COLUMNS:
-        hints = ["; ".join(hints)]
+    report_hint = f"plots, page and all tables: `esbench report{results}`"
+    if len(report_hint) > COLUMNS:
+        report_hint = "plots, page and all tables: `esbench report` with the same --results"
+    recommend_hint = "for your layer: `esbench recommend --linear 512x512`"
+    both = f"{report_hint}; {recommend_hint}"
+    hints = [both] if len(both) <= COLUMNS else [report_hint, recommend_hint]
     conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
 
 

@@ -93,12 +93,11 @@ def screen(
     entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]
     plan = replace(plan, entries=entries, checks=(), reference_phases=())
     screened = {}
-    for row, case in enumerate(plan.cases):
-        start_s = time.monotonic()
-        end_s = start_s + (plan.end_s - start_s) / (len(plan.cases) - row)
-        run = _measure_small(
-            replace(plan, cases=(small_case(case),), end_s=end_s), environment, progress, tools, watch
-        )
+    for index, case in enumerate(plan.cases):
+        now_s = time.monotonic()
+        end_s = now_s + (plan.end_s - now_s) / (len(plan.cases) - index)
+        small_plan = replace(plan, cases=(small_case(case),), end_s=end_s)
+        run = _measure_small(small_plan, environment, progress, tools, watch)
         screened[case] = _extrapolate(run, case, limit_bytes)
     return screened
 
@@ -111,18 +110,18 @@ def _measure_small(
 
     records: list[Record] = []
     now_s = time.monotonic()
-    timed = replace(
-        plan, phases=("step",), cell_s=CELL_S, traced=(), end_s=now_s + STEP_SHARE * (plan.end_s - now_s)
-    )
-    run_cases(timed, records.extend, progress, tools, watch=watch)
-    times = {
-        row.variant: row for row in records if isinstance(row, Measurement) and row.metric == "latency_ns"
+    step_end_s = now_s + STEP_SHARE * (plan.end_s - now_s)
+    step_plan = replace(plan, phases=("step",), cell_s=CELL_S, traced=(), end_s=step_end_s)
+    run_cases(step_plan, records.extend, progress, tools, watch=watch)
+    step_ns = {
+        row.variant: median(row) or math.inf
+        for row in records
+        if isinstance(row, Measurement) and row.metric == "latency_ns"
     }
-    rated = [entry for entry in plan.entries if entry.variant in times and entry.variant.mode == "batched"]
-    rated.sort(key=lambda entry: median(times[entry.variant]) or math.inf)
-    rated = [entry for rank, entry in enumerate(rated) if rank < RATED or entry.variant.name == DENSE]
-    rated_plan = replace(plan, entries=rated, phases=(QUALITY,))
-    run_cases(rated_plan, records.extend, progress, tools, watch=watch)
+    timed = [entry for entry in plan.entries if entry.variant.mode == "batched" and entry.variant in step_ns]
+    timed.sort(key=lambda entry: step_ns[entry.variant])
+    rated = [entry for rank, entry in enumerate(timed) if rank < RATED or entry.variant.name == DENSE]
+    run_cases(replace(plan, entries=rated, phases=(QUALITY,)), records.extend, progress, tools, watch=watch)
     header = RunHeader(
         schema=SCHEMA_VERSION,
         run_id="screening",
@@ -149,13 +148,14 @@ def _extrapolate(run: Run, case: Case, limit_bytes: float | None) -> list[Screen
     for row in run.measurements:
         if row.metric != "latency_ns" or row.variant.mode != "batched":
             continue
-        step_s, rate = (median(row) or math.inf) / 1e9 * scale, 0.0
+        step_s = (median(row) or math.inf) / 1e9 * scale
+        rate = peak_bytes = 0.0
         if ranked := rated.get(row.variant):
             kappa = max(ranked.kappa.mean, 0.0) if ranked.kappa else 0.0
             n_eff = case.members / (1 + kappa * case.members / _size(case))
             rate = math.inf if ranked.is_exact else n_eff / step_s
-        peak_bytes = ranked.peak_bytes if ranked else None
-        if limit_bytes is None or (peak_bytes or 0.0) * scale <= limit_bytes:
+            peak_bytes = (ranked.peak_bytes or 0.0) * scale
+        if limit_bytes is None or peak_bytes <= limit_bytes:
             screened.append(Screened(row.variant, rate, step_s))
     return sorted(screened, key=lambda variant: (-variant.rate, variant.step_s))
 
@@ -163,37 +163,35 @@ def _extrapolate(run: Run, case: Case, limit_bytes: float | None) -> list[Screen
 def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[list[str], list[str]]:
     """Return the names of the variants to be measured in the time that is left, and notes on the others.
 
-    Dense noise comes first, because all others are compared with it; then the best, in any case.
+    Each case gets the same share of the time. Dense noise comes first, because all others are compared with
+    it; then the best variant, in any case.
     """
-    names: dict[str, None] = {}
+    names: dict[str, None] = {}  # in this order, each once
     notes = []
-    share_s = left_s / max(len(screened), 1)
+    case_s = left_s / max(len(screened), 1)
     for case, variants in screened.items():
         dense = next((variant for variant in variants if variant.variant.name == DENSE), None)
-        case_s, too_slow = share_s, []
-        needed_s = sum(variant.cost_s for variant in [dense, *_others(variants)[:1]] if variant)
-        if dense and needed_s <= share_s:
+        others = [variant for variant in variants if variant is not dense]
+        unspent_s, too_slow = case_s, []
+        needed_s = sum(variant.cost_s for variant in (dense, *others[:1]) if variant)
+        if dense and needed_s <= case_s:
             names[DENSE] = None
-            case_s -= dense.cost_s
+            unspent_s -= dense.cost_s
         elif dense:
+            budget_s = needed_s * len(screened) / (1 - SHARE)
             notes.append(
                 f"{case.label}: {DENSE} (dense noise) is left out, a step takes about {dense.step_s:.2g} s: "
-                f"--budget {_round_up(needed_s / (1 - SHARE) * len(screened))} measures it"
+                f"--budget {_round_up(budget_s)} measures it"
             )
-        for rank, variant in enumerate(_others(variants)[:KEPT]):
-            if rank and variant.cost_s > case_s:
+        for rank, variant in enumerate(others[:KEPT]):
+            if rank > 0 and variant.cost_s > unspent_s:
                 too_slow.append(variant.variant.name)
             else:
                 names[variant.variant.name] = None
-                case_s -= variant.cost_s
+                unspent_s -= variant.cost_s
         if too_slow:
             notes.append(f"{case.label}: no time for {first_names(too_slow)}: give a longer --budget")
     return [*names], notes
-
-
-def _others(variants: Sequence[Screened]) -> list[Screened]:
-    """Return the variants without dense noise, which is measured in any case."""
-    return [variant for variant in variants if variant.variant.name != DENSE]
 
 
 def _can_run(entry: Entry, plan: "Plan", watch: "Watch") -> bool:
@@ -212,5 +210,5 @@ def _size(case: Case) -> int:
 
 
 def _round_up(seconds: float) -> int:
-    """Return seconds as whole minutes."""
+    """Return seconds rounded up to whole minutes."""
     return 60 * math.ceil(seconds / 60)

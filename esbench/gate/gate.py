@@ -1,8 +1,9 @@
 """One run of the gate: survey both revisions, time all cells, confirm the suspects, decide.
 
 Fresh worker processes measure both revisions. A replicate times all cells in random order. A cell is set up
-in both arms and then timed in 20 to 60 rounds, each ABBA or BAAB at random; one worker is idle while the
-other is timed. Every replicate is written to disk as soon as it is measured.
+in both arms and then timed in 20 to 60 rounds at the screen, three times as many at the confirmation, each
+ABBA or BAAB at random; one worker is idle while the other is timed. Every replicate is written to disk as
+soon as it is measured.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The digits study, how well a small network learns with each variant: its records and its page.
+"""Records and page of the digits study: how well a small network learns with each variant.
 
 A study is one JSON file, ``<results>/<device>/digits/<study id>.json``, which is rewritten after every
 training run. Nothing here imports torch.

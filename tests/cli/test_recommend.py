@@ -95,7 +95,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
         ("--model no_such_module:make", "--model no_such_module:make: cannot import it"),
         ("--model json:loads", "--model json:loads: the factory raises TypeError"),
         ("--model json", "--model json: expected module:factory"),
-        ("--linear 8x8 --variants Base", "--variants Base: nothing to train with"),
+        ("--linear 8x8 --variants Base", "--variants Base: none of these perturbs"),
     ):
         assert run(*arguments.split(), "--results", str(tmp_path / "results")) == 2
         captured = capsys.readouterr()
