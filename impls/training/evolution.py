@@ -19,7 +19,7 @@ def centered_ranks(fitness: Tensor) -> Tensor:
     """Return utilities (float64, in the shape of the fitness) from -1/2 for the lowest fitness to 1/2.
 
     utility = rank / (n - 1) - 1/2 with ranks 0 to n - 1; equal fitness gets its mean rank. The mean is zero,
-    and the scale of the fitness does not matter (Wierstra et al. 2014, JMLR 15). At least two numbers.
+    and the scale of the fitness does not matter (Wierstra et al. 2014, JMLR 15). n must be at least 2.
     """
     ordered, values = fitness.flatten().sort().values, fitness.contiguous()
     first_rank = torch.searchsorted(ordered, values)
@@ -134,9 +134,9 @@ def effective_members(
         }
     total = 0.0
     for layer in perturbed_layers(trainable_modules(model, ()), {"*": scheme}):
-        kappa = layer.scheme.kappa(layer.split_groups(layer.weight.detach()), members)
-        if kappa is None:
+        layer_kappa = layer.scheme.kappa(layer.split_groups(layer.weight.detach()), members)
+        if layer_kappa is None:
             return None
-        total += kappa * squares[id(layer.weight)]
+        total += layer_kappa * squares[id(layer.weight)]
     kappa = total / sum(squares.values())
     return members / (1 + kappa * members / sum(parameter.numel() for parameter in parameters))

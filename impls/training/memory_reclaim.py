@@ -28,13 +28,14 @@ from typing_extensions import override
 
 T = TypeVar("T")
 
-EVERY = 6
-"""The iterator collects before every sixth item."""
+COLLECT_EVERY = 6
+"""The iterator collects before every item whose number is a multiple of this."""
 TICK_S = 0.1
 """Seconds between two ticks of the watchdog."""
-FULL_FROM = 6
+FIRST_FULL_TICK = 6
 """From this tick on the watchdog collects all generations and releases torch's cache."""
 LAST_TICK = 41
+"""After this tick the watchdog waits for the end of the item."""
 
 Mode = Literal[
     "nothing",
@@ -77,6 +78,7 @@ class _Watchdog(threading.Thread):
 
     @override
     def run(self) -> None:
+        """Collect garbage while an item is in use, until the message to end."""
         is_in_use = self.messages.get()
         while is_in_use is not None:
             is_in_use = self._next_message_after_ticks() if is_in_use else self.messages.get()
@@ -88,12 +90,12 @@ class _Watchdog(threading.Thread):
             self.join()
 
     def _next_message_after_ticks(self) -> bool | None:
-        """Return the next message. Collect garbage at each tick until then; after the last tick, wait."""
+        """Collect garbage at each tick until there is a message, and return the message."""
         for tick in range(1, LAST_TICK + 1):
             with contextlib.suppress(queue.Empty):
                 return self.messages.get(timeout=self._tick_s)
             gc.collect(0)
-            if tick >= FULL_FROM:
+            if tick >= FIRST_FULL_TICK:
                 gc.collect()
                 self._release_cache()
         return self.messages.get()
@@ -130,7 +132,7 @@ class ReclaimingIterator(Generic[T]):
         watchdog = _Watchdog(self._release_cache, self._tick_s)
         try:
             for number, item in enumerate(self._items, 1):
-                if number % EVERY == 0:
+                if number % COLLECT_EVERY == 0:
                     gc.collect(0)
                 watchdog.messages.put(True)  # noqa: FBT003  a message
                 yield item
@@ -203,7 +205,7 @@ def call_in_fresh_process(
     *args: Any,  # noqa: ANN401  the function's own
     environment: Mapping[str, str] | None = None,
 ) -> T:
-    """Call a function in a fresh process with as many threads, whose memory is freed when it ends.
+    """Call a function in a fresh process with as many torch threads as this one, and free its memory.
 
     Args:
         function: a function of a module; an exception in it is raised here.
@@ -216,15 +218,15 @@ def call_in_fresh_process(
         # A forked process shares locks with the parent's threads, and cannot use CUDA after the parent has.
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
             call = pickle.dumps((function, args, torch.get_num_threads()))
-            result: T = pickle.loads(pool.submit(_call, call).result())  # noqa: S301  from our own child
+            result: T = pickle.loads(pool.submit(_run_pickled, call).result())  # noqa: S301  from our own child
             return result
     finally:
         os.environ.clear()
         os.environ.update(before)
 
 
-def _call(call: bytes) -> bytes:
-    # As bytes: torch's own pickling shares memory, which would need the child to stay alive.
+def _run_pickled(call: bytes) -> bytes:
+    # The result is bytes, because tensors would be sent as shared memory, which ends with this process.
     function, args, threads = pickle.loads(call)  # noqa: S301  written by call_in_fresh_process()
     torch.set_num_threads(threads)  # the order of sums depends on it
     return pickle.dumps(function(*args))

@@ -289,7 +289,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
             parameter.grad = None
 
     def _update(self, indices: Sequence[int]) -> None:
-        """Step the ordinary optimizer with only these parameters in its groups."""
+        """Step the ordinary optimizer with only these parameters in its groups; drop their gradients."""
         if self._skip_nonfinite:
             self._drop_nonfinite(indices)
         ready: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
@@ -384,7 +384,10 @@ class _Pending:
 
 def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
-        raise ValueError("DistributedDataParallel averages gradients only after they would have been used")
+        raise ValueError(
+            "an optimizer in backward uses gradients before DistributedDataParallel averages them: use an "
+            "ordinary optimizer"
+        )
     if used := [name for parameter, name in names.items() if parameter.grad is not None]:
         raise ValueError(
             f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
@@ -404,14 +407,17 @@ def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
 
 
 def _layers(model: nn.Module, trainable: Sequence[nn.Parameter]) -> list[int]:
-    """Number each parameter's layer, see :class:`OptimizerInBackward`."""
+    """Return the number of each parameter's layer.
+
+    Layers that share a parameter have one number; a parametrized layer includes its parametrizations.
+    """
     layers: dict[nn.Parameter, int] = {}
     for number, module in enumerate(model.modules()):
         parameters = list(module.parameters(recurse=False))
         if parametrize.is_parametrized(module):
             parameters += module.get_submodule("parametrizations").parameters()
-        shared = {layers[parameter] for parameter in parameters if parameter in layers}
-        parameters += [parameter for parameter, layer in layers.items() if layer in shared]
+        sharing = {layers[parameter] for parameter in parameters if parameter in layers}
+        parameters += [parameter for parameter, layer in layers.items() if layer in sharing]
         layers.update(dict.fromkeys(parameters, number))
     return [layers[parameter] for parameter in trainable]
 
@@ -421,28 +427,34 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 def _are_surely_finite(gradients: Sequence[Tensor]) -> bool:
-    """Test all gradients at once; False may also mean that a sum or a norm overflowed."""
+    """Return whether all gradients are finite, by one number; False may also mean that it overflowed."""
     if all(gradient.is_cpu for gradient in gradients):
-        return cmath.isfinite(sum([gradient.sum().item() for gradient in gradients]))
+        return cmath.isfinite(sum([gradient.sum().item() for gradient in gradients]))  # may be complex
     return bool(nn.utils.get_total_norm([_values(gradient) for gradient in gradients]).isfinite())
 
 
 def copy_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> State:
     """Return a copy of an optimizer's state without ``param_names``.
 
-    Raise ValueError unless its groups have parameters of these names (if it has names), in this order.
+    Args:
+        state: the state.
+        names: the names of the parameters in each group of the model.
+
+    Raises:
+        ValueError: the state has groups of other sizes or, if it has names, with other names.
     """
     copied = copy.deepcopy({"state": state["state"], "param_groups": state["param_groups"]})
     sizes = [len(group["params"]) for group in copied["param_groups"]]
     expected_sizes = [len(group_names) for group_names in names]
-    message = ""
     if sizes != expected_sizes:
-        message = f"the saved state has groups of {sizes} parameters, the model of {expected_sizes}"
-    else:
-        for group, group_names in zip(copied["param_groups"], names, strict=True):
-            if (saved := group.pop("param_names", group_names)) != group_names:
-                message = f"the saved state has {', '.join(saved)} instead of {', '.join(group_names)}"
-    if message:
-        message += ": load a state that was saved with this model"
-        raise ValueError(message)
+        raise ValueError(
+            f"the saved state has groups of {sizes} parameters, the model of {expected_sizes}: load a state "
+            "that was saved with this model"
+        )
+    for group, group_names in zip(copied["param_groups"], names, strict=True):
+        if (saved := group.pop("param_names", group_names)) != group_names:
+            raise ValueError(
+                f"the saved state has {', '.join(saved)} instead of {', '.join(group_names)}: load a state "
+                "that was saved with this model"
+            )
     return copied

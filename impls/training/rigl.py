@@ -191,7 +191,7 @@ class ActiveWeights:
 
     @torch.no_grad()
     def apply_mask(self, optimizer: Optimizer | None = None) -> None:
-        """Zero the inactive entries of the weight, and of the optimizer's state if one is given."""
+        """Zero the inactive entries of the weight, and of its state in an optimizer if one is given."""
         for tensor in (self.weight, *(entry_state(optimizer, self.weight) if optimizer else ())):
             tensor.masked_fill_(self.inactive, 0)
 
@@ -287,17 +287,19 @@ class RigLScheduler:
             layer.accumulates = self.schedule.accumulates_after(self.step)
         if not self.layers or not self.schedule.updates_at(self.step):
             return True
-        fraction, moved = self.schedule.fraction(self.step), []
+        fraction, were_finite = self.schedule.fraction(self.step), []
         for layer in self.layers:
             if self.schedule.growth == "random":
                 gradient = torch.rand(layer.weight.shape, generator=self._generator).to(layer.weight)
             else:
                 gradient = layer.take_gradient()
-            moved.append(layer.update_topology(gradient, int(fraction * layer.nonzero), self._optimizer))
-        _warn_if_unchanged(
-            self.step,
-            [layer.name for layer, has_moved in zip(self.layers, moved, strict=True) if not has_moved],
-        )
+            count = int(fraction * layer.nonzero)
+            were_finite.append(layer.update_topology(gradient, count, self._optimizer))
+        # Read only now: each read waits for the device.
+        unchanged = [
+            layer.name for layer, was_finite in zip(self.layers, were_finite, strict=True) if not was_finite
+        ]
+        _warn_if_unchanged(self.step, unchanged)
         self.updates += 1
         return False
 
@@ -354,10 +356,8 @@ class RigLScheduler:
         }
         lines = []
         for name, tensors in parts.items():
-            nonzero, size = (
-                sum(int(tensor.count_nonzero()) for tensor in tensors),
-                sum(map(torch.numel, tensors)),
-            )
+            nonzero = sum(int(tensor.count_nonzero()) for tensor in tensors)
+            size = sum(tensor.numel() for tensor in tensors)
             lines.append(f"{name}: {nonzero}/{size} nonzero, a sparsity of {1 - nonzero / size:.2%}")
         rule = self.schedule
         moves = "never" if rule.static_topo else f"every {rule.delta} steps before {rule.T_end}"
@@ -492,11 +492,7 @@ class RigLInBackward:
 def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:
     """Return the state that an optimizer keeps per entry of a weight, such as momentum."""
     slots = optimizer.state.get(weight, {}).values()
-    return [
-        tensor
-        for tensor in slots
-        if isinstance(tensor, Tensor) and tensor.shape == weight.shape and tensor.dim()
-    ]
+    return [slot for slot in slots if isinstance(slot, Tensor) and slot.shape == weight.shape]
 
 
 def has_other_ranks() -> bool:

@@ -106,7 +106,7 @@ class SharedLayers:
         self, backend: str = "inductor", *, dynamic: bool = True, recompile_limit: int | None = None
     ) -> None:
         self.graphs = Graphs(backend)
-        self._settings = (*_ALL_SHAPES, *limits(recompile_limit))
+        self._settings = (*_ALL_SHAPES, *recompile_limit_settings(recompile_limit))
         # Graphs are cached and limited per code object, so each instance needs its own.
         code = _linear.__code__.replace(co_name="shared_linear")
         linear: Linear = FunctionType(code, globals(), "shared_linear")
@@ -182,7 +182,7 @@ def refusal(device: str) -> str:
     return "torch.compile needs a C++ compiler on a CPU, and none is on the path"
 
 
-def limits(recompile_limit: int | None) -> Settings:
+def recompile_limit_settings(recompile_limit: int | None) -> Settings:
     """Return the settings of torch that allow this many graphs; no settings for None."""
     if recompile_limit is None:
         return ()
@@ -194,7 +194,7 @@ def limits(recompile_limit: int | None) -> Settings:
 
 @contextlib.contextmanager
 def change_settings(settings: Settings) -> Iterator[None]:
-    """Change settings of torch inside a block; faster than ``config.patch``."""
+    """Change settings of torch inside a block, faster than its own ``config.patch``."""
     before = [(module, name, getattr(import_module(module), name)) for module, name, _ in settings]
     try:
         for module, name, value in settings:

@@ -115,17 +115,19 @@ def erk(shapes: Sequence[Sequence[int]], density: float) -> list[Fraction]:
     others share the rest.
     """
     sizes = [math.prod(shape) for shape in shapes]
-    raw = [Fraction(sum(shape), size) for shape, size in zip(shapes, sizes, strict=True)]
-    budget = _fraction(density) * sum(sizes)
+    unscaled = [Fraction(sum(shape), size) for shape, size in zip(shapes, sizes, strict=True)]
+    active = _fraction(density) * sum(sizes)
     dense: set[int] = set()
     while len(dense) < len(shapes):
         sparse = [layer for layer in range(len(shapes)) if layer not in dense]
-        remaining = budget - sum(sizes[layer] for layer in dense)
-        scale = remaining / sum(raw[layer] * sizes[layer] for layer in sparse)
-        largest = max(raw[layer] for layer in sparse)
+        active_in_sparse = active - sum(sizes[layer] for layer in dense)
+        scale = active_in_sparse / sum(unscaled[layer] * sizes[layer] for layer in sparse)
+        largest = max(unscaled[layer] for layer in sparse)
         if scale * largest <= 1:
-            return [Fraction(1) if layer in dense else scale * raw[layer] for layer in range(len(shapes))]
-        dense |= {layer for layer in sparse if raw[layer] == largest}
+            return [
+                Fraction(1) if layer in dense else scale * unscaled[layer] for layer in range(len(shapes))
+            ]
+        dense |= {layer for layer in sparse if unscaled[layer] == largest}
     return [Fraction(1)] * len(shapes)
 
 
@@ -165,19 +167,19 @@ def drop_and_grow(
     active = mask.flatten().clone()
     scores = weight.abs().flatten().nan_to_num_(nan=0.0).neg_()  # finite, as -inf marks inactive entries
     scores.masked_fill_(~active, -math.inf)
-    active ^= _largest(scores, count, narrowed=narrowed)
+    active ^= _largest(scores, count, narrowed=narrowed)  # drop
     torch.abs(gradient.flatten(), out=scores)
     is_finite = scores.amax().isfinite()
     if narrowed and not is_finite:
         return mask.clone(), is_finite
     scores.masked_fill_(active, -math.inf)
-    active ^= _largest(scores, count, narrowed=narrowed)
+    active ^= _largest(scores, count, narrowed=narrowed)  # grow
     return torch.where(is_finite, active.view(mask.shape), mask), is_finite
 
 
 @torch.no_grad()
 def zero_changed(tensors: Sequence[Tensor], before: Tensor, after: Tensor) -> None:
-    """Set entries of a weight and its optimizer state to zero, in place, unless both masks have them."""
+    """Set entries that are not in both masks to zero, in place, in a weight and its optimizer state."""
     changed = ~(before & after)
     for tensor in tensors:
         tensor.masked_fill_(changed, 0)
@@ -196,19 +198,23 @@ def _largest(scores: Tensor, count: int, *, narrowed: bool) -> Tensor:
 
 
 def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
-    """Return the mask of :func:`_largest` by bounds around its threshold, or None if they are far apart."""
+    """Return the mask of :func:`_largest`, or None if too many scores lie between bounds of its threshold.
+
+    The bounds are scores of a random sample, :data:`MARGIN` standard errors above and below the threshold.
+    """
     generator = Generator().manual_seed(0)
     sample = scores[torch.randint(len(scores), (SAMPLE,), generator=generator).to(scores.device)]
     share = count / len(scores)
     margin = MARGIN * math.sqrt(SAMPLE * share * (1 - share)) + 1
-    above, below = math.floor(SAMPLE * share - margin), math.ceil(SAMPLE * share + margin)
-    upper = float(sample.kthvalue(SAMPLE - above).values) if above >= 0 else math.inf
-    lower = float(sample.kthvalue(SAMPLE - below).values) if below < SAMPLE else -math.inf
+    upper_rank, lower_rank = math.floor(SAMPLE * share - margin), math.ceil(SAMPLE * share + margin)
+    upper = float(sample.kthvalue(SAMPLE - upper_rank).values) if upper_rank >= 0 else math.inf
+    lower = float(sample.kthvalue(SAMPLE - lower_rank).values) if lower_rank < SAMPLE else -math.inf
     chosen = scores > upper
     missing = count - int(chosen.count_nonzero())
     added = torch.empty_like(chosen)
-    # Values at a bound may be many equal ones, of which any will do; between the bounds topk selects.
-    for compare, bound, are_tied in (
+    # Next come scores equal to the upper bound, scores between the bounds, and scores equal to the lower one.
+    # Of many equal scores any will do; between the bounds topk selects.
+    for compare, bound, are_equal in (
         (torch.ge, upper, True),
         (torch.gt, lower, False),
         (torch.ge, lower, True),
@@ -217,16 +223,17 @@ def _largest_by_sample(scores: Tensor, count: int) -> Tensor | None:
             break
         compare(scores, bound, out=added)
         added &= ~chosen
-        size = int(added.count_nonzero())
-        if size > missing and are_tied:
+        added_count = int(added.count_nonzero())
+        if added_count > missing and are_equal:
             added[added.nonzero().flatten()[missing:]] = False
-        elif size > missing:
-            if size > CANDIDATES * len(scores):
+        elif added_count > missing:
+            if added_count > CANDIDATES * len(scores):
                 return None
             candidates = added.nonzero().flatten()
-            added.zero_()[candidates[scores[candidates].topk(missing, sorted=False).indices]] = True
+            largest = candidates[scores[candidates].topk(missing, sorted=False).indices]
+            added.zero_()[largest] = True
         chosen |= added
-        missing -= min(size, missing)
+        missing -= min(added_count, missing)
     return chosen if missing == 0 else None
 
 

@@ -35,9 +35,9 @@ class Pattern(NamedTuple):
     """Positions of the active entries of a matrix, in CSR form for the matrix and for its transpose."""
 
     shape: tuple[int, int]
-    row_ends: Tensor
+    row_ends: Tensor  # [rows + 1]: 0, and the number of entries up to the end of each row
     columns: Tensor  # of each entry, row by row
-    column_ends: Tensor
+    column_ends: Tensor  # [columns + 1], as for rows
     rows: Tensor  # of each entry, column by column
     order: Tensor  # sorts entries that are stored row by row into column by column
 
@@ -148,19 +148,19 @@ class BlockLinear(AbstractSparseLinear):
         self.side = side
         blocks = _blocks(layer.weight.detach(), side)
         self._rows, self._columns = _blocks(mask, side)[:, :, 0, 0].nonzero(as_tuple=True)
-        self._outer = (blocks.shape[0], blocks.shape[1])
+        self._block_counts = (blocks.shape[0], blocks.shape[1])
         self.values = nn.Parameter(blocks[self._rows, self._columns].contiguous())
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         block_inputs = x.unflatten(1, (-1, self.side)).transpose(0, 1)[self._columns]  # [blocks, rows, side]
         products = torch.bmm(block_inputs, self.values.transpose(1, 2))
-        y = x.new_zeros(self._outer[0], len(x), self.side).index_add(0, self._rows, products)
+        y = x.new_zeros(self._block_counts[0], len(x), self.side).index_add(0, self._rows, products)
         return y.transpose(0, 1).flatten(1) + self.bias
 
     @override
     def dense(self) -> Tensor:
-        weight = self.values.new_zeros(*self._outer, self.side, self.side)
+        weight = self.values.new_zeros(*self._block_counts, self.side, self.side)
         weight[self._rows, self._columns] = self.values.detach()
         return weight.transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -203,8 +203,8 @@ def block_mask(weight: Tensor, density: float, side: int, generator: Generator) 
 
 def two_of_four_mask(weight: Tensor, generator: Generator) -> Tensor:
     """Return a random mask of a weight [out, in] with two of every four inputs of an output."""
-    order = torch.rand(weight.shape, generator=generator).unflatten(1, (-1, 4)).argsort(-1)
-    return order.lt(2).flatten(1).to(weight.device)
+    permutations = torch.rand(weight.shape, generator=generator).unflatten(1, (-1, 4)).argsort(-1)
+    return permutations.lt(2).flatten(1).to(weight.device)
 
 
 class _SparseProduct(torch.autograd.Function):

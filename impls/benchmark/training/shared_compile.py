@@ -32,7 +32,13 @@ from impls.benchmark.training.architecture_search import (
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
 from impls.training.memory_reclaim import call_in_fresh_process
-from impls.training.shared_compile import SharedLayers, SilentlyEagerError, change_settings, limits, refusal
+from impls.training.shared_compile import (
+    SharedLayers,
+    SilentlyEagerError,
+    change_settings,
+    recompile_limit_settings,
+    refusal,
+)
 
 OPERATORS = (COMPILED,)
 
@@ -170,7 +176,7 @@ def run_trial(plan: Plan) -> Trial:
     losses: list[Tensor] = []
     for number in range(len(plan.widths)):
         try:
-            with change_settings(limits(plan.limit)):
+            with change_settings(recompile_limit_settings(plan.limit)):
                 candidate_losses, *candidate_times_ns = _train_candidate(plan, number, shared, x)
         except SilentlyEagerError as error:
             message = f"candidate {number} of {len(plan.widths)}: {error}"
