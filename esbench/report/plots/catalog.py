@@ -22,7 +22,7 @@ from esbench.report.plots.multipliers import multipliers
 from esbench.report.plots.pareto import pareto
 from esbench.report.plots.roofline import roofline
 from esbench.report.plots.style import PAGE, Figure
-from esbench.report.plots.sweeps import POPULATION, WIDTH, sweep
+from esbench.report.plots.sweeps import POPULATION, WIDTH, kept_members, times
 from esbench.schema import Phase, Row, Run
 from esbench.text import file_name, first_names, one_line
 
@@ -53,9 +53,9 @@ class PlotRequest:
 
     def narrowed(self, run: Run) -> Run:
         """Return the run with the requested rows and those of the plain layer, the reference."""
-        return msgspec.structs.replace(run, rows=tuple(row for row in run.rows if self._has(row)))
+        return msgspec.structs.replace(run, rows=tuple(row for row in run.rows if self._selects(row)))
 
-    def _has(self, row: Row) -> bool:
+    def _selects(self, row: Row) -> bool:
         case = row.case
         return (
             self.operator in {None, case.operator}
@@ -131,10 +131,10 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
     plot = find(name)
     if request.phase and plot.subjects is not _timed:
         raise UserError(f"the plot {name} has no choice of phase: leave --phase out")
-    newest = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
-    newest.sort(key=lambda run: any(flaws(run)))
-    request.check([row for run in newest for row in run.rows])
-    for run in newest:
+    ordered = sorted(runs, key=lambda run: run.header.run_id, reverse=True)
+    ordered.sort(key=lambda run: any(flaws(run)))  # stable: those without flaws first, each the newest first
+    request.check([row for run in ordered for row in run.rows])
+    for run in ordered:
         for subject in plot.subjects(request.narrowed(run), request.phase):
             is_requested = request.method in {None, _grid(subject).method}
             if is_requested and (figure := plot.draw(subject, width=request.width)):
@@ -146,20 +146,23 @@ def draw(name: str, runs: Iterable[Run], request: PlotRequest) -> Figure:
 
 
 def standard_figures(run: Run) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures on the page of a run, by the stems of their files."""
+    """Yield the figures on the page of a run, and the stems of their files.
+
+    A stem is operator-plot, followed by each property that differs from the operator's first grid.
+    """
     for name, plot in PLOTS.items():
-        usual: dict[str, Grid] = {}
+        first_grids: dict[str, Grid] = {}
         for subject in plot.subjects(run, None):
             grid = _grid(subject)
-            first = usual.setdefault(grid.operator, grid)
+            first = first_grids.setdefault(grid.operator, grid)
             if figure := plot.draw(subject):
-                properties = ("phase", "method", "dtype")
-                differences = [
-                    getattr(grid, field)
-                    for field in properties
-                    if getattr(grid, field) != getattr(first, field)
-                ]
-                differences += ["antithetic"] * (grid.antithetic != first.antithetic)
+                pairs = (
+                    (grid.phase, first.phase),
+                    (grid.method, first.method),
+                    (grid.dtype, first.dtype),
+                    ("antithetic" if grid.antithetic else "", "antithetic" if first.antithetic else ""),
+                )
+                differences = [here for here, usual in pairs if here != usual]
                 yield file_name("-".join([grid.operator, name, *differences])), figure
 
 
@@ -168,12 +171,14 @@ def _grid(subject: Subject) -> Grid:
 
 
 def _timed(run: Run, phase: Phase | None) -> Iterator[Grid]:
-    """Yield the grids of times of a phase, by default a layer's forward."""
+    """Yield the grids of times of a phase; by default the forward of a layer, and all of other operators."""
     for operator in operators(run):
         timed = [grid for grid in grids(run, operator, LATENCY) if grid.metric == LATENCY]
         is_layer = any(grid.phase in {"sample", "forward"} for grid in timed)
-        shown = phase or ("forward" if is_layer else None)
-        yield from (grid for grid in timed if shown in {None, grid.phase} and grid.method != UNMEASURED)
+        wanted = phase or ("forward" if is_layer else None)
+        for grid in timed:
+            if wanted in {None, grid.phase} and grid.method != UNMEASURED:
+                yield grid
 
 
 def _ranked(run: Run, _: Phase | None) -> Iterator[Rankings]:
@@ -210,13 +215,13 @@ PLOTS = {
     "time-population": Plot(
         "time as a multiple of the plain layer's over the population, best of each family",
         "a run with three cases that differ only in their members, such as suite population",
-        partial(sweep, kind=POPULATION),
+        partial(times, sweep=POPULATION),
         _timed,
     ),
     "time-width": Plot(
         "time as a multiple of the plain layer's over the width, best of each family",
         "a run with three cases that differ only in their width, such as suite width",
-        partial(sweep, kind=WIDTH),
+        partial(times, sweep=WIDTH),
         _timed,
     ),
     "roofline": Plot(
@@ -229,7 +234,7 @@ PLOTS = {
     "kept-population": Plot(
         "share of the members kept, over the population",
         "a run with the phase quality and three populations, such as suite quality",
-        partial(sweep, kind=POPULATION),
+        kept_members,
         _shares,
     ),
 }

@@ -33,10 +33,8 @@ def gate_power(
     ticks = sorted(100 * slowdown for slowdown in slowdowns)
     labels = []
     for (name, rows), look in zip(detections.items(), style.FAMILIES.values(), strict=False):
-        xs, ys = (
-            [100 * slowdown for slowdown, _, _ in rows],
-            [100 * hits / suites for _, hits, suites in rows],
-        )
+        xs = [100 * slowdown for slowdown, _, _ in rows]
+        ys = [100 * hits / suites for _, hits, suites in rows]
         axes.plot(xs, ys, color=look.color, marker=look.marker, linestyle=look.line, markersize=4)
         for x, (_, hits, suites) in zip(xs, rows, strict=True):
             ends = binomtest(hits, suites).proportion_ci()

@@ -44,6 +44,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     """
     case = rankings.main
     ranked = rankings.of(case) if case else []
+    # The fastest variant is drawn even if it is not the best of its scheme.
     chosen = [*drawable_schemes(ranked), _fastest(ranked)]
     schemes = [entry for entry in ranked if entry in chosen]
     if case is None or len(schemes) < 2:  # noqa: PLR2004  # one scheme has nothing to be compared with
@@ -67,7 +68,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     figure.finish(
         f"{captions.invalid_note(rankings.grid.run)}{finding(ranked)}",
         style.origin(rankings.grid, [case]),
-        style.note_part(rows, schemes, "schemes"),
+        style.note_if_incomplete(rows, schemes, "schemes"),
         [
             Line2D([], [], **_CIRCLE, markersize=4.0, label="evaluated"),
             *style.family_legend((row.variant.scheme for row in rows), "n_eff: "),
@@ -89,7 +90,7 @@ def label(ranked: RankedVariant) -> str:
 def finding(ranked: Sequence[RankedVariant]) -> str:
     """Return the title: the members that the fastest step keeps, and the scheme with the most n_eff per ms.
 
-    The second is the first of ``ranked`` whose estimate is not exact; it is compared with dense noise.
+    An exact estimate counts as the best only if all are exact. The best is compared with dense noise.
     """
     rated = [entry for entry in ranked if entry.rate is not None and not entry.variant.baseline]
     fastest = _fastest(ranked) or rated[0]
@@ -135,6 +136,7 @@ def _keeps(ranked: RankedVariant) -> str:
 
 
 def _limit_rows(schemes: Sequence[RankedVariant]) -> list[RankedVariant]:
+    """Return dense noise, the fastest and the best of the others, in the order of ``schemes``."""
     fastest = min(schemes, key=lambda entry: entry.step_ns or 0.0)
     always = [entry for entry in schemes if entry.variant.name == DENSE or entry == fastest]
     best = [entry for entry in schemes if entry not in always][: _MAX_ROWS - len(always)]
@@ -146,7 +148,7 @@ def _draw_row(axes: Axes, index: int, row: RankedVariant) -> None:
     if row.variant.name == DENSE:
         axes.axhspan(index - 0.5, index + 0.5, color="0.92", linewidth=0, zorder=0.5)
     if row.is_exact or (row.effective and row.effective.is_bound):
-        start = evaluated if row.is_exact else rate
+        start = evaluated if row.is_exact else rate  # the rate of an exact estimate is infinite
         style.arrow(axes, (start, index), (axes.get_xlim()[1], index), look.color)
     if is_drawable(rate):
         axes.plot([rate, evaluated], [index, index], color=look.color, linewidth=1.6, zorder=2)

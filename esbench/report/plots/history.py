@@ -21,6 +21,7 @@ from esbench.report.analysis.history import (
 )
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, Look
+from esbench.schema import Run
 from esbench.units import quantity
 
 _MAX_LINES, _MAX_PANELS = 6, 24
@@ -51,6 +52,7 @@ def panels(history: History, fewest: int = 2) -> list[Panel]:
         lines = [series for series in all_series if len(series.points) > 1]
         lines.sort(key=lambda series: -series.points[-1].value)
         count = math.ceil(len(lines) / _MAX_LINES)
+        # Split the lines into ``count`` parts of about the same size.
         bounds = [len(lines) * index // max(1, count) for index in range(count + 1)]
         all_panels += [Panel(key, lines[start:end]) for start, end in pairwise(bounds)]
     return all_panels
@@ -64,18 +66,18 @@ def history(past: History, all_panels: Sequence[Panel], width: float = PAGE) -> 
     drawn.
     """
     preferred = sorted(all_panels, key=lambda panel: not panel.has_changes)[:_MAX_PANELS]
-    shown = [panel for panel in all_panels if panel in preferred]
-    several = len({(panel.key.method, panel.key.against) for panel in shown}) > 1
+    shown = [panel for panel in all_panels if panel in preferred]  # in their first order
+    needs_key = len({(panel.key.method, panel.key.against) for panel in shown}) > 1
     figure = Figure(width)
     for axes, panel in zip(figure.panels(len(shown), 2 if width == PAGE else 1, 1.9), shown, strict=True):
         _draw(axes, past, panel, figure.panel_width)
-        key = f" ({', '.join(filter(None, panel.key[1:]))})" if several else ""
+        key = f" ({', '.join(filter(None, panel.key[1:]))})" if needs_key else ""
         axes.set_title(style.fit(f"{panel.key.case.label}{key}", figure.panel_width, style.LABEL))
     ring = "change point: the first run of a new level, and its change from the level before"
     figure.finish(
         _title(past, shown),
         _origin(past, shown),
-        style.note_part(shown, all_panels, "panels, those with change points first"),
+        style.note_if_incomplete(shown, all_panels, "panels, those with change points first"),
         [Line2D([], [], **style.RING, label=ring)] if any(panel.has_changes for panel in shown) else [],
     )
     return figure
@@ -109,19 +111,26 @@ def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
         _draw_line(axes, series, looks[series.variant.name], indices, size)
     names = [(series.points[-1].value / size, series.variant.name) for series in panel.series]
     style.label_ends(axes, [style.Label(len(runs) - 1, y, name) for y, name in names], 0.4 * inches)
-    step = math.ceil(len(runs) / max(2, int(inches / 0.8)))
-    ticked = range((len(runs) - 1) % step, len(runs), step)  # the newest run among them
-    dates = [moment(past.runs[runs[index]], "\n").split("\n") for index in ticked]
-    axes.set_xticks(
-        list(ticked), ["\n".join(style.printable(line)[:10] for line in lines) for lines in dates]
-    )
+    most_dates = max(2, int(inches / 0.8))
+    step = math.ceil(len(runs) / most_dates)
+    first = (len(runs) - 1) % step  # so that the newest run has a tick
+    ticked = range(first, len(runs), step)
+    axes.set_xticks(ticked, [_date(past.runs[runs[index]]) for index in ticked])
     axes.set_xlim(-0.3, len(runs) - 0.7)
     axes.tick_params(axis="x", labelsize="x-small", length=0)
     axes.set_ylabel(symbol)
 
 
+def _date(run: Run) -> str:
+    """Return the date and commit of a run on two lines of at most ten characters."""
+    return "\n".join(style.printable(line)[:10] for line in moment(run, "\n").split("\n"))
+
+
 def _draw_line(axes: Axes, series: Series, look: Look, indices: Mapping[int, int], size: float) -> None:
-    """Draw a series with its intervals and change points."""
+    """Draw a series with its intervals and change points.
+
+    ``indices`` maps runs to positions on the x axis; values are drawn in units of ``size``.
+    """
     points = {indices[point.run]: point for point in series.points}
     axes.plot(
         range(len(indices)),

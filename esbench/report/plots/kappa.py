@@ -30,7 +30,9 @@ from esbench.schema import Case, Variant
 _THRESHOLD = 0.1
 """The axes are linear up to here: many closed forms are 0, and some are negative."""
 _MARGIN = 1.6
+"""The axes are longer than their largest value by this factor."""
 _LARGEST = 1e12
+"""A larger kappa is not drawn."""
 
 
 class Fit(NamedTuple):
@@ -104,11 +106,11 @@ def _scale(axes: Axes, all_fits: Sequence[Fit]) -> None:
         locator.set_params(numticks=8)
         axis.set_major_locator(locator)
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    # Close points near 0, because matplotlib draws straight edges between them.
-    down, up = (np.geomspace(abs(end), _THRESHOLD / 100, 200) for end in (low, high))
-    line = np.concatenate([-down, up[::-1]])
-    allowed = np.maximum(RELATIVE * np.abs(line), ABSOLUTE)
-    axes.fill_between(line, line - allowed, line + allowed, color="0.85", linewidth=0, zorder=1.2)
+    # The edges of the band are curved near 0, and matplotlib draws straight lines between points.
+    negative, positive = (np.geomspace(abs(end), _THRESHOLD / 100, 200) for end in (low, high))
+    xs = np.concatenate([-negative, positive[::-1]])
+    allowed = np.maximum(RELATIVE * np.abs(xs), ABSOLUTE)
+    axes.fill_between(xs, xs - allowed, xs + allowed, color="0.85", linewidth=0, zorder=1.2)
     axes.plot((low, high), (low, high), color=style.GREY, linewidth=0.8, zorder=1.3)
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="kappa by the closed form", ylabel="fitted kappa")
 
@@ -122,14 +124,14 @@ def _notes(grid: Grid, all_fits: Sequence[Fit]) -> Iterator[str]:
     )
     if against:
         yield f"Contradicted: {', '.join(against)}"
-    qualities, placed = Qualities(grid.run), {fit.variant for fit in all_fits}
+    qualities, drawn = Qualities(grid.run), {fit.variant for fit in all_fits}
     reasons = {}
     for variant in grid.variants:
-        if variant in placed or variant.mode != "batched":
+        if variant in drawn or variant.mode != "batched":
             continue
-        rows = [qualities.reason(variant, case, {LINEAR, CLOSED}) for case in grid.cases]
-        fitted = any(qualities.estimate(variant, case, KAPPA, LINEAR) for case in grid.cases)
-        reasons[variant.name] = (
-            "no closed form" if fitted else style.missing_reason(next(filter(None, rows), None))
-        )
+        if any(qualities.estimate(variant, case, KAPPA, LINEAR) for case in grid.cases):
+            reasons[variant.name] = "no closed form"
+        else:
+            rows = (qualities.reason(variant, case, {LINEAR, CLOSED}) for case in grid.cases)
+            reasons[variant.name] = style.missing_reason(next(filter(None, rows), None))
     yield from style.notes_by_reason(reasons, "Not shown")

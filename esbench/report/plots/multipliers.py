@@ -1,5 +1,6 @@
 """Times as multiples of the plain layer's: a row per family of schemes, a dot per variant."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,9 +113,10 @@ def _dot(grid: Grid, variant: Variant, case: Case) -> Dot | None:
     reference = grid.reference("base")
     if ratio is None or reference is None or not isinstance(row, Measurement) or not is_drawable(ratio.value):
         return None
+    # Base is timed once in each co-resident group: take its time from the variant's group.
     base = grid.measured(reference.variant, case, reference.phase, row.group)
-    least, plain = roofline.bound_ns(grid.run, case.dtype, row.work), median(base) if base else None
-    bound = least / plain if least and plain else 0.0
+    bound_ns, base_ns = roofline.bound_ns(grid.run, case.dtype, row.work), median(base) if base else None
+    bound = bound_ns / base_ns if bound_ns and base_ns else 0.0
     return Dot(variant, ratio, bound if is_drawable(bound) else None)
 
 
@@ -129,8 +131,8 @@ def _draw_row(axes: Axes, index: int, row: Sequence[Dot], look: style.Look) -> N
     if cheapest.bound:
         axes.vlines(cheapest.bound, index - 0.16, index + 0.16, color=BLACK, linewidth=1.0, zorder=4)
     low, high = axes.get_xlim()
-    is_left = cheapest.ratio.value**2 < low * high
-    inches = 0.42 * axes.get_window_extent().width / axes.figure.dpi
+    is_left = cheapest.ratio.value < math.sqrt(low * high)  # the middle of a logarithmic axis
+    inches = 0.42 * axes.get_window_extent().width / axes.figure.dpi  # of each of the two names
     names = [
         f"{dot.variant.name} {_times(dot)}" for dot in row if dot == cheapest or dot.variant.name == DENSE
     ]
@@ -146,9 +148,9 @@ def _draw_row(axes: Axes, index: int, row: Sequence[Dot], look: style.Look) -> N
 
 
 def _notes(grid: Grid, dots: Sequence[Dot]) -> list[str]:
-    known = sum(dot.ratio.low is not None for dot in dots)
-    some = f", of {known} of {len(dots)} variants" if known < len(dots) else ""
-    notes = [f"Lines: 95 % intervals{some}"] if known else []
+    intervals = sum(dot.ratio.low is not None for dot in dots)
+    incomplete = f", of {intervals} of {len(dots)} variants" if intervals < len(dots) else ""
+    notes = [f"Lines: 95 % intervals{incomplete}"] if intervals else []
     if any(dot.bound for dot in dots):
         bound = (
             "Roofline bound: tick, minimum work of the cheapest variant at the measured peaks of the device"

@@ -36,8 +36,9 @@ class Point:
 
         The rate of an exact estimate is infinite; among exact ones more members evaluated per ms are better.
         """
-        here, there = ((point.ranked.is_exact, point.y) for point in (self, other))
-        return self.x <= other.x and here >= there and (self.x, here) != (other.x, there)
+        rate, other_rate = ((point.ranked.is_exact, point.y) for point in (self, other))
+        is_better = self.x < other.x or rate > other_rate
+        return self.x <= other.x and rate >= other_rate and is_better
 
 
 @style.use_style()
@@ -125,8 +126,9 @@ def _name(point: Point) -> str:
 def _draw_front(axes: Axes, best: Sequence[Point]) -> None:
     """Shade what the front dominates; an exact estimate dominates all rates at its memory and above."""
     bottom, top = axes.get_ylim()
-    xs = [*(point.x for point in best), axes.get_xlim()[1]]
+    xs = [point.x for point in best]
     ys = [top if point.ranked.is_exact else point.y for point in best]
+    xs.append(axes.get_xlim()[1])  # the last step continues to the right edge
     ys.append(ys[-1])
     axes.fill_between(xs, bottom, ys, step="post", color="0.95", linewidth=0, zorder=0.5)
 

@@ -18,6 +18,7 @@ from esbench.stats import median
 from esbench.units import quantity
 
 _NS = 1e9
+"""Nanoseconds per second."""
 _BASE = Look(BLACK, "o", "-")
 
 
@@ -44,12 +45,13 @@ def calls(grid: Grid, case: Case) -> list[Call]:
 
 def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
     """Return for each shape the largest population with ``enough`` numbers, or else with the most."""
-    families: dict[Case, list[Case]] = {}
+    populations: dict[Case, list[Case]] = {}
     for case in cases:
-        families.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+        shape = msgspec.structs.replace(case, members=1)
+        populations.setdefault(shape, []).append(case)
     return [
-        max(family, key=lambda case: (min(numbers(case), enough), case.members))
-        for family in families.values()
+        max(same_shape, key=lambda case: (min(numbers(case), enough), case.members))
+        for same_shape in populations.values()
     ]
 
 
@@ -65,33 +67,23 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     shown_cases = [case for case in grid.cases if len(calls(grid, case)) > 1]
     if not copy or not product or not shown_cases:
         return None
-    cases = largest_populations(shown_cases, lambda case: len(calls(grid, case)), len(grid.variants) // 2 + 1)
+    majority = len(grid.variants) // 2 + 1
+    cases = largest_populations(shown_cases, lambda case: len(calls(grid, case)), majority)
     shown = cases[: 6 if width == PAGE else 3]
     panels = [calls(grid, case) for case in shown]
-    placed = [call.variant for panel in panels for call in panel]
-    looks = style.looks(sorted(variant.scheme for variant in placed if variant.mode != "base"))
+    all_calls = [call for panel in panels for call in panel]
+    looks = style.looks(sorted(call.variant.scheme for call in all_calls if call.variant.mode != "base"))
     unit = next(unit for unit in reversed(_LADDER) if unit.size <= product * _NS or unit is _LADDER[0])
-    scale = _NS / unit.size
+    scale = _NS / unit.size  # from flops per ns
     figure = Figure(width)
-    every = figure.panels(len(shown), *((2, 2.9) if width == PAGE else (1, 2.4)))
-    for axes, panel, name in zip(every, panels, headings(shown), strict=True):
-        log_axis(
-            axes,
-            "x",
-            [product / copy, *(call.intensity for drawn_calls in panels for call in drawn_calls)],
-            1.6,
-        )
-        log_axis(
-            axes,
-            "y",
-            [scale * product, *(scale * call.rate for drawn_calls in panels for call in drawn_calls)],
-            1.6,
-        )
+    all_axes = figure.panels(len(shown), *((2, 2.9) if width == PAGE else (1, 2.4)))
+    for axes, panel, name in zip(all_axes, panels, headings(shown), strict=True):
+        log_axis(axes, "x", [product / copy, *(call.intensity for call in all_calls)], 1.6)
+        log_axis(axes, "y", [scale * product, *(scale * call.rate for call in all_calls)], 1.6)
         left, right = axes.get_xlim()
-        roof = [left, product / copy, right]
-        axes.plot(
-            roof, [scale * min(product, copy * x) for x in roof], color=style.GREY, linewidth=1.6, zorder=1.6
-        )
+        xs = [left, product / copy, right]
+        roof = [scale * min(product, copy * x) for x in xs]
+        axes.plot(xs, roof, color=style.GREY, linewidth=1.6, zorder=1.6)
         for call in panel:
             is_base = call.variant.mode == "base"
             look = _BASE if is_base else looks[call.variant.scheme]
@@ -101,7 +93,7 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     figure.finish(
         f"{captions.invalid_note(grid.run)}{grid.operator}: roofline of the {grid.phase}",
         style.origin(grid, shown),
-        [*_notes(grid, shown, panels, copy), *style.note_part(shown, cases, "shapes")],
+        [*_notes(grid, shown, all_calls, copy), *style.note_if_incomplete(shown, cases, "shapes")],
         [
             *(style.legend_point(look, scheme) for scheme, look in looks.items()),
             style.legend_point(_BASE, "Base", 5.0),
@@ -113,16 +105,16 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
 _LADDER = quantity("flops_per_s").ladder
 
 
-def _notes(grid: Grid, shown: Sequence[Case], panels: Sequence[Sequence[Call]], copy: float) -> list[str]:
+def _notes(grid: Grid, shown: Sequence[Case], all_calls: Sequence[Call], copy: float) -> list[str]:
     notes = ["Grey: the bandwidth of a copy on the left, the arithmetic of a matrix product on the right"]
     if any(case in shown and analysis.beats_arithmetic(grid.run, row) for _, case, row in grid.cells):
         notes.append(f"Above the roof: {analysis.DISTURBED}")
-    elif any(call.rate > copy * call.intensity for panel in panels for call in panel):
+    elif any(call.rate > copy * call.intensity for call in all_calls):
         notes.append("Above the slope: data in caches moves faster than the copy")
-    placed = {call.variant for panel in panels for call in panel}
+    drawn = {call.variant for call in all_calls}
     reasons = {}
     for variant in grid.variants:
-        if variant not in placed:
+        if variant not in drawn:
             rows = [grid.at(variant, case) for case in shown]
             measured = any(isinstance(row, Measurement) for row in rows)
             reasons[variant.name] = "no arithmetic declared" if measured else style.missing_reason(rows[0])

@@ -7,7 +7,7 @@ The same data gives the same bytes.
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.style import context
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
 from esbench.report import captions
@@ -108,7 +108,7 @@ def family_legend(schemes: Iterable[str], prefix: str = "") -> list[Line2D]:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look per name: colors from dark to light, and changing markers and line styles."""
+    """Return a look per name: colors from dark to light; markers and line styles take turns."""
     unique = list(dict.fromkeys(names))
     colors = mpl.colormaps["viridis"]
     lightest = 0.7  # of 1; lighter colors are hard to see on white
@@ -170,7 +170,7 @@ class Figure(figure.Figure):
         self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)
         if engine := self.get_layout_engine():
             engine.execute(self)
-        self.set_layout_engine("none")
+        self.set_layout_engine("none")  # title, legend and notes are outside, and must not move the panels
         for axes in self.axes:
             # The solver's last digits differ between processes, and the ids in an SVG depend on them.
             axes.set_position(tuple(round(end, 6) for end in axes.get_position().bounds))
@@ -180,8 +180,8 @@ class Figure(figure.Figure):
         bottom = -gap
         if handles:
             names = [fit(str(handle.get_label()), room - _LEGEND_HANDLE) for handle in handles]
-            most = max(1, int(room / (_LEGEND_HANDLE + max(map(len, names)) * _character_inches(FINE))))
-            rows = math.ceil(len(names) / most)
+            widest = _LEGEND_HANDLE + max(map(len, names)) * _character_inches(FINE)
+            rows = math.ceil(len(names) / max(1, int(room / widest)))
             legend = self.legend(
                 list(handles),
                 names,
@@ -198,9 +198,9 @@ class Figure(figure.Figure):
         suffix = path.suffix.lower()
         subject = "Subject" if suffix == ".pdf" else "Description"
         metadata = METADATA[suffix] | ({"Title": self.title, subject: self.origin} if self.title else {})
-        tight = self.get_tightbbox()
-        ends = round(tight.y0 - _EDGE, 2), round(tight.y1 + _EDGE, 2)
-        box = Bbox.from_extents(0, ends[0], self.get_figwidth(), ends[1])
+        drawn = self.get_tightbbox()  # with title, legend and notes, which lie outside the figure
+        bottom, top = round(drawn.y0 - _EDGE, 2), round(drawn.y1 + _EDGE, 2)
+        box = Bbox.from_extents(0, bottom, self.get_figwidth(), top)
         with use_style():
             self.savefig(path, format=suffix[1:], metadata=metadata, bbox_inches=box)
         if suffix == ".svg":
@@ -218,7 +218,10 @@ def _compact(svg: str) -> str:
     def round_number(number: re.Match[str]) -> str:
         return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", round_number, tag[0]), svg)
+    def round_numbers(tag: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d{3,}", round_number, tag[0])
+
+    svg = re.sub(r"<[^>]*>", round_numbers, svg)  # only in tags: the text between them stays as it is
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
@@ -236,7 +239,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def _character_inches(points: float) -> float:
-    """Return the approximate width of a character, a little above the mean."""
+    """Return the mean width of a character of the font, rounded up, for a font size in points."""
     return 0.57 * points / 72
 
 
@@ -245,9 +248,9 @@ def fit(text: str, inches: float, points: float = FINE) -> str:
 
     The end of a variant's name has its options, which distinguish it from others of its scheme.
     """
-    line, most = printable(text), int(inches / _character_inches(points))
-    half = max(1, (most - 1) // 2)
-    return line if len(line) <= most else f"{line[:half]}…{line[-half:]}"
+    line, most_characters = printable(text), int(inches / _character_inches(points))
+    half = max(1, (most_characters - 1) // 2)
+    return line if len(line) <= most_characters else f"{line[:half]}…{line[-half:]}"
 
 
 def wrap(text: str, inches: float, points: float) -> list[str]:
@@ -268,7 +271,7 @@ def origin(grid: Grid, cases: Sequence[Case]) -> str:
     return f"{layer}{device}, {commit}, {conditions}, run {run.header.run_id}"
 
 
-def note_part(shown: Sequence[object], available: Sequence[object], noun: str) -> list[str]:
+def note_if_incomplete(shown: Sequence[object], available: Sequence[object], noun: str) -> list[str]:
     """Return a note with the counts if fewer are shown than available, else nothing."""
     if len(shown) == len(available):
         return []
@@ -277,10 +280,10 @@ def note_part(shown: Sequence[object], available: Sequence[object], noun: str) -
 
 def notes_by_reason(reasons: Mapping[str, str], prefix: str = "No number") -> list[str]:
     """Return a note per reason. ``reasons`` maps names of variants to reasons."""
-    names: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
-    return [f"{prefix}, {reason}: {', '.join(sharing)}" for reason, sharing in names.items()]
+        names_by_reason.setdefault(reason, []).append(name)
+    return [f"{prefix}, {reason}: {', '.join(names)}" for reason, names in names_by_reason.items()]
 
 
 def missing_reason(row: Row | None, longest: int = 60) -> str:
@@ -296,7 +299,7 @@ def missing_reason(row: Row | None, longest: int = 60) -> str:
 def log_axis(axes: Axes, name: Literal["x", "y"], values: Iterable[float], margin: float = 1.3) -> None:
     """Make an axis logarithmic, with plain numbers at its ticks.
 
-    The limits are those of ``values``, extended by the factor ``margin`` or 8 % of the length.
+    The positive ``values`` are inside, with a margin: the factor ``margin``, or 8 % of the length if larger.
     """
     positive = [value for value in values if value]
     low, high = min(positive), max(positive)
@@ -304,13 +307,21 @@ def log_axis(axes: Axes, name: Literal["x", "y"], values: Iterable[float], margi
     low, high = low / room, high * room
     axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    if high / low < 5:  # noqa: PLR2004  # powers of ten would give fewer than two ticks
-        axis.set_major_locator(MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]))
-    else:
-        steps = next((steps for most, steps in ((30, (1, 2, 5)), (1e3, (1, 3))) if high / low < most), (1,))
-        axis.set_major_locator(LogLocator(subs=steps))
+    for largest_ratio, locator in _LOCATORS:
+        if high / low < largest_ratio:
+            axis.set_major_locator(locator())
+            break
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_locator(NullLocator())
+
+
+_LOCATORS: Sequence[tuple[float, Callable[[], Locator]]] = (
+    (5.0, lambda: MaxNLocator(3, steps=[1, 2, 2.5, 5, 10])),
+    (30.0, lambda: LogLocator(subs=(1, 2, 5))),
+    (1e3, lambda: LogLocator(subs=(1, 3))),
+    (math.inf, lambda: LogLocator(subs=(1,))),
+)
+"""Ticks of a logarithmic axis whose limits have a ratio below the first number."""
 
 
 def is_drawable(*values: float) -> bool:
@@ -332,11 +343,9 @@ _CANDIDATES = [
         for vertical, up in (("bottom", 1), ("top", -1))
     ),
 ]
-"""Alignments of a text, and its offset from the point that it names, in points; the preferred ones first."""
+"""Alignments of a text and its offset from what it names, in 1/72 inch; the preferred ones first."""
 _BESIDE = 4
-"""The first candidates are beside the point."""
-
-
+"""The candidates before this index touch the point, and need no thin line that leads to it."""
 _OVERLAP = 7.0
 """Pixels between the centers of two markers, below which they overlap."""
 
@@ -357,17 +366,19 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
     have their final size.
     """
     frame, to_pixels = axes.get_window_extent(), axes.transData.transform
-    covered = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in (to_pixels(label[:2]) for label in labels)]
-    covered += [
-        Bbox.from_extents(x - 4, y, x + 4, frame.y1) for x, y in (to_pixels(tip[:2]) for tip in arrows)
+    markers = [to_pixels(label[:2]) for label in labels]
+    starts = [to_pixels(label[:2]) for label in arrows]
+    covered = [
+        *(Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in markers),
+        *(Bbox.from_extents(x - 4, y, x + 4, frame.y1) for x, y in starts),
+        *(Bbox.from_bounds(x - 2, y - 2, 4, 4) for x, y in _sample_lines(axes)),
     ]
-    covered += [Bbox.from_bounds(x - 2, y - 2, 4, 4) for x, y in _sample_lines(axes)]
     pixels = axes.figure.dpi / 72  # per point
     for label in sorted(_merge_overlapping(axes, labels), key=lambda label: -label.y):
         name = fit(label.text, 0.6 * frame.width / axes.figure.dpi)
-        sample = axes.text(0, 0, name, fontsize=FINE)
-        width, height = sample.get_window_extent().size
-        sample.remove()
+        drawn_name = axes.text(0, 0, name, fontsize=FINE)
+        width, height = drawn_name.get_window_extent().size
+        drawn_name.remove()
         x, y = to_pixels(label[:2])
         boxes = [
             Bbox.from_bounds(
@@ -380,20 +391,20 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
         ]
 
         def cost(index: int, boxes: Sequence[Bbox] = boxes) -> float:
+            """Return the covered area in pixels, ten times the area outside the axes, and 2 per candidate."""
             box = boxes[index]
             outside = box.width * box.height - _shared_area(box, frame)
             return 2 * index + sum(_shared_area(box, other) for other in covered) + 10 * outside
 
         best = min(range(len(boxes)), key=cost)
         side, vertical, right, up = _CANDIDATES[best]
-        relative = _BEFORE[side], _BEFORE[vertical]
         leader = {
             "arrowstyle": "-",
             "color": "0.5",
             "linewidth": 0.5,
             "shrinkA": 0,
             "shrinkB": 3,
-            "relpos": relative,
+            "relpos": (_BEFORE[side], _BEFORE[vertical]),
         }
         axes.annotate(
             name,
@@ -409,7 +420,7 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
 
 
 def _sample_lines(axes: Axes) -> Iterator[tuple[float, float]]:
-    """Yield close points on all lines, in pixels."""
+    """Yield 40 points on each segment of each line, in pixels."""
     for line in axes.lines:
         if line.get_linestyle() != "None":
             for start, end in pairwise(axes.transData.transform(line.get_xydata())):
@@ -443,15 +454,15 @@ def label_ends(axes: Axes, labels: Sequence[Label], inches: float) -> None:
     Call it before :meth:`Figure.finish`, which makes room, and after the axes have their limits.
     """
     frame, right = axes.get_window_extent(), axes.get_xlim()[1]
-    row = 1.2 * FINE * axes.figure.dpi / 72 / frame.height
+    line_height = 1.2 * FINE * axes.figure.dpi / 72 / frame.height  # as a share of the axes, like y below
     last_x = max(label.x for label in labels)
-    above = math.inf
+    y = math.inf
     for label in sorted(labels, key=lambda label: -label.y):
-        height = (axes.transData.transform((label.x, label.y))[1] - frame.y0) / frame.height
-        above = min(float(height), above - row)
+        _, pixel_y = axes.transData.transform((label.x, label.y))
+        y = min(float(pixel_y - frame.y0) / frame.height, y - line_height)
         axes.annotate(
             fit(label.text, inches),
-            (1, above),
+            (1, y),
             (4, 0),
             xycoords="axes fraction",
             textcoords="offset points",

@@ -16,37 +16,46 @@ from esbench.report.analysis.quality import EffectiveSize, Qualities, percent_of
 from esbench.report.plots import style
 from esbench.report.plots.hero import format_n_eff
 from esbench.report.plots.style import PAGE, Figure, is_drawable
-from esbench.schema import DENSE, QUALITY, Case, Skipped, Variant
+from esbench.schema import DENSE, Case, Skipped, Variant
 from esbench.text import pluralize
 from esbench.units import format_multiplier
 
-_MIN_CASES = 3
-"""Two show no trend, and are in the table."""
+_MIN_CASES, _MIN_POINTS = 3, 2
+"""Fewer cases show no trend, and are in the table; one point is no line."""
 _MAX_LINES = 6
 """More lines cannot be distinguished."""
+_LABEL_WIDTH = 0.33
+"""The largest width of the name of a line, as a share of the figure's."""
 _ALL = 99.95
 """A share of the members, in percent, that counts as all of them."""
 _ABOVE = 105.0
-"""A larger share, in percent, is an arrow to the top: the estimate is better than of independent members."""
+"""A larger share, in percent, is drawn as an arrow to the top."""
 
 
 class Sweep(NamedTuple):
-    """A field of a case that varies: the label of its axis, its value, and the case without it."""
+    """A property of cases that varies along the x axis.
 
-    axis: str
+    Attributes:
+        label: of the x axis.
+        value: the property of a case.
+        key: equal for cases that differ only in the property; None for a case that is in no sweep.
+    """
+
+    label: str
     value: Callable[[Case], int]
-    remove: Callable[[Case], Case | None]
+    key: Callable[[Case], Case | None]
 
 
-def _remove_width(case: Case) -> Case | None:
-    is_square = case.out_channels == case.in_channels
-    return msgspec.structs.replace(case, out_channels=1, in_channels=1) if is_square else None
+def _width_key(case: Case) -> Case | None:
+    if case.in_channels != case.out_channels:  # it has no single width
+        return None
+    return msgspec.structs.replace(case, out_channels=1, in_channels=1)
 
 
 POPULATION = Sweep(
     "members", lambda case: case.members, lambda case: msgspec.structs.replace(case, members=1)
 )
-WIDTH = Sweep("channels in and out", lambda case: case.out_channels, _remove_width)
+WIDTH = Sweep("channels in and out", lambda case: case.out_channels, _width_key)
 
 
 @dataclass(frozen=True)
@@ -58,14 +67,12 @@ class Line:
         points: positions on the x axis and values, sorted; a share is at most 100 %.
         reason: why a larger case has no value, or empty.
         label: its name in the plot, if it is not the variant's.
-        end: the value at the largest case, infinite for an exact estimate, 0 if it is unknown.
     """
 
     variant: Variant
     points: tuple[tuple[float, float], ...]
     reason: str = ""
     label: str = ""
-    end: float = 0.0
 
     @property
     def last(self) -> tuple[float, float]:
@@ -79,107 +86,101 @@ class Line:
 
 
 @style.use_style()
-def sweep(grid: Grid, kind: Sweep, width: float = PAGE) -> Figure | None:
-    """Draw times or shares of variants over the population or the width, in one panel with labeled lines.
+def times(grid: Grid, sweep: Sweep, width: float = PAGE) -> Figure | None:
+    """Draw time(variant) / time(base) over the population or width, for the cheapest variant of each family.
 
-    Times are multiples of the plain layer's, of the cheapest variant of each family. Of shares up to six
-    lines are drawn, of which one stands for all schemes that keep all members; an arrow to the top stands for
-    a scheme with more than 100 %, such as an exact estimate. Return ``None`` if fewer than three cases differ
-    only in the population or width.
+    Return ``None`` if fewer than three cases differ only in the population or width.
     """
-    cases = longest_family(grid, kind)
-    is_share = grid.phase == QUALITY
-    all_lines = lines(grid, kind, cases)
-    chosen = choose_shares(all_lines) if is_share else cheapest_of_each_family(all_lines)
-    if not chosen:
-        return None
-    figure = Figure(width)
-    (axes,) = figure.panels(1, 1, 3.1 if width == PAGE else 2.6)
-    positions = [kind.value(case) for case in cases]
-    style.log_axis(axes, "y", [y for line in chosen for _, y in line.points])
-    _scale_x(axes, positions, figure.panel_width)
-    for line in chosen:
-        look = style.family_look(line.variant.scheme)
-        axes.plot(
-            *zip(*line.points, strict=True),
-            color=look.color,
-            linestyle=look.line,
-            marker=look.marker,
-            markersize=4,
-        )
-    labels = [style.Label(*line.last, _label(line, positions[-1])) for line in chosen]
-    if is_share and (above := max(all_lines, key=lambda line: line.end)).end > _ABOVE:
-        top = axes.get_ylim()[1]
-        style.arrow(
-            axes, (positions[-1], 100), (positions[-1], top), style.family_look(above.variant.scheme).color
-        )
-        n_eff = Qualities(grid.run).law(above.variant, cases[-1]).effective
-        share = percent_of_members(n_eff, cases[-1].members) if isinstance(n_eff, EffectiveSize) else ""
-        labels.append(style.Label(positions[-1], top, f"{above.variant.name}: {share}"))
-    style.label_ends(axes, labels, 0.33 * width)
-    axes.set(xlabel=kind.axis, ylabel="members kept (%)" if is_share else "time(variant) / time(base)")
-    ended = {line.variant.name: line.reason for line in chosen if line.reason}
-    title = (
-        share_finding(cases[-1], all_lines, chosen)
-        if is_share
-        else time_finding(cases[-1], grid, kind, chosen)
-    )
-    notes = list(
-        _schemes_without_line(all_lines, chosen) if is_share else _families_without_line(grid, chosen)
-    )
-    figure.finish(
-        f"{captions.invalid_note(grid.run)}{title}",
-        style.origin(grid, cases),
-        [*notes, *style.notes_by_reason(ended, "No number for a larger case")],
-    )
-    return figure
 
-
-def longest_family(grid: Grid, kind: Sweep) -> list[Case]:
-    """Return the largest set of cases that differ only in the population or width, sorted by it."""
-    families: dict[Case, list[Case]] = {}
-    for case in grid.cases:
-        if (family := kind.remove(case)) is not None:
-            families.setdefault(family, []).append(case)
-    longest = max(families.values(), key=len, default=[])
-    return sorted(longest, key=kind.value) if len(longest) >= _MIN_CASES else []
-
-
-def lines(grid: Grid, kind: Sweep, cases: Sequence[Case]) -> list[Line]:
-    """Return the lines of all variants but base and naive that have at least two points."""
-    is_share = grid.phase == QUALITY
-    value, most = (_share_reader(grid), 100.0) if is_share else (_multiplier_reader(grid), math.inf)
-    all_lines = []
-    for variant in grid.variants:
-        values = [(kind.value(case), value(variant, case)) for case in cases]
-        points = tuple((x, min(y, most)) for x, y in values if y and is_drawable(min(y, most)))
-        if variant.baseline or len(points) < _MIN_CASES - 1:
-            continue
-        larger = [grid.at(variant, case) for case in cases if kind.value(case) > points[-1][0]]
-        reasons = [style.missing_reason(row, 40) for row in larger if isinstance(row, Skipped)]
-        all_lines.append(Line(variant, points, reasons[0] if reasons else "", end=values[-1][1] or 0.0))
-    return all_lines
-
-
-def _multiplier_reader(grid: Grid) -> Callable[[Variant, Case], float | None]:
-    """Return a function that returns time(variant) / time(base)."""
-
-    def read(variant: Variant, case: Case) -> float | None:
+    def multiplier(variant: Variant, case: Case) -> float | None:
         ratio = grid.multiplier(variant, case, "base")
         return ratio.value if ratio else None
 
-    return read
+    cases = longest_sweep(grid, sweep)
+    chosen = cheapest_of_each_family(lines(grid, sweep, cases, multiplier))
+    if not chosen:
+        return None
+    figure, axes = _draw_lines(sweep, cases, chosen, width)
+    axes.set_ylabel("time(variant) / time(base)")
+    style.label_ends(axes, _labels(chosen, sweep.value(cases[-1])), _LABEL_WIDTH * width)
+    title = time_finding(grid, sweep, cases[-1], chosen)
+    notes = [*_families_without_line(grid, chosen), *_ends_early(chosen)]
+    figure.finish(f"{captions.invalid_note(grid.run)}{title}", style.origin(grid, cases), notes)
+    return figure
 
 
-def _share_reader(grid: Grid) -> Callable[[Variant, Case], float | None]:
-    """Return a function that returns n_eff / n in percent; a lower bound where only that is known."""
+@style.use_style()
+def kept_members(grid: Grid, width: float = PAGE) -> Figure | None:
+    """Draw n_eff / n in percent over the population n, at most 100 %, in up to six lines.
+
+    The schemes that keep all members share a line. An arrow to the top stands for the scheme with the largest
+    share, if that is above 100 %, such as an exact estimate. Return ``None`` if fewer than three cases differ
+    only in the population.
+    """
     qualities = Qualities(grid.run)
 
-    def read(variant: Variant, case: Case) -> float | None:
+    def share(variant: Variant, case: Case) -> float | None:
         n_eff = qualities.law(variant, case).effective
         return 100 * n_eff.value / case.members if isinstance(n_eff, EffectiveSize) else None
 
-    return read
+    cases = longest_sweep(grid, POPULATION)
+    all_lines = lines(grid, POPULATION, cases, share, highest=100.0)
+    chosen = choose_shares(all_lines)
+    if not chosen:
+        return None
+    largest = cases[-1]
+    figure, axes = _draw_lines(POPULATION, cases, chosen, width)
+    axes.set_ylabel("members kept (%)")
+    labels = _labels(chosen, largest.members)
+    best = max((line.variant for line in all_lines), key=lambda variant: share(variant, largest) or 0.0)
+    n_eff = qualities.law(best, largest).effective
+    if isinstance(n_eff, EffectiveSize) and 100 * n_eff.value / largest.members > _ABOVE:
+        top = largest.members, axes.get_ylim()[1]
+        style.arrow(axes, (largest.members, 100), top, style.family_look(best.scheme).color)
+        labels.append(style.Label(*top, f"{best.name}: {percent_of_members(n_eff, largest.members)}"))
+    style.label_ends(axes, labels, _LABEL_WIDTH * width)
+    title = share_finding(largest, all_lines, chosen)
+    notes = [*_schemes_without_line(all_lines, chosen), *_ends_early(chosen)]
+    figure.finish(f"{captions.invalid_note(grid.run)}{title}", style.origin(grid, cases), notes)
+    return figure
+
+
+def longest_sweep(grid: Grid, sweep: Sweep) -> list[Case]:
+    """Return the largest set of cases that differ only in the population or width, sorted by it."""
+    sweeps: dict[Case, list[Case]] = {}
+    for case in grid.cases:
+        if (key := sweep.key(case)) is not None:
+            sweeps.setdefault(key, []).append(case)
+    longest = max(sweeps.values(), key=len, default=[])
+    return sorted(longest, key=sweep.value) if len(longest) >= _MIN_CASES else []
+
+
+def lines(
+    grid: Grid,
+    sweep: Sweep,
+    cases: Sequence[Case],
+    value: Callable[[Variant, Case], float | None],
+    highest: float = math.inf,
+) -> list[Line]:
+    """Return the lines of all variants but base and naive that have at least two points.
+
+    Args:
+        grid: has the reasons of missing values.
+        sweep: the x axis.
+        cases: sorted along it.
+        value: returns the value at a case, None if it is unknown.
+        highest: larger values are drawn at this height.
+    """
+    all_lines = []
+    for variant in grid.variants:
+        heights = ((case, min(value(variant, case) or 0.0, highest)) for case in cases)
+        points = tuple((sweep.value(case), y) for case, y in heights if is_drawable(y))
+        if variant.baseline or len(points) < _MIN_POINTS:
+            continue
+        larger = [grid.at(variant, case) for case in cases if sweep.value(case) > points[-1][0]]
+        reasons = [style.missing_reason(row, 40) for row in larger if isinstance(row, Skipped)]
+        all_lines.append(Line(variant, points, reasons[0] if reasons else ""))
+    return all_lines
 
 
 def cheapest_of_each_family(all_lines: Iterable[Line]) -> list[Line]:
@@ -189,9 +190,9 @@ def cheapest_of_each_family(all_lines: Iterable[Line]) -> list[Line]:
     """
     best: dict[str, Line] = {}
     for line in sorted(all_lines, key=_furthest_and_lowest):
-        best.setdefault(family(line.variant.scheme), line)
-        if line.variant.name == DENSE:
-            best["dense noise"] = line
+        name = family(line.variant.scheme)
+        if name not in best or line.variant.name == DENSE:
+            best[name] = line
     return sorted(best.values(), key=_furthest_and_lowest)
 
 
@@ -205,6 +206,7 @@ def choose_shares(all_lines: Iterable[Line]) -> list[Line]:
     keeping = [line for line in first_lines if line.keeps_all]
     losing = sorted((line for line in first_lines if not line.keeps_all), key=lambda line: -line.last[1])
     count = min(len(losing), _MAX_LINES - bool(keeping))
+    # Evenly spaced from the best to the worst.
     picked = [losing[round(index * (len(losing) - 1) / max(1, count - 1))] for index in range(count)]
     if not keeping:
         return picked
@@ -222,9 +224,64 @@ def _first_of_each_scheme(all_lines: Iterable[Line]) -> list[Line]:
     return list(schemes.values())
 
 
-def _label(line: Line, largest: float) -> str:
-    end = f" (to {line.last[0]:,.0f})" if line.last[0] < largest and not line.label else ""
-    return f"{line.label or line.variant.name}{end}"
+def _draw_lines(
+    sweep: Sweep, cases: Sequence[Case], chosen: Sequence[Line], width: float
+) -> tuple[Figure, Axes]:
+    figure = Figure(width)
+    (axes,) = figure.panels(1, 1, 3.1 if width == PAGE else 2.6)
+    style.log_axis(axes, "y", [y for line in chosen for _, y in line.points])
+    _scale_x(axes, [sweep.value(case) for case in cases], figure.panel_width)
+    axes.set_xlabel(sweep.label)
+    for line in chosen:
+        look = style.family_look(line.variant.scheme)
+        xs, ys = zip(*line.points, strict=True)
+        axes.plot(xs, ys, color=look.color, linestyle=look.line, marker=look.marker, markersize=4)
+    return figure, axes
+
+
+def _scale_x(axes: Axes, positions: Sequence[int], inches: float) -> None:
+    """Make the x axis logarithmic, with a small tick at each position and numbers where there is room."""
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(positions[0] / 1.3, positions[-1] * 1.3)
+    most_numbers = max(2, int(inches / 0.55))
+    step = math.ceil(len(positions) / most_numbers)
+    first = (len(positions) - 1) % step  # so that the largest position has a number
+    numbered = positions[first::step]
+    axes.set_xticks(numbered, [f"{x:,}" for x in numbered])
+    axes.xaxis.set_minor_locator(FixedLocator(positions))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _labels(chosen: Sequence[Line], largest_x: float) -> list[style.Label]:
+    """Return the names of the lines; a line that ends before ``largest_x`` tells where."""
+    labels = []
+    for line in chosen:
+        x, y = line.last
+        until = f" (to {x:,.0f})" if x < largest_x else ""
+        labels.append(style.Label(x, y, line.label or f"{line.variant.name}{until}"))
+    return labels
+
+
+def _ends_early(chosen: Sequence[Line]) -> list[str]:
+    """Return notes with the reasons why lines end before the largest case."""
+    reasons = {line.variant.name: line.reason for line in chosen if line.reason}
+    return style.notes_by_reason(reasons, "No number for a larger case")
+
+
+def time_finding(grid: Grid, sweep: Sweep, case: Case, chosen: Sequence[Line]) -> str:
+    """Return the title: the time of the cheapest line at ``case``, the largest, and of dense noise."""
+    best = chosen[0]
+    unit = "members" if sweep is POPULATION else "channels"
+    layer = captions.layer(case) if sweep is POPULATION else grid.operator
+    text = (
+        f"{layer}, {grid.phase}: at {best.last[0]:,.0f} {unit} {best.variant.name} takes "
+        f"{format_multiplier(best.last[1])} the time of the plain layer"
+    )
+    dense = next((line for line in chosen if line.variant.name == DENSE), best)
+    if dense == best:
+        return text
+    at = "" if dense.last[0] == best.last[0] else f" (at {dense.last[0]:,.0f})"
+    return f"{text}, dense noise {format_multiplier(dense.last[1])}{at}"
 
 
 def share_finding(case: Case, all_lines: Iterable[Line], chosen: Sequence[Line]) -> str:
@@ -259,29 +316,3 @@ def _families_without_line(grid: Grid, chosen: Iterable[Line]) -> Iterator[str]:
         yield f"No line, not among the measured variants: {', '.join(absent)}"
     if few := [name for name in without if name in measured]:
         yield f"No line, a number for fewer than two cases: {', '.join(few)}"
-
-
-def time_finding(case: Case, grid: Grid, kind: Sweep, chosen: Sequence[Line]) -> str:
-    """Return the title: the cheapest line at the largest case, and the last point of dense noise."""
-    best = chosen[0]
-    unit = "members" if kind is POPULATION else "channels"
-    layer = captions.layer(case) if kind is POPULATION else grid.operator
-    text = (
-        f"{layer}, {grid.phase}: at {best.last[0]:,.0f} {unit} {best.variant.name} takes "
-        f"{format_multiplier(best.last[1])} the time of the plain layer"
-    )
-    dense = next((line for line in chosen if line.variant.name == DENSE), best)
-    if dense == best:
-        return text
-    at = "" if dense.last[0] == best.last[0] else f" (at {dense.last[0]:,.0f})"
-    return f"{text}, dense noise {format_multiplier(dense.last[1])}{at}"
-
-
-def _scale_x(axes: Axes, positions: Sequence[int], inches: float) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(positions[0] / 1.3, positions[-1] * 1.3)
-    step = -(-len(positions) // max(2, int(inches / 0.55)))
-    ticks = positions[(len(positions) - 1) % step :: step]  # the largest among them
-    axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
-    axes.xaxis.set_minor_locator(FixedLocator(positions))
-    axes.xaxis.set_minor_formatter(NullFormatter())

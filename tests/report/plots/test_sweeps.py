@@ -11,10 +11,9 @@ from esbench.report.plots.sweeps import (
     WIDTH,
     Line,
     cheapest_of_each_family,
-    choose_shares,
-    lines,
-    longest_family,
-    sweep,
+    kept_members,
+    longest_sweep,
+    times,
 )
 from esbench.schema import Row
 from tests import synthetic
@@ -42,7 +41,7 @@ def labels(axes: Axes) -> list[str]:
 
 def test_the_cheapest_of_each_family_as_a_multiple_of_base() -> None:
     """A line is time(variant) / time(base), labelled at its end; dense noise is always there."""
-    figure = drawn(sweep(grid(over_members(64, 256, 1024)), POPULATION))
+    figure = drawn(times(grid(over_members(64, 256, 1024)), POPULATION))
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_yscale(), axes.get_xlabel()) == ("log", "log", "members")
     assert labels(axes) == [
@@ -70,7 +69,7 @@ def test_families_without_a_line_are_named() -> None:
     """A family that was measured at too few cases is named; a run without families has no such note."""
     rows = over_members(64, 256, 1024)
     few = [time_row(variant("DropoutMask"), linear(256, members=64), 1.0)]
-    notes = drawn(sweep(grid([*rows, *few]), POPULATION)).notes
+    notes = drawn(times(grid([*rows, *few]), POPULATION)).notes
     assert notes[:2] == [
         "No line, not among the measured variants: low rank",
         "No line, a number for fewer than two cases: dropout",
@@ -78,7 +77,7 @@ def test_families_without_a_line_are_named() -> None:
     others = [
         time_row(v, row.case, 1.0) for row in rows for v in (BASE, variant("Sorting")) if row.variant == BASE
     ]
-    assert drawn(sweep(grid(others), POPULATION)).notes == []
+    assert drawn(times(grid(others), POPULATION)).notes == []
 
 
 def test_the_line_that_reaches_the_largest_case_is_drawn() -> None:
@@ -95,16 +94,16 @@ def test_time_over_the_width() -> None:
     cases = [linear(width) for width in (128, 256, 512)]
     odd = msgspec.structs.replace(linear(), in_channels=7)
     rows = [time_row(v, case, f) for case in (*cases, odd) for v, f in ((DENSE, 9), (BASE, 3))]
-    figure = drawn(sweep(grid(rows), WIDTH))
+    figure = drawn(times(grid(rows), WIDTH))
     (line,) = figure.axes[0].lines
     assert (along(line), along(line, "y")) == ([128, 256, 512], [3, 3, 3])
     assert figure.axes[0].get_xlabel() == "channels in and out"
-    assert sweep(grid(rows), POPULATION) is None
-    assert sweep(grid(rows[:4]), WIDTH) is None
+    assert times(grid(rows), POPULATION) is None
+    assert times(grid(rows[:4]), WIDTH) is None
     convolutions = [synthetic.conv2d(width, size) for size in (32, 64) for width in (16, 32, 64)]
     last = synthetic.conv2d(128, 64)
     rows = [time_row(v, case, 1.0) for case in (*convolutions, last) for v in (DENSE, BASE)]
-    assert longest_family(grid(rows, operator="Conv2d"), WIDTH) == [*convolutions[3:], last]
+    assert longest_sweep(grid(rows, operator="Conv2d"), WIDTH) == [*convolutions[3:], last]
 
 
 def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
@@ -116,22 +115,20 @@ def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
         [time_row(DENSE, case, 1.0) for case in cases],
         [time_row(v, case, 0.0) for case in cases for v in (DENSE, BASE)],
     ):
-        assert sweep(grid(few), POPULATION) is None
-        assert sweep(grid(few), WIDTH) is None
+        assert times(grid(few), POPULATION) is None
+        assert times(grid(few), WIDTH) is None
 
 
 def test_the_share_of_effective_members_falls_with_the_population() -> None:
     """Shares are percentages, and a line of the first variant of each scheme."""
     (shares,) = shares_of(ranking_cases.sweep(64, 256, 1024))
-    figure = drawn(sweep(shares, POPULATION))
+    figure = drawn(kept_members(shares))
     assert figure.axes[0].get_ylabel() == "members kept (%)"
-    all_lines = lines(shares, POPULATION, list(shares.cases))
-    points = {line.variant.name: [y for _, y in line.points] for line in all_lines}
-    assert set(points) == {"Perturbed", "Flipped", "Flipped(cores=8)"}
-    assert points["Perturbed"] == pytest.approx([100.0, 100.0, 100.0])
+    assert labels(figure.axes[0]) == ["Perturbed", "Flipped"]
+    dense, losing = (along(line, "y") for line in figure.axes[0].lines)
+    assert dense == pytest.approx([100.0, 100.0, 100.0])
     flipped = [100 / (1 + 65 * n / 4096) for n in (64, 256, 1024)]
-    assert points["Flipped"] == pytest.approx(flipped)
-    assert [line.label or line.variant.name for line in choose_shares(all_lines)] == ["Perturbed", "Flipped"]
+    assert losing == pytest.approx(flipped)
     kept = f"{1024 * flipped[-1] / 100:.3g}"
     title = f"Linear 64 -> 64: 1 scheme keeps all members, Flipped keeps {kept} of 1,024 members"
     assert figure.title == title
@@ -144,7 +141,7 @@ def test_an_exact_estimate_is_an_arrow_above_all_members() -> None:
         row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]
     ]
     (shares,) = shares_of(measured_rows)
-    figure = drawn(sweep(shares, POPULATION))
+    figure = drawn(kept_members(shares))
     assert labels(figure.axes[0])[0] == "Orthogonal: exact"
     assert "4 schemes keep all members" in figure.title
 
