@@ -53,12 +53,14 @@ def run_children(body: str) -> tuple[int, list[str]]:
 def at_call(name: str, *body: str) -> str:
     """Return the source of a variant that does this in its 40th call on the smallest case."""
     lines = ("self.calls += 1", "if self.calls > 40 and self.case.members == 8:", *(f"    {x}" for x in body))
-    return gate_plugin.of(name, "sum(self, x)", *lines, "return x.sum(dim=0)")
+    return gate_plugin.variant_with(name, "sum(self, x)", *lines, "return x.sum(dim=0)")
 
 
 def deadly_plugin(*variants: str) -> str:
     """Return the source of a plug-in of variants on cases of 8, 16 and 32 members."""
-    text = gate_plugin.plugin(gate_plugin.plain("TinyFirst"), *variants, gate_plugin.plain("TinyLast"))
+    text = gate_plugin.plugin(
+        gate_plugin.correct_variant("TinyFirst"), *variants, gate_plugin.correct_variant("TinyLast")
+    )
     text = text.replace("import os\n", "import asyncio\nimport ctypes\nimport os\nimport signal\n", 1)
     text = text.replace("    noise_bytes = 0\n", "    noise_bytes = calls = 0\n", 1)
     case = 'Case(operator="Tiny", out_channels=4, in_channels=4, members=members)'
@@ -74,14 +76,14 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
         at_call("TinyCrash", "ctypes.string_at(0)"): {8: forward.format("SIGSEGV")},
         at_call("TinyExit", "os._exit(0)"): {8: forward.format("exit code 0")},
         at_call("TinyHang", "time.sleep(1000)"): {8: "no progress for 8 s during forward host"},
-        gate_plugin.of("TinyLate", "__del__(self)", "self.case.members == 8 and ctypes.string_at(0)"): {
-            8: late
-        },
+        gate_plugin.variant_with(
+            "TinyLate", "__del__(self)", "self.case.members == 8 and ctypes.string_at(0)"
+        ): {8: late},
         at_call("TinyCancel", "raise asyncio.CancelledError"): {8: "CancelledError"},
         at_call("TinyBase", "class Bad(BaseException):", "    __str__ = lambda _: 1 / 0", "raise Bad"): {
             8: "Bad"
         },
-        gate_plugin.of("TinyKill", "ready(self)", "os.kill(os.getpid(), signal.SIGKILL)"): {
+        gate_plugin.variant_with("TinyKill", "ready(self)", "os.kill(os.getpid(), signal.SIGKILL)"): {
             8: killed,
             32: killed,
             16: f"not tried: it ended the process on 2 other cases: {killed}",

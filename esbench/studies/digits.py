@@ -112,7 +112,11 @@ def newest_study(results: Path, device: str) -> Study:
     paths = sorted((results / device / FOLDER).glob("*.json"))
     if not paths:
         raise UserError(f"no digits study in {results / device / FOLDER}: train with `esbench digits`")
-    return store.read_document(paths[-1], Study, what="digits study", schema=SCHEMA, again="train again")
+    return _read(paths[-1])
+
+
+def _read(path: Path) -> Study:
+    return store.read_document(path, Study, what="digits study", schema=SCHEMA, again="train again")
 
 
 def newest_studies(results: Path) -> list[Study]:
@@ -121,7 +125,7 @@ def newest_studies(results: Path) -> list[Study]:
     Raises:
         UserError: a study is invalid.
     """
-    return [newest_study(results, path.parent.parent.name) for path in newest_files(results, FOLDER)]
+    return [_read(path) for path in newest_files(results, FOLDER)]
 
 
 def trained_with(results: Path, variant: Variant) -> str:
@@ -132,7 +136,7 @@ def trained_with(results: Path, variant: Variant) -> str:
     shares: dict[str, float] = {}
     for path in newest_files(results, FOLDER):
         try:
-            study = newest_study(results, path.parent.parent.name)
+            study = _read(path)
         except UserError:
             continue
         for recipe in study.recipes:
@@ -235,6 +239,7 @@ def page(studies: Sequence[Study]) -> str:
 
 
 def _describe(recipe: Recipe) -> str:
+    """Return the numbers of a recipe in a sentence."""
     return (
         f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
         f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
@@ -242,6 +247,7 @@ def _describe(recipe: Recipe) -> str:
 
 
 def _table(study: Study, recipe: Recipe) -> str:
+    """Return a row for each variant that was trained on the network of a recipe."""
     n_eff = f"n_eff of {recipe.members}"
     header = ("variant", "unbiased", n_eff, "accuracy (%)", "± (%)", "share of dense (%)", "verdict")
     rows = [

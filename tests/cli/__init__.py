@@ -1,1 +1,1 @@
-"""The command line, in process where that suffices."""
+"""Tests of the command line, in this process where that suffices."""

@@ -17,7 +17,7 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {FOR_REPORTS!r}:
             return None
-        return next(filter(None, (one.find_spec(name, path, target) for one in self.finders)), None)
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
 
 sys.meta_path[:] = [Without()]
 from esbench.cli import main

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from esbench.gate.gate import CONTROL_UNITS
 from esbench.gate.protocol import (
     Answer,
     Control,
@@ -36,7 +37,7 @@ COUNTS = {"peak_bytes": 1000.0, "noise_bytes": 100.0, "launches": 7.0}
 
 
 class FakeWorker(WorkerProcess):
-    """A worker that answers like a real one except for its fault."""
+    """A worker that answers like a real one except for its fault; test_planted_faults.py explains each."""
 
     def __init__(self, orders: Orders, fault: str, number: int, visited: list[Arm]) -> None:
         """Prepare the first message; ``number`` seeds the noise of the times, ``visited`` gets the visits."""
@@ -68,20 +69,24 @@ class FakeWorker(WorkerProcess):
             own_packages=() if is_elsewhere else ("impls",),
             code={"impls": self.arm},
             harness="one harness",
-            cells=tuple(Cell(Variant(scheme=n), CASE, "forward", "host") for n in names if n != absent),
+            cells=tuple(
+                Cell(Variant(scheme=name), CASE, "forward", "host") for name in names if name != absent
+            ),
             unknown="" if names else "no suite of that name",
         )
 
     def _reply(self, question: Question) -> Answer:
+        """Return the answer to a question; times are random around LAUNCH_NS."""
         match question:
             case Survey(cells=(cell,)):
                 return Rows((self._survey(cell),))
             case Open(cell=cell):
-                slower = {"slower": 0.02 * (cell.variant.scheme == VICTIM), "everywhere": 0.012}
-                self.launch_ns = LAUNCH_NS * (1 + slower.get(self.fault, 0.0) * self.is_head)
+                slowdown = {"slower": 0.02 * (cell.variant.scheme == VICTIM), "everywhere": 0.012}
+                self.launch_ns = LAUNCH_NS * (1 + slowdown.get(self.fault, 0.0) * self.is_head)
             case Control(units=units):
-                more = 0.03 * (self.fault == "biased" and self.is_head)
-                self.launch_ns = LAUNCH_NS * (1 if self.fault == "deaf" else units / 200) * (1 + more)
+                bias = 0.03 * (self.fault == "biased" and self.is_head)
+                work = 1.0 if self.fault == "deaf" else units / CONTROL_UNITS
+                self.launch_ns = LAUNCH_NS * work * (1 + bias)
             case Visit(launches=launches):
                 self.visits += 1
                 self.visited.append(self.arm)
@@ -92,6 +97,7 @@ class FakeWorker(WorkerProcess):
         return Opened(abs(self.launch_ns))
 
     def _survey(self, cell: Cell) -> Surveyed:
+        """Return the row of a cell."""
         is_victim = self.is_head and cell.variant.scheme == VICTIM
         if (self.fault == "missing" and is_victim) or (self.fault == "new" and not self.is_head):
             return Surveyed(cell, self.arm, "absent", reason="no such variant")

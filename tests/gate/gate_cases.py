@@ -43,7 +43,7 @@ ABLE, BAKER, DOG = CELLS = tuple(cell(name) for name in ("Able", "Baker", "Dog")
 
 
 def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
-    """Return log ratios spaced evenly around that of a slowdown, which is exactly their mean."""
+    """Return ``count`` log ratios, evenly spaced around log(1 + share), which is their mean."""
     return [math.log1p(share) + noise * (2 * index / (count - 1) - 1) for index in range(count)]
 
 
@@ -54,10 +54,10 @@ def timed(name: str, log_ratio: float) -> Timed:
     return Timed(cell=name, first=(ARMS[0],) * 2, base=base, head=head)
 
 
-def surveyed(of: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Surveyed:
-    """Return the row of a cell in an arm, with the usual counts."""
+def surveyed(surveyed_cell: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Surveyed:
+    """Return the row of a cell in an arm; with the same counts for all cells if its status is "ok"."""
     figures = COUNTS if status == "ok" else {}
-    return Surveyed(cell=of, arm=arm, status=status, figures=figures, reason=reason)  # type: ignore[arg-type]  # a status
+    return Surveyed(cell=surveyed_cell, arm=arm, status=status, figures=figures, reason=reason)  # type: ignore[arg-type]  # a status
 
 
 def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
@@ -91,15 +91,16 @@ def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
 
     Cells in ``confirm`` and the controls have replicates of the confirmation.
     """
-    shares = {cell.name: 0.0 for cell in CELLS} | dict(screen or {})
-    first = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in shares.items()}
-    second = {name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in (confirm or {}).items()}
+    screen = {cell.name: 0.0 for cell in CELLS} | dict(screen or {})
+    confirm = confirm or {}
+    at_screen = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in screen.items()}
+    at_confirm = {name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in confirm.items()}
     for name, share in controls.items():
-        first[name] = spread(share, SETTINGS.screen)
-        second[name] = spread(share, SETTINGS.confirm)
+        at_screen[name] = spread(share, SETTINGS.screen)
+        at_confirm[name] = spread(share, SETTINGS.confirm)
     return Evidence(
         surveys=list(surveys() if rows is None else rows),
-        replicates=[*replicates("screen", first), *replicates("confirm", second)],
+        replicates=[*replicates("screen", at_screen), *replicates("confirm", at_confirm)],
     )
 
 

@@ -91,13 +91,13 @@ class {name}(TinyWorkload):
 """
 
 
-def plain(name: str) -> str:
+def correct_variant(name: str) -> str:
     """Return the source of a correct variant."""
-    return of(name, "ready(self)", "pass")
+    return variant_with(name, "ready(self)", "pass")
 
 
-def of(name: str, method: str, *body: str) -> str:
-    """Return the source of a variant with one method replaced."""
+def variant_with(name: str, method: str, *body: str) -> str:
+    """Return the source of a variant with one method of TinyWorkload replaced; ``body`` has its lines."""
     return VARIANT.format(name=name, method=method, body="\n".join(f"        {line}" for line in body))
 
 

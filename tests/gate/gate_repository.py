@@ -53,7 +53,7 @@ def repository(folder: Path, files: Files) -> Path:
 
 
 def state(top: Path) -> dict[str, object]:
-    """Return what a gate must not change: index, branches, status, stash and files."""
+    """Return index, branches, status, work trees and files of a repository, which a gate must not change."""
     folder = Path(git(top, "rev-parse", "--absolute-git-dir"))
     return {
         "index": (folder / "index").read_bytes(),

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.gate.decision import MEAN, Evidence, exit_code
-from esbench.gate.records import ARMS, MORE, SAME, Decision, Metric, Settings, Surveyed, Verdict
+from esbench.gate.records import (
+    ARMS,
+    MORE,
+    SAME,
+    Decision,
+    Metric,
+    Settings,
+    Surveyed,
+    Verdict,
+    control_name,
+)
 from tests.gate.gate_cases import (
     ABLE,
     BAKER,
@@ -33,8 +43,11 @@ LOOKS_SLOWER = {BAKER.name: 0.02, DOG.name: -0.03}
 
 def time_of(decision: Decision, name: str = BAKER.name) -> tuple[str, str]:
     """Return status and code of the time verdict of a cell or of the mean."""
-    rows = [*decision.verdicts, *([decision.mean] if decision.mean else [])]
-    (verdict,) = [row for row in rows if row.cell == name and row.metric == "latency_ns"]
+    (verdict,) = [
+        verdict
+        for verdict in decision.all_verdicts
+        if verdict.cell == name and verdict.metric == "latency_ns"
+    ]
     return verdict.status, verdict.code
 
 
@@ -187,7 +200,7 @@ def test_controls_that_misbehave_make_a_gate_invalid() -> None:
         (0.0, 0.004, "2 % more work was not found"),
         (0.0, -0.02, "2 % more work was not found"),
     ):
-        shares = {f"{SAME} | host": same, f"{MORE} | host": more}
+        shares = {control_name(SAME, "host"): same, control_name(MORE, "host"): more}
         decision = decided(evidence(SLOWER, SLOWER, controls=shares))
         assert decision.exit_code == 3
         assert any(reason in error for error in decision.invalid), reason

@@ -18,12 +18,12 @@ from esbench import progress
 from esbench.gate import gate, records
 from esbench.gate.records import Decision
 from tests.cli.cli_runner import run
-from tests.gate.gate_plugin import of, plain, plugin
+from tests.gate.gate_plugin import correct_variant, plugin, variant_with
 from tests.gate.gate_repository import commit, git, repository, state, write
 
 FILE = "their_variants.py"
-GOOD = plugin(plain("TinyOne"), plain("TinyTwo"))
-WRONG = plugin(of("TinyTwo", "sum(self, x)", "return x.sum(dim=0) + 1"))
+GOOD = plugin(correct_variant("TinyOne"), correct_variant("TinyTwo"))
+WRONG = plugin(variant_with("TinyTwo", "sum(self, x)", "return x.sum(dim=0) + 1"))
 TINY = ["--device", "cpu", "--suite", "tiny", "--plugin", FILE]
 
 

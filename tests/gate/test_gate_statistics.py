@@ -28,10 +28,10 @@ def replicates(draw: st.DrawFn) -> Timed:
 
 
 def of_visits(base: Sequence[float], head: Sequence[float]) -> Timed:
-    """Return a replicate whose visits have one launch each."""
-    count = len(base) // 2
-    visits = (tuple((t,) for t in arm) for arm in (base, head))
-    return Timed(cell="A", first=(ARMS[0],) * count, base=next(visits), head=next(visits))
+    """Return a replicate whose visits have one launch each, which takes these times in ns."""
+    rounds = len(base) // 2
+    base_visits, head_visits = (tuple((time_ns,) for time_ns in times_ns) for times_ns in (base, head))
+    return Timed(cell="A", first=(ARMS[0],) * rounds, base=base_visits, head=head_visits)
 
 
 @given(replicates(), st.sampled_from([0.0, 0.1, 0.25]), st.floats(0.01, 100.0))
@@ -74,7 +74,7 @@ def test_linear_drift_cancels(first: list[Arm], drift: float, effect: float) -> 
 def test_bounds_follow_students_t(logs: list[float], alpha: float, null: float) -> None:
     """Effect, bounds, p-value and detectable effect follow from mean, standard error and Student's t."""
     error = stdev(logs) / math.sqrt(len(logs))
-    if error < 1e-9:
+    if error < 1e-9:  # the t-statistic would be all rounding
         return
     tested = bounds(logs, null=null, alpha=alpha, power=0.8)
     t = stats.t(len(logs) - 1)

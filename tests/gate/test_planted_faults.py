@@ -38,12 +38,12 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
         decision = waivers.apply(gate.run(folder), accepted)
     except UserError as error:
         return USAGE, str(error)
-    words = [
+    messages = [
         f"{row.status} {row.code} {row.cell} {row.metric} {row.reason} {row.accepted}"
-        for row in (*decision.verdicts, decision.mean)
-        if row and row.code != "no-sign"
+        for row in decision.all_verdicts
+        if row.code != "no-sign"
     ]
-    return decision.exit_code, "; ".join([*words, *decision.invalid, *decision.unused]) or "PASS"
+    return decision.exit_code, "; ".join([*messages, *decision.invalid, *decision.unused]) or "PASS"
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
         ("everywhere", FAIL, "geometric mean"),  # every cell is slower by 1.2 %
         ("missing", FAIL, VICTIM),  # a variant was removed
         ("dropped", FAIL, "no longer has it"),  # a row was removed from the suite
-        ("wrong", FAIL, "wrong result"),
+        ("wrong", FAIL, "wrong result"),  # the output of head is wrong
         ("peak_bytes", FAIL, "peak_bytes"),  # one more byte
-        ("dies", INVALID, "the worker of head ended"),
-        ("deaf", INVALID, "2 % more work was not found"),
-        ("biased", INVALID, "equal work differs"),
-        ("noisy", INVALID, "too noisy"),
+        ("dies", INVALID, "the worker of head ended"),  # while a cell is timed
+        ("deaf", INVALID, "2 % more work was not found"),  # control work takes the same time in both arms
+        ("biased", INVALID, "equal work differs"),  # control work is 3 % slower in head
+        ("noisy", INVALID, "too noisy"),  # processes differ by 30 %
         ("new", INVALID, "no cell was measured"),  # no cell is in both arms
-        ("empty", USAGE, "no suite"),
-        ("unloadable", USAGE, "the worker of base ended (base is base, 000"),
+        ("empty", USAGE, "no suite"),  # neither revision has the suite
+        ("unloadable", USAGE, "the worker of base ended (base is base, 000"),  # base cannot be imported
         ("elsewhere", USAGE, "head does not contain the variant package impls"),
-        ("installed", USAGE, "no variant package is part of this repository"),
+        ("installed", USAGE, "no variant package is part of this repository"),  # in neither revision
     ],
 )
 def test_a_fault_ends_with_its_exit_code_and_is_named(

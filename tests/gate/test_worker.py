@@ -18,41 +18,43 @@ from esbench.gate.records import ARMS, Cell, Surveyed
 from esbench.gate.worker import control_work
 from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, start_workers
 from esbench.schema import Case, Phase, Variant
-from tests.gate.gate_plugin import of, plain, plugin
+from tests.gate.gate_plugin import correct_variant, plugin, variant_with
 from tests.gate.gate_repository import write
 
 FILE = "their_variants.py"
 CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)
 VARIANTS = (
-    plain("TinyPlain"),
-    of("TinyWrong", "sum(self, x)", "return x.sum(dim=0) + 1"),
-    of("TinyNot", "ready(self)", "raise UnavailableError('needs a quantum computer')"),
-    of("TinyPhaseless", "ready(self)", "self.phases, self.unavailable = {}, {'forward': 'it never learnt'}"),
-    of(
+    correct_variant("TinyPlain"),
+    variant_with("TinyWrong", "sum(self, x)", "return x.sum(dim=0) + 1"),
+    variant_with("TinyNot", "ready(self)", "raise UnavailableError('needs a quantum computer')"),
+    variant_with(
+        "TinyPhaseless", "ready(self)", "self.phases, self.unavailable = {}, {'forward': 'it never learnt'}"
+    ),
+    variant_with(
         "TinyLoud", "sum(self, x)", "print('hello', flush=True)", "os.write(1, b'raw')", "return x.sum(dim=0)"
     ),
-    of("TinyExits", "sum(self, x)", "raise SystemExit(7)"),
-    of("TinyRaises", "sum(self, x)", "raise ValueError('two\\n lines')"),
-    of(
+    variant_with("TinyExits", "sum(self, x)", "raise SystemExit(7)"),
+    variant_with("TinyRaises", "sum(self, x)", "raise ValueError('two\\n lines')"),
+    variant_with(
         "TinyLate",
         "sum(self, x)",
         "if os.path.exists('late'): raise RuntimeError('enough')",
         "return x.sum(dim=0)",
     ),
-    of("TinyChanges", "confirm(self, phase)", "raise WrongResultError('it is off now')"),
-    of("TinyHoards", "sum(self, x)", "KEPT.append(x + 1)", "return x.sum(dim=0)"),
-    of("TinyStale", "forward(self)", "return self.inputs[0].sum(dim=0)"),
-    of("TinyGreedy", "ready(self)", "torch.set_num_threads(2)"),
-    of("TinyRude", "sum(self, x)", "torch.set_grad_enabled(False)", "raise ValueError('left so')"),
-    of("TinyMute", "ready(self)", "self.phases, self.unavailable = {}, {'forward': 7}"),
-    of(
+    variant_with("TinyChanges", "confirm(self, phase)", "raise WrongResultError('it is off now')"),
+    variant_with("TinyHoards", "sum(self, x)", "KEPT.append(x + 1)", "return x.sum(dim=0)"),
+    variant_with("TinyStale", "forward(self)", "return self.inputs[0].sum(dim=0)"),
+    variant_with("TinyGreedy", "ready(self)", "torch.set_num_threads(2)"),
+    variant_with("TinyRude", "sum(self, x)", "torch.set_grad_enabled(False)", "raise ValueError('left so')"),
+    variant_with("TinyMute", "ready(self)", "self.phases, self.unavailable = {}, {'forward': 7}"),
+    variant_with(
         "TinyLookup",
         "sum(self, x)",
         "time.sleep(0 if x.sum().item() in SEEN else 0.002)",
         "SEEN.add(x.sum().item())",
         "return x.sum(dim=0)",
     ),
-    of("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
+    variant_with("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
     "\nKEPT, SEEN = [], set()\n",
 )
 CONTROL = Control(200, "host")
@@ -197,8 +199,8 @@ def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path
     theirs, greedy, broken = tmp_path / "theirs", tmp_path / "greedy", tmp_path / "broken"
     another = "raise SystemExit('another harness')"
     files = {"esbench/__init__.py": another, "msgspec.py": another}
-    write(theirs, {"impls/__init__.py": plugin(plain("TinyTheirs")), **files})
-    write(greedy, {FILE: plugin(plain("TinyPlain"), "torch.set_num_threads(2)\n")})
+    write(theirs, {"impls/__init__.py": plugin(correct_variant("TinyTheirs")), **files})
+    write(greedy, {FILE: plugin(correct_variant("TinyPlain"), "torch.set_num_threads(2)\n")})
     write(broken, {FILE: "raise SystemExit('it never\\nworked')\n"})
     with (
         worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as process,
@@ -208,10 +210,8 @@ def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path
         hello = process.receive(Hello)
         with pytest.raises(WorkerError, match="a global setting: the number of threads from 1 to 2"):
             refused.receive(Hello)
-        cannot = (
-            r"failed: PluginError: cannot load variants from their_variants\.py.*it never worked \(during the"
-        )
-        with pytest.raises(WorkerError, match=cannot):
+        load_error = r"failed: PluginError: cannot load variants from their_variants\.py.*it never worked \("
+        with pytest.raises(WorkerError, match=load_error):
             failing.receive(Hello)
     assert hello.own_packages == ("impls",)
     assert hello.cells == ()
