@@ -73,11 +73,6 @@ class CacheBuffer:
         self.sums = torch.empty(rows, device=device)
         self.write()
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the buffer."""
-        return self.rows.nbytes
-
     def write(self) -> None:
         """Queue a kernel that zeroes the buffer: every line of the cache is dirty afterwards."""
         _overwrite(self.rows)

@@ -261,7 +261,7 @@ def test_the_operations_of_a_device(facade: cuda.Cuda, monkeypatch: pytest.Monke
     facade.spin(1000.2)
     assert cycles == [2001]  # 2 GHz, rounded up
 
-    assert facade.cache.nbytes >= 2000
+    assert facade.cache.rows.nbytes >= 2000
     facade.cache.rows.fill_(1)
     facade.cache.sums.fill_(1)
     facade.flush()

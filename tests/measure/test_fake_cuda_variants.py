@@ -160,11 +160,11 @@ def vmap_by_loop(function: Callable[..., Any], in_dims: tuple[int | None, ...] =
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the checks: one member's rows, moments of four steps that are not judged, no waiting."""
-    expect = checks._check_mean  # noqa: SLF001  moments of four steps are too noisy for a decision
+    check_mean = checks._check_mean  # noqa: SLF001  the same function as below
 
-    def expected(*arguments: Any) -> None:
-        with contextlib.suppress(WrongResultError):
-            expect(*arguments)
+    def ignored_check_mean(*arguments: Any) -> None:
+        with contextlib.suppress(WrongResultError):  # moments of four steps are too noisy for a decision
+            check_mean(*arguments)
 
     def check_forward(population: Population, x: Tensor, members: Sequence[int], step: int) -> None:
         reference.check_forward(population, x, members[:1], step=step)
@@ -175,7 +175,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "check_forward", check_forward)
     monkeypatch.setattr(checks, "check_update", check_update)
     monkeypatch.setattr(checks, "STEPS", 4)
-    monkeypatch.setattr(checks, "_check_mean", expected)
+    monkeypatch.setattr(checks, "_check_mean", ignored_check_mean)
     monkeypatch.setattr(kappa, "REPLICATES", 2)
     monkeypatch.setattr(kappa, "CHEAP_NUMBERS", 0)
     monkeypatch.setattr(kappa, "MIN_SAMPLED", 8)
@@ -188,13 +188,13 @@ def ignore_kernel_results(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """Run comparisons with results of kernels, and accept whatever they find."""
     check_close = reference.check_close
 
-    def compared(name: str, result: Tensor | None, *arguments: Any) -> None:
+    def ignored_check_close(name: str, result: Tensor | None, *arguments: Any) -> None:
         with contextlib.suppress(WrongResultError):
             check_close(name, result, *arguments)
 
     if is_kernel(request.getfixturevalue("entry")):
-        monkeypatch.setattr(reference, "check_close", compared)
-        monkeypatch.setattr(checks, "check_close", compared)
+        monkeypatch.setattr(reference, "check_close", ignored_check_close)
+        monkeypatch.setattr(checks, "check_close", ignored_check_close)
 
 
 class Notes:

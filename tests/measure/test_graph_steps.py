@@ -73,7 +73,7 @@ def drawn(population: Population, step: int | Tensor) -> list[Tensor]:
 
 def alike(first: validation.Fingerprints, second: validation.Fingerprints, share: float) -> bool:
     """Return whether two results differ by at most a given share of their norms."""
-    return all(mine.is_close(yours, share) for mine, yours in zip(first, second, strict=True))
+    return all(a.is_close(b, share) for a, b in zip(first, second, strict=True))
 
 
 def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def test_conditions_are_read_after_every_visit() -> None:
     monitored = timed(FakeScheme("A", world), world, conditions=lambda: next(readings))
     unmonitored = timed(FakeScheme("B", world), world)
     interleave([monitored, unmonitored], order())
-    assert [len(beside) for beside in monitored.conditions] == [2] * FEWEST_ROUNDS
+    assert [len(in_round) for in_round in monitored.conditions] == [2] * FEWEST_ROUNDS
     assert monitored.conditions[0][0].clock_hz == 1e9 + 1
     assert unmonitored.conditions == []
 

@@ -32,7 +32,7 @@ class Memory:
         return members <= self.most
 
 
-def never_doubting(fits: Fits, too_many: int) -> Fits:
+def checking_bounds(fits: Fits, too_many: int) -> Fits:
     """Return a function that checks that each attempt lies between the known bounds."""
     low, high = 0, too_many
 
@@ -51,7 +51,7 @@ def test_the_largest_that_fits_is_found(most: int, beyond: float) -> None:
     """The result fits, is within a resolution or block of the largest, and no attempt was needless."""
     too_many = most + 1 + int(most * (beyond - 1))
     memory = Memory(most)
-    result = find_largest(never_doubting(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
+    result = find_largest(checking_bounds(memory.fits, too_many), too_many, HOUR_S, memory.seconds)
     assert result.stop == "resolution"
     assert result.members <= most < result.too_many <= too_many
     step = BLOCK if result.too_many > BLOCK else 1

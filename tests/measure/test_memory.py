@@ -166,9 +166,9 @@ with limit_memory(160 * MIB):
 
 @pytest.mark.skipif(not psutil.LINUX, reason="only Linux limits the data of a process")
 def test_an_allocation_above_the_limit_is_an_out_of_memory_error() -> None:
-    """Torch's and Python's errors are recognized; the ceiling is lifted at the end.
+    """Torch's and Python's errors are recognized; the limit is removed at the end.
 
-    A smaller allocation fits, and an inner ceiling cannot raise the outer one. The memory pass prints
+    A smaller allocation fits, and an inner limit cannot raise the outer one. The memory pass prints
     nothing. The largest population is limited by the memory.
     """
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
@@ -191,7 +191,7 @@ def test_an_allocation_above_the_limit_is_an_out_of_memory_error() -> None:
 def test_available_memory_is_bounded_by_machine_and_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The room is bounded by the machine and any container limit; without a ceiling it is unbounded."""
+    """Machine and container both limit it; a system that cannot limit a process leaves it unlimited."""
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     machine = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)

@@ -142,35 +142,35 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
     assert set() < named <= known
 
 
-def front(
+def chosen(
     scheme: FakeScheme, device: str = "cpu", phases: tuple[Phase, ...] = ("sample", "forward")
 ) -> ChosenBenchmarks:
-    """Return the plugin's front door with a fake variant on one case."""
+    """Return the plugin's front benchmarks with a fake variant on one case."""
     cells = {Cell(scheme.name, "case", phase): Subject(scheme.entry(), CASE) for phase in phases}
     return ChosenBenchmarks(
         device, "fakes", 0, cells, ExactChecks((), "cpu", 0), with_quality=False, torch_state=TorchState()
     )
 
 
-def _waiting(wait: Call, door: ChosenBenchmarks) -> Call:
+def _waiting(wait: Call, benchmarks: ChosenBenchmarks) -> Call:
     """Replace the device's synchronization with a fake."""
-    del door
+    del benchmarks
     return wait
 
 
 def test_every_timed_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA each timed call includes a synchronization; on a CPU nothing is added."""
-    assert front(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
+    assert chosen(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
     world = World()
     for wait, expected in (
         (lambda: world.log.append("waited"), ["A", "waited"] * 3),
         (do_nothing, ["A"] * 3),
     ):
         monkeypatch.setattr(ChosenBenchmarks, "synchronize", property(partial(_waiting, wait)))
-        door = front(FakeScheme("A", world))
-        prepared = door.prepare(Cell("A", "case", "forward"))
+        benchmarks = chosen(FakeScheme("A", world))
+        prepared = benchmarks.prepare(Cell("A", "case", "forward"))
         assert isinstance(prepared, PreparedVariant)
-        call = door.call(prepared, "forward")
+        call = benchmarks.call(prepared, "forward")
         world.log.clear()
         for _ in range(3):
             call()
@@ -193,11 +193,11 @@ def test_every_timed_call_reads_new_inputs() -> None:
             setup()
             target()
 
-    door = front(FakeScheme("A", world, inputs=buffers, act=act), phases=("forward",))
+    benchmarks = chosen(FakeScheme("A", world, inputs=buffers, act=act), phases=("forward",))
     options = {"benchmark_max_time": 0.03, "benchmark_min_rounds": 5}
     failure = pytest_benchmarks._time(  # noqa: SLF001  # without a session of pytest
         Mock(enabled=True, pedantic=pedantic, extra_info={}),
-        door,
+        benchmarks,
         Cell("A", "case", "forward"),
         Mock(getoption=options.__getitem__),
     )
@@ -212,20 +212,20 @@ def test_one_variant_is_resident_at_a_time() -> None:
     world = World(room_bytes=10)
     names = ("A", "B")
     schemes = {name: FakeScheme(name, world) for name in names}
-    door = front(schemes["A"])
-    door.cells = {
+    benchmarks = chosen(schemes["A"])
+    benchmarks.cells = {
         Cell(name, "case", phase): Subject(schemes[name].entry(), CASE)
         for name in names
         for phase in ("sample", "forward")
     }
     numbers = []
-    for cell in door.cells:
-        assert isinstance(door.prepare(cell), PreparedVariant)
+    for cell in benchmarks.cells:
+        assert isinstance(benchmarks.prepare(cell), PreparedVariant)
         (resident,) = world.resident
         numbers.append((resident.scheme.name, resident.calls))
         del resident
     assert numbers == [("A", 2), ("A", 4), ("B", 2), ("B", 4)]
-    door.close()
+    benchmarks.close()
     assert not world.resident
 
 
@@ -236,14 +236,14 @@ def test_a_phase_without_a_time_has_its_reason() -> None:
         del number
         return torch.full((2,), float("nan") if phase == "sample" else float(turn))
 
-    for door, reasons in (
+    for benchmarks, reasons in (
         (
-            front(FakeScheme("A", World(), act=act)),
+            chosen(FakeScheme("A", World(), act=act)),
             [Failure("failed", "wrong result: sample gives values that are not finite")] * 2,
         ),
         (
-            front(FakeScheme("A", World()), phases=("update", "step")),
+            chosen(FakeScheme("A", World()), phases=("update", "step")),
             [Failure("unavailable", "it learns nothing"), Failure("unavailable", "it has no phase step")],
         ),
     ):
-        assert [door.prepare(cell) for cell in door.cells] == reasons
+        assert [benchmarks.prepare(cell) for cell in benchmarks.cells] == reasons
