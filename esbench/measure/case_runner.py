@@ -152,10 +152,6 @@ class CoResidentGroup:
         """Enter a phase with all variants, then check the call of each.
 
         A variant that fails is removed; if base has no room, the last candidate is removed instead.
-
-        Args:
-            phase: the phase.
-            around: returns the context in which a variant enters the phase or is called.
         """
         called: set[Variant] = set()
 
@@ -166,9 +162,7 @@ class CoResidentGroup:
 
         def call(prepared: PreparedVariant) -> None:
             with around(prepared.entry):
-                if (
-                    prepared.entry.variant in called
-                ):  # the first call may have run out of memory in its middle
+                if prepared.entry.variant in called:  # it ran out of memory, maybe after it read inputs
                     prepared.workload.enter(phase)
                 called.add(prepared.entry.variant)
                 prepared.fingerprints[phase] = validation.precheck(prepared.workload, phase, self.synchronize)
@@ -282,10 +276,7 @@ class CaseRunner:
                     yield from self._phases_in_order(len(waiting))
             finally:
                 self._group.free(self._watch_clean_up)
-            self.costs_s = {
-                **self._group_costs_s,
-                **self.costs_s,
-            }  # of base and naive, those of their first group
+            self.costs_s = self._group_costs_s | self.costs_s  # base and naive: of their first group
             self._group_number += 1
 
     def time(self, phase: Phase) -> None:
@@ -297,11 +288,7 @@ class CaseRunner:
         seconds = context.recorder.stopwatch.seconds
         start_s, rounds_s = seconds(), 0.0
         for clock in context.instruments.clocks:
-            timed = [
-                prepared
-                for prepared in variants
-                if context.plan.is_timed(prepared.entry, phase, clock.method)
-            ]
+            timed = [v for v in variants if context.plan.is_timed(v.entry, phase, clock.method)]
             cells += len(timed)
             calls = self._warm_calls(timed, phase, clock, rows)
             rounds_start_s = seconds()
@@ -504,13 +491,8 @@ class CaseRunner:
         """Return a row for each metric of a timed call, or the reason if the call or its work is wrong."""
         if call.failure:
             return [self.context.skipped_row(self.case, prepared.entry, phase, call.failure, clock.method)]
-        rows = self._attempt(
-            prepared.entry,
-            phase,
-            "memory",
-            lambda: storable(self._metric_rows(prepared, phase, clock, call)),
-            is_timed=True,
-        )
+        read = partial(self._metric_rows, prepared, phase, clock, call)
+        rows = self._attempt(prepared.entry, phase, "memory", lambda: storable(read()), is_timed=True)
         return [rows] if isinstance(rows, Skipped) else rows
 
     def _metric_rows(
@@ -539,9 +521,8 @@ class CaseRunner:
         if not any(isinstance(row, Measurement) for row in times):
             return times
         self._announce(prepared.entry, f"{phase} memory and launches")
-        readings = self._attempt(
-            prepared.entry, phase, "memory", partial(self._read_instruments, prepared, phase), is_timed=True
-        )
+        read = partial(self._read_instruments, prepared, phase)
+        readings = self._attempt(prepared.entry, phase, "memory", read, is_timed=True)
         if isinstance(readings, Skipped):
             return [readings]
         labels, others = readings
@@ -573,7 +554,7 @@ class CaseRunner:
             for (metric, method), value in counts.items()
             if value is not None
         ]
-        if phase == MONITORED_PHASE and context.plan.is_active(self.case, prepared.entry.variant):
+        if phase == MONITORED_PHASE and context.plan.is_monitored(self.case, prepared.entry.variant):
             rows += self._activity_rows(call, prepared.entry.variant, measurement)
         is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()

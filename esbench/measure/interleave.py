@@ -157,12 +157,7 @@ class TimedCall:
         self.spent_s += self._clock.seconds() - start_s
 
     def end_round(self, position: int, *, may_stop: bool) -> None:
-        """Store the samples of a round, and end sampling if there are enough.
-
-        Args:
-            position: the index of the call in the first half of the round.
-            may_stop: whether a narrow interval of the median ends sampling.
-        """
+        """Store a round; end sampling at a bound, or if it ``may_stop`` and the interval is narrow."""
         if self.stop:
             return
         for metric, samples in self._round.items():

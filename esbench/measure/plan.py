@@ -83,7 +83,7 @@ class Plan:
         """Return the number of cells of a variant on a case: one per phase and method, one for quality."""
         return sum(1 if phase == QUALITY else len(self.methods_of(phase)) for phase in phases)
 
-    def is_active(self, case: Case, variant: Variant) -> bool:
+    def is_monitored(self, case: Case, variant: Variant) -> bool:
         """Return whether utilization, power and energy of a variant are read on a case."""
         return any(fnmatchcase(case.label, glob) for glob in self.active) and any(
             fnmatchcase(variant.name, glob) for glob in self.active_variants

@@ -223,23 +223,17 @@ def _profile_on_cuda(call: Callable[[], object]) -> torch.autograd.profiler.prof
 
 def _record(span: Mapping[str, Any]) -> Record:
     arguments = span.get("args", {})
-    start_us, duration_us = span["ts"], span["dur"]
     return Record(
         name=span["name"],
         category=span["cat"],
         track=arguments["stream"] if span["cat"] in ON_DEVICE else span["tid"],
-        start_ns=start_us * 1e3,
-        duration_ns=duration_us * 1e3,
+        start_ns=span["ts"] * 1e3,  # in microseconds
+        duration_ns=span["dur"] * 1e3,
         correlation=arguments.get("correlation"),
     )
 
 
 def _find_annotation(records: Iterable[Record], name: str) -> Record:
-    """Return the span of an annotation.
-
-    Raises:
-        ProfileError: it is missing.
-    """
     for record in records:
         if record.category == ANNOTATION and record.name == name:
             return record

@@ -23,16 +23,9 @@ class Watch(Protocol):
     """Tells the supervisor which variant runs, so that it can store a row if the variant ends the process."""
 
     def __call__(self, variant: Variant, case: Case, activity: str, lost: str = "", /) -> bool:
-        """Announce the activity of a variant that begins now.
+        """Announce an activity; return whether a new process would follow the end of this one.
 
-        Args:
-            variant: the variant.
-            case: its case.
-            activity: the activity.
-            lost: the reason why this process is about to end, such as a device that stopped responding.
-
-        Returns:
-            Whether the supervisor would start a new process after the end of this one.
+        ``lost`` is the reason why this process is about to end, such as a device that stopped responding.
         """
 
 
@@ -67,11 +60,7 @@ class RunSummary:
 
 
 class Stopwatch:
-    """Adds up the seconds spent on each activity; an inner activity pauses the outer one.
-
-    Attributes:
-        seconds: returns the current time.
-    """
+    """Adds up the seconds spent on each activity; an inner activity pauses the outer one."""
 
     def __init__(
         self, now_s: Callable[[], float] = time.monotonic, spent_s: Mapping[str, float] | None = None
@@ -193,10 +182,7 @@ class Recorder:
         *,
         traced: bool = False,
     ) -> None:
-        """Store rows together with a line that marks a phase of a group as complete.
-
-        Without a phase, the line marks the case; if it is ``traced``, its traces.
-        """
+        """Store rows and a line that marks their phase, or without a phase their case, as complete."""
         spent_s = self.stopwatch.spent_s
         line = Checkpoint(
             case=case,
@@ -238,10 +224,7 @@ class Recorder:
         self._notes[text] = None
 
     def announce(self, variant: Variant, case: Case, activity: str) -> None:
-        """Report the variant and activity that run now.
-
-        The activity begins with its phase: ``forward check``, ``forward eager`` or ``set-up``.
-        """
+        """Report the variant and activity that run now, such as ``set-up`` or ``forward check``."""
         self.watch(variant, case, activity)
         self._report(variant, case, activity)
 

@@ -93,10 +93,7 @@ class ExactChecks:
         return self._outcomes[key]
 
     def labels(self, entry: Entry, operator: str) -> tuple[str, ...]:
-        """Return a label for the times of a variant that was not fully compared on this operator, if so.
-
-        Cases that its set-up refused are no reason for a label, unless it refused all.
-        """
+        """Return a label if a variant was compared on no case, or not on one that its set-up accepted."""
         key = (entry.variant, operator)
         outcome = self.outcome(entry, operator)
         if not self._cases or (self.compared[key] and key not in self.not_compared):
@@ -318,11 +315,7 @@ class TorchState:
         self._settings = _settings()
 
     def check(self) -> None:
-        """Check that settings are unchanged, and restore them if not.
-
-        Raises:
-            WrongResultError: settings were changed.
-        """
+        """Check that settings are unchanged, and restore them if not."""
         changed = {name: value for name, value in _settings().items() if value != self._settings[name]}
         for name in changed:
             _, write = _SETTINGS[name]

@@ -137,7 +137,7 @@ def test_a_blocking_kernel_is_not_shorter_than_requested(device: Cuda) -> None:
 
 def test_the_flush_overwrites_twice_the_cache_and_is_not_timed(device: Cuda) -> None:
     """A flush zeroes a buffer of twice the L2 cache, allocates nothing, and is not part of the time."""
-    assert device.cache.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
+    assert device.cache.rows.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
     device.cache.rows.fill_(1)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
