@@ -161,7 +161,7 @@ def estimate_bias(noise: Tensor, directions: Tensor) -> tuple[float, ...]:
     traces = cross.flatten(2).flatten(0, 1).diagonal().view(steps, members).sum(1) / (members - 1)
     pairs = (e_products * d_products).sum((1, 3)).fill_diagonal_(0.0) / (members - 1) ** 2
     if traces.mean() <= smallest_trace:
-        message = "all members have the same noise, which centering removes"
+        message = "all members have the same noise: less its mean over members it is 0"
         raise ValueError(message)
     bias = size * pairs.sum() / (steps * (steps - 1)) / traces.mean().square() - 1
     # Jackknife: the bias without each of the steps.

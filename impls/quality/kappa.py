@@ -250,7 +250,7 @@ def estimate_kappa(sums: Moments, size: int) -> float:
     squared_product = centered / (count * (count - 3))  # P
     squared_norm = sums.trace / count - sums.total / (count * (count - 1))  # t
     if squared_norm <= ROUNDING * sums.trace / count:
-        message = "all members have the same noise, which centering removes"
+        message = "all members have the same noise: less its mean over members it is 0"
         raise ValueError(message if sums.trace else ZERO_NOISE)
     return size * squared_product / squared_norm**2 - 1
 

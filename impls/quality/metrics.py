@@ -145,7 +145,7 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     values = torch.linalg.svdvals(layer.split_groups(noise)[0].flatten(1).double())
     squares = values.square()
     if not values.any():
-        message = "its noise is 0 on these weights: it has no directions"
+        message = "its noise on the largest weight is 0"
         raise ValueError(message)
     scaled = (values / squares.mean().sqrt()).tolist()
     indices = {

@@ -80,8 +80,8 @@ class ImplicitOptimizer(AbstractBackwardOptimizer):
         covered = {parameter for optimizer in self._optimizers for parameter in optimizer.names}
         if outside := [name for parameter, name in names.items() if parameter not in covered]:
             raise ValueError(
-                f"{', '.join(outside)}: not updated inside the backward pass; wrap all layers in "
-                "AutoOptimizer, or none"
+                f"{', '.join(outside)}: not updated inside the backward pass: wrap every trainable layer in "
+                "an AutoOptimizer"
             )
         super().__init__(names)
         self.param_groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]

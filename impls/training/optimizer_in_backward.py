@@ -89,7 +89,10 @@ class AbstractBackwardOptimizer(Optimizer):
             BackwardError: there was no backward pass since the last step, it failed, or a closure was given.
         """
         if closure is not None:
-            raise BackwardError("a closure would run after the update: call backward() yourself, then step()")
+            raise BackwardError(
+                "step() takes no closure, because backward() already updates the model: call backward() "
+                "yourself, then step()"
+            )
         if not self.end_step():
             raise BackwardError(
                 "no gradient has arrived since the last step: call backward() first. Gradients of another "
@@ -204,7 +207,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     @override
     def end_step(self) -> bool:
         if self.is_closed:
-            raise BackwardError("this optimizer was closed: it no longer updates the model")
+            raise BackwardError("this optimizer was closed and no longer updates the model: create another")
         if self._is_in_pass:
             self._fail(
                 "the last backward pass ended in an error: only some parameters were updated, and the other "
@@ -448,8 +451,8 @@ def copy_state(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Stat
     expected_sizes = [len(group_names) for group_names in names]
     if sizes != expected_sizes:
         raise ValueError(
-            f"the saved state has groups of {sizes} parameters, the model of {expected_sizes}: load a state "
-            "that was saved with this model"
+            f"the saved state has parameter groups of sizes {sizes}, the model {expected_sizes}: load a "
+            "state that was saved with this model"
         )
     for group, group_names in zip(copied["param_groups"], names, strict=True):
         if (saved := group.pop("param_names", group_names)) != group_names:

@@ -423,10 +423,14 @@ class RigLInBackward:
         self.schedule.warn_if_nothing_moves()
         if has_other_ranks():
             raise ValueError(
-                "gradients of several ranks are averaged only after the backward pass: use RigLScheduler"
+                "RigLInBackward does not support several ranks, whose gradients are averaged only after the "
+                "backward pass: use RigLScheduler"
             )
         if self.schedule.grad_accumulation_n > 1:
-            raise ValueError("grad_accumulation_n has to be 1: no gradient outlives its backward pass")
+            raise ValueError(
+                f"grad_accumulation_n has to be 1, not {self.schedule.grad_accumulation_n}: no gradient "
+                "outlives its backward pass"
+            )
         weights, generator = sparsifiable(model), Generator().manual_seed(seed)
         masks = self.schedule.random_masks(weights, generator)
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]

@@ -82,7 +82,7 @@ class Setting:
 
 
 def check(setting: Setting) -> None:
-    """Run every check on a scheme: forward, update, purity, results that stay, independence, moments, splits.
+    """Run every check of this module on a scheme.
 
     Raises:
         WrongResultError: a check failed; the message names it.
@@ -121,7 +121,7 @@ def check_weight(setting: Setting) -> None:
         return
     if scheme.update_directions_differ:
         raise WrongResultError(
-            "update_directions_differ is set: only schemes that draw binary weights may set it"
+            "the scheme sets update_directions_differ, but does not draw binary weights: leave it False"
         )
     noise = population.sample(random_step())
     for layer in population.layers:
@@ -184,10 +184,14 @@ def check_purity(setting: Setting) -> None:
         has_drawn = not torch.equal(torch.get_rng_state(), state)
     if has_drawn:
         raise WrongResultError(
-            "sample(), forward or update advanced torch's global random generator: draw from the stream only"
+            "sample(), forward or update advanced torch's global random generator: draw from the noise's "
+            "stream only"
         )
     if not _are_equal(first, population.dense_noise(noise)):
-        raise WrongResultError("two calls of sample() with the same seed and step gave different noise")
+        raise WrongResultError(
+            "two calls of sample() with the same seed and step gave different noise: draw from the noise's "
+            "stream only"
+        )
 
 
 def check_results_stay(setting: Setting) -> None:
@@ -210,9 +214,13 @@ def check_results_stay(setting: Setting) -> None:
     evaluate()
     population.sample(random_step())
     if changed := [name for name, value in copies.items() if not torch.equal(value, results[name])]:
-        raise WrongResultError(f"a later call changed what an earlier one returned: {', '.join(changed)}")
+        raise WrongResultError(
+            f"a later call changed {', '.join(changed)} that an earlier call had returned: return new tensors"
+        )
     if not _are_equal(dense, population.dense_noise(noise)):
-        raise WrongResultError("a later call changed the noise that sample() had returned")
+        raise WrongResultError(
+            "a later call changed the noise that sample() had returned: return new tensors"
+        )
     if _stored_bytes(noise) > stored_bytes:
         raise WrongResultError("forward or update stored tensors in the noise: compute them in sample()")
 

@@ -547,7 +547,7 @@ class CachedWeights(impls.Perturbed):
 def test_results_stay_and_are_not_stored() -> None:
     """Reused memory, a global generator in the update and a cache in the noise fail the check in float64."""
     for scheme, words in (
-        (ReusedOutputs(), "a later call changed what an earlier one returned: outputs"),
+        (ReusedOutputs(), "a later call changed outputs"),
         (ReusedNoise(), "a later call changed the noise that sample() had returned"),
         (DrawingUpdate(), "advanced torch's global random generator"),
         (CachedWeights(), "forward or update stored tensors in the noise"),

@@ -207,7 +207,7 @@ def test_states_of_layers_continue_and_those_of_other_models_are_refused() -> No
         without_names = {"state": {}, "param_groups": [{"params": [0]}]}
         for wrong, message in (
             (renamed, r"has 4\.weight, .* instead of 0\."),
-            (without_names, r"groups of \[1\] parameters, the model of \[[24]"),
+            (without_names, r"groups of sizes \[1\], the model \[[24]"),
         ):
             with pytest.raises(ValueError, match=message):
                 optimizer.load_state_dict(wrong)
