@@ -202,10 +202,10 @@ def measure(  # the parts of a run
         if not child.is_restarted:
             note(_path_line("rows are stored in", writer.path))
         past = unfinished.run if unfinished else None
-        last = past.checkpoints[-1] if past and past.checkpoints else None
+        measured_s = past.checkpoints[-1].wall_s if past and past.checkpoints else 0.0
         child.announce(
             path=str(writer.path.absolute()),
-            begun_s=child.announcement.begun_s or time.monotonic() - (last.wall_s if last else 0.0),
+            begun_s=child.announcement.begun_s or time.monotonic() - measured_s,
             end_s=plan.end_s if plan.end_s < math.inf else None,
             limit_s=plan.limit_s,
         )
@@ -223,7 +223,7 @@ def measure(  # the parts of a run
             note(f"{_path_line('interrupted: the finished rows are in', writer.path)}\n{hint}")
             raise
     child.announce(variant=None, case=None, activity=TABLES)
-    return writer.path, outcome  # a large file was compressed and renamed
+    return writer.path, outcome  # the path has changed if a large file was compressed
 
 
 def note_load(here: Environment) -> None:

@@ -386,6 +386,7 @@ def time_verdicts(
         settings: the rule.
     """
     suspected = suspects(screened, settings)
+    # Only a complete confirmation is tested; that of the mean needs all cells.
     complete = {
         name: log_ratios
         for name, log_ratios in confirmed.items()
