@@ -205,17 +205,16 @@ def minimums(session: nox.Session) -> None:
     """
     pinned = [] if "torch" in session.posargs else ["torch", "triton"]  # each torch needs its own triton
     bounded = [*DEPENDENCIES, *(name.partition(";")[0] for name in group("test") if ">=" in name)]
-    lowest = {
-        name: f"{name}=={version}"
-        for name, version in (dependency.split(">=") for dependency in bounded)
-        if name not in pinned
-    }
-    # Names may be spelled with dashes or underscores.
-    replaced = {canonicalize_name(name) for name in lowest}
-    lines = CONSTRAINTS.read_text().splitlines()
-    kept = [line for line in lines if canonicalize_name(line.partition("==")[0]) not in replaced]
+    lowest = dict(requirement.split(">=") for requirement in bounded)
+    replaced = {canonicalize_name(name) for name in lowest if name not in pinned}
+    lines = [
+        line
+        for line in CONSTRAINTS.read_text().splitlines()
+        if canonicalize_name(line.partition("==")[0]) not in replaced
+    ]
+    lines += [f"{name}=={version}" for name, version in lowest.items() if name not in pinned]
     constraints = Path(session.create_tmp()) / "minimums.txt"
-    constraints.write_text("\n".join([*kept, *lowest.values()]) + "\n")
+    constraints.write_text("\n".join(lines) + "\n")
     install(session, *PROJECT, *group("test"), constraints=constraints)
     session.run("python", "-m", "pytest", "-W", "default")  # old releases may warn about newer ones
 

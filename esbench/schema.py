@@ -118,6 +118,7 @@ class Variant(_Strict, frozen=True, kw_only=True):
         return self._label("" if self.baseline else operator)
 
     def _label(self, operator: str) -> str:
+        """Return scheme and operator with the options in parentheses."""
         inner = ", ".join(f"{key}={_short(value)}" for key, value in self.options)
         return f"{self.scheme}{operator}" + (f"({inner})" if inner else "")
 
@@ -252,12 +253,12 @@ class Measurement(_Line, frozen=True, kw_only=True, omit_defaults=True, tag="mea
     work: Work | None = None
 
     def __post_init__(self) -> None:
+        """Check that no sample is negative, except for quality metrics; the error has the decoder's words."""
         if self.phase == QUALITY:
             return
         for round_index, visits in enumerate(self.samples):
             for index, sample in enumerate(visits):
                 if sample < 0:
-                    # The wording of the decoder.
                     raise ValueError(f"Expected `float` >= 0.0 - at `$.samples[{round_index}][{index}]`")
 
 
