@@ -150,7 +150,7 @@ def test_the_newest_study_of_each_device_is_shown(tmp_path: Path) -> None:
     for old, new, word in (
         (b'"readings"', b'"reading"', "readings"),
         (b"10000.0", b"0.0", "readings"),
-        (b'"schema":2', b'"schema":9', "schema 9"),
+        (b'"schema":2', b'"schema":9', "schema version 9"),
     ):
         path.write_bytes(stored.replace(old, new))
         with pytest.raises(UserError, match=rf"{path.name}.*{word}"):
@@ -200,7 +200,7 @@ def test_a_biased_timer_is_measured_and_a_dead_one_missing() -> None:
 
 def test_a_real_study_is_measured() -> None:
     """A study of two kernels runs with the timers of a CPU."""
-    plan = timer_accuracy_run.plan_for("cpu")
+    plan = timer_accuracy_run.default_plan("cpu")
     plan = replace(plan, kernels=plan.kernels[:2], waits=plan.waits[:2], repetitions=2, budget_s=0.02)
     study = timer_accuracy_run.measure(plan, HERE, Mock())
     assert not study.missing
@@ -215,7 +215,7 @@ def test_the_command_stores_the_study_and_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every verdict is printed; the exit code is 0 even if goals are missed; an interrupt stores nothing."""
-    monkeypatch.setattr(timer_accuracy_run, "plan_for", lambda _: fake_plan())
+    monkeypatch.setattr(timer_accuracy_run, "default_plan", lambda _: fake_plan())
     command = [
         "accuracy",
         "--device",

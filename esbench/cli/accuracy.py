@@ -25,7 +25,7 @@ def accuracy(
     from esbench.measure.environment import device_uuid, environment, resolve_device
     from esbench.progress import showing
     from esbench.studies.timer_accuracy import goals, render, write_study
-    from esbench.studies.timer_accuracy_run import measure, plan_for
+    from esbench.studies.timer_accuracy_run import default_plan, measure
 
     load_entries(None, None)
     device = resolve_device(device)
@@ -35,7 +35,7 @@ def accuracy(
         with lock_device(device_uuid(device) or device, "accuracy", note), showing() as progress:
             here = environment(device)
             note(f"measuring the harness on {device} ({here.device_name})")
-            study = measure(plan_for(device), here, progress)
+            study = measure(default_plan(device), here, progress)
     except KeyboardInterrupt:
         note("interrupted: nothing is stored")
         raise

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from esbench.schema import Environment
 from esbench.text import escape
+from esbench.units import format_value
 
 
 def newest_files(results: Path, folder: str) -> list[Path]:
@@ -25,3 +26,8 @@ def origin(study_id: str, started: str, here: Environment, facts: Sequence[str])
         *(f"{name} {version}" for name, version in (("CUDA", here.cuda), ("driver", here.driver)) if version),
     ]
     return "; ".join([*every, *facts]) + "."
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage: ``1.5 %`` for 0.015."""
+    return format_value("share_percent", 100 * share)

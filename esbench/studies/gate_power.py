@@ -33,9 +33,9 @@ from esbench.gate.gate import Gate
 from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict, split_method
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
-from esbench.studies import newest_files
+from esbench.studies import newest_files, percent
 from esbench.text import escape, pluralize
-from esbench.units import ABSENT, format_number, format_value
+from esbench.units import ABSENT, format_number
 
 FOLDER = "gate"
 """The folder of a device's results that holds its studies of the gate."""
@@ -395,17 +395,17 @@ def _picture_path(study: GateStudy, out: Path) -> Path:
 def _alarm_table(alarms: Alarms) -> str:
     comparisons = alarms.suites * alarms.cells
     rate = alarms.alarmed / alarms.suites
-    goal = f"{_percent(rate)}: {'met' if rate <= MAX_ALARM_RATE else 'not met'}"
+    goal = f"{percent(rate)}: {'met' if rate <= MAX_ALARM_RATE else 'not met'}"
     ends = stats.binomtest(alarms.alarmed, alarms.suites).proportion_ci()  # Clopper and Pearson, 1934
     rows = [
         ("suites", alarms.suites),
         ("comparisons of a cell", comparisons),
         ("suites with a FAIL", alarms.alarmed),
-        (f"share of suites with a FAIL; goal: at most {_percent(MAX_ALARM_RATE)}", goal),
-        ("its 95 % interval", f"{_percent(ends.low)} to {_percent(ends.high)}"),
+        (f"share of suites with a FAIL; goal: at most {percent(MAX_ALARM_RATE)}", goal),
+        ("its 95 % interval", f"{percent(ends.low)} to {percent(ends.high)}"),
         ("suites in which the geometric mean FAILs", alarms.by_mean),
         ("comparisons that FAIL", alarms.failed),
-        ("comparisons that are INCONCLUSIVE", _percent(alarms.inconclusive / comparisons)),
+        ("comparisons that are INCONCLUSIVE", percent(alarms.inconclusive / comparisons)),
         ("suites that end INCONCLUSIVE", alarms.inconclusive_suites),
         ("cells confirmed per suite, mean", format_number(alarms.confirmed)),
     ]
@@ -420,17 +420,13 @@ def _power_table(powers: Sequence[Power]) -> str:
         rows.append(
             (
                 power.kind,
-                _percent(power.slower),
+                percent(power.slower),
                 power.suites,
-                _percent(power.share),
-                "" if goal is None else _percent(goal),
+                percent(power.share),
+                "" if goal is None else percent(goal),
                 ABSENT if all_cells else power.others,
                 power.by_mean,
             )
         )
     header = ("", "slower by", "suites", "found in", "goal: at least", "another cell fails", "the mean fails")
     return table(header, rows)
-
-
-def _percent(share: float) -> str:
-    return format_value("share_percent", 100 * share)

@@ -6,7 +6,7 @@ is one JSON file, ``<results>/<device>/accuracy/<study id>.json``. Nothing here 
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from esbench import store
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.schema import Environment, Sample
-from esbench.studies import newest_files, origin
+from esbench.studies import newest_files, origin, percent
 from esbench.text import escape
 from esbench.units import format_cell, format_number, format_value
 
@@ -29,12 +29,18 @@ LATENCY, WARM = "latency_ns", "warm_latency_ns"
 
 
 class Question(NamedTuple):
-    """A question of the study: the two arms to compare, and the largest difference that meets the goal."""
+    """A question of the study: the two arms to compare, and the goal.
+
+    The goal is met if ``judged``, a field of :class:`Comparison`, is at most ``limit`` for each kernel that
+    takes ``min_ns`` or longer.
+    """
 
     title: str
     arms: tuple[str, str]
     goal: str
     limit: float
+    judged: Literal["difference", "half_range"] = "difference"
+    min_ns: float = 0.0
 
 
 AGREEMENT, TWINS, LENGTH = "agreement", "twins", "length"
@@ -43,15 +49,17 @@ QUESTIONS = {
         "Another timer",
         ("esbench", "torch.utils.benchmark"),
         f"kernels above {format_value(LATENCY, MIN_JUDGED_NS)} agree with torch.utils.benchmark",
-        0.01,
+        limit=0.01,
+        min_ns=MIN_JUDGED_NS,
     ),
     TWINS: Question(
         "One call under two names",
         ("first name", "second name"),
         "half-range of one call under two names",
-        0.005,
+        limit=0.005,
+        judged="half_range",
     ),
-    LENGTH: Question("Known lengths", ("esbench", "length"), "known length", 0.002),
+    LENGTH: Question("Known lengths", ("esbench", "length"), "known length", limit=0.002),
 }
 
 Samples = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=1e24)], ...], msgspec.Meta(min_length=1)]
@@ -205,17 +213,17 @@ def goals(study: Study) -> list[Goal]:
 def _goal(study: Study, name: str) -> Goal:
     """Return the goal of a question: how many kernels meet it, and the worst of them."""
     question = QUESTIONS[name]
-    goal = f"{question.goal} within {_percent(question.limit)}"
+    goal = f"{question.goal} within {percent(question.limit)}"
     errors = [
-        (row.half_range if name == TWINS else abs(row.difference), row.kernel)
+        (abs(getattr(row, question.judged)), row.kernel)
         for row in comparisons(study, name)
-        if name != AGREEMENT or row.second_ns >= MIN_JUDGED_NS
+        if row.second_ns >= question.min_ns
     ]
     if not errors:
         return Goal(goal, "not measured", "")
     within = sum(error <= question.limit for error, _ in errors)
     worst, kernel = max(errors)
-    result = f"{within} of {len(errors)}; worst: {_percent(worst)}, {kernel}"
+    result = f"{within} of {len(errors)}; worst: {percent(worst)}, {kernel}"
     return Goal(goal, result, "met" if within == len(errors) else NOT_MET)
 
 
@@ -281,7 +289,3 @@ def _comparison_table(study: Study, name: str) -> str:
     ]
     arms = [f"{arm} (ms)" for arm in QUESTIONS[name].arms]
     return table(("kernel", *arms, "difference (%)", "half-range (%)", "rounds"), rows)
-
-
-def _percent(share: float) -> str:
-    return format_value("share_percent", 100 * share)
