@@ -55,9 +55,7 @@ def browser() -> "Iterator[Browser]":
         lacking("there is no playwright: pip install playwright axe-playwright-python, or nox -s browser")
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        lacking(
-            f"there is no Chromium ({', '.join(NAMES)}): apt-get install chromium, or what you have instead"
-        )
+        lacking(f"there is no Chromium ({', '.join(NAMES)}): for example apt-get install chromium")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield chromium

@@ -144,11 +144,7 @@ def answer(views: Sequence[View], trained_with: Callable[[Variant], str]) -> Ans
     ``trained_with`` returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
     task = TASKS.get(views[0].case.operator)
-    # The views that can decide, most important first, by their position.
-    deciding = [i for i, v in enumerate(views) if (task.decides(v) if task else v.metric == RATE_METRIC)]
-    for phase in ("step", "forward", "update", "sample"):
-        deciding += [i for i, v in enumerate(views) if (v.phase, v.metric) == (phase, LATENCY)]
-    index = next((i for i in deciding if candidates(views[i])), next(iter(deciding), 0))
+    index = _deciding_view(views, task)
     view = views[index]
     rows = candidates(view)
     if all(row.variant.baseline for row in view.rows):
@@ -191,6 +187,19 @@ _TIME_ALONE = (
 )
 
 
+def _deciding_view(views: Sequence[View], task: Task | None) -> int:
+    """Return the position of the view to answer from: the most important one with a candidate."""
+    deciding = [
+        index
+        for index, view in enumerate(views)
+        if (task.decides(view) if task else view.metric == RATE_METRIC)
+    ]
+    for phase in ("step", "forward", "update", "sample"):
+        deciding += [i for i, view in enumerate(views) if (view.phase, view.metric) == (phase, LATENCY)]
+    with_candidates = [index for index in deciding if candidates(views[index])]
+    return next(iter(with_candidates or deciding), 0)
+
+
 def candidates(view: View) -> list[Row]:
     """Return the rows with a value, best first, without baselines and controls."""
     return [
@@ -209,10 +218,15 @@ def is_control(variant: Variant) -> bool:
 
 
 def _fastest_of_equals(views: Sequence[View], rows: Sequence[Row]) -> list[Row]:
-    """Sort the rows that share the best value by the time of their step."""
-    steps = next((view.rows for view in views if (view.phase, view.metric) == ("step", LATENCY)), ())
-    position = {row.variant: index for index, row in enumerate(steps)}
-    return sorted(rows, key=lambda row: (row.marks[:1] != rows[0].marks[:1], position.get(row.variant, 0)))
+    """Return the rows with the best value first, among them the one with the fastest step."""
+    by_time = {row.variant: index for index, row in enumerate(_rows_of(views, "step", LATENCY))}
+    best = rows[0].marks.value
+    return sorted(rows, key=lambda row: (row.marks.value != best, by_time.get(row.variant, 0)))
+
+
+def _rows_of(views: Sequence[View], phase: str, metric: str) -> Sequence[Row]:
+    """Return the rows of the first view of a phase and metric, best first."""
+    return next((view.rows for view in views if (view.phase, view.metric) == (phase, metric)), ())
 
 
 def _tied_rows(best: Row, rows: Sequence[Row], metric: str) -> list[Row]:
@@ -220,8 +234,8 @@ def _tied_rows(best: Row, rows: Sequence[Row], metric: str) -> list[Row]:
     if metric == RATE_METRIC or best.is_exact:
         return tied(best, rows)
     sign = better(metric) or -1
-    worst = min(sign * end for end in best.ends)
-    return [row for row in rows if row is not best and max(sign * end for end in row.ends) >= worst]
+    worst_of_best = min(sign * end for end in best.ends)
+    return [row for row in rows if row is not best and max(sign * end for end in row.ends) >= worst_of_best]
 
 
 def _ties_note(best: Row, equals: Sequence[Row], shown: Sequence[Row]) -> list[str]:
@@ -245,7 +259,7 @@ def _why(row: Row, best: Row) -> str:
 
 def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
     cells = dict(zip(view.columns, row.texts, strict=True))
-    if any(each.variant.name == DENSE for each in view.rows):
+    if any(other.variant.name == DENSE for other in view.rows):
         words = "so no multiple of dense noise" if row.is_exact else "the n_eff per ms of dense noise"
         yield cells["x dense noise"] or "unknown", words
     yield cells["x plain layer"] or "unknown", "the time of the plain layer"
@@ -267,11 +281,11 @@ def _rate_notes(view: View, rows: Sequence[Row]) -> Iterator[str]:
     if reference and not reference.is_known:
         why = reference.reason.partition(": ")[2]
         yield f"Dense noise, which others are compared with, has no rate here: {why}."
-    if few := _TOO_FEW.search(best.remark):
-        yield f"The time of {best.variant.name} is uncertain: {few[0]}."
-    fastest = max(rows, key=lambda row: row.marks[3] or 0.0)
-    rate, _, _, evaluated = fastest.marks
-    if rate is not None and rate < _FEW * (evaluated or 0.0):
+    if too_few := _TOO_FEW.search(best.remark):
+        yield f"The time of {best.variant.name} is uncertain: {too_few[0]}."
+    fastest = max(rows, key=lambda row: row.marks.evaluated or 0.0)
+    rate, evaluated = fastest.marks.value, fastest.marks.evaluated or 0.0
+    if rate is not None and rate < _FEW * evaluated:
         cells = dict(zip(view.columns, fastest.texts, strict=True))
         yield (
             f"{fastest.variant.name} has the fastest step, {cells['step (ms)']} ms, but keeps only "
@@ -289,7 +303,8 @@ def _time_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
     if faster and row.variant.name != DENSE:
         yield faster, "faster than dense noise"
     if plain:
-        yield plain, f"the time of {view.columns[1].removeprefix('x ').replace('plain', 'the plain')}"
+        base = view.columns[1].removeprefix("x ")
+        yield plain, f"the time of {'the plain layer' if base == 'plain layer' else base}"
     if naive:
         yield naive, "faster than one call per member"
     if memory:
@@ -301,14 +316,13 @@ def _task_figures(task: Task, views: Sequence[View], view: View, row: Row) -> It
     for reference in _references(view):
         yield reference.texts[0], f"{task.words} with {reference.variant.name}"
     for phase, metric, words in task.also:
-        rows_also = next((each.rows for each in views if (each.phase, each.metric) == (phase, metric)), ())
-        for same in rows_also:
-            if same.variant == row.variant and same.is_known:
-                yield same.texts[0], words
+        for other in _rows_of(views, phase, metric):
+            if other.variant == row.variant and other.is_known:
+                yield other.texts[0], words
 
 
 def _references(view: View) -> list[Row]:
-    """Return the row of the baseline that a task is compared with, if it has one."""
+    """Return the row of the baseline that a task is compared with, or an empty list."""
     known = [
         row
         for row in view.rows
@@ -320,7 +334,7 @@ def _references(view: View) -> list[Row]:
 def _task_notes(task: Task, view: View, best: Row) -> Iterator[str]:
     sign = better(view.metric)
     for row in _references(view):
-        if sign * (row.marks[0] or 0.0) > sign * (best.marks[0] or 0.0):
+        if sign * (row.marks.value or 0.0) > sign * (best.marks.value or 0.0):
             yield f"{row.variant.name} is better than all of them: {row.texts[0]} {task.words}."
     if controls := [row.variant.name for row in view.rows if is_control(row.variant)]:
         yield f"For comparison only: {first_names(controls)}."

@@ -7,6 +7,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RATE = "n_eff_per_ms";
 const LATENCY = "latency_ns";
+// Positions in the marks of a row, which are the numbers to draw.
 const VALUE = 0;
 const LOW = 1;
 const HIGH = 2;
@@ -19,12 +20,12 @@ const BY_PREFERENCE = [...VIEWS].sort((a, b) => firstDifference(preference(a), p
 
 /** A view with its choice (device, layer, ...), its records and its rows as objects. */
 function describeView(view, number) {
-  const [run, one, quantity] = [DATA.runs[view.run], DATA.cases[view.case], DATA.quantities[view.quantity]];
+  const [run, shape, quantity] = [DATA.runs[view.run], DATA.cases[view.case], DATA.quantities[view.quantity]];
   return {
     ...view,
     number,
     run,
-    case: one,
+    case: shape,
     quantity,
     key: `${view.run} ${view.case}`,
     columns: DATA.columns[view.columns],
@@ -37,16 +38,17 @@ function describeView(view, number) {
     })),
     choice: {
       device: run.device,
-      layer: one.layer,
-      members: String(one.members),
+      layer: shape.layer,
+      members: String(shape.members),
       run: run.id,
-      dtype: one.dtype,
+      dtype: shape.dtype,
       phase: quantity.phase,
       metric: `${quantity.metric}/${quantity.method}`,
     },
   };
 }
 
+/** Values to sort views by, the most important first. */
 function preference({ number, quantity, run }) {
   const isAnswer = ANSWERS.has(number);
   const [isRate, isTime] = [quantity.metric === RATE, quantity.metric === LATENCY];
@@ -183,7 +185,7 @@ function findView(wanted, current = {}) {
     const values = new Set(left.map((view) => view.choice[name]));
     if (wanted[name] !== undefined && !values.has(wanted[name])) missing.push(`${name} ${wanted[name]}`);
     const usual = name === "members" ? nearestNumber(values, wanted.members ?? current.members) : current[name];
-    const value = [wanted[name], usual].find((one) => values.has(one)) ?? left[0].choice[name];
+    const value = [wanted[name], usual].find((candidate) => values.has(candidate)) ?? left[0].choice[name];
     left = left.filter((view) => view.choice[name] === value);
   }
   return { view: left[0], missing };
@@ -195,14 +197,15 @@ function nearestNumber(values, wanted) {
   return [...values].sort((a, b) => distance(a) - distance(b))[0];
 }
 
-/** The options of a choice, given the choices before it. */
+/** The options of a choice, given the choices before it: [value, text, group]. */
 function optionsOf(name) {
   const before = CHOICES.slice(0, CHOICES.indexOf(name));
-  const fits = VIEWS.filter((view) => before.every((one) => view.choice[one] === state.view.choice[one]));
+  const fits = VIEWS.filter((view) => before.every((earlier) => view.choice[earlier] === state.view.choice[earlier]));
   const option = (view) => [view.choice[name], optionText(name, view), name === "layer" ? view.case.group : ""];
   const options = new Map(fits.map((view) => [view.choice[name], option(view)]));
   if (!["layer", "members"].includes(name)) return [...options.values()];
   const tasks = new Set(fits.filter((view) => view.case.task).map((view) => view.choice[name]));
+  // Layers before tasks; of the layers Linear and Conv2d first.
   const rank = ([value, , group]) => [!tasks.has(value), group === "Linear", group === "Conv2d"];
   const inOrder = (a, b) => a[2].localeCompare(b[2], "en") || a[0].localeCompare(b[0], "en", { numeric: true });
   return [...options.values()].sort((a, b) => firstDifference(rank(a), rank(b)) || inOrder(a, b));
@@ -227,7 +230,7 @@ function keptChoice({ choice: { device, layer, members } }) {
 /** Choose a value; the choices before it stay, and device, layer and population stay if possible. */
 function choose(name, value) {
   const { choice } = state.view;
-  const before = CHOICES.slice(0, CHOICES.indexOf(name)).map((one) => [one, choice[one]]);
+  const before = CHOICES.slice(0, CHOICES.indexOf(name)).map((earlier) => [earlier, choice[earlier]]);
   state.view = findView({ ...Object.fromEntries(before), [name]: value }, keptChoice(state.view)).view;
   delete state.display.sort;
   refresh({ step: true });
@@ -258,16 +261,16 @@ const LONG_TITLE = 44;
 
 /** Write the answer for the chosen case: that of the chosen run. */
 function showAnswer() {
-  const { key, run, case: one } = state.view;
-  const answer = DATA.answers.find((found) => VIEWS[found.view].key === key);
+  const { key, run, case: shape } = state.view;
+  const answer = DATA.answers.find(({ view }) => VIEWS[view].key === key);
   const [first, second, ...rest] = answer.best.map((number) => html("em", {}, breakable(DATA.variants[number].name)));
-  const members = one.members > 1 ? `, ${withCommas(one.members)} members` : "";
-  put("answer-where", `${one.layer}${members}, on ${run.device}`);
+  const members = shape.members > 1 ? `, ${withCommas(shape.members)} members` : "";
+  put("answer-where", `${shape.layer}${members}, on ${run.device}`);
   const others = rest.length ? [" ", html("small", {}, `tied with ${rest.length + 1} others`)] : second ? [" or ", second] : "";
   put("answer-title", answer.lead, " ", first ?? "", others);
   byId("answer-title").classList.toggle("long", byId("answer-title").textContent.length > LONG_TITLE);
   put("answer-picks", answer.picks.map((pick) => pickOf(pick, answer.picks.length > 1)));
-  put("answer-code", codeOf(DATA.variants[answer.best[0]], one));
+  put("answer-code", codeOf(DATA.variants[answer.best[0]], shape));
   put("answer-notes", answer.notes.map((note) => html("li", {}, note)));
   put("answer-origin", run.origin, run.flaws.length ? ` This run ${run.flaws.join(" and ")}.` : "");
 }
@@ -279,14 +282,14 @@ function pickOf({ variant, figures, why }, isNamed) {
   return html("div", { class: "pick" }, title, listOf("", figures.map(([text, words]) => [words, text])));
 }
 
-/** The code that trains with a variant, with a button that copies it. */
-function codeOf(variant, one) {
+/** The code that trains with a variant on a case, with a button that copies it. */
+function codeOf(variant, shape) {
   const about = DATA.schemes[variant?.documented];
-  if (!variant?.code || one.task || !about) return null;
+  if (!variant?.code || shape.task || !about) return null;
   const imports = about.module === "impls"
     ? `from impls import ${[variant.documented, "perturb"].sort().join(", ")}`
     : `from impls import perturb\nfrom ${about.module} import ${variant.documented}`;
-  const code = `${imports}\npopulation = perturb(model, ${variant.code}, members=${one.members}, sigma=${one.sigma})`;
+  const code = `${imports}\npopulation = perturb(model, ${variant.code}, members=${shape.members}, sigma=${shape.sigma})`;
   const text = html("pre", {}, html("code", {}, code));
   return html("div", { class: "code" }, text, copyButton("Copy", () => code));
 }
@@ -298,11 +301,11 @@ function shownRows() {
   const { view, display } = state;
   const words = (display.filter ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   const matches = (row) => words.every((word) => row.variant.name.toLowerCase().includes(word));
-  const all = words.length || display.all || isShort(view) ? view.rows : bestOfSchemes(view.rows);
-  const found = all.filter(matches);
-  if (!found.length) return [];
-  const isFixed = ({ variant }) => variant.role === "dense" || variant.name === display.open;
-  return sortedRows(view.rows.filter((row) => found.includes(row) || isFixed(row)));
+  const candidates = words.length || display.all || isShort(view) ? view.rows : bestOfSchemes(view.rows);
+  const matching = candidates.filter(matches);
+  if (!matching.length) return [];
+  const isAlwaysShown = ({ variant }) => variant.role === "dense" || variant.name === display.open;
+  return sortedRows(view.rows.filter((row) => matching.includes(row) || isAlwaysShown(row)));
 }
 
 /** Whether a view shows all of its variants in any case. */
@@ -344,7 +347,7 @@ function sortedRows(rows) {
 const PHONE = window.matchMedia("(max-width: 40rem)");
 const TABLET = window.matchMedia("(max-width: 62rem)");
 const N_EFF = "n_eff: the members with independent noise that would give as good a gradient. "
-  + "The line between two marks is what shared noise loses.";
+  + "The line between two marks is the loss due to noise that members share.";
 
 /** Write the table of the chosen view, or say that nothing matches the filter. */
 function showTable() {
@@ -388,10 +391,10 @@ function headOf(column) {
   const isSorted = (display.sort ?? "").replace(/^-/, "") === column;
   const isFalling = isSorted && display.sort.startsWith("-");
   const isFirst = column === view.columns[0];
-  const isMore = isFirst ? view.quantity.better > 0 : /evaluated|dense|naive|kept/.test(column);
-  const next = isSorted ? (isFalling ? column : `-${column}`) : `${isMore ? "-" : ""}${column}`;
+  const isHigherBetter = isFirst ? view.quantity.better > 0 : /evaluated|dense|naive|kept/.test(column);
+  const isNextFalling = isSorted ? !isFalling : isHigherBetter;
   const sort = () => {
-    display.sort = next;
+    display.sort = isNextFalling ? `-${column}` : column;
     refresh();
     byId("dots-head").querySelector(`[data-column="${CSS.escape(column)}"]`)?.focus();
   };
@@ -424,9 +427,9 @@ function rowOf(row, columns, axis) {
   const isOpen = state.display.open === name;
   const onclick = () => toggle(name);
   const attributes = { type: "button", "data-variant": name, "aria-expanded": String(isOpen), onclick };
-  const told = { dense: "dense noise", baseline: "baseline", control: "for comparison only" }[role];
+  const note = { dense: "dense noise", baseline: "baseline", control: "for comparison only" }[role];
   const button = html("button", attributes, breakable(name));
-  const head = html("th", { scope: "row", class: "name" }, button, told && html("small", {}, told));
+  const head = html("th", { scope: "row", class: "name" }, button, note && html("small", {}, note));
   const cellIn = (column) => html("td", { class: classOf(column) }, shortened(cellOf(state.view, row, column)));
   const width = columns.filter(isVisible).length + 1;
   const cells = row.texts.some(Boolean)
@@ -440,7 +443,7 @@ function shortened(text) {
   return text.replace("at least ", "≥ ").replace("more than ", "> ").replace("about ", "≈ ") || "–";
 }
 
-/** The axis of some rows: logarithmic where all numbers are positive, otherwise linear; places are percentages. */
+/** The axis of some rows, logarithmic if all numbers are positive, else linear; `at` returns percent of its length. */
 function axisOf(rows) {
   const values = rows.flatMap(({ marks }) => [marks[VALUE], marks[EVALUATED]]).filter(isNumber);
   if (!values.length) return { ticks: [], at: () => 50 };
@@ -449,29 +452,29 @@ function axisOf(rows) {
     const ends = rows.flatMap(({ marks }) => [marks[LOW], marks[HIGH]]).filter(isNumber);
     values.push(...ends.filter((end) => !isLogarithmic || end > 0));
   }
-  const bend = isLogarithmic ? Math.log10 : (value) => value;
-  const [low, high] = [Math.min(...values, isLogarithmic ? Infinity : 0), Math.max(...values)].map(bend);
+  const scaled = isLogarithmic ? Math.log10 : Number;
+  const [low, high] = [Math.min(...values, isLogarithmic ? Infinity : 0), Math.max(...values)].map(scaled);
   const span = high - low || 1;
-  const share = (value) => (isLogarithmic && value <= 0 ? 0 : (bend(value) - low) / span);
+  const share = (value) => (isLogarithmic && value <= 0 ? 0 : (scaled(value) - low) / span);
   const at = (value) => Math.min(97, Math.max(3, 4 + 92 * share(value)));
   return { ticks: ticksOf(low, high, isLogarithmic), at, isLogarithmic };
 }
 
 /** Round values on an axis, as many as there is room for: even steps, or 1, 2, 5 or 1, 3 or 1 times powers of ten. */
 function ticksOf(low, high, isLogarithmic) {
-  const most = PHONE.matches ? 3 : 6;
+  const mostTicks = PHONE.matches ? 3 : 6;
   const step = isLogarithmic ? 1 : 10 ** Math.floor(Math.log10(high - low || 1));
   const first = Math.floor(low / step);
   const places = Array.from({ length: Math.ceil(high / step) - first + 1 }, (_, number) => first + number);
   const decades = (digits) => places.flatMap((place) => digits.map((digit) => Number(`${digit}e${place}`)));
-  const bend = isLogarithmic ? Math.log10 : Number;
-  const isInside = (value) => bend(value) >= low - 1e-9 && bend(value) <= high + 1e-9;
+  const scaled = isLogarithmic ? Math.log10 : Number;
+  const isInside = (value) => scaled(value) >= low - 1e-9 && scaled(value) <= high + 1e-9;
   const choices = isLogarithmic ? [[1, 2, 5], [1, 3], [1]].map(decades) : [places.map((place) => place * step)];
   const inside = choices.map((values) => values.filter(isInside));
-  const ticks = inside.find((values) => values.length <= most) ?? inside.at(-1);
-  const every = Math.ceil(ticks.length / most);
+  const ticks = inside.find((values) => values.length <= mostTicks) ?? inside.at(-1);
   if (isLogarithmic && ticks.length < 2) return [10 ** low, 10 ** high];
-  return ticks.filter((_, place) => place % every === 0);
+  const stride = Math.ceil(ticks.length / mostTicks);
+  return ticks.filter((_, place) => place % stride === 0);
 }
 
 function tickText(value) {
@@ -574,7 +577,7 @@ function detailOf(row) {
 /** Memory, work and quality in closed form, also those of the scheme that a fused variant computes. */
 function closedForms(name, about) {
   const schemes = [[name, about], [about?.of, DATA.schemes[about?.of]]];
-  return schemes.filter(([, one]) => one && Object.keys(one.closed).length).map(([scheme, { closed }]) => [
+  return schemes.filter(([, doc]) => doc && Object.keys(doc.closed).length).map(([scheme, { closed }]) => [
     scheme === name ? null : html("p", { class: "quiet" }, `It computes ${scheme}:`),
     listOf("closed", Object.entries(closed)),
   ]);
@@ -646,6 +649,7 @@ function shownNumbers() {
     const remarks = row.reason ? [row.reason] : [];
     const numbers = columns.map((column) => {
       const text = cellOf(view, row, column);
+      // "at least 12x" has the words "at least" and the number 12.
       const [, word, number] = /^(\D*?)\s*(-?\d\S*?)?[x%]?$/.exec(text) ?? [];
       if (!/^(± ?)?$/.test(word ?? "")) remarks.push(`${column}: ${word}`);
       return number ?? "";
@@ -673,8 +677,9 @@ function asCsv(lines) {
 
 // --- Two runs compared ----------------------------------------------------------------------------------------------
 
-const SHOWN = 200;
-const SAME_DEVICE = ["device_name", "cpu", "threads", "device_memory_bytes"];
+const MOST_ROWS = 200;
+/** The fields of an environment that are equal on the same device. */
+const DEVICE_FIELDS = ["device_name", "cpu", "threads", "device_memory_bytes"];
 
 /** Write the comparison of the two runs that are chosen. */
 function showComparison() {
@@ -698,20 +703,20 @@ function showComparison() {
   put("compare-table");
 }
 
-/** The views of the same case and quantity in two runs, by the name of the quantity, times first. */
+/** The pairs of views of the same case and quantity in two runs, by the name of the quantity, times first. */
 function commonViews(a, b) {
   const keyOf = (view) => `${DATA.cases.indexOf(view.case)} ${DATA.quantities.indexOf(view.quantity)}`;
   const there = new Map(VIEWS.filter((view) => view.run === b).map((view) => [keyOf(view), view]));
   const both = VIEWS.filter((view) => view.run === a && there.has(keyOf(view)));
   const phases = ["quality", "sample", "update", "forward", "step"];
   const order = ({ quantity }) => [quantity.metric === LATENCY, quantity.metric === RATE, phases.indexOf(quantity.phase)];
-  const found = new Map();
+  const pairs = new Map();
   for (const view of both.sort((x, y) => firstDifference(order(x), order(y)))) {
     const { phase, method } = view.quantity;
     const name = `${phase}: ${view.columns[0]}, ${method}`;
-    found.set(name, [...(found.get(name) ?? []), [view, there.get(keyOf(view))]]);
+    pairs.set(name, [...(pairs.get(name) ?? []), [view, there.get(keyOf(view))]]);
   }
-  return found;
+  return pairs;
 }
 
 /** Write the rows that both runs have, the worst change first. */
@@ -723,11 +728,11 @@ function writeComparison(pairs, warnings) {
     both.length && `B / A is ${ratioText(medianRatio(both))} in the median of ${both.length} rows. `,
     both.length && `Beyond the intervals of both, ${count("worse")} are worse and ${count("better")} better. `,
     `${rows.length - both.length} rows are in only one of the runs or have no ratio.`,
-    both.length > SHOWN && ` The first ${SHOWN} are shown.`,
+    both.length > MOST_ROWS && ` The first ${MOST_ROWS} are shown.`,
   ];
   put("compare-status", paragraphs("warning", warnings), html("p", {}, summary.filter(Boolean)));
   const heads = ["Variant", "Case", "A", "B", "B / A", "Interval"];
-  const table = tableOf(`${pairs[0][0].columns[0]}, worst change first`, heads, both.slice(0, SHOWN).map(comparisonTexts));
+  const table = tableOf(`${pairs[0][0].columns[0]}, worst change first`, heads, both.slice(0, MOST_ROWS).map(comparisonTexts));
   table.querySelectorAll("tbody tr").forEach((line, place) => line.classList.add(both[place].kind || "same"));
   put("compare-table", table);
 }
@@ -772,16 +777,16 @@ function ratioText(value) {
 /** Sentences on flaws of two runs and differences between their environments. */
 function differences(a, b) {
   const flaws = [["A", a], ["B", b]].filter(([, run]) => run.flaws.length);
-  const found = flaws.map(([side, run]) => `Run ${side} ${run.flaws.join(" and ")}.`);
+  const sentences = flaws.map(([side, run]) => `Run ${side} ${run.flaws.join(" and ")}.`);
   const [x, y] = [a.environment, b.environment];
-  const apart = [...new Set([...Object.keys(x), ...Object.keys(y)])].filter((name) => x[name] !== y[name]);
+  const different = [...new Set([...Object.keys(x), ...Object.keys(y)])].filter((name) => x[name] !== y[name]);
   const sides = (name) => `${name}: ${x[name] ?? "unknown"} in A, ${y[name] ?? "unknown"} in B`;
-  const told = (names) => names.map(sides).join("; ");
-  const devices = apart.filter((name) => SAME_DEVICE.includes(name) && name in x && name in y);
-  const others = apart.filter((name) => !SAME_DEVICE.includes(name));
-  if (devices.length) found.push(`Different devices (${told(devices)}): the ratio compares devices, not variants.`);
-  if (others.length) found.push(`Different in A and B: ${told(others)}.`);
-  return found;
+  const listed = (names) => names.map(sides).join("; ");
+  const devices = different.filter((name) => DEVICE_FIELDS.includes(name) && name in x && name in y);
+  const others = different.filter((name) => !DEVICE_FIELDS.includes(name));
+  if (devices.length) sentences.push(`Different devices (${listed(devices)}): the ratio compares devices, not variants.`);
+  if (others.length) sentences.push(`Different in A and B: ${listed(others)}.`);
+  return sentences;
 }
 
 // --- The page -------------------------------------------------------------------------------------------------------

@@ -27,20 +27,22 @@ MAX_TEXT = 400
 _DIGITS = 6
 """Significant digits of a number that is drawn."""
 _PARAGRAPH = re.compile(r"\n\s*\n|\n(?=(?:Memory|Work|Quality)\s\s)")
+"""The end of a paragraph: an empty line, or the end of a line before a closed form."""
 _CLOSED = re.compile(r"(Memory|Work|Quality)\s\s+(.*)", re.DOTALL)
 """A paragraph of a scheme's docstring with a closed form."""
 _REFERENCE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
+"""A cross-reference such as :class:`~impls.Perturbed`; its group is the last name."""
 _TRANSIENT = {"idle_w", "memory_bytes", "load", "foreign"}
 """Fields of an environment that differ in every run."""
 
 Record = dict[str, Any]
 
 
-class _Table:
-    """Records that others refer to by their position."""
+class _Records:
+    """The records of some values, without duplicates; other records refer to them by their position."""
 
-    def __init__(self, record: Callable[[Any], Any]) -> None:
-        self._record = record
+    def __init__(self, make_record: Callable[[Any], Any]) -> None:
+        self._make_record = make_record
         self._positions: dict[Hashable, int] = {}
         self.records: list[Any] = []
 
@@ -49,7 +51,7 @@ class _Table:
         key = msgspec.json.encode(value)  # the options 1 and 1.0 differ
         if key not in self._positions:
             self._positions[key] = len(self.records)
-            self.records.append(self._record(value))
+            self.records.append(self._make_record(value))
         return self._positions[key]
 
 
@@ -61,32 +63,33 @@ def page_data(runs: Sequence[Run], left_out: Iterable[str], trained_with: Callab
         left_out: sentences on stored runs that are not shown.
         trained_with: returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
-    shown = sorted((run for run in runs if run.rows), key=_age, reverse=True)
+    shown = sorted((run for run in runs if run.rows), key=_start_key, reverse=True)
     sources = ChainMap(*(run.header.sources for run in shown))  # the newest run's first
     docs = ChainMap(*(run.header.docs for run in shown))
-    variants = _Table(lambda variant: _variant(variant, sources, docs))
-    cases, quantities, columns = _Table(_case), _Table(_quantity), _Table(list)
-    every: list[tuple[int, View]] = []
+    variants = _Records(lambda variant: _variant(variant, sources, docs))
+    cases, quantities, columns = _Records(_case), _Records(_quantity), _Records(list)
+    all_views: list[tuple[int, View]] = []  # each with the position of its run
     answers: list[Record] = []
-    for number, run in enumerate(shown):
+    for run_index, run in enumerate(shown):
         for views_of_case in _by_case(run, shown):
-            answers.append(_answer(answer(views_of_case, trained_with), len(every), variants.position))
-            every += [(number, view) for view in views_of_case]
+            first = len(all_views)
+            answers.append(_answer(answer(views_of_case, trained_with), first, variants.position))
+            all_views += [(run_index, view) for view in views_of_case]
     return {
         "runs": [_run(run) for run in shown],
         "views": [
             {
-                "run": number,
+                "run": run_index,
                 "case": cases.position(view.case),
                 "quantity": quantities.position((view.phase, view.metric, view.method)),
                 "columns": columns.position(view.columns),
                 "shown": view.shown,
                 "rows": [_row(variants.position(row.variant), row) for row in view.rows],
             }
-            for number, view in every
+            for run_index, view in all_views
         ],
         "answers": answers,
-        "start": _start(shown, every),
+        "start": _start_view(shown, all_views),
         "cases": cases.records,
         "quantities": quantities.records,
         "columns": columns.records,
@@ -111,8 +114,8 @@ def short(text: str) -> str:
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
 
 
-def _age(run: Run) -> tuple[bool, str]:
-    """Sort published runs, which have no time, before measured ones, and these by their start."""
+def _start_key(run: Run) -> tuple[bool, str]:
+    """Return a key that sorts runs by their start; published ones, whose start is unknown, come first."""
     return not captions.is_published(run), run.header.run_id
 
 
@@ -139,7 +142,7 @@ def _run(run: Run) -> Record:
 
 def _case(case: Case) -> Record:
     task = TASKS.get(case.operator)
-    usual = msgspec.structs.replace(case, dtype="float32")
+    usual = msgspec.structs.replace(case, dtype="float32")  # whose caption names no dtype
     return {
         "group": task.group if task else short(case.operator),
         "layer": short(captions.layer(usual)),
@@ -152,7 +155,6 @@ def _case(case: Case) -> Record:
 
 
 def _variant(variant: Variant, sources: "ChainMap[str, str]", docs: "ChainMap[str, SchemeDoc]") -> Record:
-
     role = "baseline" if variant.baseline else "control" if is_control(variant) else "scheme"
     doc = docs.get(variant.scheme)
     can_train = role == "scheme" and doc is not None and not doc.module.startswith("impls.benchmark")
@@ -170,9 +172,9 @@ def _variant(variant: Variant, sources: "ChainMap[str, str]", docs: "ChainMap[st
 def _scheme(doc: SchemeDoc) -> Record:
     """Return a scheme's docstring in parts: the formula, other paragraphs, and memory, work and quality.
 
-    ``of`` is the scheme that this one computes in another way: its docstring begins with a reference to it.
+    A docstring that begins with a reference is that of a faster implementation: ``of`` is the named scheme.
     """
-    computed = _REFERENCE.match(doc.text)
+    reference = _REFERENCE.match(doc.text)
     parts = _PARAGRAPH.split(_REFERENCE.sub(r"\1", doc.text).replace("``", ""))
     closed = {form[1]: one_line(form[2]) for part in parts if (form := _CLOSED.fullmatch(part))}
     paragraphs = [one_line(part) for part in parts if not _CLOSED.fullmatch(part)]
@@ -181,7 +183,7 @@ def _scheme(doc: SchemeDoc) -> Record:
         "summary": "".join(paragraphs[:1]),
         "text": paragraphs[1:],
         "closed": closed,
-        "of": computed[1] if computed else "",
+        "of": reference[1] if reference else "",
     }
 
 
@@ -209,16 +211,16 @@ def _answer(answer: Answer, first: int, position: Callable[[Variant], int]) -> R
     }
 
 
-def _start(runs: Sequence[Run], views: Sequence[tuple[int, View]]) -> int:
+def _start_view(runs: Sequence[Run], views: Sequence[tuple[int, View]]) -> int:
     """Return the position of the view that the page begins with: the case of README's first picture."""
 
     def key(index: int) -> tuple[bool, bool, bool, bool, int, int]:
-        number, view = views[index]
-        compared = any(row.variant.name == DENSE and row.is_known for row in view.rows)
+        run_index, view = views[index]
         is_ranking = view.metric == RATE_METRIC
-        layer = view.case.operator == "Linear"
-        is_whole = not any(flaws(runs[number]))
-        return is_ranking, compared, is_whole, layer, view.case.members, -index
+        has_dense_noise = any(row.variant.name == DENSE and row.is_known for row in view.rows)
+        is_flawless = not any(flaws(runs[run_index]))
+        is_linear = view.case.operator == "Linear"
+        return is_ranking, has_dense_noise, is_flawless, is_linear, view.case.members, -index
 
     return max(range(len(views)), key=key, default=0)
 
@@ -228,6 +230,7 @@ def _row(position: int, row: Row) -> list[Any]:
     remarks = {"kind": row.kind, "reason": short(row.reason), "remark": short(row.remark)}
     remarks = {name: text for name, text in remarks.items() if text}
     marks = [_number(mark) for mark in row.marks]
+    # The page has thousands of rows: leave out the empty end of the list.
     while marks and marks[-1] is None:
         marks.pop()
     return [position, marks, list(row.texts), *([remarks] if remarks else [])]

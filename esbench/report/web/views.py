@@ -49,12 +49,21 @@ _LAW = {("kappa", "closed form"), ("kappa", "unseen")}
 _NS_PER_MS = 1e6
 
 
+class Marks(NamedTuple):
+    """The numbers of a row to draw: its value, the ends of its interval, and members evaluated per ms."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    evaluated: float | None = None
+
+
 class Row(NamedTuple):
     """A variant in a view.
 
     Attributes:
         variant: the variant.
-        marks: the value, the ends of its interval and, in a ranking, members evaluated per ms; to draw.
+        marks: the numbers to draw; only a ranking has members evaluated per ms.
         texts: the text of each column.
         kind: ``EXACT``, ``AT_LEAST`` or empty.
         reason: why there is no value.
@@ -63,7 +72,7 @@ class Row(NamedTuple):
     """
 
     variant: Variant
-    marks: tuple[float | None, ...] = ()
+    marks: Marks = Marks()
     texts: tuple[str, ...] = ()
     kind: str = ""
     reason: str = ""
@@ -78,12 +87,13 @@ class Row(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether there is a value, possibly an exact one."""
-        return self.is_exact or (bool(self.marks) and self.marks[0] is not None)
+        return self.is_exact or self.marks.value is not None
 
     @property
     def ends(self) -> tuple[float, ...]:
         """The value and the known ends of its interval."""
-        ends = tuple(mark for mark in self.marks[:3] if mark is not None)
+        value, low, high, _ = self.marks
+        ends = tuple(end for end in (value, low, high) if end is not None)
         return (*ends, math.inf) if self.kind in {EXACT, AT_LEAST} else ends
 
 
@@ -128,20 +138,20 @@ def views(run: Run, operator: str, history: Iterable[Run] = ()) -> Iterator[View
 
 
 def _ranked_view(ranking: Rankings, case: Case) -> View:
-    every = ranking.of(case)
+    ranked_variants = ranking.of(case)
     rows = [
-        _ranked_row(ranking.grid, ranked, dense(every))
-        for ranked in every
+        _ranked_row(ranking.grid, ranked, dense(ranked_variants))
+        for ranked in ranked_variants
         if ranked.step or not ranked.variant.baseline
     ]
-    return View("step", RATE_METRIC, ranking.grid.method, case, RATE_COLUMNS, 7, tuple(rows))
+    method, shown = ranking.grid.method, len(_OF_RANKING)
+    return View("step", RATE_METRIC, method, case, RATE_COLUMNS, shown, tuple(rows))
 
 
 def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | None) -> Row:
     notes = Footnotes()
     texts = ranking_texts(grid, ranked, reference, notes)
     evaluated = ranked.case.members / (ranked.step_ns / _NS_PER_MS) if ranked.step_ns else None
-
     texts[EVALUATED] = format_number(evaluated) if evaluated else ""
     rate = rate_cell(ranked)
     half = _half(rate.numbers[0]) if rate and rate.numbers else ""
@@ -149,7 +159,7 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
     is_bound = ranked.effective is not None and ranked.effective.is_bound and ranked.rate is not None
     return Row(
         ranked.variant,
-        (None if ranked.is_exact else ranked.rate, low, high, evaluated),
+        Marks(None if ranked.is_exact else ranked.rate, low, high, evaluated),
         (*(texts[name] for name in _OF_RANKING), half, *(texts[name] for name in _OF_DETAIL)),
         kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
         reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
@@ -169,7 +179,7 @@ def _measured_view(grid: Grid, case: Case) -> View:
         shown += (plain,)
     columns = (*shown, "interval", *(["roofline bound (ms)"] if grid.metric.endswith(TIMES) else []))
     rows = [
-        _row(variant, row, partial(_numbers, grid, variant, case))
+        _row(variant, row, partial(_median, grid, variant, case))
         for variant in grid.variants
         if (row := grid.at(variant, case))
     ]
@@ -181,8 +191,9 @@ def metric_title(metric: str) -> str:
     """Return the name of a metric in a heading, without its unit."""
     if metric == RATE_METRIC:
         return "n_eff per ms"
-    known = metric in captions.METRICS
-    return captions.short_metric(metric) if known else metric.rpartition("_")[0].replace("_", " ") or metric
+    if metric in captions.METRICS:
+        return captions.short_metric(metric)
+    return metric.rpartition("_")[0].replace("_", " ") or metric
 
 
 def _title(grid: Grid) -> str:
@@ -192,25 +203,27 @@ def _title(grid: Grid) -> str:
 
 
 def _row(
-    variant: Variant, row: Measurement | Skipped, shown: Callable[[Measurement], tuple[CellNumber, list[str]]]
+    variant: Variant,
+    row: Measurement | Skipped,
+    number_and_texts: Callable[[Measurement], tuple[CellNumber, list[str]]],
 ) -> Row:
     if isinstance(row, Skipped):
         return Row(variant, reason=f"{row.status}: {row.reason}")
-    number, texts = shown(row)
+    number, texts = number_and_texts(row)
     if number.value is None:
         return Row(variant, reason=EMPTY_NOTE)
-    size = quantity(number.name).column.size
-    marks = tuple(None if mark is None else mark / size for mark in (number.value, number.low, number.high))
-    return Row(variant, marks, tuple(texts), remark="; ".join(row.labels))
+    unit = quantity(number.name).column.size
+    marks = (None if mark is None else mark / unit for mark in (number.value, number.low, number.high))
+    return Row(variant, Marks(*marks), tuple(texts), remark="; ".join(row.labels))
 
 
-def _numbers(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tuple[CellNumber, list[str]]:
-    """Return the number of a measured row, and the texts of its columns."""
+def _median(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tuple[CellNumber, list[str]]:
+    """Return the median of a measured row, and the texts of the columns of :func:`_measured_view`."""
     number = median_number(grid.run, row)
 
     def times(multiplier: Multiplier) -> str:
-        shown = multiple(grid, variant, case, multiplier)
-        return shown.text() if shown else ""
+        multiple_of_reference = multiple(grid, variant, case, multiplier)
+        return multiple_of_reference.text() if multiple_of_reference else ""
 
     if not grid.metric.endswith(TIMES):
         return number, [number.text(), *([times(BYTES)] if grid.metric == PEAK else []), _half(number)]
@@ -246,13 +259,13 @@ def _quality(grid: Grid, case: Case) -> View:
 def _quality_row(variant: Variant, row: Measurement | Skipped) -> Row:
     if isinstance(row, Measurement) and row.metric == EFFECTIVE:
         try:
-            size = effective(row)
+            n_eff = effective(row)
         except ValueError as error:
             return Row(variant, reason=str(error))
-        cells = n_eff_cell(EFFECTIVE, size, None), n_eff_interval_cell(size)
-        ends = (end if math.isfinite(end) else None for end in (size.value, size.low, size.high))
-        kind = EXACT if size.is_exact else AT_LEAST if size.is_bound else ""
-        return Row(variant, tuple(ends), tuple(cell.text() if cell else "" for cell in cells), kind)
+        cells = n_eff_cell(EFFECTIVE, n_eff, None), n_eff_interval_cell(n_eff)
+        marks = (mark if math.isfinite(mark) else None for mark in (n_eff.value, n_eff.low, n_eff.high))
+        kind = EXACT if n_eff.is_exact else AT_LEAST if n_eff.is_bound else ""
+        return Row(variant, Marks(*marks), tuple(cell.text() if cell else "" for cell in cells), kind)
     return _row(variant, row, _mean)
 
 
@@ -274,10 +287,11 @@ def better(metric: str) -> int:
 
 def _sort_rows(metric: str, rows: list[Row]) -> tuple[Row, ...]:
     """Return rows best first; those without a value come last."""
+    sign = better(metric) or 1
 
     def key(row: Row) -> tuple[bool, float]:
         if row.is_exact:
             return False, -math.inf
-        return not row.is_known, (row.marks[0] or 0.0) * -(better(metric) or 1) if row.is_known else 0.0
+        return row.marks.value is None, -sign * (row.marks.value or 0.0)
 
     return tuple(sorted(rows, key=key))
