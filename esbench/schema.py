@@ -378,9 +378,10 @@ class Outcome(_Strict, frozen=True, kw_only=True):
 
 def slug(device_name: str) -> str:
     """Return the folder name of a device: lower case, dashes, at most 80 characters."""
-    words = "".join(c.lower() if c.isalnum() else " " for c in device_name).split()
+    words = "".join(char.lower() if char.isalnum() else " " for char in device_name).split()
     return "-".join(words)[:80].rstrip("-") or "unknown"
 
 
 def _short(value: Scalar) -> str:
+    """Return a value for a label, a float with at most six digits."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -22,11 +22,14 @@ POWER_CAP = "power cap"
 """The throttling reason of a GPU that lowers its clock to stay within its power limit."""
 LATENCY = "latency_ns"
 
-_FEWEST_ROUNDS = 2
-_TOLERATED = 0.1
+_MIN_SHARED_ROUNDS = 2
+"""With fewer shared rounds, a ratio is that of the medians."""
+_MAX_THROTTLED_SHARE = 0.1
+"""A run with a larger share of throttled visits is invalid."""
 _LARGEST = 1e300
 """Larger values cannot be times or sizes, and their sums may overflow."""
-_DEVIATION = 0.6745  # the median absolute deviation of a normal distribution of width 1
+_NORMAL_MAD = 0.6745
+"""The median absolute deviation (MAD) of a standard normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ _Rounds = tuple[tuple[float, ...], ...]
 
 @lru_cache(2**14)  # a report needs each median tens of times
 def _median(samples: _Rounds) -> float | None:
+    """Return the median of the rounds' medians."""
     if not _are_usable([sample for round_ in samples for sample in round_]):
         return None
     return median_of_values([value for value in _round_medians(samples) if value is not None])
@@ -151,8 +155,8 @@ def outlier_share(measurement: Measurement) -> float:
     if not _are_usable(samples):
         return 0.0
     distances = np.abs(np.array(samples) - np.median(samples))
-    scale = float(np.median(distances))
-    return float(np.mean(distances * _DEVIATION > MIN_OUTLIER_SCORE * scale)) if scale > 0 else 0.0
+    mad = float(np.median(distances))
+    return float(np.mean(distances * _NORMAL_MAD > MIN_OUTLIER_SCORE * mad)) if mad > 0 else 0.0
 
 
 def median_clock(run: Run) -> float | None:
@@ -184,7 +188,7 @@ def invalid_reasons(run: Run) -> tuple[str, ...]:
         reasons.append(f"other processes on the GPU at the start: {', '.join(foreign)}")
     causes = [set(visit.throttled) - {POWER_CAP} for visit in _timed_visits(run)]
     slowed = sum(map(bool, causes)) / len(causes) if causes else 0.0
-    if slowed > _TOLERATED:
+    if slowed > _MAX_THROTTLED_SHARE:
         names = ", ".join(sorted(set().union(*causes)))
         reasons.append(f"the GPU was throttled in {100 * slowed:.0f} % of the visits ({names})")
     return tuple(reasons)
@@ -213,7 +217,7 @@ def ratio(a: Measurement, b: Measurement) -> Ratio | None:
     if share_rounds(a, b):
         pairs = zip(_round_medians(a.samples), _round_medians(b.samples), strict=False)
         ratios = [x / y for x, y in pairs if x is not None and y is not None and y > 0]
-        if len(ratios) >= _FEWEST_ROUNDS:
+        if len(ratios) >= _MIN_SHARED_ROUNDS:
             bounds = interval(ratios)
             low, high = (bounds.low, bounds.high) if bounds else (None, None)
             return Ratio(float(np.median(ratios)), "inside rounds", len(ratios), low, high)

@@ -153,7 +153,7 @@ def check_names(orders: "Orders", top: Path) -> None:
     """
     from esbench.registry import DEFAULT, REGISTRY, load_installed
 
-    for name in orders.plugins:
+    for name in orders.plugins:  # a relative path is that of a file in each revision
         if Path(name).is_absolute() and not Path(name).is_file():
             raise UserError(f"--plugin {name}: no such file")
     load_installed()

@@ -95,7 +95,8 @@ def _group(entries: list[Entry]) -> str:
         return scheme_family
     if all(entry.variant.baseline or entry.variant.mode != "batched" for entry in entries):
         return _BASELINES
-    return _WORKLOADS if ".benchmark." in type(entries[0].scheme).__module__ else _OTHER_SCHEMES
+    is_workload = ".benchmark." in type(entries[0].scheme).__module__  # not in a package of schemes
+    return _WORKLOADS if is_workload else _OTHER_SCHEMES
 
 
 def _counts(entries: list[Entry]) -> str:

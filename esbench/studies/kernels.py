@@ -72,6 +72,7 @@ UPDATE = 1.25
 
 
 def _goals() -> Iterator[KernelGoal]:
+    """Yield the goals of the tables above, each for its case."""
     for limit, variants in FORWARD.items():
         yield from (KernelGoal(variant, SQUARE, "forward", limit) for variant in variants)
     for share, variants in INFERENCE.items():
