@@ -537,9 +537,10 @@ class CaseRunner:
         context, workload = self.context, prepared.workload
         call, measurement = workload.phases[phase], self._measurement(prepared, phase)
         noise_bytes = workload.noise_bytes if phase == "sample" else None
-        least_bytes = validation.count_bytes(call()) if noise_bytes is None else noise_bytes
+        # Noise may be stored in the workload, so that the call does not return it.
+        result_bytes = validation.count_bytes(call()) if noise_bytes is None else noise_bytes
         footprint = context.instruments.footprint(call)
-        validation.check_memory(footprint, phase, least_bytes)
+        validation.check_memory(footprint, phase, result_bytes)
         is_traced = phase in context.plan.traced and not context.instruments.traces_last
         count, labels = count_launches(context.instruments, call, phase) if is_traced else (None, ())
         counts = {

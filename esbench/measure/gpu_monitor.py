@@ -274,8 +274,9 @@ def own_pids() -> frozenset[int]:
             after = {process.pid for process in nvml.processes()}
     except (NvmlError, RuntimeError):  # a RuntimeError from a GPU that is broken or has no free memory
         return frozenset()
-    new, itself = after - before, {os.getpid()}
-    return frozenset((new & itself) or new or (after & itself))
+    appeared, known_id = after - before, {os.getpid()}
+    # Outside of a container it is listed under the id that it knows; it may have a context already.
+    return frozenset((appeared & known_id) or appeared or (after & known_id))
 
 
 def foreign_processes() -> tuple[str, ...]:

@@ -193,10 +193,8 @@ def _size(modules: Iterable[nn.Module]) -> int:
 
 def _case(module: nn.Module, shape: torch.Size, rows: int, template: Case) -> Case:
     """Return the case of a Linear or Conv2d module whose input for ``rows`` example rows has this shape."""
-    inputs_dims = (
-        3 if isinstance(module, nn.Conv2d) else 1
-    )  # [..., channels, height, width] or [..., channels]
-    positions = shape[:-inputs_dims].numel()
+    # The input is [rows, channels, height, width] or [rows, positions..., channels].
+    positions = shape[: -3 if isinstance(module, nn.Conv2d) else -1].numel()
     parameters = _direct_parameters(module)
     changes: dict[str, Any] = {
         "bias": "bias" in parameters,

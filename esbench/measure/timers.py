@@ -209,7 +209,7 @@ class CudaClock:
         event_pairs = self._event_pairs[:calls]
         for start, end in event_pairs:
             renew()
-            device.spin(block_ns)  # until the rest is issued, so that the device never waits for the host
+            device.spin(block_ns)  # long enough to issue the rest, so that the device does not wait for it
             issue_start_ns = device.now_ns()
             if flush:
                 device.flush()
@@ -218,7 +218,7 @@ class CudaClock:
             call()
             call_end_ns = device.now_ns()
             device.record(end)
-            dispatch_bound += device.done(start)
+            dispatch_bound += device.done(start)  # then the kernel of spin() has ended too early
             issue_ns = device.now_ns() - issue_start_ns
             surrounding_ns.append(issue_ns - (call_end_ns - call_start_ns))
         device.synchronize()
