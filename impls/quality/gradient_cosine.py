@@ -102,7 +102,7 @@ class DigitsFitness:
         return zip(self.x.split(count), self.y.split(count), strict=True)
 
 
-def effective_members(cosine: float, size: int) -> float:
+def effective_members_of_cosine(cosine: float, size: int) -> float:
     """Return n_eff = d cos^2 / (1 - cos^2), the effective population for a cosine.
 
     It is at most d / :data:`~impls.quality.kappa.SMALLEST_SHARE`, because a cosine may round to 1.

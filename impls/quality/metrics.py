@@ -82,7 +82,9 @@ def digits_metrics(subject: Subject) -> Iterator[QualityMetric]:
     if reason := bias.explain_bias(subject.scheme, biases) or (NO_DIRECTION if min(cosines) <= 0 else ""):
         yield QualityMetric("effective_members", AT_SIGMA, reason=reason)
     else:
-        n_effs = tuple(gradient_cosine.effective_members(cosine, subject.size) for cosine in cosines)
+        n_effs = tuple(
+            gradient_cosine.effective_members_of_cosine(cosine, subject.size) for cosine in cosines
+        )
         yield QualityMetric("effective_members", AT_SIGMA, n_effs)
 
 

@@ -12,8 +12,6 @@ counts all models together, and later ones silently run eagerly. ``nn.Linear.com
 """
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from types import FunctionType
@@ -168,18 +166,6 @@ class SharedLinear(nn.Linear):
     @override
     def forward(self, input: Tensor) -> Tensor:
         return self.shared_layers.linear(input, self.weight, self.bias)
-
-
-def refusal(device: str) -> str:
-    """Return the reason why torch cannot compile for a device, or an empty string."""
-    if device.startswith("cuda"):
-        from torch.utils._triton import has_triton  # noqa: PLC0415  imports torch._dynamo
-
-        return "" if has_triton() else "torch.compile needs triton on CUDA, which is not installed"
-    compilers = ("cl",) if os.name == "nt" else ("g++", "clang++", "c++")
-    if any(shutil.which(name) for name in (*os.environ.get("CXX", "").split()[:1], *compilers)):
-        return ""
-    return "torch.compile needs a C++ compiler on a CPU, and none is on the path"
 
 
 def recompile_limit_settings(recompile_limit: int | None) -> Settings:

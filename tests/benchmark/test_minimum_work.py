@@ -18,36 +18,36 @@ from impls.benchmark.inputs import is_packed
 from tests.workload_cases import CASES, LINEAR, declared, every_variant, suits, workload
 
 
-def counts(flops: Any) -> Any:
+def gets_tensors(flops: Any) -> Any:
     """Register a formula that gets tensors instead of shapes."""
     flops._get_raw = True  # noqa: SLF001  how torch's counter tells them apart
     return flops
 
 
-@counts
-def passed(*arguments: Any, out_val: Any, **options: Any) -> int:
+@gets_tensors
+def elementwise(*arguments: Any, out_val: Any, **options: Any) -> int:
     """Count a pass over values: one operation each, or two if one operand is scaled as well."""
     del arguments
     scaled = "alpha" in options or "value" in options
     return int(out_val.numel()) * (2 if scaled else 1)
 
 
-@counts
-def twice(*arguments: Any, out_val: Any, **options: Any) -> int:
+@gets_tensors
+def multiply_adds(*arguments: Any, out_val: Any, **options: Any) -> int:
     """Count a multiplication and an addition for each value of the result."""
     del arguments, options
     return 2 * int(out_val.numel())
 
 
-@counts
-def gathered(total: Tensor, dim: int, index: Tensor, source: Tensor, **options: Any) -> int:
+@gets_tensors
+def additions(total: Tensor, dim: int, index: Tensor, source: Tensor, **options: Any) -> int:
     """Count an addition for each value that is added to a sum."""
     del total, dim, index, options
     return source.numel()
 
 
-@counts
-def contracted(matrix: Tensor, vector: Tensor, **options: Any) -> int:
+@gets_tensors
+def matrix_vector_product(matrix: Tensor, vector: Tensor, **options: Any) -> int:
     """Count a matrix-vector product, which torch's counter leaves out."""
     del vector, options
     return 2 * matrix.numel()
@@ -57,10 +57,10 @@ ATEN = torch.ops.aten
 
 
 ELEMENTWISE = {
-    **dict.fromkeys((ATEN.add, ATEN.add_, ATEN.sub, ATEN.mul, ATEN.mul_), passed),
-    **dict.fromkeys((ATEN.addcmul_, ATEN.lerp), twice),
-    **dict.fromkeys((ATEN.scatter_add_, ATEN.index_add_), gathered),
-    ATEN.mv: contracted,
+    **dict.fromkeys((ATEN.add, ATEN.add_, ATEN.sub, ATEN.mul, ATEN.mul_), elementwise),
+    **dict.fromkeys((ATEN.addcmul_, ATEN.lerp), multiply_adds),
+    **dict.fromkeys((ATEN.scatter_add_, ATEN.index_add_), additions),
+    ATEN.mv: matrix_vector_product,
 }
 
 

@@ -173,7 +173,7 @@ def test_a_check_of_a_step_restores_the_weights() -> None:
     )
 
 
-class Stopped(baselines.BaseWorkload):
+class HalvedWorkload(baselines.BaseWorkload):
     """A base with half the gradient and half the step."""
 
     @override
@@ -196,8 +196,8 @@ def test_the_update_and_the_step_of_base_are_checked(layer: str, dtype: str) -> 
     kernel: dict[str, Any] = {"kernel_size": (3, 3), "input_size": (5, 5)} if layer == "Conv2d" else {}
     case = Case(operator=layer, out_channels=8, in_channels=6, members=16, dtype=dtype, **kernel)
     for phase in ("update", "step"):
-        honest, stopped = (kind(case, "cpu", 0) for kind in (baselines.BaseWorkload, Stopped))
-        for base in (honest, stopped):
+        honest, halved = (kind(case, "cpu", 0) for kind in (baselines.BaseWorkload, HalvedWorkload))
+        for base in (honest, halved):
             base.enter(phase)
             base.phases[phase]()
         before = [parameter.clone() for parameter in honest._module.parameters()]  # noqa: SLF001  # its weights
@@ -205,4 +205,4 @@ def test_the_update_and_the_step_of_base_are_checked(layer: str, dtype: str) -> 
         assert all(map(torch.equal, before, honest._module.parameters()))  # noqa: SLF001  # its weights
         honest.phases[phase]()
         with pytest.raises(WrongResultError, match=f"{phase} of .* off by"):
-            stopped.confirm(phase)
+            halved.confirm(phase)

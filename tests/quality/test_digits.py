@@ -107,8 +107,9 @@ def test_metrics_of_a_network() -> None:
     *_, alone = digits_metrics(replace(subject, members=1))
     assert "does not point along the gradient" in alone.reason
     for cosine in (0.1, 0.5):
-        assert (1 + 1000 / gradient_cosine.effective_members(cosine, 1000)) ** -0.5 == pytest.approx(cosine)
-    assert gradient_cosine.effective_members(0.0, 1000) == 0
+        n_eff = gradient_cosine.effective_members_of_cosine(cosine, 1000)
+        assert (1 + 1000 / n_eff) ** -0.5 == pytest.approx(cosine)
+    assert gradient_cosine.effective_members_of_cosine(0.0, 1000) == 0
 
 
 @pytest.mark.parametrize("case", DIGITS, ids=lambda case: case.operator)

@@ -53,8 +53,8 @@ LAWS: list[tuple[Draw, float]] = [
 def replicates(draw: Draw, count: int, repeats: int, shift: float = 0.0) -> Tensor:
     """Return ``repeats`` estimates of kappa for members with ``shift`` times a common direction added."""
     common = shift * normal(SIZE, seed=999)
-    grams = (moments(draw(count, 10 * seed) + common) for seed in range(repeats))
-    return torch.tensor([law.estimate_kappa(gram, SIZE) for gram in grams])
+    sums_by_step = (moments(draw(count, 10 * seed) + common) for seed in range(repeats))
+    return torch.tensor([law.estimate_kappa(sums, SIZE) for sums in sums_by_step])
 
 
 def error_of_mean(values: Tensor, expected: float) -> float:
@@ -141,7 +141,7 @@ def test_unseen_bounds_the_share_of_pairs_that_were_not_sampled() -> None:
     rows = torch.zeros(24, wide)
     rows[torch.arange(24), columns] = 1.0
     sums = moments(rows)
-    exact = wide * (1 / wide) - 1
+    exact = 0.0  # of all columns: a pair is equal with probability 1 / wide
     assert law.estimate_kappa(sums, wide) < exact - 0.9
     assert law.estimate_kappa(sums, wide) + law.bound_of_rare_pairs([sums], wide) > exact
     assert law.bound_of_rare_pairs([sums] * 5, wide) == pytest.approx(wide * math.log(40) / (5 * 24 * 23 / 2))

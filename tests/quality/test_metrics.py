@@ -168,8 +168,8 @@ def test_metrics_that_cannot_be_computed_have_reasons() -> None:
     """Too few members, members with equal noise, and noise that is zero have reasons in place of values."""
 
     def reasons(layer: nn.Module, scheme: AnyScheme, members: int) -> dict[str, str]:
-        every = quality_metrics(Subject(layer, scheme, members))
-        return {metric.metric: metric.reason for metric in every if metric.reason}
+        quality = quality_metrics(Subject(layer, scheme, members))
+        return {metric.metric: metric.reason for metric in quality if metric.reason}
 
     for members in (1, 2, 3):
         few = reasons(linear(), Flipped(), members)

@@ -17,8 +17,8 @@ from impls.benchmark.training.architecture_search import (
     search_case,
 )
 from impls.benchmark.training.shared_compile import Plan, run_isolated
+from impls.schemes.compiled import missing_compiler_reason
 from impls.training.memory_reclaim import call_in_fresh_process
-from impls.training.shared_compile import refusal
 
 load("impls")
 
@@ -30,7 +30,8 @@ FAMILIES = [
     if entry.supports(CASES[operator])
 ]
 
-needs_compiler = pytest.mark.skipif(bool(refusal("cpu")), reason=refusal("cpu") or "there is a compiler")
+compiler_reason = missing_compiler_reason(torch.device("cpu"))
+needs_compiler = pytest.mark.skipif(bool(compiler_reason), reason=compiler_reason or "there is a compiler")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Training by evolution strategies, and what it reports about a scheme."""
+"""Training by evolution strategies, and what its trainer reports about a scheme."""
 
 from dataclasses import dataclass
 
@@ -118,12 +118,12 @@ def test_the_trainer_reports_refusals_and_learning_from_rows() -> None:
     with pytest.raises(UnavailableError, match="k = 2 is above the weight"):
         train(SparsePerturbed(k=2), tiny("DigitsCNN"), 0, "cpu")
     model = nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2))
-    about = trainer(Perturbed())
-    assert about is not None
-    assert "cannot perturb 1 (Bilinear)" in about.refusal(Perturbed(), model, ())
-    assert about.refusal(Perturbed(), model, ("1",)) == ""
+    population_trainer = trainer(Perturbed())
+    assert population_trainer is not None
+    assert "cannot perturb 1 (Bilinear)" in population_trainer.refusal(Perturbed(), model, ())
+    assert population_trainer.refusal(Perturbed(), model, ("1",)) == ""
     model.add_module("a[0]", nn.PReLU())  # a name that reads as a pattern
-    assert about.refusal(Perturbed(), model, ("1", "a[0]")) == ""
-    assert about.learns_from_rows(impls.DropoutMask(0.5, "out"))
-    assert not about.learns_from_rows(Perturbed())
+    assert population_trainer.refusal(Perturbed(), model, ("1", "a[0]")) == ""
+    assert population_trainer.learns_from_rows(impls.DropoutMask(0.5, "out"))
+    assert not population_trainer.learns_from_rows(Perturbed())
     assert trainer(object()) is None

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from impls.benchmark.training.architecture_search import (
     untrained,
 )
 from impls.benchmark.training.shared_compile import Plan, Trial, Way, quality_metrics, run_trial
-from impls.training.shared_compile import Graphs, SharedLayers, SilentlyEagerError, refusal
+from impls.training.shared_compile import Graphs, SharedLayers, SilentlyEagerError
 
 pytestmark = [
     # torch ignores this warning itself, which does not work if warnings are errors.
@@ -207,18 +206,6 @@ def test_torchs_settings_are_restored() -> None:
         with pytest.raises(RuntimeError):
             layers.replace(nn.Linear(5, 3))(X[:, :4])
         assert settings() == before
-
-
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU needs a C++ compiler, which CXX may name, and CUDA needs triton."""
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert "needs a C++ compiler" in refusal("cpu")
-    monkeypatch.setenv("CXX", "mine -std=c++20")
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == "mine" else None)
-    assert refusal("cpu") == ""
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
-    assert "triton" in refusal("cuda")
 
 
 def test_compile_time_is_the_excess_over_warm_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_unsupported_cases_have_a_reason() -> None:
     assert "wall_ns" in isolated.unavailable["step"]
 
 
-def wrong(work: Workload) -> None:
+def assert_check_fails(work: Workload) -> None:
     """Check that a bug is found."""
     with pytest.raises(WrongResultError):
         work.verify()
@@ -169,7 +169,7 @@ def test_planted_bugs_of_a_step_are_found(bug: str, monkeypatch: pytest.MonkeyPa
     """The check of a step fails for each bug, on every model."""
     monkeypatch.setitem(DEPTHS, backward.MANY_SMALL, 5)
     for case in backward.CHECKS:
-        wrong(build(Planted(bug=bug), case, "cpu", 0))
+        assert_check_fails(build(Planted(bug=bug), case, "cpu", 0))
 
 
 def test_gradients_and_optimizer_state_in_bytes() -> None:
@@ -230,7 +230,7 @@ def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pyte
     monkeypatch.setattr(sparse_masks, "drop_and_grow", drop_and_grow)
     for case in (update(9, 8, dtype="float64"), update(200, 200)):
         work = build(topology_update.PartialSelection(), case, "cpu", 0)
-        wrong(work)
+        assert_check_fails(work)
         with pytest.raises(WrongResultError):
             work.confirm("update")
 
@@ -240,15 +240,15 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
     case = rigl.CHECKS[2]
     with monkeypatch.context() as patch:
         patch.setattr(torch, "_foreach_mul_", lambda *_: None)
-        wrong(build(rigl.RigL(by="foreach"), case, "cpu", 0))
+        assert_check_fails(build(rigl.RigL(by="foreach"), case, "cpu", 0))
     with monkeypatch.context() as patch:
         patch.setattr(rigl, "sgd", lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.5))
-        wrong(build(rigl.RigL(), case, "cpu", 0))
+        assert_check_fails(build(rigl.RigL(), case, "cpu", 0))
     pattern = sparse_products.Pattern
     right = pattern.value_gradient
     with monkeypatch.context() as patch:
         patch.setattr(pattern, "value_gradient", lambda self, g, x: right(self, g, x).roll(1, -1))
-        wrong(build(rigl.Condensed(), case, "cpu", 0))
+        assert_check_fails(build(rigl.Condensed(), case, "cpu", 0))
     zero_changed = sparse_masks.zero_changed
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -256,7 +256,7 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
             "zero_changed",
             lambda tensors, before, after: zero_changed(tensors, before, after.view(-1)[:1].fill_(1) | after),
         )
-        wrong(build(sparse_digits.Trained("rigl", 0.1), rigl.DIGITS, "cpu", 0))
+        assert_check_fails(build(sparse_digits.Trained("rigl", 0.1), rigl.DIGITS, "cpu", 0))
     monkeypatch.setattr(sparse_digits, "LEARNING_RATE", torch.inf)
     with pytest.raises(WrongResultError, match="not finite"):
         build(sparse_digits.DenseDigits(), rigl.DIGITS, "cpu", 0).verify()
@@ -264,12 +264,12 @@ def test_planted_bugs_of_sparse_training_are_found(monkeypatch: pytest.MonkeyPat
 
 def test_metrics_of_sparse_training() -> None:
     """Bytes of gradients: one layer's in backward, all with RigLScheduler, twice at updates; densities."""
-    layer, every, sparse = (4 * size for size in (64 * 64 + 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
+    layer, all_layers, sparse = (4 * size for size in (64 * 64 + 64, 4 * (64 * 64 + 64), 4 * 64 * 64))
     for scheme, step, update_step in (
         (rigl.RigL(by="backward"), layer, layer),
-        (rigl.RigL(by="foreach"), every, every),
-        (rigl.RigL(by="scheduler"), every, every + sparse),
-        (rigl.RigLTorch(), every + sparse, None),
+        (rigl.RigL(by="foreach"), all_layers, all_layers),
+        (rigl.RigL(by="scheduler"), all_layers, all_layers + sparse),
+        (rigl.RigLTorch(), all_layers + sparse, None),
     ):
         metrics = list(build(scheme, mlp(64, 8), "cpu", 0).quality())
         by_method = {metric.method: metric.samples for metric in metrics}

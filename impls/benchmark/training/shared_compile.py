@@ -31,13 +31,13 @@ from impls.benchmark.training.architecture_search import (
     untrained,
 )
 from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
+from impls.schemes.compiled import missing_compiler_reason
 from impls.training.memory_reclaim import call_in_fresh_process
 from impls.training.shared_compile import (
     SharedLayers,
     SilentlyEagerError,
     change_settings,
     recompile_limit_settings,
-    refusal,
 )
 
 OPERATORS = (COMPILED,)
@@ -118,7 +118,7 @@ class CompileWorkload(AbstractTrainingWorkload):
             way = "whole"
         elif isinstance(scheme, SharedLayer):
             way = scheme.shapes
-        reason = "" if way == "eager" else refusal(device)
+        reason = "" if way == "eager" else missing_compiler_reason(torch.device(device))
         require(not reason, reason)
         limit = None if scheme == WholeModel(limited=True) else LIMIT
         self._plan = Plan(Search(case, device, seed), way, architectures(case, seed), limit)
