@@ -178,10 +178,10 @@ def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[
             names[DENSE] = None
             unspent_s -= dense.cost_s
         elif dense:
-            budget_s = needed_s * len(screened) / (1 - SHARE)
+            minutes = math.ceil(needed_s * len(screened) / (1 - SHARE) / 60)
             notes.append(
                 f"{case.label}: {DENSE} (dense noise) is left out, a step takes about {dense.step_s:.2g} s: "
-                f"--budget {_round_up(budget_s)} measures it"
+                f"--budget {60 * minutes} measures it"
             )
         for rank, variant in enumerate(others[:KEPT]):
             if rank > 0 and variant.cost_s > unspent_s:
@@ -207,8 +207,3 @@ def _can_run(entry: Entry, plan: "Plan", watch: "Watch") -> bool:
 def _size(case: Case) -> int:
     """Return the number of entries of a weight."""
     return case.out_channels * case.in_channels * math.prod(case.kernel_size) // case.groups
-
-
-def _round_up(seconds: float) -> int:
-    """Return seconds rounded up to whole minutes."""
-    return 60 * math.ceil(seconds / 60)
