@@ -25,7 +25,9 @@ _COMMIT_DIGITS = 7
 _MAX_BATCHES = 4
 """If there are more batches, only the first and the last are named."""
 _CELL_CHARS = 28
-_IDLE = 0.25  # of the threads; a higher load average at the start comes from other programs
+"""Longest reason in a cell of a table."""
+_IDLE = 0.25
+"""Load average per thread at the start of a run, above which other programs were busy."""
 METRICS = {
     "latency_ns": "Time",
     "warm_latency_ns": "Time with warm caches",
@@ -121,12 +123,12 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
     batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
     if len(batches) > _MAX_BATCHES:
         batches = [f"{batches[0]} to {batches[-1]}"]
-    parts = [
-        " and ".join(dict.fromkeys(case.dtype for case in cases)),
-        f"{', '.join(batches)} (members x repeats)",
-        *(["antithetic"] if any(case.antithetic for case in cases) else []),
-        *([] if grid.method in {PUBLISHED, "host"} or grid.phase == QUALITY else [f"method {grid.method}"]),
-    ]
+    dtypes = " and ".join(dict.fromkeys(case.dtype for case in cases))
+    parts = [dtypes, f"{', '.join(batches)} (members x repeats)"]
+    if any(case.antithetic for case in cases):
+        parts.append("antithetic")
+    if grid.method not in {PUBLISHED, "host"} and grid.phase != QUALITY:
+        parts.append(f"method {grid.method}")
     return f"{', '.join(parts)}."
 
 
@@ -246,7 +248,8 @@ def is_published(run: Run) -> bool:
 def sample_warnings(grid: Grid) -> Iterator[str]:
     """Yield footnotes on the samples of a grid: labels, budgets, outliers, clocks, throttling.
 
-    Each says how many cells it concerns, and names the worst or any of them. No sample is dropped.
+    Each gives the number of cells that it concerns, and names the worst or the first of them. No sample is
+    dropped.
     """
     names = dict(zip(grid.cases, headings(grid.cases), strict=True))
     rows = {f"{variant.label(grid.operator)} {names[case]}": row for variant, case, row in grid.cells}
@@ -254,7 +257,8 @@ def sample_warnings(grid: Grid) -> Iterator[str]:
     for name, row in rows.items():
         for warning in _warnings(row):
             # Counts and seconds differ between cells: the text before them is the kind of warning.
-            by_kind.setdefault(re.split(r"[:,]|\bof [\d.]", warning)[0], []).append((name, warning))
+            kind_of_warning = re.split(r"[:,]|\bof [\d.]", warning)[0]
+            by_kind.setdefault(kind_of_warning, []).append((name, warning))
     for same_kind in by_kind.values():
         name, warning = same_kind[0]
         example = f"such as {name}" if len(same_kind) > 1 else name

@@ -63,9 +63,11 @@ class Page:
 
     @classmethod
     def of(cls, page: str) -> "Page":
-        """Return the page in this file."""
+        """Return the page in this file: README.md in the root of the repository, or a file in docs/."""
         folder, shown = Path(page).parent, _SHOWN.get([])
-        return cls(folder.parent, "../", shown) if folder.name == DOCS else cls(folder, "", shown)
+        if folder.name == DOCS:
+            return cls(folder.parent, "../", shown)
+        return cls(folder, "", shown)
 
     def picture(self, file: str, run: str) -> str:
         """Return a figure of the reports, with its title and origin as its alternative text.
@@ -108,8 +110,8 @@ class Page:
                 f"{file} has no n_eff per ms for {label!r}: use one of {ranked or 'another run'}"
             )
         best = answer.recommended[0]
-        docs = run.header.docs
-        modules = {best.variant: docs[best.variant.scheme].module} if best.variant.scheme in docs else {}
+        doc = run.header.docs.get(best.variant.scheme)
+        modules = {best.variant: doc.module} if doc else {}  # to import its scheme from
         code = recommendation.training_code({"": best}, modules)
         trained = partial(trained_with, self.root / "results")
         text = f"{recommendation.answer(answer)}\n{code}\n\n{recommendation.figures([answer], trained)}"
@@ -123,7 +125,7 @@ class Page:
         """
         table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if table_section is None:
-            raise ReadmeError(f"{', '.join(files)}: dense noise has no rate at any shape")
+            raise ReadmeError(f"{', '.join(files)}: dense noise has no n_eff per ms on any case")
         self.shown.append(table_section)
         table = table_section.blocks[0].table.markdown()
         notes = "<br>\n".join(map(escape, table_section.footnotes))
@@ -153,10 +155,9 @@ class Page:
 
     def memory(self, file: str, operator: str) -> str:
         """Return the tables of the peak memory of a forward, and of the noise of a step."""
-        every = grids(self._run(file), operator, "")
-        chosen = [
-            grid for grid in every if (grid.phase, grid.metric) in {("forward", PEAK), ("sample", NOISE)}
-        ]
+        wanted = {("forward", PEAK), ("sample", NOISE)}
+        all_grids = grids(self._run(file), operator, "")
+        chosen = [grid for grid in all_grids if (grid.phase, grid.metric) in wanted]
         return self._markdown(file, [without_multipliers(section(grid)) for grid in chosen])
 
     def phases(self, file: str, operator: str, *phases: Phase) -> str:
@@ -171,16 +172,18 @@ class Page:
     def ranking(self, file: str, case: str = "*", method: str = "*", variants: Sequence[str] = ("*",)) -> str:
         """Return the rankings by n_eff per ms of the cases, timing methods and variants that match globs."""
         run, sections = self._run(file), []
-        for operator in operators(run):
-            for ranking in rankings(run, operator):
-                for each in ranking.cases:
-                    if fnmatchcase(each.label, case) and fnmatchcase(ranking.grid.method, method):
-                        chosen = [
-                            ranked
-                            for ranked in ranking.of(each)
-                            if any(fnmatchcase(ranked.variant.name, glob) for glob in variants)
-                        ]
-                        sections.append(ranking_section(ranking, each, chosen))
+        all_rankings = [ranking for operator in operators(run) for ranking in rankings(run, operator)]
+        for ranking in all_rankings:
+            if not fnmatchcase(ranking.grid.method, method):
+                continue
+            for ranked_case in ranking.cases:
+                if fnmatchcase(ranked_case.label, case):
+                    chosen = [
+                        ranked
+                        for ranked in ranking.of(ranked_case)
+                        if any(fnmatchcase(ranked.variant.name, glob) for glob in variants)
+                    ]
+                    sections.append(ranking_section(ranking, ranked_case, chosen))
         return self._markdown(file, sections)
 
     def excerpt(self, file: str, heading: str) -> str:
@@ -206,7 +209,9 @@ class Page:
 
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
-            raise ReadmeError(f"{self.root / file} has no such table: name another file, operator or phase")
+            raise ReadmeError(
+                f"{self.root / file} has no table for this call: change its file, operator or phase"
+            )
         return "\n" + "\n".join(map(self._print, sections)) + "\n"
 
     def _print(self, section: Section) -> str:

@@ -43,14 +43,13 @@ def console_tables(run: Run, history: Iterable[Run] = ()) -> str:
     """Return the text for a terminal: rankings, times of the forward, other metrics."""
     parts = [one_line(captions.origin(run))]
     for operator in operators(run):
-        shown = measured.time_sections(run, operator, "sample", "update", "step")
-        shown += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
-        sections = measured.time_sections(run, operator, "forward") + list(
-            map(measured.without_multipliers, shown)
-        )
         # Without times there is no ranking: quality is shown instead.
         quality = ranking_sections(run, operator, history) or quality_sections(run, operator, history)
-        parts += [section.text() for section in [*quality, *sections]]
+        forward = measured.time_sections(run, operator, "forward")
+        others = measured.time_sections(run, operator, "sample", "update", "step")
+        others += [measured.section(grid) for grid in grids(run, operator, "") if grid.metric in _ON_CONSOLE]
+        sections = [*quality, *forward, *map(measured.without_multipliers, others)]
+        parts += [section.text() for section in sections]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -133,7 +132,8 @@ def _folder(run: Run, out: Path) -> Path:
 def _render_run(run: Run, history: Iterable[Run], folder: Path, style: Style) -> list[Path]:
     """Write the page of a run; in Markdown also its plots."""
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
-    page = Page(folder / "tables", "-".join(folder.parts[-2:]), title, [run], all_sections(run, history))
+    name = "-".join(folder.parts[-2:])  # device and suite
+    page = Page(folder / "tables", name, title, [run], all_sections(run, history))
     if not style.is_markdown:
         return [write_page(page, style)]
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
@@ -165,11 +165,8 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
     drawn = [draw(device_history, shown).write(plot)] if shown else []
     name = device_history.runs[-1].header.environment.device_name
     above = [image(path.name, path.stem) for path in drawn]
-    above += (
-        ["\n".join(f"- {escape(line)}" for line in device_history.left_out)]
-        if device_history.left_out
-        else []
-    )
+    if device_history.left_out:
+        above.append("\n".join(f"- {escape(line)}" for line in device_history.left_out))
     title, sections = f"{name}: the forward over its runs", history_tables.sections(device_history)
     text = markdown.page(title, sections, above="".join(f"{part}\n\n" for part in above))
     return [write(folder / HISTORY, text), *drawn]

@@ -53,7 +53,7 @@ def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
     (row,) = [line for line in page.best_schemes(file).splitlines() if line.startswith("| Linear 64")]
     assert row == "| Linear 64 -\\> 64 | 1,024 | Hadamard | 40.0x | 5.00x | 5.00 | 1.00 |"
     assert [section.title for section in page.shown] == ["Which scheme at which shape"]
-    with pytest.raises(ReadmeError, match="dense noise has no rate at any shape"):
+    with pytest.raises(ReadmeError, match="dense noise has no n_eff per ms on any case"):
         page.best_schemes(store(tmp_path, a_run()))
 
 
@@ -143,7 +143,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
         (f"page.phases({str(bad.relative_to(tmp_path))!r}, 'Linear')", "100 lines could not be read"),
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
         (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
-        ("page.phases(run, 'Conv3d')", "has no such table"),
+        ("page.phases(run, 'Conv3d')", "has no table for this call"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),
         ("page.(", "is not Python"),
