@@ -290,7 +290,7 @@ def storable_option(value: object) -> Scalar:
         read = msgspec.json.decode(msgspec.json.encode(value), type=Scalar)
         if type(read) is type(value) and read == value:
             return cast("Scalar", value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         pass
     return message_line(str(value))
 

@@ -201,7 +201,7 @@ def encode(record: Record) -> bytes:
         msgspec.json.decode(line, type=type(record))
     except msgspec.DecodeError as error:
         raise ValueError(f"cannot store this record, it could not be read back: {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot store this record: {error}") from error
     return line
 
@@ -294,7 +294,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
         return None, [Problem(path, message, first)]
     try:
         header = _HEADER.decode(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, [Problem(path, f"{error}; without its header the file holds no run", first)]
     rows: dict[int, Row] = {}
     device_peaks: list[DevicePeak] = []
@@ -305,7 +305,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
         try:
             record = _LINE.decode(line)
             _check_times(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # without a line end: a kill leaves half a line, and no row is lost
                 message = f"half a line, the run was cut off here ({error})"
                 problems.append(Problem(path, message, number, lost=end is not None))
@@ -355,7 +355,7 @@ def _version(line: bytes) -> int | None:
 
     try:
         return msgspec.json.decode(line, type=Header).schema
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

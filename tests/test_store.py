@@ -163,6 +163,8 @@ def test_a_line_that_is_not_a_record_is_named_and_the_rest_is_read(tmp_path: Pat
         (row.replace(b"1000000.0", b"1000000.0,0.0"), "a call took 0 ns"),
         (row.replace(b"1000000.0", b"-1.0"), ">= 0.0 - at `$.samples[0][0]`"),
         (row.replace(b"1000000.0", b"1e300"), "<= 1e+24 - at `$.samples[0][0]`"),
+        (b"[" * 200_000, ""),
+        (b'{"record":"end","deep":' + b"[" * 200_000, ""),
         (b'{"record":"end","status":"complete","wall_s":1e999}', "out of range"),
         (encode(synthetic.header()), "'run'"),
         (b'{"record":"\xff"}', "utf-8"),
