@@ -1,7 +1,7 @@
 """Every registered variant runs on fake CUDA tensors without mixing devices or waiting unexpectedly.
 
 tests/fake_cuda_tensors.py describes the fake device. The code that checks and measures results runs on it as
-well: the check of a variant, the audit, the footprint, the quality figures.
+well: the checks of a variant, the footprint, the quality metrics.
 """
 
 import contextlib
@@ -81,9 +81,9 @@ CASES = (
 
 The first case is only checked: the second runs the phases of the same operator.
 """
-AUDITED = (CASES[1], CASES[4])
+PRECHECKED = (CASES[1], CASES[4])
 VERIFIED = (CASES[0], CASES[3])
-"""The other cases are checked by their audit, or in the same way as these."""
+"""The other cases have their precheck and postcheck, or are checked in the same way as these."""
 
 LAYERS = [
     entry
@@ -245,7 +245,7 @@ def build_if_supported(entry: Entry, case: Case) -> Workload | None:
 @parametrize_variants(LAYERS)
 @pytest.mark.usefixtures("short_checks", "ignore_kernel_results")
 def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
-    """Every operator and phase stays on the device, with check, audit and quality metrics.
+    """Every operator and phase stays on the device, with all checks and quality metrics.
 
     A scheme that wraps another one draws the same noise, so only its phases are run.
     """
@@ -257,14 +257,14 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
         assert works
         for case, work in works.items():
             with on(case.label):
-                if case in VERIFIED and (case in AUDITED or not is_wrapper):
+                if case in VERIFIED and (case in PRECHECKED or not is_wrapper):
                     with ignoring_wrong_results(entry):
                         work.verify()
                 for phase in work.phases if case != CASES[0] else ():
                     with on(phase):
                         notes.run(work, phase, cuda)
-                        if case in AUDITED:
-                            audit(entry, work, phase)
+                        if case in PRECHECKED:
+                            check_around_timing(entry, work, phase)
         if not is_wrapper:
             with on("quality"), contextlib.suppress(UnavailableError), ignoring_wrong_results(entry):
                 list(next(iter(works.values())).quality())
@@ -274,8 +274,8 @@ def test_a_variant_of_layers_stays_on_the_device(entry: Entry) -> None:
     notes.check()
 
 
-def audit(entry: Entry, work: Workload, phase: Phase) -> None:
-    """Audit a phase before and after it is timed."""
+def check_around_timing(entry: Entry, work: Workload, phase: Phase) -> None:
+    """Check a phase as before and after timing."""
     work.enter(phase)
     with ignoring_wrong_results(entry):
         fingerprints = validation.precheck(work, phase, torch.cuda.synchronize)

@@ -1,4 +1,4 @@
-"""GPU metrics during a looped call, and processes that use the GPU, with a fake NVML."""
+"""GPU metrics while a call is repeated, and processes that use the GPU, with a fake NVML."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ class Gpu:
         self.waits += 1
 
     def monitor(self, idle_w: float | None = None) -> Activity:
-        """Watch the metrics while the call is looped."""
+        """Return the metrics read while the call is repeated."""
         return monitor(self.call, self.nvml, self.wait, idle_w, self.pace)
 
     def _counter(self, _: object) -> object:

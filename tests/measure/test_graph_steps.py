@@ -96,7 +96,7 @@ def test_a_step_in_a_tensor_draws_the_same_noise_as_an_int(monkeypatch: pytest.M
 
 
 def test_replays_equal_calls_at_the_same_steps() -> None:
-    """With the stream ``philox``, a captured graph of any phase passes the audit."""
+    """With the stream ``philox``, a captured graph of any phase passes the check of replays."""
     for scheme, phase in itertools.product(COUNTED, PHASES):
         with measured(scheme, phase) as (workload, clock):
             call = workload.phases[phase]

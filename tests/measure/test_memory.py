@@ -1,4 +1,4 @@
-"""Peak memory of calls, the memory ceiling, and errors that mean out of memory."""
+"""Peak memory of calls, the memory limit, and errors that mean out of memory."""
 
 import itertools
 import subprocess
