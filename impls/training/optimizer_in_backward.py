@@ -299,7 +299,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         for index in indices:
             ready[self._group_of[index]].append(self._trainable[index])
         all_parameters = [group["params"] for group in self.param_groups]
-        options = None if self._is_rule_checked else self._options()
+        options = None if self._is_rule_checked else self._options()  # the first update checks the rule
         try:
             for group, parameters in zip(self.param_groups, ready, strict=True):
                 group["params"] = parameters
@@ -319,6 +319,7 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
         self._is_rule_checked = True
 
     def _options(self) -> list[State]:
+        """Return the parameter groups without their parameters."""
         return [{**group, "params": None} for group in self.param_groups]
 
     def _drop_nonfinite(self, indices: Sequence[int]) -> None:

@@ -30,6 +30,9 @@ from impls.verify.reference import (
     to_float64,
 )
 
+SIGMA = 0.1
+"""Scale of the noise."""
+
 STEPS = 48
 """Number of steps from which moments of the noise are estimated."""
 
@@ -48,7 +51,6 @@ class Setting:
         scheme: the scheme.
         model: a plain model in float64, with biases.
         features: shape of one input row.
-        sigma: scale of the noise.
         stream: name of the stream; None: the scheme's default.
         bits: number of bits packed into the last axis of a row; None: rows have float64 values.
     """
@@ -56,7 +58,6 @@ class Setting:
     scheme: AnyScheme
     model: nn.Module
     features: tuple[int, ...]
-    sigma: float = 0.1
     stream: str | None = None
     bits: int | None = None
 
@@ -66,7 +67,7 @@ class Setting:
             self.model,
             self.scheme,
             members=members,
-            sigma=self.sigma,
+            sigma=SIGMA,
             antithetic=antithetic,
             seed=seed,
             stream=self.stream,
@@ -126,7 +127,7 @@ def check_weight(setting: Setting) -> None:
     noise = population.sample(random_step())
     for layer in population.layers:
         weight = layer.weight.detach()
-        change = setting.sigma * layer.dense_noise(noise.layers[layer.name])["weight"][0]
+        change = SIGMA * layer.dense_noise(noise.layers[layer.name])["weight"][0]
         expected = weight + change
         check_close("effective_weight()", layer.effective_weight(weight, change), expected, expected)
 

@@ -207,7 +207,7 @@ def test_only_the_leaking_recipe_leaks() -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", ["threshold", "one too few", "one move too many", "smallest gradient", "largest dropped"]
+    "bug", ["threshold", "one too few", "five moves too many", "smallest gradient", "largest dropped"]
 )
 def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of an update fails for each bug, on small and large cases."""
@@ -218,8 +218,8 @@ def test_planted_bugs_of_a_topology_update_are_found(bug: str, monkeypatch: pyte
             return right(w, 1 / g, m, n, narrowed=narrowed)
         if bug == "largest dropped":
             return right(1 / w, g, m, n, narrowed=narrowed)
-        if bug == "one move too many":
-            return right(w, g, m, n + 1, narrowed=narrowed)
+        if bug == "five moves too many":
+            return right(w, g, m, n + 5, narrowed=narrowed)  # one entry may be dropped and grown again
         after, flag = right(w, g, m, n, narrowed=narrowed)
         if bug == "one too few":
             after.view(-1)[after.flatten().nonzero()[0]] = False

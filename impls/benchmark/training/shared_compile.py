@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -172,29 +172,36 @@ def run_trial(plan: Plan) -> Trial:
     search = plan.search
     shared = SharedLayers(plan.backend, dynamic=plan.way == "dynamic", recompile_limit=plan.limit)
     x = batches(search.case, search.device, search.seed)[0]
-    times_ns: list[tuple[float, ...]] = []
+    times: list[_Times] = []
     losses: list[Tensor] = []
     for number in range(len(plan.widths)):
         try:
             with change_settings(recompile_limit_settings(plan.limit)):
-                candidate_losses, *candidate_times_ns = _train_candidate(plan, number, shared, x)
+                candidate_losses, candidate_times = _train_candidate(plan, number, shared, x)
         except SilentlyEagerError as error:
             message = f"candidate {number} of {len(plan.widths)}: {error}"
             return Trial(shared.graphs.compiled, eager=message)
         losses.append(candidate_losses)
-        times_ns.append(tuple(candidate_times_ns))
+        times.append(candidate_times)
     try:
         check_losses(search, plan.widths, losses, x)
     except WrongResultError as error:
         return Trial(shared.graphs.compiled, wrong=str(error))
-    candidate_ns, compile_ns, step_ns, eager_step_ns = zip(*times_ns, strict=True)
+    candidate_ns, compile_ns, step_ns, eager_step_ns = zip(*times, strict=True)
     return Trial(shared.graphs.compiled, candidate_ns, compile_ns, step_ns, eager_step_ns)
 
 
-def _train_candidate(
-    plan: Plan, number: int, shared: SharedLayers, x: Tensor
-) -> tuple[Tensor, float, float, float, float]:
-    """Return a candidate's losses and its times in the order of the fields of :class:`Trial`."""
+class _Times(NamedTuple):
+    """The times of one candidate, see :class:`Trial`."""
+
+    candidate_ns: float
+    compile_ns: float
+    step_ns: float
+    eager_step_ns: float
+
+
+def _train_candidate(plan: Plan, number: int, shared: SharedLayers, x: Tensor) -> tuple[Tensor, _Times]:
+    """Train a candidate on batches x; return its losses [steps] and its times."""
     search, widths, graphs = plan.search, plan.widths[number], shared.graphs
     start_ns = time.perf_counter_ns()
     plain = untrained(widths, search.case, search.device, search.seed + number)
@@ -215,7 +222,8 @@ def _train_candidate(
         eager_step = _TrainingStep(eager, eager, search.device)
         pairs = [(step.measure(x[0]), eager_step.measure(x[0])) for _ in range(WARM_UP + TIMED)]
         warm_ns, eager_ns = map(statistics.median, zip(*pairs[WARM_UP:], strict=True))
-    return losses, candidate_ns, max(0.0, training_ns - len(x) * warm_ns), warm_ns, eager_ns
+    compile_ns = max(0.0, training_ns - len(x) * warm_ns)
+    return losses, _Times(candidate_ns, compile_ns, warm_ns, eager_ns)
 
 
 class _TrainingStep:
