@@ -39,7 +39,7 @@ Open = Callable[..., "Page"]
 Violations = Callable[["Page"], list[dict[str, Any]]]
 
 
-def lacking(reason: str) -> NoReturn:
+def skip_or_fail(reason: str) -> NoReturn:
     """Skip the test with a reason; fail it instead if a browser is required."""
     if os.environ.get("ESBENCH_BROWSER") == "required":
         pytest.fail(reason)
@@ -52,10 +52,12 @@ def browser() -> "Iterator[Browser]":
     try:
         from playwright.sync_api import sync_playwright  # noqa: PLC0415  it need not be installed
     except ModuleNotFoundError:
-        lacking("there is no playwright: pip install playwright axe-playwright-python, or nox -s browser")
+        skip_or_fail(
+            "there is no playwright: pip install playwright axe-playwright-python, or nox -s browser"
+        )
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        lacking(f"there is no Chromium ({', '.join(NAMES)}): for example apt-get install chromium")
+        skip_or_fail(f"there is no Chromium ({', '.join(NAMES)}): for example apt-get install chromium")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield chromium
@@ -104,7 +106,9 @@ def violations() -> Violations:
     try:
         from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415  it need not be installed
     except ModuleNotFoundError:
-        lacking("there is no axe-playwright-python: pip install axe-playwright-python, or nox -s browser")
+        skip_or_fail(
+            "there is no axe-playwright-python: pip install axe-playwright-python, or nox -s browser"
+        )
 
     def found(page: "Page") -> list[dict[str, Any]]:
         violated: list[dict[str, Any]] = Axe().run(page).response["violations"]

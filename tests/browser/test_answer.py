@@ -136,7 +136,7 @@ def test_a_page_with_little_or_no_data_says_so(opened: Open) -> None:
     single = opened([synthetic.run([time_row(DENSE, linear(), 1.0)])], name="one")
     assert single.inner_text("h1") == "Fastest forward: Perturbed"
     assert single.locator("#dots tbody tr").count() == 1
-    failures = [synthetic.skipped(each, linear(), "out of memory: 9 GB", "forward") for each in (DENSE, BASE)]
+    failures = [synthetic.skipped(v, linear(), "out of memory: 9 GB", "forward") for v in (DENSE, BASE)]
     failed = opened([synthetic.run(failures)], name="failed")
     assert failed.inner_text("h1").startswith("No variant has a number here")
     assert "unavailable: out of memory: 9 GB" in failed.inner_text("#dots")

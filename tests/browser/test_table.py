@@ -29,13 +29,13 @@ def focused(page: "Page", property_: str = "id") -> str:
     return value
 
 
-def tabbed(page: "Page", there: str, most: int = 80) -> None:
-    """Press Tab until the expected element has the focus."""
-    for _ in range(most):
+def press_tab_until(page: "Page", condition: str) -> None:
+    """Press Tab until a JavaScript condition on the focused element is true."""
+    for _ in range(80):
         page.keyboard.press("Tab")
-        if page.evaluate(there):
+        if page.evaluate(condition):
             return
-    pytest.fail(f"{most} tabs did not reach: {there}")
+    pytest.fail(f"80 tabs did not reach: {condition}")
 
 
 def test_a_heading_sorts_the_rows(opened: Open) -> None:
@@ -75,13 +75,13 @@ def test_marks_are_at_the_positions_of_their_values(opened: Open) -> None:
     """On the logarithmic axis equal ratios are equal distances, and a whisker spans the interval."""
     times = {BASE: [1.0], DENSE: [8.0 + tenth / 10 for tenth in range(7)], variant("Flipped"): [4.0]}
     page = opened([synthetic.run([time_row(timed, linear(), *ms) for timed, ms in times.items()])])
-    places = {
+    percents = {
         name: float((mark.get_attribute("x") or "").rstrip("%"))
         for name, mark in zip(names(page), page.locator("#dots svg.mark:has(path.value)").all(), strict=True)
     }
-    assert places["Flipped"] - places["Base"] == pytest.approx(
-        2 / 3.05 * (places["Perturbed"] - places["Base"]), rel=0.01
-    )
+    # The times are 1, 4 and 8.3 ms: 2 of log2(8.3) = 3.05 powers of two.
+    length = percents["Perturbed"] - percents["Base"]
+    assert percents["Flipped"] - percents["Base"] == pytest.approx(2 / 3.05 * length, rel=0.01)
     assert page.locator("#dots .whisker").count() == 1
     assert page.locator("#dots svg.dots").first.get_attribute("aria-label") == "Base: time (ms) 1.00"
 
@@ -154,19 +154,19 @@ def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
     assert focused(page) == "skip"
     page.keyboard.press("Enter")
     assert focused(page) == "main"
-    tabbed(page, "document.activeElement.id === 'choose-layer'")
+    press_tab_until(page, "document.activeElement.id === 'choose-layer'")
     page.keyboard.press("ArrowDown")
     assert focused(page) == "choose-layer"
     assert page.inner_text("h1").startswith("Fastest")
     page.keyboard.press("ArrowUp")
-    tabbed(page, "document.activeElement.id === 'filter'")
+    press_tab_until(page, "document.activeElement.id === 'filter'")
     page.keyboard.type("hada")
     assert focused(page) == "filter"
     assert names(page) == ["Hadamard", "Perturbed"]
-    tabbed(page, "document.activeElement.dataset.column === 'variant'")
+    press_tab_until(page, "document.activeElement.dataset.column === 'variant'")
     page.keyboard.press("Enter")
     assert focused(page, "dataset.column") == "variant"
-    tabbed(page, "document.activeElement.dataset.variant !== undefined")
+    press_tab_until(page, "document.activeElement.dataset.variant !== undefined")
     page.keyboard.press("Enter")
     assert focused(page, "ariaExpanded") == "true"
     page.keyboard.press("Tab")
@@ -175,7 +175,7 @@ def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
     )
     page.keyboard.press("Escape")
     assert (focused(page, "ariaExpanded"), focused(page, "dataset.variant")) == ("false", "Hadamard")
-    tabbed(page, "document.activeElement.id === 'compare-a'")
+    press_tab_until(page, "document.activeElement.id === 'compare-a'")
     page.keyboard.press("ArrowDown")
     assert focused(page) == "compare-a"
 

@@ -57,7 +57,7 @@ def run() -> Run:
         time_row(variant("Wrong"), SMALL, 1.0),
         nothing,
         *(odd(note=words) for words in NAMES.values()),
-        *(bytes_row(each, SMALL, "peak_bytes", count) for each, count in ((BASE, 4096), (DENSE, 123456789))),
+        *(bytes_row(v, SMALL, "peak_bytes", count) for v, count in ((BASE, 4096), (DENSE, 123456789))),
     ]
     return synthetic.run(rows, suite="quick <i>", run_id="20260101T000000Z-quick-0001")
 

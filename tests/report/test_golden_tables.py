@@ -1,4 +1,4 @@
-"""Tables in every format, compared letter by letter with golden files."""
+"""Tables in all_nodes format, compared letter by letter with golden files."""
 
 import csv
 import io
@@ -41,15 +41,15 @@ def test_tables_are_these_texts() -> None:
 
 def nodes(outer: list[LatexNode]) -> list[LatexNode]:
     """Return these nodes and all inside them."""
-    every = []
+    all_nodes = []
     for node in outer:
         if node is None:
             continue
-        every.append(node)
+        all_nodes.append(node)
         inner = list(getattr(node, "nodelist", None) or [])
         arguments = getattr(node, "nodeargd", None)
-        every += nodes([*inner, *(getattr(arguments, "argnlist", None) or [])])
-    return every
+        all_nodes += nodes([*inner, *(getattr(arguments, "argnlist", None) or [])])
+    return all_nodes
 
 
 def parsed(text: str) -> list[LatexNode]:

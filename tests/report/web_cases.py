@@ -101,7 +101,7 @@ class _Scripts(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[dict[str, str | None], str]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self._open = False
 
@@ -109,15 +109,15 @@ class _Scripts(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         self._open = tag == "script"
         if self._open:
-            self.found.append((dict(attrs), ""))
+            self.scripts.append((dict(attrs), ""))
 
     def handle_endtag(self, tag: str) -> None:
         self._open = self._open and tag != "script"
 
     def handle_data(self, data: str) -> None:
         if self._open:
-            attributes, text = self.found[-1]
-            self.found[-1] = (attributes, text + data)
+            attributes, text = self.scripts[-1]
+            self.scripts[-1] = (attributes, text + data)
 
 
 def parsed(text: str) -> _Scripts:
@@ -129,7 +129,7 @@ def parsed(text: str) -> _Scripts:
 
 def page_data(text: str) -> dict[str, Any]:
     """Return the data of a page."""
-    (data,) = [body for attributes, body in parsed(text).found if attributes.get("id") == "data"]
+    (data,) = [body for attributes, body in parsed(text).scripts if attributes.get("id") == "data"]
     loaded: dict[str, Any] = json.loads(data)
     return loaded
 

@@ -56,13 +56,13 @@ def test_choices_narrow_what_is_drawn() -> None:
 
 def test_a_request_that_cannot_be_drawn_is_an_error() -> None:
     """The error has the request and lists what is available."""
-    there = "in these runs; available:"
+    known = "in these runs; available:"
     for name, request, message in (
         ("nope", PlotRequest(), "no plot 'nope'; available: hero, pareto, multipliers, "),
-        ("multipliers", PlotRequest(operator="Conv9d"), f"no operator matches 'Conv9d' {there} Linear"),
-        ("multipliers", PlotRequest(dtype="int3"), f"no dtype matches 'int3' {there} float32"),
-        ("multipliers", PlotRequest(cases="no"), f"no case matches 'no' {there} Linear(256, 256)"),
-        ("multipliers", PlotRequest(variants=("no",)), f"no variant matches 'no' {there} Base, Naive"),
+        ("multipliers", PlotRequest(operator="Conv9d"), f"no operator matches 'Conv9d' {known} Linear"),
+        ("multipliers", PlotRequest(dtype="int3"), f"no dtype matches 'int3' {known} float32"),
+        ("multipliers", PlotRequest(cases="no"), f"no case matches 'no' {known} Linear(256, 256)"),
+        ("multipliers", PlotRequest(variants=("no",)), f"no variant matches 'no' {known} Base, Naive"),
         ("multipliers", PlotRequest(phase="update"), "nothing to draw with phase update: multipliers needs"),
         ("multipliers", PlotRequest(method="graph"), "nothing to draw with method graph: multipliers needs"),
         ("pareto", PlotRequest(phase="sample"), "the plot pareto has no choice of phase: leave --phase out"),

@@ -89,9 +89,9 @@ def test_a_missing_value_breaks_the_line() -> None:
 def test_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel has at most six similar lines; of too many, those with change points. Titles have methods."""
     for count, sizes in ((6, [6]), (20, [5] * 4)):
-        every = panels(history_of(many(count)))
-        assert [len(panel.series) for panel in every] == sizes
-        last = [series.points[-1].value for panel in every for series in panel.series]
+        all_panels = panels(history_of(many(count)))
+        assert [len(panel.series) for panel in all_panels] == sizes
+        last = [series.points[-1].value for panel in all_panels for series in panel.series]
         assert last == sorted(last, reverse=True)
     assert panels(history_of(many(3, days=4)), fewest=5) == []
     steady = {8: (3.0,) * 8, 16: LEVELS, 32: (3.0,) * 8, 64: LEVELS}

@@ -200,17 +200,12 @@ def assert_laid_out(figure: Figure, name: str, *, is_odd: bool = False) -> None:
 
 def series(axes: Axes) -> list[tuple[tuple[str, str], float]]:
     """Return a panel's series with markers, as (marker, line), and their lightness."""
-    result = []
+    all_series = []
     for line in axes.lines:
-        marker = str(line.get_marker())
-        marker_and_line = (marker, str(line.get_linestyle())), luminance(line.get_color())
-        if (
-            marker.lower() not in {"none", ""}
-            and line.get_fillstyle() != "none"
-            and marker_and_line not in result
-        ):
-            result.append(marker_and_line)
-    return result
+        marker, is_ring = str(line.get_marker()), line.get_fillstyle() == "none"
+        if marker.lower() not in {"none", ""} and not is_ring:
+            all_series.append(((marker, str(line.get_linestyle())), luminance(line.get_color())))
+    return list(dict.fromkeys(all_series))
 
 
 def luminance(color: ColorType) -> float:
