@@ -419,6 +419,15 @@ class MemberFunctionMode(TorchFunctionMode):
                 raise ValueError(message)
 
 
+class RecordedMode(MemberFunctionMode):
+    """The mode while operations are recorded, for which parameters have to keep their class."""
+
+    @override
+    def __enter__(self) -> Self:
+        self._parameters = []
+        return super().__enter__()
+
+
 class MemoryGuard(TorchDispatchMode):
     """Refuses operations on the memory of perturbed parameters.
 

@@ -343,20 +343,22 @@ class PerturbedLayer:
         With ``antithetic`` the second half of the repeats uses the negated noise.
         """
         x = op.from_batch(rows, members)
-        half = x.shape[0] // 2 if antithetic else x.shape[0]
         scale: float | Tensor = sigma
         if antithetic:
-            scale = x.new_full((x.shape[0],), sigma).view(-1, *[1] * (x.dim() - 1))
-            scale[half:] *= -1
+            scale = torch.full((x.shape[0], *[1] * (x.dim() - 1)), sigma, dtype=x.dtype, device=x.device)
+            scale[len(x) // 2 :].neg_()
         y = self.scheme.forward(op, self.split_groups(self.weight), noise.weight, x, scale)
         if not isinstance(y, Tensor):
             message = f"{self.scheme}: forward returned {type(y).__name__}, not a tensor: correct the scheme"
             raise TypeError(message)
         if self.bias is not None and noise.bias is not None:
             bias, bias_noise = op.bias(self.bias.unsqueeze(0), y), op.bias(noise.bias, y)
-            y[:half] += torch.add(bias, bias_noise, alpha=sigma)
+            member_bias = torch.add(bias, bias_noise, alpha=sigma)
             if antithetic:
-                y[half:] += torch.sub(bias, bias_noise, alpha=sigma)
+                both = torch.stack([member_bias, torch.sub(bias, bias_noise, alpha=sigma)])
+                y.unflatten(0, (2, -1)).add_(both.unsqueeze(1))
+            else:
+                y.add_(member_bias)
         return op.to_batch(y, rows)
 
     def embed(

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.function_mode import FirstCallMode, LayerIndex, MemberFunctionMode
+from impls.perturbation.function_mode import FirstCallMode, LayerIndex, MemberFunctionMode, RecordedMode
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
@@ -37,6 +37,7 @@ from impls.perturbation.noise import (
     keys_of_step,
     to_nonnegative_int,
 )
+from impls.perturbation.prepared import PreparedForward, Signature, Trace, trace
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 from impls.perturbation.verification import check_rows
 from impls.perturbation.wasted_members import warn_of_wasted_members
@@ -147,9 +148,14 @@ class Population:
     def _index(self) -> LayerIndex:
         return LayerIndex(self.layers)
 
+    @cached_property
+    def _traces(self) -> list[Trace]:
+        """The last trace of :meth:`prepare`, if there is one."""
+        return []
+
     def __getstate__(self) -> dict[str, object]:
         """Return the attributes to copy: in a copy, parameters have other identities."""
-        return {name: value for name, value in vars(self).items() if name != "_index"}
+        return {name: value for name, value in vars(self).items() if name not in {"_index", "_traces"}}
 
     @property
     def shard_multiple(self) -> int:
@@ -238,18 +244,59 @@ class Population:
         if torch.compiler.is_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
+        mode = MemberFunctionMode if self._index.had_call else FirstCallMode
+        y, context = self._run(mode, noise, args, kwargs)
+        self._index.had_call = True
+        return y, ActivationRecord(context.calls, noise)
+
+    def _run(
+        self,
+        mode: type[MemberFunctionMode],
+        noise: PopulationNoise,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Any, MemberFunctionMode]:
+        """Run the model in a function mode; return its output and the mode."""
         self._check_noise(noise)
         members = len(noise.members)
         rows = _count_rows(_first_tensor(args, kwargs), members, antithetic=self.antithetic)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
-        index, model = self._index, self.model
-        mode = MemberFunctionMode if index.had_call else FirstCallMode
-        context = mode(index, noise.layers, rows=rows, members=members, **options)
+        context = mode(self._index, noise.layers, rows=rows, members=members, **options)
         with context:
-            y = model(*args, **kwargs)
-        index.had_call = True
-        context.check_layers_used(type(model).__name__, self._optional)
-        return y, ActivationRecord(context.calls, noise)
+            y = self.model(*args, **kwargs)
+        context.check_layers_used(type(self.model).__name__, self._optional)
+        return y, context
+
+    def prepare(self, noise: PopulationNoise, *args: Any, **kwargs: Any) -> PreparedForward:  # noqa: ANN401  the model's
+        """Return a faster forward for many calls with one noise, as a policy needs them in a rollout.
+
+        What depends on noise and weights alone is computed once, and calls skip the model's Python code: it
+        runs in the first ``prepare`` for arguments of these shapes, which takes a second. The model's
+        settings, such as ``training``, are those of that moment.
+
+        Args:
+            noise: the noise of the members.
+            *args: the model's arguments as for a call. Later calls may have other numbers in their tensors,
+                but the same shapes and dtypes, and the same other values.
+            **kwargs: the model's keyword arguments.
+
+        Returns:
+            ``policy``: ``policy(*args, **kwargs)`` equals ``population(*args, noise=noise, **kwargs)``.
+
+        Raises:
+            ValueError: the model's operations depend on numbers in tensors, or it stores values in its
+                modules; or as for a call.
+            UnsupportedError: the noise is not stored, but drawn again in each call.
+        """
+        self._check_noise(noise)
+        signature = Signature.of(noise, args, kwargs)
+        if not self._traces or self._traces[0].signature != signature:
+            self._traces[:] = [trace(self, noise, args, kwargs)]
+        return PreparedForward(self._traces[0], noise)
+
+    def forward_traced(self, noise: PopulationNoise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  the model's output
+        """Run the model while :mod:`impls.perturbation.prepared` records its operations."""
+        return self._run(RecordedMode, noise, args, kwargs)[0]
 
     @torch.no_grad()
     def update(

@@ -1,5 +1,6 @@
 """A variant that slows others down is found when base is timed again after its set-up."""
 
+import itertools
 import time
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ class SlowedWorld(World):
     """A world in which each call of base takes 1 ms and, once something slows it down, 1 ms more."""
 
     extra_s = 0.0
+    slowed_phase: Phase = "forward"
 
     def slow_down(self, _: object = None) -> None:
         """Slow base down from now on."""
@@ -34,11 +36,11 @@ class SlowedWorld(World):
         """Return base, and variants between two that do nothing wrong."""
 
         def act(phase: Phase, number: int, turn: int) -> object:
-            del phase, number
-            self.clock.now_s += self.extra_s
+            del number
+            self.clock.now_s += self.extra_s * (phase == self.slowed_phase)
             return torch.full((2,), float(turn))
 
-        base = FakeScheme("Base", self, cost_s=0.001, act=act).entry("base")
+        base = FakeScheme("Base", self, cost_s=0.001, phases=("forward", "step"), act=act).entry("base")
         others = [FakeScheme("First", self), *schemes.values(), FakeScheme("Last", self)]
         return [base, *(scheme.entry() for scheme in others)]
 
@@ -50,8 +52,10 @@ def test_a_variant_that_slows_base_down_ends_the_process(monkeypatch: pytest.Mon
     """
     pauses = Mock()
     monkeypatch.setattr(time, "sleep", pauses)
-    for supervised in (True, False):
+    phases: tuple[Phase, ...] = ("forward", "step")
+    for supervised, slowed_phase in itertools.product((True, False), phases):
         world, watch, lines = SlowedWorld(), Mock(return_value=supervised), list[Record]()
+        world.slowed_phase = slowed_phase
         slow = FakeScheme("Slow", world, check=world.slow_down)
         plan = plan_of(*world.entries(Slow=slow), phases=("forward",))
         pauses.side_effect = None

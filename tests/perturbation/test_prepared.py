@@ -1,0 +1,170 @@
+"""A prepared forward computes what a call of the population does, for other inputs and other noise too."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import impls
+from tests.perturbation.test_models import MEMBERS, MODELS, ROWS, SCHEMES, TwoInputs, tokens
+from tests.scheme_cases import fill, normal
+
+STORED = {name: scheme for name, scheme in SCHEMES.items() if "regenerated" not in name}
+
+
+def population_of(model: nn.Module, scheme: Any = STORED["dense"], **options: Any) -> impls.Population:
+    """Return a population of a model with random weights."""
+    return impls.perturb(
+        fill(model.double().eval()), scheme, members=MEMBERS, sigma=0.1, warn=False, **options
+    )
+
+
+def check_equal(a: object, b: object) -> None:
+    """Check that two outputs are equal."""
+    for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("number", "name"), [*enumerate(MODELS)])
+def test_models_and_schemes(number: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is traced once; later noise, inputs and changed weights give the numbers of a call.
+
+    Tracing takes a while, so each model has only one of the schemes.
+    """
+    schemes = itertools.cycle(STORED.values())
+    model, x = MODELS[name]()
+    scheme = next(itertools.islice(schemes, number, None))
+    population = population_of(model, scheme, antithetic=number % 2 == 0)
+    check_prepared(population, x, monkeypatch)
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("scheme", STORED.values(), ids=STORED)
+def test_schemes(scheme: Any, antithetic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scheme on a linear layer."""
+    check_prepared(
+        population_of(nn.Linear(4, 3), scheme, antithetic=antithetic), normal(ROWS, 4), monkeypatch
+    )
+
+
+def check_prepared(population: impls.Population, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a prepared forward over three steps with changed weights, of which the first one traces."""
+    for step in range(3):
+        noise = population.sample(step)
+        forward = population.prepare(noise, x)
+        for rows in (x, x.flip(0)):
+            check_equal(forward(rows), population(rows, noise=noise))
+        monkeypatch.setattr("impls.perturbation.population.trace", None)
+        with torch.no_grad():
+            for parameter in population.model.parameters():
+                parameter.mul_(0.9)
+
+
+def test_keywords_nesting_and_rows_in_the_middle_of_memory() -> None:
+    """Arguments may be nested and named; rows need not be the start of their memory or contiguous."""
+    population = population_of(TwoInputs())
+    inputs = {"tokens": tokens(), "padding": torch.zeros(ROWS, 3, dtype=torch.bool)}
+    noise, memory = population.sample(0), normal(ROWS, 3, 4)
+    forward = population.prepare(noise, inputs, memory=memory)
+    check_equal(forward(inputs, memory=memory), population(inputs, memory=memory, noise=noise))
+
+    population = population_of(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
+    noise, x = population.sample(0), normal(3 * ROWS, 4)
+    for rows in (x[:ROWS], x[ROWS : 2 * ROWS], normal(4, ROWS).T, nn.Parameter(normal(ROWS, 4))):
+        forward = population.prepare(noise, rows)
+        for each in (rows, x[2 * ROWS :]):
+            y = forward(each)
+            check_equal(y, population(each, noise=noise))
+            assert not y.requires_grad
+
+
+class Branching(nn.Linear):
+    """A layer that looks at numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Compute another function of rows with a large sum."""
+        y = super().forward(input)
+        return y if y.sum() > 0 else -y
+
+
+class Remembering(nn.Linear):
+    """A layer that stores its last output."""
+
+    last: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Add the last output."""
+        y = super().forward(input)
+        self.last = y if self.last is None else y + self.last
+        return self.last
+
+
+class Counting(nn.Linear):
+    """A layer whose result depends on a counter outside of the model."""
+
+    calls = [0]  # noqa: RUF012  of the class, on purpose
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Multiply by the number of calls."""
+        self.calls[0] += 1
+        return super().forward(input) * self.calls[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "scheme", "words"),
+    [
+        (Branching, "dense", "must not depend on numbers"),
+        (Remembering, "dense", "stores last in its modules"),
+        (Counting, "dense", "have another result"),
+        (nn.Linear, "regenerated", "drawn again in each call"),
+    ],
+)
+def test_a_forward_that_cannot_be_prepared_is_refused(
+    make: Callable[..., nn.Module], scheme: str, words: str
+) -> None:
+    """The population itself evaluates it before and after."""
+    population = population_of(make(4, 3), SCHEMES[scheme])
+    noise, x = population.sample(0), normal(ROWS, 4)
+    with pytest.raises(ValueError, match=words):
+        population.prepare(noise, x)
+    assert population(x, noise=noise).shape == (ROWS, 3)
+
+
+def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
+    """So are other keyword values, another number of tensors, and noise of another population."""
+    population = population_of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    noise, x = population.sample(0), normal(ROWS, 4)
+    forward = population.prepare(noise, x)
+    for wrong, words in (
+        ((x[:4],), "call prepare"),
+        ((x.float(),), "call prepare"),
+        ((x, x), "got 2 tensors"),
+        (([x],), "call prepare"),
+        (({"x": x}, x), "got 2 tensors"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            forward(*wrong)
+    with torch.no_grad():
+        next(population.model.buffers()).add_(1)
+    with pytest.raises(ValueError, match="a weight has changed"):
+        forward(x)
+    check_equal(population.prepare(noise, x)(x), population(x, noise=noise))
+    with pytest.raises(ValueError, match="another population"):
+        population_of(nn.Linear(4, 3)).prepare(noise, x)
+
+
+def test_random_numbers_of_a_model_are_new_in_each_call() -> None:
+    """Dropout is not frozen, and its noise does not change that of the population."""
+    model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5))
+    population = population_of(model)
+    model.train()
+    noise, x = population.sample(0), normal(ROWS, 4)
+    forward = population.prepare(noise, x)
+    first, second = forward(x), forward(x)
+    assert not torch.equal(first == 0, second == 0)
+    model.eval()
+    check_equal(first, torch.where(first == 0, 0.0, 2 * population(x, noise=noise)))
