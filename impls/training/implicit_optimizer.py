@@ -31,13 +31,12 @@ class AutoOptimizer(nn.Module):
     Args:
         layer: the wrapped layer.
         rule: builds its optimizer.
-        skip_nonfinite: see :class:`OptimizerInBackward`.
     """
 
-    def __init__(self, layer: nn.Module, rule: Rule, *, skip_nonfinite: bool = True) -> None:
+    def __init__(self, layer: nn.Module, rule: Rule) -> None:
         super().__init__()
-        self.layer, self.rule, self._skip_nonfinite = layer, rule, skip_nonfinite
-        self.optimizer = OptimizerInBackward(layer, rule, "module", skip_nonfinite=skip_nonfinite)
+        self.layer, self.rule = layer, rule
+        self.optimizer = OptimizerInBackward(layer, rule, "module")
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,9 +53,7 @@ class AutoOptimizer(nn.Module):
     def __setstate__(self, state: State) -> None:
         """Restore the layer, and build an optimizer for its parameters with the stored state."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own
-        self.optimizer = OptimizerInBackward(
-            self.layer, self.rule, "module", skip_nonfinite=self._skip_nonfinite
-        )
+        self.optimizer = OptimizerInBackward(self.layer, self.rule, "module")
         self.optimizer.load_state_dict(state["optimizer"])
 
 
