@@ -188,8 +188,8 @@ def methods() -> Iterator[Example]:
         skipped(DENSE, SMALL, "no graph", "step", method="graph"),
         time_row(DENSE, SMALL, 1.0, phase="sample", method="eager"),
         *(
-            bytes_row(each, SMALL, "peak_bytes", size)
-            for each, size in ((BASE, 2 * 10**6), (SPARSE, 5 * 10**6))
+            bytes_row(variant, SMALL, "peak_bytes", size)
+            for variant, size in ((BASE, 2 * 10**6), (SPARSE, 5 * 10**6))
         ),
         bytes_row(DENSE, SMALL, "noise_bytes", 268_435_456, phase="sample"),
         *(bytes_row(DENSE, SMALL, metric, 3) for metric in ("launches", "power_w", "energy_j", "unheard")),
@@ -251,7 +251,7 @@ def origins() -> Iterator[Example]:
         ),
     ]
     text = "\n".join(f"- {captions.origin(captioned)}" for captioned in runs)
-    yield "A caption says where figures come from, and what to know of the run", f"{text}\n"
+    yield "A caption names the run, and warns of what may have disturbed it", f"{text}\n"
 
 
 def published() -> Iterator[Example]:
@@ -301,7 +301,7 @@ def rooflines() -> Iterator[Example]:
     ]
     run = synthetic.run(rows, device_peaks=synthetic.peaks())
     yield (
-        "Percent of the bound, bandwidth and arithmetic; above 100 % the peak or a cache is to blame",
+        "Percent of the bound, bandwidth and arithmetic; a note explains values above 100 %",
         shown(roofline.sections(run, "Linear")),
     )
 
@@ -344,7 +344,7 @@ def rankings() -> Iterator[Example]:
             skipped(FLIPPED, SQUARE, "no room", "step"),
         ),
     )
-    yield "The first names those that it is tied with", ranked(*near())
+    yield "The best variant names the variants that it is tied with", ranked(*near())
     single = msgspec.structs.replace(single, variant=DENSE)
     yield (
         "Dense noise of a single round gives no multiples",
@@ -355,7 +355,10 @@ def rankings() -> Iterator[Example]:
     yield "Without dense noise multiples are absent", ranked(*(row for row in rows if row.variant != DENSE))
     ranking = ranking_cases.one_ranking(ranking_cases.run())
     chosen = [ranked_variant for ranked_variant in ranking.of(SQUARE) if ranked_variant.variant == HADAMARD]
-    yield "Dense noise that was not asked for is said", shown([ranking_section(ranking, SQUARE, chosen)])
+    yield (
+        "A ranking of chosen variants says that dense noise was not chosen",
+        shown([ranking_section(ranking, SQUARE, chosen)]),
+    )
     for rule, values in (
         (
             "One replicate below 0: the interval has no upper end",
@@ -406,8 +409,8 @@ def qualities() -> Iterator[Example]:
         ),
         *(quality_row(variant, SQUARE, "kappa", "closed form", 0.0) for variant in (HADAMARD, LOW_RANK)),
         *(
-            quality_row(variant, SQUARE, "kappa", "unseen", most)
-            for variant, most in ((HADAMARD, 300.0), (LOW_RANK, 0.01))
+            quality_row(variant, SQUARE, "kappa", "unseen", unseen)
+            for variant, unseen in ((HADAMARD, 300.0), (LOW_RANK, 0.01))
         ),
         quality_row(ORTHOGONAL, SQUARE, "kappa", "linear fitness", 0.5),
     ]
@@ -459,7 +462,7 @@ def advice() -> Iterator[Example]:
         ("An exact estimate is best", with_exact, exact, None, Part()),
         ("A lower bound of n_eff is best", bound, SQUARE, None, Part()),
         ("Dense noise is not compared with itself", alone, SQUARE, None, Part()),
-        ("A tie is said", near(), SQUARE, None, Part()),
+        ("A tie is named", near(), SQUARE, None, Part()),
         ("The fastest is best", ranking_cases.rows(steps={**STEPS, HADAMARD: 0.5}), SQUARE, None, Part()),
         ("Above a memory limit, or of unknown memory", no_peak, SQUARE, 1.5e6, Part()),
         ("No variant fits", rows, SQUARE, 1.0, Part()),
@@ -487,7 +490,7 @@ def code() -> Iterator[Example]:
     for rule, text in (
         ("One scheme with its options", training_code({"": winner(permuted)}, modules)),
         (
-            "Layers with another winner have a pattern of their own; the most frequent scheme is last",
+            "Layers with another winner have their own patterns; the most frequent scheme is last",
             training_code(several, modules, exclude=["table?"]),
         ),
         ("A scheme that is not registered", training_code({"": winner(theirs)}, modules)),

@@ -1,4 +1,4 @@
-"""Tables in all_nodes format, compared letter by letter with golden files."""
+"""Tables in every format, compared letter by letter with golden files."""
 
 import csv
 import io

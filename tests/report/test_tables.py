@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esbench.registry import REGISTRY, load
 from esbench.report.analysis import roofline
@@ -96,12 +97,12 @@ def test_without_work_or_peaks_there_is_no_roofline(samples: tuple[float, ...] |
     """Without declared work, usable peak samples or a time, the section is left out without an error."""
     row, peaks = working(time_row(DENSE, SMALL, 2.0), 1.0, 1.0), synthetic.peaks()
     assert len(roofline_tables.sections(synthetic.run([row], device_peaks=peaks), "Linear")) == 1
-    odd = tuple(msgspec.structs.replace(peak, samples=samples or ()) for peak in peaks if samples is not None)
-    none = Work(flops=0, moved_bytes=0, output_bytes=0)
+    unusable = () if samples is None else tuple(replace(peak, samples=samples) for peak in peaks)
+    no_work = Work(flops=0, moved_bytes=0, output_bytes=0)
     for fields, known in (
-        ({}, odd),
+        ({}, unusable),
         ({"work": None}, peaks),
-        ({"work": none}, peaks),
+        ({"work": no_work}, peaks),
         ({"samples": ((0.0,),)}, peaks),
     ):
         run = synthetic.run([msgspec.structs.replace(row, **fields)], device_peaks=known)
