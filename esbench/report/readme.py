@@ -251,7 +251,7 @@ def _generate(text: str, readme: Path, shown: list[Section]) -> str:
         raise ReadmeError(_error_line(str(error))) from error
     except SyntaxError as error:
         raise ReadmeError(
-            f"{readme}: a cog block is not Python: {error.msg}: {(error.text or '').strip()}"
+            f"{readme}: a cog block is not valid Python: {error.msg}: {(error.text or '').strip()}"
         ) from error
     finally:
         _SHOWN.reset(token)

@@ -146,7 +146,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
         ("page.phases(run, 'Conv3d')", "has no table for this call"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),
-        ("page.(", "is not Python"),
+        ("page.(", "is not valid Python"),
     ):
         path.write_text(text.replace("CALL", call), encoding="utf-8")
         before = path.read_bytes()

@@ -56,16 +56,13 @@ class PlotRequest:
         return msgspec.structs.replace(run, rows=tuple(row for row in run.rows if self._selects(row)))
 
     def _selects(self, row: Row) -> bool:
-        case = row.case
+        case, is_reference = row.case, row.variant.mode == "base"
+        has_variant = not self.variants or _matches(_variant_names(row), self.variants)
         return (
             self.operator in {None, case.operator}
             and self.dtype in {None, case.dtype}
-            and (
-                row.variant.mode == "base"
-                or not self.variants
-                or _matches(_variant_names(row), self.variants)
-            )
-            and (self.cases == "*" or _matches(_case_names(row), [self.cases]))
+            and (is_reference or has_variant)
+            and _matches(_case_names(row), [self.cases])
         )
 
     def check(self, rows: Sequence[Row]) -> None:

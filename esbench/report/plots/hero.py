@@ -160,11 +160,11 @@ def _draw_row(axes: Axes, index: int, row: RankedVariant) -> None:
 
 def _write_columns(axes: Axes, y: float, share: str, step: str, color: str = "black") -> None:
     """Write the two columns of text to the right of the axes."""
-    for points, text, side in ((4, share, "left"), (100, step, "right")):
+    for offset, text, side in ((4, share, "left"), (100, step, "right")):
         axes.annotate(
             text,
             (1, y),
-            (points, 0),
+            (offset, 0),
             xycoords=axes.get_yaxis_transform(),
             textcoords="offset points",
             horizontalalignment=side,

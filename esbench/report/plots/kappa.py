@@ -98,10 +98,12 @@ def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
 
 
 def _scale(axes: Axes, all_fits: Sequence[Fit]) -> None:
+    """Give both axes the same scale, linear near 0, and draw the line of equality and its tolerance."""
     ends = [end for fit in all_fits for end in (fit.closed, *fit.interval)]
     low, high = _MARGIN * min(-_THRESHOLD, *ends), _MARGIN * max(_THRESHOLD, *ends)
-    for axis, setting in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
-        setting("symlog", linthresh=_THRESHOLD)
+    axes.set_xscale("symlog", linthresh=_THRESHOLD)
+    axes.set_yscale("symlog", linthresh=_THRESHOLD)
+    for axis in (axes.xaxis, axes.yaxis):
         locator = SymmetricalLogLocator(base=10, linthresh=_THRESHOLD)
         locator.set_params(numticks=8)
         axis.set_major_locator(locator)

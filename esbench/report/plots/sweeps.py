@@ -47,7 +47,8 @@ class Sweep(NamedTuple):
 
 
 def _width_key(case: Case) -> Case | None:
-    if case.in_channels != case.out_channels:  # it has no single width
+    """Return the case with a width of 1; None if it has different numbers of inputs and outputs."""
+    if case.in_channels != case.out_channels:
         return None
     return msgspec.structs.replace(case, out_channels=1, in_channels=1)
 
