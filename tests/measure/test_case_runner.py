@@ -18,7 +18,7 @@ from esbench.measure.case_runner import free_memory
 from esbench.measure.failure import DeviceLostError, Failure
 from esbench.measure.gpu_monitor import Activity
 from esbench.measure.profiler import ProfileError
-from esbench.measure.recorder import RunSummary, Stopwatch
+from esbench.measure.recorder import Recorder, RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.measure.validation import ExactChecks
 from esbench.progress import RunProgress
@@ -180,6 +180,20 @@ def test_a_resumed_run_without_a_variant_has_all_rows_of_the_others() -> None:
         ("A", None, "failed", f"not tried: it ended the process on 2 other cases: {reason}")
     ]
     assert {row.variant.scheme for row in measurements(resumed)} == {"B"}
+
+
+def test_a_failure_replaces_the_reason_of_an_unavailable_row() -> None:
+    """Base has rows in each group: a reason is stored once, and a failure after it as well."""
+    stored: list[Record] = []
+    unavailable = Skipped(
+        variant=Variant(scheme="Base"), case=CASE, phase="forward", status="unavailable", reason="no memory"
+    )
+    failed = msgspec.structs.replace(unavailable, status="failed", reason="wrong result")
+    recorder = Recorder(stored.extend, lambda *_: None)
+    for row in (unavailable, unavailable, failed, unavailable, failed):
+        recorder.store_rows([row])
+    assert stored == [unavailable, failed]
+    assert recorder.skipped == [failed]
 
 
 def test_times_are_kept_if_the_profiler_fails() -> None:
