@@ -27,7 +27,7 @@ NO_GRADIENT = "binarized layers have no gradient by backpropagation"
 @variant(mode="base", baseline=True)
 @dataclass(frozen=True)
 class Base:
-    """The plain layer on the whole batch, without perturbation: no variant can be faster.
+    """The plain layer on the whole batch, without perturbation: an upper bound of speed.
 
     Its update is the gradient by ordinary backpropagation, one product; its step is an ordinary SGD step on
     the same batch.
