@@ -18,9 +18,9 @@ from comparison import accuracy, count, parser, run_example, show
 from torch import Tensor, nn
 from typing_extensions import override
 
-from impls import BinarizedLinear, Binary, perturb
+from impls import BinarizedLinear, Binary, centered_ranks, perturb
 from impls.binary.bits import expand
-from impls.training import centered_ranks, networks
+from impls.training import networks
 
 
 class PixelBits(nn.Module):

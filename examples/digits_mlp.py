@@ -14,9 +14,9 @@ import torch
 from comparison import arguments, compare, run_example
 from torch import nn
 
-from impls import perturb
+from impls import centered_ranks, perturb
 from impls.perturbation.scheme import AnyScheme
-from impls.training import centered_ranks, networks
+from impls.training import networks
 
 
 def evolve(model: nn.Module, scheme: AnyScheme, options: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
 from impls.schemes import *  # noqa: F403  every scheme is public
+from impls.shaping import centered_ranks, log_ranks, top_k, z_scores
 
 __all__ = [
     "BLOCK",
@@ -48,6 +49,10 @@ __all__ = [
     "Population",
     "PopulationNoise",
     "UnsupportedError",
+    "centered_ranks",
+    "log_ranks",
     "perturb",
+    "top_k",
+    "z_scores",
 ]
 __all__ += impls.schemes.__all__

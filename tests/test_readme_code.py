@@ -25,7 +25,7 @@ def program(words: str) -> str:
 
 def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example, run from a file, ends with at most a tenth of its initial error."""
-    examples = [text for text in PROGRAMS if "population.update(noise, (rewards" in text]
+    examples = [text for text in PROGRAMS if "population.update(noise, impls.z_scores" in text]
     assert len(examples) == 2
     for example in examples:
         assert "range(100)" in example

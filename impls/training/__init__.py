@@ -1,6 +1,6 @@
 """Training: evolution strategies, RigL, updates in backward, memory reclaim and shared compilation."""
 
-from impls.training.evolution import centered_ranks, evolve
+from impls.training.evolution import evolve
 from impls.training.implicit_optimizer import AutoOptimizer, ImplicitOptimizer
 from impls.training.memory_reclaim import Reclaim, ReclaimingIterator
 from impls.training.optimizer_in_backward import OptimizerInBackward
@@ -16,6 +16,5 @@ __all__ = [
     "RigLInBackward",
     "RigLScheduler",
     "SharedLayers",
-    "centered_ranks",
     "evolve",
 ]

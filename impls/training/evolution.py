@@ -12,19 +12,8 @@ from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import perturbed_layers, trainable_modules
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.shaping import centered_ranks
 from impls.training import networks
-
-
-def centered_ranks(fitness: Tensor) -> Tensor:
-    """Return utilities (float64, in the shape of the fitness) from -1/2 for the lowest fitness to 1/2.
-
-    utility = rank / (n - 1) - 1/2 with ranks 0 to n - 1; equal fitness gets its mean rank. The mean is zero,
-    and the scale of the fitness does not matter (Wierstra et al. 2014, JMLR 15). n must be at least 2.
-    """
-    ordered, values = fitness.flatten().sort().values, fitness.contiguous()
-    first_rank = torch.searchsorted(ordered, values)
-    end_rank = torch.searchsorted(ordered, values, right=True)
-    return (first_rank + end_rank - 1).double() / (2 * (fitness.numel() - 1)) - 0.5
 
 
 def evolve(population: Population, recipe: Recipe, x: Tensor, y: Tensor, seed: int) -> None:

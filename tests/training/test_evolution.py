@@ -14,7 +14,7 @@ from esbench.studies.digits_run import train
 from esbench.workload import UnavailableError, trainer
 from impls import Perturbed, SparsePerturbed, perturb
 from impls.training import networks
-from impls.training.evolution import centered_ranks, effective_members, evolve, is_unbiased
+from impls.training.evolution import effective_members, evolve, is_unbiased
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,6 @@ class Scaled(Perturbed):
 def tiny(network: str = "DigitsMLP") -> Recipe:
     """Return a recipe of two steps."""
     return Recipe(network=network, members=4, steps=2, batch=3)
-
-
-def test_utilities_are_centered_ranks() -> None:
-    """Utilities are centered ranks from -1/2 to 1/2, in the fitness's order and shape; ties share a rank."""
-    fitness = torch.tensor([[3.0, -1.0, 100.0], [0.5, 2.0, 0.0]])
-    expected = torch.tensor([[0.3, -0.5, 0.5], [-0.1, 0.1, -0.3]], dtype=torch.float64)
-    torch.testing.assert_close(centered_ranks(fitness), expected)
-    assert torch.equal(centered_ranks(fitness), centered_ranks(1e-3 * fitness - 7))
-    assert centered_ranks(torch.tensor([1.0, 0.0, 1.0, 2.0])).tolist() == pytest.approx([0.0, -0.5, 0.0, 0.5])
-    assert centered_ranks(torch.ones(2, 3)).abs().max() == 0
 
 
 def test_evolution_learns_the_digits() -> None:

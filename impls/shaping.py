@@ -1,0 +1,90 @@
+"""Fitness shaping: utilities for :meth:`Population.update` from the fitness of the members.
+
+Each function takes fitness [members], or [2, members] with antithetic sampling, and returns float64 utilities
+of the same shape whose mean is 0. Members of equal fitness have equal utilities.
+"""
+
+import torch
+from torch import Tensor
+
+
+def centered_ranks(fitness: Tensor) -> Tensor:
+    """Return utilities from -1/2 for the lowest fitness to 1/2 for the highest.
+
+    utility = rank / (n - 1) - 1/2 with ranks 0 to n - 1; equal fitness gets its mean rank. The scale of the
+    fitness does not matter (Wierstra et al. 2014, JMLR 15).
+
+    Raises:
+        ValueError: there are fewer than two numbers, or one is not a number.
+    """
+    first_rank, end_rank = _ranks(fitness)
+    return (first_rank + end_rank - 1).double() / (2 * (fitness.numel() - 1)) - 0.5
+
+
+def z_scores(fitness: Tensor) -> Tensor:
+    """Return (fitness - mean) / standard deviation; zeros if all are equal.
+
+    Raises:
+        ValueError: there are fewer than two numbers, or one is not finite.
+    """
+    _check(fitness, fitness.isfinite(), "finite")
+    differences = fitness.double() - fitness.double().mean()
+    deviation = differences.square().mean().sqrt()
+    return differences / deviation.where(deviation > 0, 1.0)
+
+
+def log_ranks(fitness: Tensor) -> Tensor:
+    """Return utilities that are large for the best members and equal for the worse half.
+
+    utility = max(0, log(n / 2 + 1) - log(i)) / sum - 1 / n for the i-th best of n members: those of natural
+    evolution strategies (Wierstra et al. 2014, JMLR 15), after the weights of CMA-ES.
+
+    Raises:
+        ValueError: there are fewer than two numbers, or one is not a number.
+    """
+    n = fitness.numel()
+    position = torch.arange(n, 0, -1, dtype=torch.float64, device=fitness.device)
+    weights = (torch.tensor(n / 2 + 1).log() - position.log()).clamp(min=0)
+    return _by_rank(fitness, weights / weights.sum())
+
+
+def top_k(fitness: Tensor, k: int) -> Tensor:
+    """Return equal utilities for the best k members, and equal ones for all others: 1 / k - 1 / n and -1 / n.
+
+    Raises:
+        ValueError: k is not from 1 to n - 1, there are fewer than two numbers, or one is not a number.
+    """
+    n = fitness.numel()
+    if not 1 <= k < n:
+        message = f"top_k of {n} numbers takes a k from 1 to {n - 1}, got {k}"
+        raise ValueError(message)
+    weights = torch.zeros(n, dtype=torch.float64, device=fitness.device)
+    weights[n - k :] = 1 / k
+    return _by_rank(fitness, weights)
+
+
+def _by_rank(fitness: Tensor, weights: Tensor) -> Tensor:
+    """Return weights [n] of the ranks from lowest to highest, less their mean; ties share theirs."""
+    first_rank, end_rank = _ranks(fitness)
+    sums = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
+    return (sums[end_rank] - sums[first_rank]) / (end_rank - first_rank) - weights.mean()
+
+
+def _ranks(fitness: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many numbers are lower than each, and how many are lower or equal."""
+    _check(fitness, ~fitness.isnan(), "a number")
+    ordered, values = fitness.flatten().sort().values, fitness.contiguous()
+    return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
+
+
+def _check(fitness: Tensor, is_valid: Tensor, wanted: str) -> None:
+    if fitness.numel() < 2:  # noqa: PLR2004  one has no others to be compared with
+        message = f"utilities need the fitness of at least two members, got shape {list(fitness.shape)}"
+        raise ValueError(message)
+    if not is_valid.all():
+        invalid = fitness.numel() - int(is_valid.sum())
+        message = (
+            f"the fitness of {invalid} of {fitness.numel()} evaluations is not {wanted}: make it finite, for "
+            "example by torch.nan_to_num(fitness, nan=-1e9)"
+        )
+        raise ValueError(message)
