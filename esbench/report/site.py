@@ -105,9 +105,8 @@ def render(
             problems.append(Problem(out / shorten(device) / HISTORY, f"is not written: {error}", lost=False))
     unread = [f"{problem.path.name}: {problem.within}" for problem in problems if problem.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
-    written += render_page(
-        [*selected.pages.values(), *published], out, left_out, cache(partial(digits.trained_with, results))
-    )
+    accuracies = cache(partial(digits.trained_with, results))
+    written.append(render_page([*selected.pages.values(), *published], out, left_out, accuracies))
     studies: tuple[Callable[[], list[Path]], ...] = (
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),

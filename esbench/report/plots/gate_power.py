@@ -15,7 +15,6 @@ def gate_power(
     goals: Mapping[float, float],
     title: str,
     origin: str,
-    width: float = PAGE,
 ) -> Figure:
     """Draw the power of the gate with its 95 % intervals (Clopper and Pearson, 1934).
 
@@ -25,9 +24,8 @@ def gate_power(
         goals: slowdown -> the share of suites that should find it.
         title: the finding.
         origin: the study and its device.
-        width: of the figure, in inches.
     """
-    figure = Figure(width)
+    figure = Figure(PAGE)
     (axes,) = figure.panels(1, 1, 2.7)
     slowdowns = {slowdown for rows in detections.values() for slowdown, _, _ in rows} | set(goals)
     ticks = sorted(100 * slowdown for slowdown in slowdowns)

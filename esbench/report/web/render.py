@@ -28,7 +28,7 @@ def render_page(
     out: Path,
     left_out: Iterable[str] = (),
     trained_with: Callable[[Variant], str] = not_tried,
-) -> list[Path]:
+) -> Path:
     """Write ``<out>/index.html``; without runs it says that there is nothing to show.
 
     The same runs give the same bytes.
@@ -42,7 +42,7 @@ def render_page(
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     path.write_text(page(runs, left_out, trained_with), encoding="utf-8", newline="\n")
-    return [path]
+    return path
 
 
 def page(

@@ -116,7 +116,7 @@ RATE_COLUMNS = (
 )
 _OF_RANKING = (RATE, EVALUATED, RELATIVE_RATE, COST, KEPT, STEP, PEAK_MEMORY)
 _OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
-"""The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`."""
+"""The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`; the interval is between them."""
 
 
 def views(run: Run, operator: str, history: Iterable[Run] = ()) -> Iterator[View]:
@@ -154,13 +154,13 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
     evaluated = ranked.case.members / (ranked.step_ns / _NS_PER_MS) if ranked.step_ns else None
     texts[EVALUATED] = format_number(evaluated) if evaluated else ""
     rate = rate_cell(ranked)
-    half = _half(rate.numbers[0]) if rate and rate.numbers else ""
+    interval = _half(rate.numbers[0]) if rate and rate.numbers else ""
     low, high = ranked.rate_interval or (None, None)
     is_bound = ranked.effective is not None and ranked.effective.is_bound and ranked.rate is not None
     return Row(
         ranked.variant,
         Marks(None if ranked.is_exact else ranked.rate, low, high, evaluated),
-        (*(texts[name] for name in _OF_RANKING), half, *(texts[name] for name in _OF_DETAIL)),
+        (*(texts[name] for name in _OF_RANKING), interval, *(texts[name] for name in _OF_DETAIL)),
         kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
         reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
         remark="; ".join(notes.notes),
@@ -172,18 +172,19 @@ def _measured_view(grid: Grid, case: Case) -> View:
     """Return times with their multiples, or another metric that is a median of samples."""
     base = grid.reference("base")
     plain = "x plain layer" if base is None or base.variant.scheme == "Base" else f"x {base.variant.name}"
-    shown: tuple[str, ...] = (_title(grid),)
+    shown, details = [_title(grid)], ["interval"]
     if grid.metric.endswith(TIMES):
-        shown += (plain, "faster than naive", "faster than dense", "memory (MB)")
+        shown += [plain, "faster than naive", "faster than dense", "memory (MB)"]
+        details.append("roofline bound (ms)")
     elif grid.metric == PEAK:
-        shown += (plain,)
-    columns = (*shown, "interval", *(["roofline bound (ms)"] if grid.metric.endswith(TIMES) else []))
+        shown.append(plain)
     rows = [
         _row(variant, row, partial(_median, grid, variant, case))
         for variant in grid.variants
         if (row := grid.at(variant, case))
     ]
     sorted_rows = _sort_rows(grid.metric, rows)
+    columns = (*shown, *details)
     return View(grid.phase, grid.metric, grid.method, case, columns, len(shown), sorted_rows)
 
 
