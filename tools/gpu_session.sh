@@ -30,7 +30,7 @@ root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 python=${PYTHON:-python3}
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 device=cuda out=${OUT:-gpu-session} limit=590 scale=1 part=''
-grace=20        # seconds that a step may take beyond its own: to start, and to store what it found
+grace=20        # seconds that a step may take beyond its own: to start, and to store its results
 kill_after=10   # seconds between asking a step to end and ending it
 files=8 file_bytes=$((16 * 1024 * 1024))
 tuned=impls/kernels/tuned
@@ -84,7 +84,7 @@ record() { # NAME STATUS SECONDS NOTE
 }
 
 # Pack everything found so far, in pieces below the size limit; results first, so that only logs are cut off.
-# Pieces are written beside those of the last time and then renamed: a full disk or a kill leaves a good archive.
+# New pieces are written to a folder and then moved over the old ones: a full disk or a kill leaves a good archive.
 pack() {
   local pieces piece new=$out/.$name.new
   rm -rf "$work"/pieces/* "$new"
@@ -134,7 +134,7 @@ skip() { record "$1" skipped 0 "$2"; } # NAME REASON
 step() {
   current=$1
   if [[ $stopped ]]; then skip "$current" "$stopped"; return; fi
-  # Its time, scaled, or what is left until the limit; a step is not started in less than half of its time.
+  # The step's time, scaled, or the time left until the limit if that is shorter; below half of its time it is skipped.
   local seconds code took note
   seconds=$(awk -v own="$2" -v scale="$scale" -v left=$((limit - SECONDS - grace - kill_after)) \
     'BEGIN { own *= scale; own = own < 1 ? 1 : own; if (left >= own / 2) printf "%.2f", own < left ? own : left }')
@@ -196,7 +196,7 @@ tuned_table() {
 
 part1() {
   start
-  # Without --budget, with which it could measure nothing and succeed.
+  # Without --budget: with it, a run that measures nothing could succeed.
   step smoke 40 "$python" -m esbench run --device "$device" --results "$results" --suite width \
     --cases "Linear(256, 256)*" --phases sample,forward,update \
     --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)"
