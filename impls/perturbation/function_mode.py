@@ -147,6 +147,10 @@ class UnseenUseError(ValueError):
     """A perturbed parameter is used where the function mode is not active."""
 
 
+class RowsError(ValueError):
+    """An input of a layer has no axis of rows."""
+
+
 class GuardedParameter(nn.Parameter):
     """The class of perturbed parameters while their model runs.
 
@@ -181,7 +185,7 @@ class LayerIndex:
         layers: each layer by the id of its weight.
         names: the layers' names by the ids of weights and biases.
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
-        had_call: whether the model has run with them; its first call is checked by :class:`FirstCallMode`.
+        checked: the shapes of inputs with which the model has run; the first call with new ones is checked.
     """
 
     def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
@@ -197,7 +201,7 @@ class LayerIndex:
         self.parameters = [
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
         ]
-        self.had_call = False
+        self.checked: set[object] = set()
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -320,12 +324,14 @@ class MemberFunctionMode(TorchFunctionMode):
                 f"parameter {layer.name!r} of shape {list(shape)} is used by {resolve_name(func)} without "
                 f"rows: use it with a tensor [{self._rows}, ...], or freeze it with requires_grad_(False)"
             )
-            raise ValueError(message)
+            raise RowsError(message)
         shape = shape[1:] if has_leading_one else shape
-        self._used.add(layer.name)
+        self._note_use(layer, 0)
 
         def apply(part: Tensor, sigma: float) -> Tensor:
-            values = layer.member_values(self._noise[layer.name], sigma)
+            values = self._member_values(layer, sigma)
+            if layer.weight.dim() == 0:  # which does not promote, as a tensor with axes would
+                values = values.to(torch.result_type(x, layer.weight))
             values = values.view(-1, *[1] * (x.dim() - 1 - len(shape) - space), *shape, *[1] * space)
             grouped = part.unflatten(0, (-1, self._members))
             if func is functional.prelu:
@@ -354,10 +360,24 @@ class MemberFunctionMode(TorchFunctionMode):
         if max_norm is not None:
             message = f"layer {layer.name!r}: max_norm changes the weight in every call: leave it out"
             raise ValueError(message)
-        self._used.add(layer.name)
+        self._note_use(layer, 0)
         with self._using_parameters():
-            noise = self._noise[layer.name]
-            return layer.embed(tokens, noise, self._members, self._sigma, antithetic=self._antithetic)
+            return self._look_up(layer, tokens)
+
+    def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
+        noise = self._noise[layer.name]
+        return layer.embed(tokens, noise, self._members, self._sigma, antithetic=self._antithetic)
+
+    def _forward(self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor) -> Tensor:
+        noise = self._noise[layer.name]
+        return layer.forward(operator, x, noise, self._members, self._sigma, antithetic=self._antithetic)
+
+    def _member_values(self, layer: PerturbedLayer, sigma: float) -> Tensor:
+        return layer.member_values(self._noise[layer.name], sigma)
+
+    def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:  # noqa: ARG002  for subclasses
+        """Note that a layer is used, with the axis of its input that has the rows."""
+        self._used.add(layer.name)
 
     def _using_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which perturbed parameters may be used."""
@@ -369,7 +389,7 @@ class MemberFunctionMode(TorchFunctionMode):
                 f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model {self._rows} "
                 "rows: keep the rows in the first axis, or in the second after positions"
             )
-            raise ValueError(message)
+            raise RowsError(message)
 
     def _call_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute functional.linear, with each member's weight if it is perturbed."""
@@ -398,12 +418,11 @@ class MemberFunctionMode(TorchFunctionMode):
         if is_positions_first:
             x = x.transpose(0, 1)
         self._check_rows(layer, x)
-        self._used.add(layer.name)
+        self._note_use(layer, int(is_positions_first))
         if layer.learns_from_rows:
             self.calls.setdefault(layer.name, []).append(LayerCall.of(operator, x))
-        noise = self._noise[layer.name]
         with self._using_parameters():
-            y = layer.forward(operator, x, noise, self._members, self._sigma, antithetic=self._antithetic)
+            y = self._forward(layer, operator, x)
         return y.transpose(0, 1) if is_positions_first else y
 
     def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
@@ -494,11 +513,48 @@ class MemoryGuard(TorchDispatchMode):
                     yield name
 
 
+class RowsAxesMode(MemberFunctionMode):
+    """A function mode that notes which axis of each layer's input has the rows, and perturbs nothing.
+
+    It runs the model on another number of rows: an axis that had the same length by coincidence then has not.
+
+    Attributes:
+        rows_axes: the axes by the layers' names.
+    """
+
+    def __init__(self, index: LayerIndex, rows: int) -> None:
+        super().__init__(index, {}, rows=rows, members=1, sigma=0.0, antithetic=False)
+        self.rows_axes: dict[str, set[int]] = {}
+
+    @override
+    def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:
+        super()._note_use(layer, rows_axis)
+        self.rows_axes.setdefault(layer.name, set()).add(rows_axis)
+
+    @override
+    def _forward(self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor) -> Tensor:
+        y = operator.apply_shared(operator.from_batch(x, 1), layer.split_groups(layer.weight))
+        return operator.to_batch(y, x)
+
+    @override
+    def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, layer.weight)
+
+    @override
+    def _member_values(self, layer: PerturbedLayer, sigma: float) -> Tensor:
+        return layer.weight.unsqueeze(0)
+
+
 class FirstCallMode(MemberFunctionMode):
-    """A function mode with a :class:`MemoryGuard`, which is too slow for every call."""
+    """A function mode with a :class:`MemoryGuard`, which is too slow for every call.
+
+    Attributes:
+        rows_axes: which axes of the layers' inputs were taken for rows, by the layers' names.
+    """
 
     @override
     def __enter__(self) -> Self:
+        self.rows_axes: dict[str, set[int]] = {}
         self._guard = MemoryGuard(self._layers.values())
         self._guard.__enter__()  # type: ignore[no-untyped-call]  # torch has no hints
         return super().__enter__()
@@ -526,7 +582,18 @@ class FirstCallMode(MemberFunctionMode):
                 f"exclude=[{layer.name!r}] to perturb()"
             )
             raise ValueError(message)
+        if getattr(layer.module, "padding_idx", None) is not None:
+            message = (
+                f"the weight of embedding {layer.name!r} is used as a linear layer, but the noise of its "
+                "padding_idx is zero: leave the padding_idx out"
+            )
+            raise ValueError(message)
         return super()._call_layer(layer, arguments)
+
+    @override
+    def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:
+        super()._note_use(layer, rows_axis)
+        self.rows_axes.setdefault(layer.name, set()).add(rows_axis)
 
     @override
     @contextmanager

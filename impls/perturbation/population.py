@@ -39,7 +39,7 @@ from impls.perturbation.noise import (
 )
 from impls.perturbation.prepared import PreparedForward, Signature, Trace, trace
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
-from impls.perturbation.verification import check_rows
+from impls.perturbation.verification import check_rows, check_rows_axes
 from impls.perturbation.wasted_members import warn_of_wasted_members
 
 
@@ -244,9 +244,17 @@ class Population:
         if torch.compiler.is_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
-        mode = MemberFunctionMode if self._index.had_call else FirstCallMode
-        y, context = self._run(mode, noise, args, kwargs)
-        self._index.had_call = True
+        shapes = [
+            x.shape for x in (args if not kwargs else tree_leaves((args, kwargs))) if isinstance(x, Tensor)
+        ]
+        key = self.model.training, *shapes
+        if key in self._index.checked:
+            y, context = self._run(MemberFunctionMode, noise, args, kwargs)
+        else:
+            y, context = self._run(FirstCallMode, noise, args, kwargs)
+            assert isinstance(context, FirstCallMode)  # noqa: S101  the mode that was passed
+            check_rows_axes(self.model, self._index, context.rows_axes, args, kwargs)
+            self._index.checked.add(key)
         return y, ActivationRecord(context.calls, noise)
 
     def _run(

@@ -1,20 +1,97 @@
-"""Check a user's model: the population's rows against a few members that are evaluated by themselves."""
+"""Checks of a user's model: which axes have rows, and rows against members evaluated by themselves."""
 
+import contextlib
 import copy
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from impls.perturbation.function_mode import LayerIndex, RowsAxesMode, RowsError
+
 if TYPE_CHECKING:
     from impls.perturbation.population import Population
 
 CHECKED = 4
 """The most members, and the most repeats of each, that are evaluated."""
+
+OTHER_ROWS = (3, 5, 7)
+"""Numbers of rows with which a model is run to find its axes of rows; another axis may have one of them."""
+
+
+def check_rows_axes(
+    model: nn.Module,
+    index: LayerIndex,
+    rows_axes: Mapping[str, set[int]],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> None:
+    """Check that no other axis was taken for that of the rows because it has the same length.
+
+    The plain model runs on a few of the rows. A model that only works with the number of rows that it got is
+    not checked.
+
+    Args:
+        model: the model. Attributes and buffers that it changes are restored.
+        index: its perturbed layers.
+        rows_axes: the axes of the layers' inputs that were taken for rows.
+        args: the model's arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ValueError: with other numbers of rows a layer's input has them in another axis, or not at all.
+    """
+    rows = next(len(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
+    reason = ""
+    for count in (other for other in OTHER_ROWS if other != rows):
+        mode = RowsAxesMode(index, count)
+        few_args, few_kwargs = tree_map(partial(_select_rows, rows=rows, count=count), (args, kwargs))
+        try:
+            with _restoring(model), mode:
+                model(*few_args, **few_kwargs)
+        except RowsError as error:
+            reason = str(error)
+            continue
+        except Exception:  # noqa: BLE001  the model may need the number of rows that it got
+            return
+        different = [name for name, axes in mode.rows_axes.items() if axes != rows_axes.get(name, axes)]
+        if not different:
+            return
+        reason = f"layer {different[0]!r} has rows in another axis"
+    message = (
+        f"an axis without rows is as long as the {rows} rows by coincidence, and was taken for them (with "
+        f"{count} rows: {reason}): use another number of repeats or members"
+    )
+    raise ValueError(message)
+
+
+def _select_rows(value: object, *, rows: int, count: int) -> object:
+    """Return ``count`` rows of a tensor with rows, repeated if it has fewer; other values as they are."""
+    if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+        return value
+    return value[torch.arange(count, device=value.device) % rows]
+
+
+@contextlib.contextmanager
+def _restoring(model: nn.Module) -> Iterator[None]:
+    """Restore what a forward changes: attributes, buffers and torch's global random generators."""
+    attributes = [(vars(module), {**vars(module)}) for module in model.modules()]
+    attributes += [(module._buffers, {**module._buffers}) for module in model.modules()]  # noqa: SLF001  in place
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping[str, object]) -> None:

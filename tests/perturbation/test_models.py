@@ -186,11 +186,11 @@ class Positions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(5, 4)
+        self.table = nn.Embedding(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add a vector to each position."""
-        return x + self.table(torch.arange(5))
+        return x + self.table(torch.arange(x.shape[1]))
 
 
 class Doubled(nn.Module):
@@ -233,3 +233,101 @@ def test_a_tied_table_with_padding_is_refused() -> None:
     model.embedding.padding_idx = 0
     with pytest.raises(ValueError, match="share a weight, and one has a padding_idx"):
         impls.perturb(model, impls.Perturbed(), members=MEMBERS, sigma=0.3)
+
+
+class SequenceFirst(nn.TransformerEncoderLayer):
+    """Attention between positions in the first axis."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2, 8)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one argument
+        """Encode [rows, positions, features]."""
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Counted(nn.Linear):
+    """A layer that counts its calls in a buffer and in an attribute, and draws random numbers."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Count, and add the same random number to all outputs."""
+        self.calls += 1
+        self.get_buffer("count").add_(1)
+        return super().forward(x) + torch.rand(())
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+def test_an_axis_as_long_as_the_rows_is_not_taken_for_them(rows: int) -> None:
+    """The first call with new shapes also runs the model with other numbers of rows."""
+    for make, x in (
+        (Positions, normal(rows, rows, 4)),
+        (SequenceFirst, normal(rows, rows, 4)),
+        (lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3)), normal(rows, 2, rows, 4)),
+    ):
+        population = impls.perturb(
+            fill(make().double().eval()), impls.Perturbed(), members=rows, sigma=0.1, warn=False
+        )
+        noise = population.sample(0)
+        if make is SequenceFirst:
+            shorter = x[:, :-1]
+            check_members(population, noise, shorter)
+        with pytest.raises(ValueError, match=f"as long as the {rows} rows by coincidence"):
+            population(x, noise=noise)
+
+
+def check_members(population: impls.Population, noise: impls.PopulationNoise, x: Tensor) -> None:
+    """Check the row of each member, of which there is one, against its own model."""
+    y = population(x, noise=noise)
+    for member in range(population.members):
+        alone = copy.deepcopy(population.model)
+        alone.load_state_dict(population.member(noise, member), strict=False)
+        torch.testing.assert_close(y[member], alone(x[member : member + 1])[0], rtol=1e-12, atol=1e-12)
+
+
+def test_the_run_with_other_rows_leaves_no_traces() -> None:
+    """Attributes, buffers and the global random generator are as after one call."""
+    model = fill(Counted().double())
+    assert isinstance(model, Counted)
+    population = impls.perturb(model, impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False)
+    torch.manual_seed(3)
+    population(normal(ROWS, 4), noise=population.sample(0))
+    assert (model.calls, model.get_buffer("count").item()) == (1, 1)
+    after = torch.rand(())
+    torch.manual_seed(3)
+    torch.rand(())
+    assert torch.rand(()) == after
+
+
+def test_a_linear_head_on_a_table_with_padding_is_refused() -> None:
+    """The head would perturb the vector of padding, which the table does not."""
+
+    class Head(nn.Embedding):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return nn.functional.linear(super().forward(tokens), self.weight)
+
+    population = impls.perturb(
+        Head(TOKENS, 4, padding_idx=3), impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False
+    )
+    with pytest.raises(ValueError, match="leave the padding_idx out"):
+        population(tokens(), noise=population.sample(0))
+
+
+def test_a_scalar_parameter_does_not_change_the_dtype_of_rows() -> None:
+    """As in torch, where only tensors with axes do."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    population = impls.perturb(Scaled(), impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False)
+    assert population(normal(ROWS, 4).bfloat16(), noise=population.sample(0)).dtype == torch.bfloat16
