@@ -257,6 +257,8 @@ class MemberFunctionMode(TorchFunctionMode):
         if read is not None:
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
+            if layer is not None and layer.is_own_parameter and func is functional.layer_norm:
+                return self._normalize_own(*args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
             if layer is not None:
                 return self._call_layer(layer, read(*args, **kwargs))
         decomposition = DECOMPOSITIONS.get(func)
@@ -279,8 +281,14 @@ class MemberFunctionMode(TorchFunctionMode):
         """
         if len(self._used) == len(self._layers):
             return
-        names = (layer.name for layer in self._layers.values())
-        unused = [name for name in names if name not in self._used and name not in optional]
+        unused_layers = (
+            layer
+            for layer in self._layers.values()
+            if layer.name not in self._used and layer.name not in optional
+        )
+        # Of a module with several weights, the name of the module.
+        names = (layer.name if layer.is_own_parameter else layer.module_name for layer in unused_layers)
+        unused = list(dict.fromkeys(names))
         if not unused:
             return
         if not self._used:
@@ -345,6 +353,23 @@ class MemberFunctionMode(TorchFunctionMode):
                 return apply(x, self._sigma)
             half = len(x) // 2
             return torch.cat([apply(x[:half], self._sigma), apply(x[half:], -self._sigma)])
+
+    def _normalize_own(
+        self,
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Tensor,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Compute layer_norm with a module's own scale and shift."""
+        y = functional.layer_norm(x, shape, eps=eps)
+        for func, parameter in ((torch.mul, weight), (torch.add, bias)):
+            if parameter is None:
+                continue
+            layer = self._layers.get(id(parameter))
+            y = self._apply_elementwise(func, layer, (y, parameter), {}) if layer else func(y, parameter)
+        return y
 
     def _embed(
         self,
@@ -573,6 +598,13 @@ class FirstCallMode(MemberFunctionMode):
     @override
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, axes = arguments.operator, arguments.x.dim()
+        if layer.is_own_parameter and not isinstance(operator, ChannelAffine):
+            message = (
+                f"parameter {layer.name!r} of a {type(layer.module).__name__} is used as the weight of "
+                f"{operator}: use torch's module for it, such as nn.Linear, or pass "
+                f"exclude=[{layer.name!r}] to perturb()"
+            )
+            raise ValueError(message)
         has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
         is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
         if has_no_rows or is_reversed or operator.groups != layer.groups:

@@ -5,13 +5,14 @@ Sigma, the bias and its noise, and the antithetic halves are handled here, once 
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
@@ -258,6 +259,11 @@ class PerturbedLayer:
             raise ValueError(message)
 
     @property
+    def module_name(self) -> str:
+        """The name of its module in the model."""
+        return self.weight_path.removesuffix(self.weight_name).removesuffix(".")
+
+    @property
     def weight_path(self) -> str:
         """The weight's name in the model."""
         return self.name if self.weight_name != "weight" else f"{self.name}.weight".removeprefix(".")
@@ -472,13 +478,13 @@ class PerturbedLayer:
             parameter.grad += gradient
 
 
-def matching_modules(model: nn.Module, option: str, patterns: Iterable[str]) -> set[str]:
-    """Return the names of modules that match a glob pattern, and of all modules inside them.
+def matching_names(model: nn.Module, option: str, patterns: Iterable[str]) -> set[str]:
+    """Return the names of modules and parameters that match a glob pattern, and of all modules inside them.
 
     Args:
         model: the model. Its own name, an empty string, matches only itself.
         option: the option of :func:`~impls.perturbation.population.perturb` that has the patterns.
-        patterns: glob patterns of module names.
+        patterns: glob patterns of the names of modules and parameters.
 
     Raises:
         UnsupportedError: the patterns are a single string, or one matches nothing.
@@ -486,12 +492,12 @@ def matching_modules(model: nn.Module, option: str, patterns: Iterable[str]) -> 
     if isinstance(patterns, str):
         message = f"{option} must be a list of patterns, got {patterns!r}: pass [{patterns!r}]"
         raise UnsupportedError(message)
-    named = dict(model.named_modules())
+    named = [*dict(model.named_modules()), *dict(model.named_parameters(remove_duplicate=False))]
     matching: set[str] = set()
     for pattern in patterns:
         matches = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
         if not matches:
-            message = f"{option}={pattern!r} matches no module: {_suggest(pattern, named)}"
+            message = f"{option}={pattern!r} matches no module and no parameter: {_suggest(pattern, named)}"
             raise UnsupportedError(message)
         matching.update(matches)
     inside = tuple(f"{name}." for name in matching if name)
@@ -503,12 +509,13 @@ def trainable_modules(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.
 
     Args:
         model: the model.
-        exclude: glob patterns of module names; modules inside a match are excluded too.
+        exclude: glob patterns of module names; modules inside a match are excluded too. Patterns may also
+            match a module's own parameters, whose module is not excluded.
 
     Raises:
         UnsupportedError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
     """
-    named, excluded = dict(model.named_modules()), matching_modules(model, "exclude", exclude)
+    named, excluded = dict(model.named_modules()), matching_names(model, "exclude", exclude)
     modules = {
         name: module
         for name, module in named.items()
@@ -522,6 +529,13 @@ def trainable_modules(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.
                 message = (
                     f"{name} is excluded, but {owners[id(parameter)]} has the same parameter: "
                     "exclude both or neither"
+                )
+                raise UnsupportedError(message)
+    for name, module in modules.items():
+        for parameter, _ in module.named_parameters(name, recurse=False):
+            if parameter in excluded and isinstance(module, SUPPORTED):
+                message = (
+                    f"exclude={parameter!r} is a parameter of a {type(module).__name__}: exclude {name!r}"
                 )
                 raise UnsupportedError(message)
     unsupported = {
@@ -582,6 +596,8 @@ def _unsupported_reason(module: nn.Module) -> str:
     parameters = dict(module.named_parameters(recurse=False))
     if any(isinstance(parameter, nn.UninitializedParameter) for parameter in parameters.values()):
         return f"{name}, not initialized: run the model once"
+    if is_parametrized(module):
+        return f"{name}, whose weight is computed from other parameters"
     if option := _unsupported_option(module):
         return f"{name} with {option}"
     names = _parameter_names(module)
@@ -636,11 +652,12 @@ def _suggest(pattern: str, names: Iterable[str]) -> str:
 
 
 def perturbed_layers(
-    modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme]
+    modules: Mapping[str, nn.Module], patterns: Mapping[str, AnyScheme], excluded: Container[str] = ()
 ) -> list[PerturbedLayer]:
     """Pair each module with the scheme of the first glob pattern that matches its name.
 
-    Modules that share weight and bias make one layer with the name of the first.
+    Modules that share weight and bias make one layer with the name of the first. ``excluded`` are names of
+    modules' own parameters that are left out.
 
     Raises:
         UnsupportedError: no pattern matches a module's name, or a pattern matches none.
@@ -650,12 +667,14 @@ def perturbed_layers(
     for name, module in modules.items():
         pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
         if pattern is None and not isinstance(module, NORMALIZATIONS):
-            unmatched.append(name)
+            unmatched.append(name or "the model itself")
             continue
         used.add(pattern)
         # A normalization has noise without a scheme, so any scheme serves where no pattern matches it.
         scheme = next(iter(patterns.values())) if pattern is None else patterns[pattern]
         for layer in PerturbedLayer.all_of(name, module, scheme):
+            if layer.weight_path in excluded:
+                continue
             first = layers.setdefault(id(layer.weight), layer)
             if first is not layer and hasattr(first.module, "padding_idx") != hasattr(module, "padding_idx"):
                 padding = (getattr(m, "padding_idx", None) for m in (first.module, module))

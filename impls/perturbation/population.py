@@ -25,7 +25,7 @@ from impls.perturbation.layer import (
     LayerNoise,
     PerturbedLayer,
     check_memory,
-    matching_modules,
+    matching_names,
     perturbed_layers,
     trainable_modules,
 )
@@ -521,9 +521,10 @@ def perturb(  # noqa: PLR0913  each is an independent option
         sigma: scale of the noise, above 0.
         antithetic: evaluate each member with its noise and with its negative.
         seed: seed of all noise; no global generator is used.
-        exclude: glob patterns of modules that are not perturbed, nor any module inside them.
-        optional: glob patterns of modules that a forward may leave out. If it leaves out another perturbed
-            layer, it raises an error.
+        exclude: glob patterns of modules that are not perturbed, nor any module inside them, and of modules'
+            own parameters.
+        optional: glob patterns of modules or parameters that a forward may leave out. If it leaves out
+            another perturbed layer, it raises an error.
         stream: source of the noise: ``block`` (torch's generators) or ``philox`` (counter-based, with the
             same bits in kernels and for any split of the population). By default ``philox`` if a scheme draws
             its noise inside a kernel, else ``block``.
@@ -541,7 +542,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
     patterns = _schemes_by_pattern(scheme)
     stream = _select_stream(patterns.values(), stream)
     modules = trainable_modules(model, exclude)
-    layers = perturbed_layers(modules, patterns)
+    layers = perturbed_layers(modules, patterns, matching_names(model, "exclude", exclude))
+    left_out = matching_names(model, "optional", optional)
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
         raise UnsupportedError(message)
@@ -566,7 +568,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
         antithetic=antithetic,
         seed=seed,
         stream=STREAMS[stream],
-        optional=frozenset(matching_modules(model, "optional", optional)),
+        optional=frozenset(
+            layer.name for layer in layers if not left_out.isdisjoint({layer.module_name, layer.weight_path})
+        ),
     )
 
 

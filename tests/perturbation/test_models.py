@@ -331,3 +331,41 @@ def test_a_scalar_parameter_does_not_change_the_dtype_of_rows() -> None:
 
     population = impls.perturb(Scaled(), impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False)
     assert population(normal(ROWS, 4).bfloat16(), noise=population.sample(0)).dtype == torch.bfloat16
+
+
+class OwnNorm(nn.Module):
+    """A normalization with its own scale and shift, after a layer, and a scale that may be left out."""
+
+    def __init__(self, *, uses_gain: bool = True) -> None:
+        super().__init__()
+        self.layer, self.uses_gain = nn.LSTM(4, 4, batch_first=True), uses_gain
+        self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [rows, positions, features]."""
+        y = nn.functional.layer_norm(x, (4,), self.weight, self.bias)
+        return y * self.gain if self.uses_gain else y
+
+
+def test_names_in_messages_can_be_excluded_or_optional() -> None:
+    """A module's own parameters have names; the layers of a recurrent module are optional with it."""
+    x = normal(MEMBERS, 5, 4)
+
+    def population_of(model: nn.Module, **options: Any) -> impls.Population:
+        return impls.perturb(
+            fill(model), impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False, **options
+        )
+
+    population = population_of(OwnNorm(uses_gain=False))
+    with pytest.raises(ValueError, match="did not use the perturbed layers gain, layer: call"):
+        population(x, noise=population.sample(0))
+    for options in ({"optional": ["layer", "gain"]}, {"exclude": ["layer", "ga*"]}):
+        population = population_of(OwnNorm(uses_gain=False), **options)
+        check_members(population, population.sample(0), x)
+    population = population_of(OwnNorm(), exclude=["gain"], optional=["layer.weight_*"])
+    assert [layer.name for layer in population.layers if layer.is_own_parameter] == ["", "bias"]
+    with pytest.raises(
+        ValueError, match=r"exclude='layer.weight_ih_l0' is a parameter of a LSTM: exclude 'layer'"
+    ):
+        population_of(OwnNorm(), exclude=["layer.weight_ih_l0"])
