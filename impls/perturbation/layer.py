@@ -596,8 +596,6 @@ def _unsupported_reason(module: nn.Module) -> str:
     parameters = dict(module.named_parameters(recurse=False))
     if any(isinstance(parameter, nn.UninitializedParameter) for parameter in parameters.values()):
         return f"{name}, not initialized: run the model once"
-    if is_parametrized(module):
-        return f"{name}, whose weight is computed from other parameters"
     if option := _unsupported_option(module):
         return f"{name} with {option}"
     names = _parameter_names(module)
@@ -613,7 +611,9 @@ def _unsupported_reason(module: nn.Module) -> str:
 
 def _unsupported_option(module: nn.Module) -> str:
     """Return an option of a layer of torch with which it cannot be perturbed, or ``""``."""
-    if isinstance(module, nn.Embedding):
+    if is_parametrized(module):
+        options = {"a weight that is computed from other parameters": True}
+    elif isinstance(module, nn.Embedding):
         options = {
             "max_norm": module.max_norm is not None,
             "sparse": module.sparse,
