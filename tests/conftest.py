@@ -27,3 +27,9 @@ def own_plugins() -> Iterator[None]:
 def lasting_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep objects frozen between runs, because collecting garbage is slow with this heap."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def unbroken_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not break messages on stderr into lines, as paths of tests have any length."""
+    monkeypatch.setattr("esbench.text.COLUMNS", 10_000)

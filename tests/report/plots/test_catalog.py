@@ -11,7 +11,6 @@ import pytest
 from esbench.cli import main
 from esbench.errors import UserError
 from esbench.report.plots.catalog import PLOTS, PlotRequest, standard_figures
-from esbench.text import one_line
 from tests import synthetic
 from tests.report.history_cases import stored
 from tests.report.plots.figures import draw, multiplied
@@ -111,8 +110,8 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
         assert plot(f"multipliers {arguments} --out {out}") == 0
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert f"{out}: " in one_line(captured.err)
-        assert message in one_line(captured.err)
+        assert f"{out}: " in captured.err
+        assert message in captured.err
         assert begins in out.read_bytes()[:600]
 
 
