@@ -112,7 +112,9 @@ class PopulationWorkload(Workload):
     @override
     def confirm(self, phase: Phase) -> None:
         count, eps = self._case.members, inputs.eps_of(self._case)
-        if phase == "forward":
+        if phase == "sample":
+            checks.check_timed_moments(self._population)
+        elif phase == "forward":
             inputs.refill(self._case, self._x.items)
             self._x.restart()
             members = reference.random_members(count)  # drawn after the call
