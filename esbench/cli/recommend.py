@@ -358,7 +358,7 @@ def _print(
     studies of training.
     """
     from esbench.report.captions import layer_and_members
-    from esbench.report.tables.recommendation import answer, details, figures, without_numbers
+    from esbench.report.tables.recommendation import answer, details, figures, reasons_without_rate
     from esbench.studies.digits import trained_with
 
     for case, recommendation in recommendations.items():
@@ -375,7 +375,7 @@ def _print(
     if run:
         for case in target.cases:
             if case not in recommendations or not recommendations[case].ranked:
-                typer.echo(printable(f"{layer_and_members(case)}: {without_numbers(run, case)}"))
+                typer.echo(printable(f"{layer_and_members(case)}: {reasons_without_rate(run, case)}"))
     if recommendations and not tables:
         trained = partial(trained_with, results)
         typer.echo(printable(f"\n{figures(recommendations.values(), trained)}"))

@@ -100,8 +100,8 @@ def _check_committed(results: Path) -> None:
     """
     if uncommitted := git(results, "ls-files", "--others").splitlines():
         raise UserError(
-            f"--publish renders committed runs, and {results} also holds {first_names(uncommitted)}: "
-            "add them with `git add --force`, or move them out of the folder"
+            f"--publish renders files that git tracks, but {results} also holds {first_names(uncommitted)}: "
+            "add and commit them (`git add --force`), or move them out of the folder"
         )
 
 

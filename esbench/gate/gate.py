@@ -57,10 +57,10 @@ SetUp = Mapping[Arm, Open | Control]
 
 
 class VisitPlan(NamedTuple):
-    """Launches of one visit: ``warm`` ones fill the caches and are not timed, ``timed`` ones follow."""
+    """Launches of one visit: ``before`` ones fill the caches and are not timed, ``launches`` follow."""
 
-    warm: int
-    timed: int
+    before: int
+    launches: int
 
 
 FAST_CALLS, SLOW_CALLS = VisitPlan(2, 3), VisitPlan(1, 2)
@@ -224,22 +224,26 @@ class Gate:
         round_factor: int,
         rng: random.Random,
     ) -> Timed:
-        """Set a cell up in both arms, and time it; the rounds take about ``round_factor * cell_s`` s."""
+        """Set a cell up in both arms, and time it.
+
+        The rounds take about ``round_factor * cell_s`` seconds, and are between ``round_factor`` times
+        MIN_ROUNDS and MAX_ROUNDS.
+        """
         slowest_ns = max(workers[arm].ask(set_up[arm], Opened).launch_ns for arm in ARMS)
 
         def rounds_in_time(plan: VisitPlan) -> int:
             """Return how many rounds of four visits take ``cell_s`` seconds."""
-            return int(self.cell_s * 1e9 / (4 * (plan.warm + plan.timed) * slowest_ns))
+            return int(self.cell_s * 1e9 / (4 * (plan.before + plan.launches) * slowest_ns))
 
         plan = FAST_CALLS if rounds_in_time(FAST_CALLS) >= MIN_ROUNDS else SLOW_CALLS
         rounds = round_factor * min(max(rounds_in_time(plan), MIN_ROUNDS), MAX_ROUNDS)
-        visit = Visit(launches=plan.timed, before=plan.warm)
+        visit = Visit(launches=plan.launches, before=plan.before)
         visits: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in ARMS}
         first_arms = []
         for _ in range(rounds):
             first, second = rng.choice((ARMS, ARMS[::-1]))
             first_arms.append(first)
-            for arm in (first, second, second, first):
+            for arm in (first, second, second, first):  # a steady drift cancels
                 visits[arm].append(workers[arm].ask(visit, Visited).samples)
         return Timed(name, tuple(first_arms), tuple(visits["base"]), tuple(visits["head"]))
 

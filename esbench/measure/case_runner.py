@@ -296,7 +296,7 @@ class CaseRunner:
                 interleave(list(calls.values()), rng)
             rounds_s += seconds() - rounds_start_s
             for prepared in [*calls]:  # popped, so that all graphs are freed before memory is measured
-                rows[prepared] += self._time_rows(prepared, phase, clock, calls.pop(prepared))
+                rows[prepared] += self._rows_of_call(prepared, phase, clock, calls.pop(prepared))
         stored = [row for prepared in variants for row in self._add_readings(prepared, phase, rows[prepared])]
         if (ratio := self._base_slowdown()) > 1:
             slower = f"base took {ratio:.3g}x as long after these rounds as after its set-up"
@@ -485,14 +485,23 @@ class CaseRunner:
         self._group.torch_state.check()
         return self.context.instruments.conditions()
 
-    def _time_rows(
+    def _rows_of_call(
         self, prepared: PreparedVariant, phase: Phase, clock: Clock, call: TimedCall
     ) -> Sequence[Row]:
-        """Return a row for each metric of a timed call, or the reason if the call or its work is wrong."""
+        """Return a row for each metric of a timed call, or one with the reason why it has none.
+
+        The call may have failed, or what its variant declares (work, labels) cannot be stored.
+        """
         if call.failure:
             return [self.context.skipped_row(self.case, prepared.entry, phase, call.failure, clock.method)]
-        read = partial(self._metric_rows, prepared, phase, clock, call)
-        rows = self._attempt(prepared.entry, phase, "memory", lambda: storable(read()), is_timed=True)
+        # "memory" is the activity to which the run charges this time.
+        rows = self._attempt(
+            prepared.entry,
+            phase,
+            "memory",
+            lambda: storable(self._metric_rows(prepared, phase, clock, call)),
+            is_timed=True,
+        )
         return [rows] if isinstance(rows, Skipped) else rows
 
     def _metric_rows(
@@ -660,7 +669,7 @@ def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase,
     for phase, reason in reasons.items():
         if not isinstance(reason, str):
             raise TypeError(
-                f"unavailable[{phase!r}] is of type {type(reason).__name__}: it must be a reason, a str"
+                f"unavailable[{phase!r}] is of type {type(reason).__name__}: give the reason as a str"
             )
     return {phase: message_line(reason) for phase, reason in reasons.items()}
 

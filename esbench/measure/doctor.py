@@ -46,7 +46,7 @@ def diagnose() -> list[Finding]:
         _finding("quiet machine", _check_load),
         _finding("fixed CPU clock", _check_clock),
         _finding("memory of a call on the CPU", _check_memory),
-        _finding("memory limit of a CPU run", _check_limit),
+        _finding("memory limit of a CPU run", _check_memory_limit),
         _finding("CPU to one run", partial(_check_lock, "cpu")),
         *_gpu(),
         _finding("fused kernels", _check_triton),
@@ -99,8 +99,11 @@ def _check_memory() -> str:
     return "torch's allocator counts to the byte"
 
 
-def _check_limit() -> str:
-    _require(memory.can_limit(), "this system has none: a case that does not fit may end the run")
+def _check_memory_limit() -> str:
+    _require(
+        memory.can_limit(),
+        "this system cannot limit the memory of a case: one that does not fit may end the run",
+    )
     room_gib = (memory.available_bytes() - memory.RESERVE_BYTES) / 1024**3
     return f"a case may use {room_gib:.1f} GiB; a larger one is stored as out of memory"
 

@@ -121,7 +121,7 @@ def _call_factory(name: str) -> tuple[nn.Module, Tensor | None]:
         case (nn.Module() as model, Tensor() as rows):
             if rows.dim() and len(rows):
                 return model, rows
-            raise UserError(f"the example has no rows: {RETURN_ADVICE}")
+            raise UserError(f"the tensor that the factory returned has no rows: {RETURN_ADVICE}")
     raise UserError(f"the factory returned {type(result).__name__}: return an nn.Module, or {RETURN_ADVICE}")
 
 

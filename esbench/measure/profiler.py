@@ -265,6 +265,7 @@ def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float
     }
     if lost := len(launches - {record.correlation for record in work}):
         raise ProfileError(
-            f"torch's profiler lost records: {lost} of {len(launches)} launches have no work on the device"
+            f"torch's profiler lost records: for {lost} of {len(launches)} launches it recorded no work on "
+            "the device: measure again"
         )
     return work

@@ -144,7 +144,10 @@ class Page:
             if ", forward:" in table_section.title
         ]
         if not sections:
-            raise ReadmeError(f"{file} and {', '.join(published_files)} have no shape in common")
+            raise ReadmeError(
+                f"{file} and {', '.join(published_files)} have no variant and shape in common with times of "
+                "the forward"
+            )
         names = " / ".join(map(captions.device, (run, *published)))
         parts = []
         for table_section in sections:

@@ -49,11 +49,12 @@ class PopulationWorkload(Workload):
         )
         self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
         sides = 2 if case.antithetic else 1
+        # The rows use the seeds seed + 1 and seed + 2.
         self._utilities = inputs.RotatingBuffers(
             inputs.normal(sides * case.members, device=device, dtype=torch.float32, seed=seed + 3)
         )
         self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
-        # On the device where the stream can read it there, so that a replay of a captured call advances it.
+        # A tensor on the GPU if the stream can read it there: each replay of a captured step advances it.
         counts_on_device = scheme.stream == "philox" and self._x.items[0].is_cuda
         self._step_number: int | Tensor = (
             torch.zeros((), dtype=torch.int64, device=device) if counts_on_device else 0

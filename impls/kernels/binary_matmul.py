@@ -242,7 +242,8 @@ def _launch(
     outputs = weights.shape[2]
     if weights.shape[:2] != (members, depth) or not x.dtype == weights.dtype == torch.int64:
         raise ValueError(
-            "a product of packed bits takes int64 words, x [m, p, K] and weights [m, K, o], got "
+            "a product of packed bits takes int64 words, x [members, rows, words] and weights "
+            "[members, words, outputs], got "
             f"{x.dtype} {list(x.shape)} and {weights.dtype} {list(weights.shape)}"
         )
     out = torch.empty(members, rows, outputs, device=x.device, dtype=dtype)

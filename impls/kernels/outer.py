@@ -139,8 +139,8 @@ def weighted_outer(
     inputs = right.shape[1]
     if len(right) != count or (count % members if members else count):
         raise ValueError(
-            f"left and right must have the same number of rows, a multiple of {members} members, got {count} "
-            f"and {len(right)}"
+            f"left and right must have the same number of rows, a multiple of the {members} members, got "
+            f"{count} and {len(right)}"
         )
     if dtype not in DOT_DTYPES or not {left.dtype, right.dtype} <= {torch.int8, dtype}:
         raise ValueError(

@@ -105,11 +105,14 @@ def seed_of(key0, key1):
 
 
 @triton.jit
-def _select_value(calls, lane: tl.constexpr, shift):
-    """Return value ``lane + shift`` of the eight values of two calls; ``shift`` is from 0 to 3."""
-    value = calls[lane]
+def _select_value(values, lane: tl.constexpr, shift):
+    """Return ``values[lane + shift]`` of the eight values of two calls.
+
+    ``shift`` is a tensor with entries 0 to 3. Triton cannot index a tuple by a tensor.
+    """
+    value = values[lane]
     for distance in tl.static_range(1, 4):
-        value = tl.where(shift == distance, calls[lane + distance], value)
+        value = tl.where(shift == distance, values[lane + distance], value)
     return value
 
 
@@ -125,13 +128,13 @@ def five_words(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
     r4 = r0
     if not ALIGNED:
         r4, r5, r6, r7 = tl.philox(seed, call + 1, member, layer, draw)
-        calls = (r0, r1, r2, r3, r4, r5, r6, r7)
+        values = (r0, r1, r2, r3, r4, r5, r6, r7)
         shift = first % 4
-        r0 = _select_value(calls, 0, shift)
-        r1 = _select_value(calls, 1, shift)
-        r2 = _select_value(calls, 2, shift)
-        r3 = _select_value(calls, 3, shift)
-        r4 = _select_value(calls, 4, shift)
+        r0 = _select_value(values, 0, shift)
+        r1 = _select_value(values, 1, shift)
+        r2 = _select_value(values, 2, shift)
+        r3 = _select_value(values, 3, shift)
+        r4 = _select_value(values, 4, shift)
     return r0, r1, r2, r3, r4
 
 
@@ -200,12 +203,12 @@ def four_normals(seed, first, member, layer, draw, ALIGNED: tl.constexpr):
         r0, r1, r2, r3 = tl.philox(seed, call + 1, member, layer, draw)
         n4, n5 = box_muller(r0, r1)
         n6, n7 = box_muller(r2, r3)
-        calls = (n0, n1, n2, n3, n4, n5, n6, n7)
+        values = (n0, n1, n2, n3, n4, n5, n6, n7)
         shift = first % 4
-        n0 = _select_value(calls, 0, shift)
-        n1 = _select_value(calls, 1, shift)
-        n2 = _select_value(calls, 2, shift)
-        n3 = _select_value(calls, 3, shift)
+        n0 = _select_value(values, 0, shift)
+        n1 = _select_value(values, 1, shift)
+        n2 = _select_value(values, 2, shift)
+        n3 = _select_value(values, 3, shift)
     return n0, n1, n2, n3
 
 
@@ -254,14 +257,15 @@ def unpack_signs(words):
 
 @triton.jit
 def draw_values(seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return the float32 values [..., width n] of calls that begin at ``first`` [..., n].
+    """Return the float32 values [..., width * n] of n Philox calls.
 
-    A call has ``width`` values: four normals, or with SIGN 128 signs.
+    ``first`` [..., n] is the index of each call's first value. A call has ``width`` values: four normals, or
+    with SIGN 128 signs. With ALIGNED, ``first`` are multiples of ``width``.
     """
     if SIGN:
         r0, r1, r2, r3 = four_sign_words(seed, first, member, layer, draw, ALIGNED)
         words = interleave(r0, r1, r2, r3)
-        return unpack_signs(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  the same
+        return unpack_signs(words).reshape(words.shape[:-1] + (32 * words.shape[-1],))  # noqa: RUF005  Triton has no star expressions
     else:  # noqa: RET505  Triton needs both branches
         n0, n1, n2, n3 = four_normals(seed, first, member, layer, draw, ALIGNED)
         return interleave(n0, n1, n2, n3)

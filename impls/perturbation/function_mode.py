@@ -411,8 +411,8 @@ class MemberFunctionMode(TorchFunctionMode):
     def _check_rows(self, layer: PerturbedLayer, x: Tensor) -> None:
         if x.shape[0] != self._rows:
             message = (
-                f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model {self._rows} "
-                "rows: keep the rows in the first axis, or in the second after positions"
+                f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model got {self._rows} "
+                "rows: keep the rows in the first axis, or in the second if positions are in the first"
             )
             raise RowsError(message)
 
@@ -609,15 +609,15 @@ class FirstCallMode(MemberFunctionMode):
         is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
         if has_no_rows or is_reversed or operator.groups != layer.groups:
             message = (
-                f"the weight of layer {layer.name!r} is used by {operator} on an input of {axes} axes, "
-                "unlike in the layer: call the layer on all rows, or pass "
+                f"layer {layer.name!r} itself does not use its weight as this call does ({operator} on an "
+                f"input of {axes} axes): call the layer itself, on all rows, or pass "
                 f"exclude=[{layer.name!r}] to perturb()"
             )
             raise ValueError(message)
         if getattr(layer.module, "padding_idx", None) is not None:
             message = (
-                f"the weight of embedding {layer.name!r} is used as a linear layer, but the noise of its "
-                "padding_idx is zero: leave the padding_idx out"
+                f"the weight of embedding {layer.name!r} is also used as a linear layer, but its row "
+                "padding_idx has no noise: create the embedding without padding_idx"
             )
             raise ValueError(message)
         return super()._call_layer(layer, arguments)

@@ -86,7 +86,7 @@ class AbstractScheme(ABC, Generic[N]):
 
     @abstractmethod
     def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
-        """Return the sum over members of utilities[m] * E_m, [g, o, i, *taps].
+        """Return the sum over members m of utilities[m] * E_m, in the shape of the weight, [g, o, i, *taps].
 
         Args:
             noise: noise of the members.

@@ -105,28 +105,29 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
     """
     noise = population.sample(secrets.randbelow(2**31))
     outputs, members = tree_leaves(population(*args, noise=noise, **kwargs)), population.members
-    rows = next(len(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
-    has_rows = [isinstance(y, Tensor) and y.shape[:1] == (rows,) for y in outputs]
+    row_count = next(len(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
+    has_rows = [isinstance(y, Tensor) and y.shape[:1] == (row_count,) for y in outputs]
     if not any(has_rows):
         returned = ", ".join(
             f"shape {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__ for y in outputs
         )
         message = (
-            f"verify compares rows, but the model returned {returned}: return a tensor [{rows}, ...] for "
-            f"{rows} rows"
+            f"verify compares rows, but the model returned {returned}: return a tensor [{row_count}, ...] "
+            f"for {row_count} rows"
         )
         raise ValueError(message)
 
-    def run(model: nn.Module, row: int, dtype: torch.dtype | None) -> Tensor:
-        """Return the outputs of a row alone as one vector."""
+    def row_outputs(model: nn.Module, row: int, dtype: torch.dtype | None) -> Tensor:
+        """Return a model's outputs for one row, evaluated alone, as one vector."""
 
-        def select(value: object) -> object:
+        def keep_row(value: object) -> object:
             if not isinstance(value, Tensor):
                 return value
-            value = value[row : row + 1] if value.shape[:1] == (rows,) else value
+            # Arguments whose first axis is not the rows are passed whole.
+            value = value[row : row + 1] if value.shape[:1] == (row_count,) else value
             return value.to(dtype) if dtype and value.is_floating_point() else value
 
-        alone_args, alone_kwargs = tree_map(select, (args, kwargs))
+        alone_args, alone_kwargs = tree_map(keep_row, (args, kwargs))
         leaves = tree_leaves(model(*alone_args, **alone_kwargs))
         return _join(y[0] for y, is_row in zip(leaves, has_rows, strict=True) if is_row)
 
@@ -135,7 +136,7 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
     plain = copy.deepcopy(dict(wide_model.named_parameters(remove_duplicate=False)))
     narrow_error = 0.0
     expected: dict[tuple[int, int], Tensor] = {}
-    repeats = rows // members
+    repeats = row_count // members
     for repeat, member in itertools.product(_choose(repeats), _choose(members)):
         is_negated = population.antithetic and repeat >= repeats // 2
         row = repeat * members + member
@@ -145,9 +146,9 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
         }
         weights = population.effective_weights({name: plain[name] for name in changes}, changes)
         wide_model.load_state_dict(weights, strict=False)
-        wide = run(wide_model, row, torch.float64)
+        wide = row_outputs(wide_model, row, torch.float64)
         narrow_model.load_state_dict(population.member(noise, member, negated=is_negated), strict=False)
-        narrow_error = max(narrow_error, float((run(narrow_model, row, None) - wide).norm()))
+        narrow_error = max(narrow_error, float((row_outputs(narrow_model, row, None) - wide).norm()))
         expected[repeat, member] = wide
     largest = max(float(wide.norm()) for wide in expected.values())
     narrow_error = min(narrow_error, largest / 100)  # a model that draws random numbers differs by more

@@ -277,6 +277,7 @@ class DropoutBlocks(AbstractWeightDropout[BlocksNoise], AbstractRowScheme[Blocks
             UnsupportedError: all blocks would be kept, or none.
         """
         count = min(self.blocks, width)
+        # With p = 0.5 each block has a fair sign, so that the number of kept blocks varies.
         if self.p != FAIR and not 0 < round((1 - self.p) * count) < count:
             raise UnsupportedError(
                 f"p = {self.p} keeps none or all of {count} blocks: use p = 0.5, or more blocks, at most "

@@ -394,7 +394,8 @@ def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
         )
     if used := [name for parameter, name in names.items() if parameter.grad is not None]:
         raise ValueError(
-            f"{', '.join(used)}: already has a gradient, which would be added to: set it to None first"
+            f"these parameters already have a gradient, to which new ones would be added: {', '.join(used)}; "
+            "set .grad to None first"
         )
 
 

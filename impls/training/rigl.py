@@ -100,8 +100,8 @@ class Schedule:
         is_static = self.static_topo or self.dense_allocation == 1
         if self.T_end is not None and self.delta >= self.T_end and not is_static:
             message = (
-                f"entries will never move: the first update would be at step {self.delta}, not before T_end "
-                f"{self.T_end}; if that is intended, pass static_topo=True"
+                f"entries will never move: the first update is due at step {self.delta}, but updates end "
+                f"before step T_end = {self.T_end}; pass static_topo=True if that is intended"
             )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 

@@ -162,6 +162,7 @@ class BlockLinear(AbstractSparseLinear):
     def dense(self) -> Tensor:
         weight = self.values.new_zeros(*self._block_counts, self.side, self.side)
         weight[self._rows, self._columns] = self.values.detach()
+        # [block rows, block columns, side, side] -> [outputs, inputs]
         return weight.transpose(1, 2).flatten(2).flatten(0, 1)
 
 

@@ -155,7 +155,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         (
             "TinyMute",
             "failed",
-            "TypeError: unavailable['forward'] is of type int: it must be a reason, a str",
+            "TypeError: unavailable['forward'] is of type int: give the reason as a str",
         ),
         ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):

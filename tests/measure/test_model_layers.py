@@ -126,7 +126,7 @@ def test_a_factory_that_returns_no_model_is_refused(package: str) -> None:
     for name, words in (
         (f"{package}:conv", "begins with Conv2d, so the shape of its rows is unknown: return (module, rows)"),
         (f"{package}:plain", "has no trainable parameter"),
-        (f"{package}:empty", "the example has no rows"),
+        (f"{package}:empty", "the tensor that the factory returned has no rows"),
         (f"{package}:three", "the factory returned tuple: return an nn.Module"),
         (f"{package}:leaves", "the factory raises SystemExit: no"),
         (f"{package}:number", "the factory raises TypeError: 'int' object is not callable"),

@@ -136,7 +136,7 @@ def test_waits_and_other_streams_are_listed() -> None:
 def test_a_lost_record_is_an_error() -> None:
     """A lost launch would make the count too small; without marks the call's records are unknown."""
     for lost in (2, 4, 6, 8, 10):
-        with pytest.raises(ProfileError, match="lost records: 1 of 5 launches"):
+        with pytest.raises(ProfileError, match="lost records: for 1 of 5 launches"):
             traced(marked(*ORDINARY[:lost], *ORDINARY[lost + 1 :]))
     for name, words in (
         (CALL, f"no span {CALL}"),

@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], str]] = 
         )
         for layer in (nn.GRU, nn.LSTM)
     },
-    "positions": (Positions, lambda: normal(ROWS, 5, 4), r"shape \[5\], but the model 8 rows"),
+    "positions": (Positions, lambda: normal(ROWS, 5, 4), r"shape \[5\], but the model got 8 rows"),
     "parameter": (Doubled, lambda: normal(ROWS, 4), "'scale' .* is used by .*mul without rows"),
 }
 
@@ -314,7 +314,7 @@ def test_a_linear_head_on_a_table_with_padding_is_refused() -> None:
     population = impls.perturb(
         Head(TOKENS, 4, padding_idx=3), impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False
     )
-    with pytest.raises(ValueError, match="leave the padding_idx out"):
+    with pytest.raises(ValueError, match="without padding_idx"):
         population(tokens(), noise=population.sample(0))
 
 

@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "in a list": (lambda model, x: model.first(x) @ torch.cat([model.first.weight]), r"used by torch\.cat"),
     "in place": (clip, "is used by"),
     "another bias": (lambda model, x: functional.linear(x, model.first.weight), "without its own bias"),
-    "more rows": (lambda model, x: model.first(x.repeat(2, 1)), r"got .* \[16, 3\], but the model 8 rows"),
+    "more rows": (lambda model, x: model.first(x.repeat(2, 1)), r"got .* \[16, 3\], but the model got 8"),
     "thread": (lambda model, x: model.second(in_thread(model.first, x)), "in another thread"),
     "thread and here": (
         lambda model, x: model.second(model.first(in_thread(model.first, x))), "linear in another thread"

@@ -251,7 +251,7 @@ def test_settings_out_of_range_are_refused() -> None:
         RigLScheduler(model, partly, **SETTINGS)
     assert equal(weights(model), weights(text_model()))
     RigLScheduler(model, partly, ignore=["5", "7"], **SETTINGS)
-    with pytest.warns(RuntimeWarning, match="at step 100, not before T_end 5"):
+    with pytest.warns(RuntimeWarning, match="at step 100, but updates end before step T_end = 5"):
         RigLScheduler(model, optimizer, T_end=5, dense_allocation=0.1).close()
     RigLScheduler(model, optimizer, T_end=5, dense_allocation=0.1, static_topo=True)
 

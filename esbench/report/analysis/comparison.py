@@ -18,7 +18,7 @@ from esbench.stats import interval, median_of_values, round_medians
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
 _IGNORED = frozenset({"idle_w", "memory_bytes"})
 """Fields of the environment that differ between runs without an effect on times."""
-LOADED = 2.0
+MIN_DISTURBED_RATIO = 2.0
 """From this ratio of the times of base on, one of the runs is unreliable."""
 _CONFIDENCE = 0.975
 """Confidence of the interval of A and of that of B: B / A then has at least 95 % (Bonferroni)."""
@@ -74,17 +74,17 @@ def invalid(a: Run, b: Run) -> str:
 
 
 def disturbed(compared: "Comparison") -> str:
-    """Return how far the times of base differ between runs of one device; empty below a factor of LOADED.
+    """Return a warning if base's times differ by MIN_DISTURBED_RATIO between two runs of a device, else "".
 
     The plain layer is the same code in both, so one of the runs was disturbed or had other settings.
     """
-    base = [
+    base_factors = [
         (max(pair.ratio, 1 / pair.ratio), pair)
         for pair in compared.pairs
         if pair.key.variant.mode == "base" and pair.key.metric.endswith("latency_ns") and pair.ratio
     ]
-    factor, pair = max(base, key=lambda entry: entry[0], default=(1.0, None))
-    if pair is None or factor < LOADED or different_devices(compared.a, compared.b):
+    factor, pair = max(base_factors, key=lambda entry: entry[0], default=(1.0, None))
+    if pair is None or factor < MIN_DISTURBED_RATIO or different_devices(compared.a, compared.b):
         return ""
     slower, faster = ("B", "A") if pair.ratio and pair.ratio > 1 else ("A", "B")
     return (

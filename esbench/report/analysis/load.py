@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from esbench.report.analysis.comparison import LOADED, different_devices
+from esbench.report.analysis.comparison import MIN_DISTURBED_RATIO, different_devices
 from esbench.report.analysis.roofline import bound_ns
 from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import Case, Measurement, Phase, Run
@@ -35,7 +35,7 @@ def reasons_unreliable(run: Run, history: Iterable[Run] = ()) -> dict[Case, str]
         took = f"{UNRELIABLE}: the {phase} of base took {format_value('latency_ns', ns)}"
         if bound and ns > FAR * bound and ns > FAR_NS:
             reasons.setdefault(case, f"{took}, {ns / bound:.0f} times its roofline bound")
-        elif key in fastest and ns >= LOADED * fastest[key]:
+        elif key in fastest and ns >= MIN_DISTURBED_RATIO * fastest[key]:
             reasons.setdefault(case, f"{took}, {ns / fastest[key]:.3g}x as long as in an earlier run")
     return reasons
 

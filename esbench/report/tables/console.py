@@ -18,7 +18,7 @@ TABLES = 3
 """Shapes that are shown; the rest is in all tables."""
 FAILURES = 5
 """Failed variants that are named."""
-_NAME = 42
+_NAME_WIDTH = 42
 """Characters of the first column."""
 _RANKED = {
     RATE: "rate",
@@ -150,11 +150,16 @@ def figures_table(
 
 
 def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
-    for operator in (name for name in operators(run) if not rankings(run, name)):
+    """Yield a table by time for each case, the last case first, of operators that have no ranking."""
+    for operator in operators(run):
+        if rankings(run, operator):
+            continue
         timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
         grid = next((grid for grid in timed if grid.method != UNMEASURED), None)
-        for case in reversed(grid.cases if grid else []):
-            if grid and (rows := _rows_by_time(grid, case)):
+        if grid is None:
+            continue
+        for case in reversed(grid.cases):
+            if rows := _rows_by_time(grid, case):
                 header = (
                     captions.layer_and_members(case),
                     f"{grid.phase} (ms)",
@@ -206,10 +211,10 @@ def _name(variant: Variant) -> str:
     return f"{variant.name} ({label})" if label else variant.name
 
 
-def _fit(name: str) -> str:
-    """Return a name without its middle if it is too long: options and numbers are at the end."""
-    half = _NAME // 2
-    return name if len(name) <= _NAME else f"{name[: half - 1]}…{name[-half:]}"
+def _without_middle(name: str) -> str:
+    """Return a name; one longer than _NAME_WIDTH has … for its middle, as options are at the end."""
+    half = _NAME_WIDTH // 2
+    return name if len(name) <= _NAME_WIDTH else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _shorten(text: str) -> str:
@@ -219,7 +224,7 @@ def _shorten(text: str) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return an aligned table with a dash in empty cells; columns that are empty in all rows are left out."""
     names, *columns = zip(header, *rows, strict=True)
-    lines = [_fit(one_line(name)) for name in names]
+    lines = [_without_middle(one_line(name)) for name in names]
     width = max(map(len, lines))
     lines = [f"{line:<{width}}" for line in lines]
     for column in columns:

@@ -129,7 +129,7 @@ def _sentences(recommendation: Recommendation) -> Iterator[str]:
         yield f"{fastest.variant.name} is faster, {step}, but {members}."
 
 
-def without_numbers(run: Run, case: Case) -> str:
+def reasons_without_rate(run: Run, case: Case) -> str:
     """Return why the variants of a case have no rate, one line per reason."""
     reasons = dict.fromkeys(
         f"  {row.variant.label(case.operator)}: {row.status}: {one_line(row.reason)}"

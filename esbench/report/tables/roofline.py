@@ -26,7 +26,7 @@ def sections(run: Run, operator: str) -> list[Section]:
 def _section(grid: Grid) -> Section:
     filler = GridTable(grid, grid.variants, grid.cases)
     blocks = [_block(filler, metric) for metric in _VIEWS]
-    return grid_section(grid, "percent of the roofline bound", blocks, [*filler.notes, *_peaks(grid)])
+    return grid_section(grid, "percent of the roofline bound", blocks, [*filler.notes, *_notes(grid)])
 
 
 def _block(filler: GridTable, metric: str) -> Block:
@@ -46,11 +46,14 @@ def _block(filler: GridTable, metric: str) -> Block:
     return Block(f"{captions.metric(metric)} ({symbol})", note, filler.table(cell))
 
 
-def _peaks(grid: Grid) -> Iterator[str]:
-    copy, product = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
-    peaks = [f"copy {format_value('bytes_per_s', copy * _NS_PER_S)}"] if copy else []
-    if product:
-        peaks.append(f"matrix product in {grid.dtype} {format_value('flops_per_s', product * _NS_PER_S)}")
+def _notes(grid: Grid) -> Iterator[str]:
+    """Yield the device's peaks, how many cells exceed 100 %, and what an absent value means."""
+    copy_per_ns, product_per_ns = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
+    peaks = [f"copy {format_value('bytes_per_s', copy_per_ns * _NS_PER_S)}"] if copy_per_ns else []
+    if product_per_ns:
+        peaks.append(
+            f"matrix product in {grid.dtype} {format_value('flops_per_s', product_per_ns * _NS_PER_S)}"
+        )
     yield f"device peaks, by the p20 of their samples: {', '.join(peaks)}"
     yield from _above(grid)
     yield f"{ABSENT}: the variant declares no minimum work, or the peak was not measured"

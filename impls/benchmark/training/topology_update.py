@@ -167,5 +167,5 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
     grown, not_grown = gradients[growable & is_active], gradients[growable & ~is_active]
     if count and len(grown) and len(not_grown):
         smallest, largest = grown.min(), not_grown.max()
-        message = f"an entry with gradient {smallest:.3g} was grown instead of one with {largest:.3g}"
+        message = f"an entry with |gradient| {smallest:.3g} was grown instead of one with {largest:.3g}"
         ensure(bool(smallest >= largest), message)
