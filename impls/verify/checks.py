@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from esbench.workload import WrongResultError
 from impls.binary import bits
+from impls.perturbation.noise import NoiseStream
 from impls.perturbation.population import Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.verify.reference import (
@@ -35,8 +36,11 @@ SIGMA = 0.1
 """Scale of the noise."""
 
 STEPS = 48
-MAX_CHECKED_NUMBERS = 2**18
-"""The most numbers of dense noise that are drawn at each step to check the noise that was timed."""
+COMPARED_PARTS = 4
+"""Number of parts of a population whose noise is compared with that of the whole."""
+
+MAX_DRAWN_NUMBERS = 2**18
+"""The most numbers that a part of a population draws at each step to check the noise that was timed."""
 """Number of steps from which moments of the noise are estimated."""
 
 STEP_DISTANCE = 2**10 * 3**2 * 5**2 * 7 * 11 * 13
@@ -150,20 +154,41 @@ def check_moments(setting: Setting) -> None:
 def check_timed_moments(population: Population) -> None:
     """Check the moments of the noise that was timed: in its dtype, of random members, at random steps.
 
-    Models with more than MAX_CHECKED_NUMBERS parameters are left out.
+    The members are drawn in small parts, of which some are compared with the whole population. Noise of more
+    than MAX_DRAWN_NUMBERS numbers in a part is left out.
 
     Raises:
-        WrongResultError: as for :func:`check_moments`.
+        WrongResultError: as for :func:`check_moments`, or a part has other noise than the whole population.
     """
-    count = population.shard_multiple
-    if count * sum(parameter.numel() for parameter in population.model.parameters()) > MAX_CHECKED_NUMBERS:
+    step, size = random_step(), min(population.shard_multiple, population.members)
+    whole = population.sample(step)
+    if _drawn_numbers(population, whole) * size > MAX_DRAWN_NUMBERS * population.members:
         return
-    draws = []
-    for _ in range(STEPS):
-        start = secrets.choice(range(0, population.members, count))
-        noise = population.sample(random_step(), range(start, min(start + count, population.members)))
-        draws.append(population.dense_noise(noise, 0, 1))
-    _check_draws(population, draws)
+
+    def draw_member(step: int) -> tuple[int, dict[str, Tensor]]:
+        """Return the number and the dense noise of a random member, drawn with few others."""
+        start = secrets.choice(range(0, population.members, population.shard_multiple))
+        part = range(start, min(start + population.shard_multiple, population.members))
+        number = secrets.randbelow(len(part))
+        noise = population.dense_noise(population.sample(step, part), number, number + 1)
+        return start + number, noise
+
+    for _ in range(COMPARED_PARTS):
+        member, noise = draw_member(step)
+        for name, expected in population.dense_noise(whole, member, member + 1).items():
+            check_close(f"noise of {name} of a part of the population", noise[name], expected, expected)
+    _check_draws(population, [draw_member(random_step())[1] for _ in range(STEPS)])
+
+
+def _drawn_numbers(population: Population, noise: PopulationNoise) -> int:
+    """Return how many numbers a noise has, or draws again in each use."""
+    total = 0
+    for layer in population.layers:
+        values = vars(noise.layers[layer.name].weight).values()
+        is_drawn_again = any(isinstance(value, NoiseStream) for value in values)
+        stored = noise.layers[layer.name].nbytes // layer.weight.element_size()
+        total += layer.weight.numel() * population.members if is_drawn_again else stored
+    return total
 
 
 def _check_draws(population: Population, draws: Sequence[Mapping[str, Tensor]]) -> None:

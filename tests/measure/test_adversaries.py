@@ -457,6 +457,34 @@ def test_all_members_of_a_large_population_are_checked(monkeypatch: pytest.Monke
         assert re.search(f"{words}.*{LATE}", reason)
 
 
+@dataclass(frozen=True)
+class WrongNoise(impls.Perturbed):
+    """A scheme whose noise is wrong in the dtype that is timed."""
+
+    wrong: Callable[[Tensor, NoiseStream], object] = lambda values, stream: None  # noqa: ARG005  none is wrong
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        values = super().sample(weight, stream).values
+        if weight.dtype == torch.float32 and not weight.is_meta:
+            self.wrong(values, stream)
+        return DenseNoise(values)
+
+
+def test_the_noise_that_is_timed_has_its_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong variance, a mean that is not 0 after step 0, and noise that depends on the split are found."""
+    monkeypatch.setattr(checks, "COMPARED_PARTS", 40)
+    case = Case(operator="Linear", out_channels=8, in_channels=8, members=512)
+    wrongs: tuple[tuple[Callable[[Tensor, NoiseStream], object], str], ...] = (
+        (lambda values, _: values.mul_(0.8), "variance of the noise of weight is 0"),
+        (lambda values, stream: values.add_(0.2 * (stream.step != 0)), "mean of the noise of weight is 0"),
+        (lambda values, _: values[256:].mul_(0.5), "noise of weight of a part of the population is off by"),
+    )
+    for wrong, words in wrongs:
+        lines = measured_here(case, "sample", Cheat=WrongNoise(wrong=wrong), Honest=impls.Perturbed())
+        assert re.search(f"{words}.*{LATE}", failure_of(lines))
+
+
 @dataclass(frozen=True, eq=False)
 class NoisePool(impls.Perturbed):
     """A scheme that draws numbers once, and returns a view of them at each step."""
