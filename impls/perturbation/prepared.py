@@ -33,6 +33,17 @@ _VIEWS = frozenset(
 """Operations whose result is the memory of their first argument with other sizes and strides."""
 
 
+_FAST = {
+    getattr(getattr(torch.ops.aten, name), overload): getattr(torch, name)
+    for name, overload in (
+        ("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("mm", "default"), ("bmm", "default"),
+        ("addmm", "default"), ("cat", "default"), ("tanh", "default"), ("relu", "default"),
+        ("sigmoid", "default"),
+    )
+}  # fmt: skip
+"""Operations whose public function takes the same arguments: its call is faster by some microseconds."""
+
+
 class Signature(NamedTuple):
     """All that a trace depends on, except the numbers in tensors.
 
@@ -231,9 +242,10 @@ def _program(
             value, copies[node] = values[node], copies[root]
             if _geometry(value) != _geometry(values[root]):
                 view = (list(value.shape), list(value.stride()), value.storage_offset())
-                copies[node] = program.call_function(torch.ops.aten.as_strided.default, (copies[root], *view))
+                copies[node] = program.call_function(torch.as_strided, (copies[root], *view))
         else:
             copies[node] = program.node_copy(node, copies.__getitem__)
+            copies[node].target = _FAST.get(node.target, node.target)
     program.eliminate_dead_code()
     return program
 
