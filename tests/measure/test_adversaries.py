@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -227,6 +228,7 @@ class Memory:
 
     calls: int = 0
     results: dict[object, Tensor] = dataclasses.field(default_factory=dict)
+    ended_s: float = 0.0
 
 
 Cheat = Callable[[Memory, Callable[[], Tensor], Tensor], Tensor]
@@ -260,6 +262,15 @@ def negated_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: T
     """Return the result with its sign flipped after some calls, so that its norm is right."""
     del x
     return compute() if memory.calls <= 4 else -compute()
+
+
+def honest_after_a_pause(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Return the correct result unless the last call was less than 2 ms ago."""
+    del x
+    pause_s, memory.ended_s = time.monotonic() - memory.ended_s, time.monotonic()
+    y = compute() if pause_s > 0.002 or memory.calls < 20 else 2 * compute()
+    memory.ended_s = time.monotonic()
+    return y
 
 
 def nan_while_no_garbage_is_collected(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
@@ -412,6 +423,7 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
         (by_address, LATE),
         (negated_after_some_calls, LATE),
         (nan_while_no_garbage_is_collected, "forward gives values that are not finite"),
+        (honest_after_a_pause, LATE),
     ):
         lines = measured_here(case, "forward", Cheat=Cheating(cheat=cheat), Honest=impls.Perturbed())
         assert words in failure_of(lines), cheat
