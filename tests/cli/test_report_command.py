@@ -32,7 +32,7 @@ def test_git_status_stays_clean_until_a_report_is_published(
     (file,) = (top / "results").rglob("*.jsonl")
     message = capsys.readouterr().err.splitlines()[-1]
     assert (
-        f"results also holds {file.relative_to(top / 'results')}: add them with `git add --force`" in message
+        f"results also holds {file.relative_to(top / 'results')}: add and commit them (`git add --force`)" in message
     )
     assert not (top / "reports").exists()
     assert run("report", "--publish", "--out", "elsewhere") == 2
