@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from esbench.workload import WrongResultError
 from impls.binary import bits
+from impls.perturbation.layer import PerturbedLayer
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.population import Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AnyScheme
@@ -161,9 +162,9 @@ def check_timed_moments(population: Population) -> None:
         WrongResultError: as for :func:`check_moments`, or a part has other noise than the whole population.
     """
     step, size = random_step(), min(population.shard_multiple, population.members)
-    whole = population.sample(step)
-    if _drawn_numbers(population, whole) * size > MAX_DRAWN_NUMBERS * population.members:
+    if sum(_drawn_numbers(layer, size) for layer in population.layers) > MAX_DRAWN_NUMBERS:
         return
+    whole = population.sample(step)
 
     def draw_member(step: int) -> tuple[int, dict[str, Tensor]]:
         """Return the number and the dense noise of a random member, drawn with few others."""
@@ -180,15 +181,12 @@ def check_timed_moments(population: Population) -> None:
     _check_draws(population, [draw_member(random_step())[1] for _ in range(STEPS)])
 
 
-def _drawn_numbers(population: Population, noise: PopulationNoise) -> int:
-    """Return how many numbers a noise has, or draws again in each use."""
-    total = 0
-    for layer in population.layers:
-        values = vars(noise.layers[layer.name].weight).values()
-        is_drawn_again = any(isinstance(value, NoiseStream) for value in values)
-        stored = noise.layers[layer.name].nbytes // layer.weight.element_size()
-        total += layer.weight.numel() * population.members if is_drawn_again else stored
-    return total
+def _drawn_numbers(layer: PerturbedLayer, members: int) -> int:
+    """Return how many numbers the noise of some members has, or draws again in each use."""
+    noise = layer.sample(0, 0, range(members), device="meta")
+    if any(isinstance(value, NoiseStream) for value in vars(noise.weight).values()):
+        return layer.weight.numel() * members
+    return noise.nbytes // layer.weight.element_size()
 
 
 def _check_draws(population: Population, draws: Sequence[Mapping[str, Tensor]]) -> None:
