@@ -156,7 +156,7 @@ def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation an
 
 
 @torch.no_grad()
-def check_all_outputs(population: Population, x: Tensor, eps: float | None, step: int = 0) -> None:
+def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> None:
     """Check the outputs of all members of a layer together, by an update for random utilities.
 
     Networks, and schemes whose outputs are not affine in E_m, are left out.
@@ -165,14 +165,13 @@ def check_all_outputs(population: Population, x: Tensor, eps: float | None, step
         population: the population.
         x: rows [repeats * members, ...], of which only shape, dtype and device are used.
         eps: see :func:`check_close`.
-        step: the step.
 
     Raises:
         WrongResultError: forward and update disagree.
     """
     if population.layers[0].module is not population.model or not _is_affine(population):
         return
-    noise, sides = population.sample(step), 2 if population.antithetic else 1
+    noise, sides = population.sample(0), 2 if population.antithetic else 1
     utilities = torch.randn(sides, population.members, dtype=torch.float64, generator=random_generator())
     utilities = utilities.to(x.device)
     gradients = compute_update(population, noise, utilities)
