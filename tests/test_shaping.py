@@ -45,7 +45,7 @@ def test_order_and_mean(numbers: list[int], shaping: Callable[[Tensor], Tensor])
 
 @pytest.mark.parametrize("shaping", SHAPINGS)
 def test_bad_fitness_is_refused(shaping: Callable[[Tensor], Tensor]) -> None:
-    """A number that is none would otherwise be the best one."""
+    """In a sort, NaN would be the highest fitness."""
     with pytest.raises(ValueError, match="the fitness of 1 of 3 evaluations is not "):
         shaping(torch.tensor([0.0, math.nan, 1.0]))
     with pytest.raises(ValueError, match=r"at least two members|from 1 to 0"):

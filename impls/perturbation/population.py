@@ -279,8 +279,8 @@ class Population:
         """Return a faster forward for many calls with one noise, as a policy needs them in a rollout.
 
         What depends on noise and weights alone is computed once, and calls skip the model's Python code: it
-        runs in the first ``prepare`` for arguments of these shapes, which takes a second. The model's
-        settings, such as ``training``, are those of that moment.
+        runs in the first ``prepare`` for arguments of these shapes, which takes a second. Attributes of the
+        model other than ``training`` are those of that moment.
 
         Args:
             noise: the noise of the members.

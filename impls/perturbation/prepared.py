@@ -17,6 +17,7 @@ from esbench.errors import message_of
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import LayerNoise
 from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.verification import restoring
 
 if TYPE_CHECKING:
     from impls.perturbation.population import Population, PopulationNoise
@@ -51,11 +52,13 @@ class Signature(NamedTuple):
         spec: the nesting of the arguments.
         inputs: shape, dtype and device of each tensor among them, and all other values.
         noise: the same of the noise's values.
+        training: whether each module is in training mode.
     """
 
     spec: TreeSpec
     inputs: tuple[object, ...]
     noise: tuple[object, ...]
+    training: tuple[bool, ...]
 
     @classmethod
     def of(
@@ -64,7 +67,8 @@ class Signature(NamedTuple):
         """Return the signature of a call."""
         leaves, spec = tree_flatten((args, kwargs))
         values = (noise.sigma, noise.members, *(value for _, _, value in _values(noise)))
-        return cls(spec, tuple(map(_described, leaves)), tuple(map(_described, values)))
+        training = tuple(module.training for module in noise.owner.model.modules())
+        return cls(spec, tuple(map(_described, leaves)), tuple(map(_described, values)), training)
 
 
 class Trace(NamedTuple):
@@ -157,12 +161,9 @@ def trace(
 
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  it loads the compiler
 
-    modules = [*population.model.modules()]
-    before = [(vars(module), {**vars(module)}) for module in modules]
-    before += [(module._buffers, {**module._buffers}) for module in modules]  # noqa: SLF001  in-place changes
     functional = torch.func.functionalize(forward, remove="mutations")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), restoring(population.model) as changed:
             traced = make_fx(functional)(_tensors(noise), inputs)
     except Exception as error:
         message = (
@@ -170,11 +171,6 @@ def trace(
             "in tensors: call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
-    finally:
-        changed = [name for now, old in before for name in now if now[name] is not old.get(name)]
-        for now, old in before:
-            now.clear()
-            now.update(old)
     if changed:
         message = (
             f"the forward stores {', '.join(changed)} in its modules: return it, and pass it to the next call"

@@ -52,7 +52,7 @@ def check_rows_axes(
         mode = RowsAxesMode(index, count)
         few_args, few_kwargs = tree_map(partial(_select_rows, rows=rows, count=count), (args, kwargs))
         try:
-            with _restoring(model), mode:
+            with restoring(model), mode:
                 model(*few_args, **few_kwargs)
         except RowsError as error:
             reason = str(error)
@@ -78,20 +78,28 @@ def _select_rows(value: object, *, rows: int, count: int) -> object:
 
 
 @contextlib.contextmanager
-def _restoring(model: nn.Module) -> Iterator[None]:
-    """Restore what a forward changes: attributes, buffers and torch's global random generators."""
+def restoring(model: nn.Module) -> Iterator[list[str]]:
+    """Restore what a forward changes: attributes, buffers and torch's global random generators.
+
+    Yields:
+        A list, which has the names of the changed attributes after the context.
+    """
     attributes = [(vars(module), {**vars(module)}) for module in model.modules()]
     attributes += [(module._buffers, {**module._buffers}) for module in model.modules()]  # noqa: SLF001  in place
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers()]  # noqa: SLF001  no public name
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    changed: list[str] = []
     try:
-        with torch.random.fork_rng():
-            yield
+        with torch.random.fork_rng(devices):
+            yield changed
     finally:
         for now, before in attributes:
+            changed += [name for name in now if now[name] is not before.get(name)]
             now.clear()
             now.update(before)
-        for buffer, value in buffers:
-            buffer.copy_(value)
+        for buffer, value, version in buffers:
+            if buffer._version != version:  # noqa: SLF001  a copy would change the version of the others
+                buffer.copy_(value)
 
 
 def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping[str, object]) -> None:

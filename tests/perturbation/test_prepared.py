@@ -139,6 +139,8 @@ def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
     population = population_of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
     noise, x = population.sample(0), normal(ROWS, 4)
     forward = population.prepare(noise, x)
+    population(x[:4], noise=noise)  # new shapes are checked, which changes no buffer
+    check_equal(forward(x), population(x, noise=noise))
     for wrong, words in (
         ((x[:4],), "call prepare"),
         ((x.float(),), "call prepare"),
@@ -168,3 +170,4 @@ def test_random_numbers_of_a_model_are_new_in_each_call() -> None:
     assert not torch.equal(first == 0, second == 0)
     model.eval()
     check_equal(first, torch.where(first == 0, 0.0, 2 * population(x, noise=noise)))
+    check_equal(population.prepare(noise, x)(x), population(x, noise=noise))  # traced again
