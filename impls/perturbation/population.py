@@ -39,6 +39,7 @@ from impls.perturbation.noise import (
 )
 from impls.perturbation.prepared import PreparedForward, Signature, Trace, trace
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
+from impls.perturbation.summary import PopulationSummary, noise_bytes, parameter_count, summarize_layer
 from impls.perturbation.verification import check_rows, check_rows_axes
 from impls.perturbation.wasted_members import warn_of_wasted_members
 
@@ -109,7 +110,7 @@ class Population:
         members: number of members.
         sigma: scale of the noise. It may be changed before :meth:`sample`; all other attributes are constant.
         antithetic: whether each member is evaluated with its noise and with its negative.
-        seed: seed of all noise.
+        seed: seed of all noise; :meth:`load_state_dict` changes it.
     """
 
     def __init__(  # noqa: PLR0913  perturb() checks the arguments
@@ -417,6 +418,94 @@ class Population:
             ).items()
         }
 
+    @torch.no_grad()
+    def best(self, noise: PopulationNoise, fitness: Tensor) -> dict[str, Tensor]:
+        """Return the weights of the member with the highest fitness, as :meth:`member` does.
+
+        Args:
+            noise: the noise that the members were evaluated with.
+            fitness: [members], or with antithetic sampling [2, members], as :meth:`fitness` returns it.
+
+        Raises:
+            ValueError: the fitness has another shape or is not a number, or as for :meth:`member`.
+        """
+        members = len(noise.members)
+        shape = (2, members) if self.antithetic else (members,)
+        if tuple(fitness.shape) != shape:
+            message = f"best needs the members' fitness {list(shape)}, got shape {list(fitness.shape)}"
+            raise ValueError(message)
+        if fitness.isnan().any():
+            message = f"the fitness of {int(fitness.isnan().sum())} members is not a number: replace it"
+            raise ValueError(message)
+        side, member = divmod(int(fitness.argmax()), members)
+        return self.member(noise, member, negated=side == 1)
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """Return what the noise of later steps depends on, in numbers, texts, lists and dictionaries.
+
+        Weights are not included: save the states of model and optimizer too.
+
+        Args:
+            step: the step at which to resume, for :meth:`load_state_dict`.
+        """
+        return {
+            "step": to_nonnegative_int("step", step),
+            "seed": self.seed,
+            "sigma": self.sigma,
+            "settings": self._settings(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> int:
+        """Take over the seed and the sigma of a saved population: each step then has the same noise.
+
+        Args:
+            state: the result of :meth:`state_dict`.
+
+        Returns:
+            The step at which to resume.
+
+        Raises:
+            ValueError: it is not such a state, or that of a population with other members, schemes or layers.
+        """
+        if missing := [name for name in ("step", "seed", "sigma", "settings") if name not in state]:
+            message = f"not the state of a population, because it has no {missing[0]!r}: see state_dict()"
+            raise ValueError(message)
+        own, saved = self._settings(), state["settings"]
+        for name in {**own, **saved}:
+            if own.get(name) != saved.get(name):
+                message = (
+                    f"the state is that of a population with {name}: {saved.get(name, 'missing')}; this one "
+                    f"has {own.get(name, 'none')}: call perturb() with the same model and options"
+                )
+                raise ValueError(message)
+        step, seed = (to_nonnegative_int(name, state[name]) for name in ("step", "seed"))
+        self.sigma = state["sigma"]
+        vars(self)["seed"] = seed  # constant for everybody else
+        return step
+
+    def _settings(self) -> dict[str, str]:
+        """Return all that noise depends on besides seed, step and sigma, as text by name."""
+        layers = {
+            f"layer {layer.name!r}": (
+                f"{layer.scheme} for {str(layer.weight.dtype).removeprefix('torch.')} "
+                f"{list(layer.weight.shape)}" + ("" if layer.bias is None else " with bias")
+            )
+            for layer in self.layers
+        }
+        stream = next(name for name, kind in STREAMS.items() if kind is self._stream)
+        return {
+            "members": str(self.members),
+            "antithetic": str(self.antithetic),
+            "stream": stream,
+            **layers,
+        }
+
+    def summary(self) -> PopulationSummary:
+        """Return the scheme, the memory of the noise and n_eff of each layer; print it for a table."""
+        size = sum(map(parameter_count, self.layers))
+        layers = (summarize_layer(layer, self.members, size, self._stream) for layer in self.layers)
+        return PopulationSummary(self.members, tuple(layers))
+
     def rows(self, x: Tensor, noise: PopulationNoise | None = None) -> Tensor:
         """Repeat inputs [batch, ...] so that each member sees all of them: [repeats * members, ...].
 
@@ -489,9 +578,7 @@ class Population:
     @property
     def noise_bytes(self) -> int:
         """Memory of one step's noise for the whole population, in bytes; no noise is drawn."""
-        members, stream = range(self.members), self._stream
-        noises = (layer.sample(0, 0, members, device="meta", stream=stream) for layer in self.layers)
-        return sum(noise.nbytes for noise in noises)
+        return sum(noise_bytes(layer, self.members, self._stream) for layer in self.layers)
 
 
 def perturb(  # noqa: PLR0913  each is an independent option
