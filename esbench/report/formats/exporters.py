@@ -19,7 +19,7 @@ from esbench.text import one_line
 from esbench.units import QUANTITIES
 
 _NS_PER_S = 1e9
-_CSV_COLUMNS = (
+CSV_COLUMNS = (
     *("run", "device", "variant", "case", "phase", "metric", "method", "unit"),
     *("median", "p20", "p80", "low", "high", "rounds", "samples", "status", "reason", "labels"),
 )
@@ -34,13 +34,21 @@ class Export(NamedTuple):
 
 
 def export(run: Run, form: str) -> Export:
-    """Convert a run to one of :data:`FORMATS`.
-
-    Left out are measurements of variants that failed, and the repeated rows of baselines, which are measured
-    in each co-resident group: the first counts.
+    """Convert a run to one of :data:`FORMATS`; :func:`usable_rows` has the rows.
 
     Raises:
         UserError: the format needs a package that is not installed.
+    """
+    rows, withheld = usable_rows(run)
+    text, written = FORMATS[form](run, rows)
+    of_failures = f"; withheld: {withheld} of variants that failed" if withheld else ""
+    return Export(text, f"{written} of {len(rows)}{of_failures}")
+
+
+def usable_rows(run: Run) -> tuple[list[Row], int]:
+    """Return the rows of a run, and how many measurements are left out because their variant failed.
+
+    Baselines are measured in each co-resident group: only their first rows are returned.
     """
     failures = [row for row in run.skipped if row.status == "failed"]
     rows: dict[tuple[object, ...], Row] = {}
@@ -51,9 +59,7 @@ def export(run: Run, form: str) -> Export:
             continue
         metric = row.metric if isinstance(row, Measurement) else None
         rows.setdefault((row.variant, row.case, row.phase, metric, row.method), row)
-    text, written = FORMATS[form](run, list(rows.values()))
-    of_failures = f"; withheld: {withheld} of variants that failed" if withheld else ""
-    return Export(text, f"{written} of {len(rows)}{of_failures}")
+    return list(rows.values()), withheld
 
 
 def unit(metric: str) -> str:
@@ -146,28 +152,29 @@ def github_action(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
 
 def csv_table(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
     """Return a line for each row, in the unit it is stored in; a row without a number has its reason."""
-    lines: list[dict[str, object]] = []
-    for row in rows:
-        line: dict[str, object] = {
-            "run": run.header.run_id,
-            "device": run.header.environment.device_name,
-            "variant": row.variant.label(row.case.operator),
-            "case": row.case.label,
-            "phase": row.phase or "",
-            "method": row.method or "",
-        }
-        if not isinstance(row, Measurement):
-            lines.append(line | {"status": row.status, "reason": row.reason})
-            continue
-        line |= {"metric": row.metric, "unit": unit(row.metric), "status": "measured"}
-        line |= {"rounds": len(row.samples), "samples": len(_samples(row))}
-        line["labels"] = "; ".join(_labels(run, row))
-        if quantiles := spread(row):
-            line |= {"median": quantiles.median, "p20": quantiles.p20, "p80": quantiles.p80}
-        if ends := interval(_values_of_median(row)):
-            line |= {"low": ends.low, "high": ends.high}
-        lines.append(line)
-    return comma_separated(_CSV_COLUMNS, lines), f"rows: {len(lines)}"
+    return comma_separated(CSV_COLUMNS, [csv_line(run, row) for row in rows]), f"rows: {len(rows)}"
+
+
+def csv_line(run: Run, row: Row) -> dict[str, object]:
+    """Return the values of a row by column; columns without a value are left out."""
+    line: dict[str, object] = {
+        "run": run.header.run_id,
+        "device": run.header.environment.device_name,
+        "variant": row.variant.label(row.case.operator),
+        "case": row.case.label,
+        "phase": row.phase or "",
+        "method": row.method or "",
+    }
+    if not isinstance(row, Measurement):
+        return line | {"status": row.status, "reason": row.reason}
+    line |= {"metric": row.metric, "unit": unit(row.metric), "status": "measured"}
+    line |= {"rounds": len(row.samples), "samples": len(_samples(row))}
+    line["labels"] = "; ".join(_labels(run, row))
+    if quantiles := spread(row):
+        line |= {"median": quantiles.median, "p20": quantiles.p20, "p80": quantiles.p80}
+    if ends := interval(_values_of_median(row)):
+        line |= {"low": ends.low, "high": ends.high}
+    return line
 
 
 FORMATS: dict[str, Callable[[Run, Sequence[Row]], tuple[str, str]]] = {
