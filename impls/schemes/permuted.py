@@ -57,9 +57,9 @@ class PermutedNoise(Noise):
 class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     """E_m is a shared Gaussian core with its columns, rows or both permuted by each member.
 
-    A sparsity is the share of selected channels. E_m is zero in all others, and the core is scaled to give
-    entries unit variance. Permuting inputs leaves a component common to all members, the mean of the
-    core's columns: center the utilities.
+    A sparsity is the share of selected channels, rounded down to a whole number of at least 1. E_m is zero
+    in all others, and the core is scaled to give entries unit variance. Permuting inputs leaves a component
+    common to all members, the mean of the core's columns: center the utilities.
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side
@@ -182,8 +182,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         return Flops(forward=2 * (weight.numel() + selected), update=update)
 
     def _core_shape(self, weight: torch.Size) -> tuple[int, int]:
-        """Return the numbers of columns and rows of a core."""
-        return max(1, round(self.in_sparsity * weight[2])), max(1, round(self.out_sparsity * weight[1]))
+        """Return the numbers of columns and rows of a core; a share is rounded down, as by NESgpu."""
+        return max(1, int(self.in_sparsity * weight[2])), max(1, int(self.out_sparsity * weight[1]))
 
 
 def _draw_channels(stream: NoiseStream, draw: str, groups: int, width: int, size: int) -> Tensor:

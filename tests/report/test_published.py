@@ -42,7 +42,7 @@ def test_times_and_multiples_are_those_of_the_source() -> None:
 
 
 def test_the_rtx_has_multiples_pairs_and_padding() -> None:
-    """Multiples are times of Base; antithetic rows are separate cases; unknown sides match no variant."""
+    """Multiples are times of Base; antithetic rows are separate cases; inputs are flipped and permuted."""
     run, lines = published("nesgpu_rtx2070")
     rows, paired = (
         {
@@ -55,8 +55,8 @@ def test_the_rtx_has_multiples_pairs_and_padding() -> None:
     )
     factor = next(float(line["multiple_of_base"]) for line in lines if line["variant"] == "Permutation")
     assert median(rows["Base"]) == median(paired["Base"]) == pytest.approx(0.141e6)
-    assert median(rows["PermutedLinear(side=out)"]) == pytest.approx(factor * 0.141e6)
-    assert "FlippedLinear(side=unknown)" in rows
+    assert median(rows["PermutedLinear"]) == pytest.approx(factor * 0.141e6)
+    assert "FlippedLinear" in rows
     case = paired["PerturbedLinear"].case
     assert (case.members, case.repeats, case.rows) == (4096, 2, 8192)
     assert {row.case.padding for row in run.rows if row.case.kernel_size} == {1}
