@@ -201,8 +201,7 @@ class PopulationWorkload(Workload):
 
     def _update(self) -> object:
         self._optimizer.zero_grad()
-        # Validation waits for the device, which is not part of the update.
-        self._population.update(self._current_noise(), self._utilities.take(), self._record, validate=False)
+        self._population.update(self._current_noise(), self._utilities.take(), self._record)
         return [parameter.grad for parameter in self._population.model.parameters()]
 
     def _step(self) -> object:
@@ -213,7 +212,7 @@ class PopulationWorkload(Workload):
         row_means = y.to(torch.promote_types(torch.float32, y.dtype)).flatten(1).mean(1)
         member_means = row_means.view(sides, -1, self._case.members).mean(1).flatten()
         utilities = member_means - member_means.mean()
-        self._population.update(noise, utilities, record, validate=False)
+        self._population.update(noise, utilities, record)
         self._optimizer.step()
         return y
 

@@ -5,6 +5,7 @@ Sigma, the bias and its noise, and the antithetic halves are handled here, once 
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -466,7 +467,7 @@ class PerturbedLayer:
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
         gradient = (total.to(wide) * -factor.to(total.device, wide)).to(parameter.dtype)
-        if validate and not bool(gradient.isfinite().all()):
+        if validate and not all_finite(gradient):
             message = (
                 f"the gradient of layer {self.name!r} is not finite in {parameter.dtype}: make the utilities "
                 "smaller, for example by centered ranks"
@@ -476,6 +477,15 @@ class PerturbedLayer:
             parameter.grad = gradient
         else:
             parameter.grad += gradient
+
+
+def all_finite(values: Tensor) -> bool:
+    """Return whether all entries are finite, which waits for the device.
+
+    The sum is far cheaper to read than each entry. It is not finite if an entry is not, or if it overflows.
+    """
+    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return math.isfinite(total) or bool(values.isfinite().all())
 
 
 def matching_names(model: nn.Module, option: str, patterns: Iterable[str]) -> set[str]:

@@ -24,6 +24,7 @@ from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
     PerturbedLayer,
+    all_finite,
     check_memory,
     matching_names,
     perturbed_layers,
@@ -314,7 +315,7 @@ class Population:
         utilities: Tensor,
         record: ActivationRecord | None = None,
         *,
-        validate: bool = True,
+        validate: bool | None = None,
     ) -> None:
         """Accumulate the gradient estimate into ``.grad`` of the perturbed parameters.
 
@@ -328,7 +329,7 @@ class Population:
                 [2 * members]: first those of all members with their noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
             validate: check that utilities and gradients are finite and that weights which the noise stores
-                have not changed, which synchronizes with the device.
+                have not changed. By default only on a CPU, because the check waits for a GPU.
 
         Raises:
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
@@ -337,6 +338,7 @@ class Population:
         self._check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
         device = self.layers[0].weight.device
+        validate = device.type == "cpu" if validate is None else validate
         c = combine_antithetic(utilities, members, device, antithetic=self.antithetic, validate=validate)
         if record is not None:
             record.check(noise)
@@ -719,7 +721,7 @@ def combine_antithetic(
         expected = f"[2, {members}], first those with the noise" if antithetic else f"[{members}]"
         message = f"got utilities of shape {list(values.shape)} for {members} members: pass {expected}"
         raise ValueError(message)
-    if validate and not bool(c.isfinite().all()):
+    if validate and not all_finite(c):
         message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite: replace them"
         raise ValueError(message)
     return c[:members] - c[members:] if antithetic else c

@@ -75,7 +75,7 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
     def call() -> tuple[Tensor, Tensor]:
         model.weight.grad = model.bias.grad = None
         y: Tensor = population(x, noise=noise)
-        population.update(noise, utilities, validate=False)
+        population.update(noise, utilities)
         assert model.weight.grad is not None
         return y, model.weight.grad
 
@@ -111,7 +111,7 @@ def test_replays_of_a_captured_step_draw_step_after_step(scheme: AnyScheme) -> N
         model.zero_grad()
         noise = population.sample(number)
         y, record = population.call_with_activations(x, noise=noise)
-        population.update(noise, utilities, record, validate=False)
+        population.update(noise, utilities, record)
         return [y, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
     def train() -> list[Tensor]:

@@ -293,7 +293,7 @@ def check_philox(scheme: AbstractScheme[Any], cuda: FakeDevice, waits: set[Phase
     cuda.waits.clear()
     _, record = population.call_with_activations(x, noise=noise)
     assert not cuda.waits
-    population.update(noise, utilities, record, validate=False)
+    population.update(noise, utilities, record)
     assert "update" in waits or not cuda.waits, cuda.waits
     assert not cuda.draws
 
@@ -480,7 +480,7 @@ def test_an_update_takes_utilities_from_the_cpu() -> None:
                 noise = population.sample(0)
                 y, record = population.call_with_activations(torch.ones(8, 3, device="cuda"), noise=noise)
                 cuda.clear()
-                population.update(noise, utilities, record, validate=False)
+                population.update(noise, utilities, record)
                 # They are copied to the device once, not for each layer and use.
                 assert len(cuda.waits) == (device == "cpu")
                 assert y.device.type == "cuda"

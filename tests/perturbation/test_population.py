@@ -147,11 +147,17 @@ def test_update_accumulates_like_backward() -> None:
 
 
 def test_huge_utilities_stay_finite() -> None:
-    """Utilities whose squares are beyond float64 give a finite and right update."""
+    """Utilities whose squares, and gradients whose sum, overflow give a finite and right update."""
     population = impls.perturb(square_layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
     noise, utilities = population.sample(0), torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
-    plain, huge = (compute_update(population, noise, utilities * size)["weight"] for size in (1.0, 1e200))
+    plain, huge, largest = (
+        compute_update(population, noise, utilities * size)["weight"] for size in (1.0, 1e200, 1e307)
+    )
     assert relative_error(huge / 1e200, plain) < 1e-12
+    assert largest.isfinite().all()
+    assert not largest.abs().sum().isfinite()
+    with pytest.raises(ValueError, match=r"the gradient of layer '' is not finite in torch.float64"):
+        population.update(noise, utilities * 5e307)
 
 
 def test_shared_parameters_share_noise() -> None:
