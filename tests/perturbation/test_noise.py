@@ -115,6 +115,8 @@ def test_permutations_and_subsets_have_distinct_channels(stream: Maker) -> None:
         permutations = stream(range(3)).permutations("p", groups, width)
         assert permutations.shape == (3, groups, width)
         assert bool((permutations.sort(-1).values == torch.arange(width)).all())
+        keys = stream(range(3)).uniform("p", groups, width)
+        assert torch.equal(permutations, keys.argsort(dim=-1, stable=True))
         for size in {1, (width + 1) // 2, width}:
             subsets = stream(range(3)).subsets("s", groups, width, size)
             assert subsets.shape == (3, groups, size)
