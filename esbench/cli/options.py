@@ -25,7 +25,6 @@ REPORTS = Path("build/reports")
 app = typer.Typer(
     name="esbench",
     help="Benchmark layers that evaluate a population of perturbed networks, and render the results.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -51,6 +50,20 @@ Plugins = Annotated[
     ),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of stored runs.")]
+Forwards = Annotated[
+    int,
+    typer.Option(
+        "--forwards-per-step",
+        help="Rank by the time of a step with this many forwards of one draw of noise, as in a rollout: the "
+        "measured step plus N - 1 times the measured forward.",
+        metavar="N",
+        min=1,
+        max=10**6,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout; its keys are in docs/commands.md.")
+]
 Seed = Annotated[
     int, typer.Option(help="Seed of weights, inputs, noise and order.", metavar="N", min=0, max=2**62)
 ]
@@ -93,6 +106,14 @@ def printing_to_stderr() -> Iterator[None]:
 def note(text: str) -> None:
     """Print a message on stderr, in lines of at most 100 columns; stdout is for results."""
     typer.echo("\n".join(map(fill, printable(text).split("\n"))), err=True)
+
+
+def combined_note(forwards: int) -> str:
+    """Return the note on the times of steps with several forwards."""
+    return (
+        f"A step here has {forwards} forwards with one draw of noise. Its time is combined: that of a "
+        f"measured step plus {forwards - 1} times that of a measured forward."
+    )
 
 
 def unknown_device_message(device: str, known: Iterable[str], results: Path) -> str:

@@ -17,12 +17,15 @@ import typer
 
 from esbench.cli.options import (
     FAILED,
+    Forwards,
+    Json,
     Plugins,
     Results,
     Seed,
     Variants,
     app,
     check_writable,
+    combined_note,
     load_entries,
     load_usual,
     note,
@@ -36,7 +39,7 @@ from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
 from esbench.schema import DENSE, Case, Environment, Request, Run, Variant
 from esbench.supervisor import Child, supervise
-from esbench.text import first_names, printable, short_path
+from esbench.text import fill, first_names, printable, short_path
 from esbench.workload import trainer
 
 if TYPE_CHECKING:
@@ -100,6 +103,10 @@ def recommend(
     ] = None,
     members: Annotated[int, typer.Option(help="Number of members.", metavar="N", min=1, max=_LARGEST)] = 1024,
     repeats: Annotated[int, typer.Option(help="Rows per member.", metavar="N", min=1, max=_LARGEST)] = 1,
+    antithetic: Annotated[
+        bool,
+        typer.Option("--antithetic", help="Evaluate members with their noise and with its negative."),
+    ] = False,
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
     ] = None,
@@ -128,6 +135,8 @@ def recommend(
     plugin: Plugins = None,
     seed: Seed = 0,
     results: Results = Path("results"),
+    forwards_per_step: Forwards = 1,
+    as_json: Json = False,
 ) -> None:
     """Recommend a scheme for a layer or a model.
 
@@ -143,6 +152,8 @@ def recommend(
     Example: esbench recommend --model my_models:policy --members 512
 
     Example: esbench recommend --linear 64x64 --members 16384 --offline
+
+    Example: esbench recommend --linear 64x17 --repeats 2 --antithetic --forwards-per-step 1000
     """
     child = Child() if offline else supervise(note)
     from esbench.measure.environment import resolve_device
@@ -150,7 +161,7 @@ def recommend(
 
     torch_state = TorchState()  # before a model or a plug-in is loaded
     check_writable("--results", results)
-    template = template_case(members, repeats, dtype, sigma)
+    template = template_case(members, repeats, dtype, sigma, antithetic=antithetic)
     limit_bytes = size_bytes(memory_limit) if memory_limit is not None else None
     if variants and compiled:
         variants = [*variants, "Compiled*"]
@@ -165,8 +176,12 @@ def recommend(
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     device_type = resolve_device(device)
     if offline:
-        recommendations = _answer_offline(target, device_type, results, named_variants, limit_bytes)
-        if not _print(target, recommendations, results, tables=tables):
+        recommendations = _answer_offline(
+            target, device_type, results, named_variants, limit_bytes, forwards_per_step
+        )
+        if not _answer(
+            target, recommendations, results, tables=tables, as_json=as_json, forwards=forwards_per_step
+        ):
             raise typer.Exit(FAILED)
         return
     if variants:  # others are compared with dense noise
@@ -178,10 +193,12 @@ def recommend(
         names = dict.fromkeys([*(entry.variant.name for entry in entries), DENSE])
         request = msgspec.structs.replace(request, variants=tuple(names))
     path, outcome, run = _measure(
-        request, target.name, device_type, seed, results, budget, limit_bytes, child
+        request, target.name, device_type, seed, results, budget, limit_bytes, child, forwards_per_step
     )
-    recommendations = _recommend(target, [run], named_variants, limit_bytes)
-    has_winner = _print(target, recommendations, results, run, tables=tables)
+    recommendations = _recommend(target, [run], named_variants, limit_bytes, forwards_per_step)
+    has_winner = _answer(
+        target, recommendations, results, run, tables=tables, as_json=as_json, forwards=forwards_per_step
+    )
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
         raise typer.Exit(FAILED)
@@ -196,6 +213,7 @@ def _measure(  # the options of a measurement
     budget_s: float,
     limit_bytes: float | None,
     child: Child,
+    forwards: int,
 ) -> tuple[Path, "RunSummary", Run]:
     """Screen the candidates if there are many, measure the best of them, store the run, and return it."""
     from esbench import store
@@ -216,7 +234,9 @@ def _measure(  # the options of a measurement
         else:
             note_load(here)
             if len(request.variants) > KEPT:
-                screened = _screen(plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child)
+                screened = _screen(
+                    plan, here, SHARE * (end_s - time.monotonic()), limit_bytes, child, forwards
+                )
                 names, notes = choose(screened, end_s - time.monotonic())
                 for text in notes:
                     note(text)
@@ -239,7 +259,12 @@ def _measure(  # the options of a measurement
 
 
 def _screen(
-    plan: "Plan", here: Environment, budget_s: float, limit_bytes: float | None, child: Child
+    plan: "Plan",
+    here: Environment,
+    budget_s: float,
+    limit_bytes: float | None,
+    child: Child,
+    forwards: int,
 ) -> dict[Case, list[Screened]]:
     """Measure all candidates for a moment at a small population."""
     from esbench.measure.instruments import instruments
@@ -253,7 +278,7 @@ def _screen(
         instruments(plan.device) as tools,
         showing(end_s=plan.end_s) as progress,
     ):
-        return screen(plan, here, progress, tools, limit_bytes, child.watch)
+        return screen(plan, here, progress, tools, limit_bytes, child.watch, forwards)
 
 
 def _answer_offline(
@@ -262,6 +287,7 @@ def _answer_offline(
     results: Path,
     variants: Collection[Variant] | None,
     limit_bytes: float | None,
+    forwards: int,
 ) -> "dict[Case, Recommendation]":
     """Recommend from the stored runs of this device, else of another CPU or GPU.
 
@@ -285,7 +311,7 @@ def _answer_offline(
         other_device = max(same_kind, key=lambda run: run.header.run_id).header.environment
         runs = [run for run in same_kind if run.header.environment.slug == other_device.slug]
         note(f"{missing}:\n  this is the answer for {other_device.device_name}; {remedy}")
-    recommendations = _recommend(target, runs, variants, limit_bytes)
+    recommendations = _recommend(target, runs, variants, limit_bytes, forwards)
     for case in target.cases:
         if case not in recommendations:
             of_variants = f" for {first_names([variant.name for variant in variants])}" if variants else ""
@@ -311,10 +337,11 @@ def _command_of(case: Case, results: Path) -> str:
     """Return the command that answers for a case from stored runs, or "" if the options cannot name it."""
     words = [f"--members {case.members}"]
     words += [f"--repeats {case.repeats}"] if case.repeats > 1 else []
+    words += ["--antithetic"] if case.antithetic else []
     words += [f"--dtype {case.dtype}"] if case.dtype != "float32" else []
     words += [f"--sigma {case.sigma!r}"] if case.sigma != SIGMA else []
     words += [f"--results {shlex.quote(short_path(results))}"] if results != Path("results") else []
-    template = template_case(case.members, case.repeats, case.dtype, case.sigma)
+    template = template_case(case.members, case.repeats, case.dtype, case.sigma, antithetic=case.antithetic)
     shape = f"{case.out_channels}x{case.in_channels}"
     if linear_case(shape, template) == case:
         return " ".join(["esbench recommend --linear", shape, *words, "--offline"])
@@ -330,11 +357,14 @@ def _recommend(
     runs: Sequence[Run],
     variants: Collection[Variant] | None = None,
     limit_bytes: float | None = None,
+    forwards: int = 1,
 ) -> "dict[Case, Recommendation]":
-    """Return the recommendation for each case that one of the runs ranks."""
+    """Return the recommendation for each case that one of the runs ranks, for steps of so many forwards."""
     from esbench.report.analysis.quality import ALONE, Part
     from esbench.report.analysis.ranking import recommend
+    from esbench.report.analysis.rollout import with_forwards_per_step
 
+    runs = [with_forwards_per_step(run, forwards) for run in runs]
     recommendations = {}
     for case in target.cases:
         part = Part(*target.parts[case]) if case in target.parts else ALONE
@@ -344,19 +374,48 @@ def _recommend(
     return recommendations
 
 
-def _print(
+def _answer(
     target: Target,
     recommendations: "dict[Case, Recommendation]",
     results: Path,
     run: Run | None = None,
     *,
-    tables: bool = False,
+    tables: bool,
+    as_json: bool,
+    forwards: int,
 ) -> bool:
     """Print the recommended variant of each case, the code that applies them, and their figures.
 
     Returns whether anything is recommended. ``run`` has the reasons if a case has no ranking; ``results`` the
     studies of training.
     """
+    winners = {
+        name: recommendations[case].recommended[0]
+        for name, case in target.layers.items()
+        if case in recommendations and recommendations[case].recommended
+    }
+    code = _code(target, winners) if winners else ""
+    if as_json:
+        from esbench.report.formats.json import recommendation_document
+
+        typer.echo(recommendation_document(target.layers, recommendations, code, forwards, run))
+    else:
+        _print(target, recommendations, code, results, run, tables=tables)
+        if forwards > 1:
+            typer.echo(fill(combined_note(forwards), indent=""))
+    return bool(winners)
+
+
+def _print(
+    target: Target,
+    recommendations: "dict[Case, Recommendation]",
+    code: str,
+    results: Path,
+    run: Run | None,
+    *,
+    tables: bool,
+) -> None:
+    """Print the answer for each case, the code, reasons, and figures."""
     from esbench.report.captions import layer_and_members
     from esbench.report.tables.recommendation import answer, details, figures, reasons_without_rate
     from esbench.studies.digits import trained_with
@@ -365,13 +424,8 @@ def _print(
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
         if recommendation.ranked or not run:  # else the reasons follow
             typer.echo(printable(answer(recommendation, names)))
-    winners = {
-        name: recommendations[case].recommended[0]
-        for name, case in target.layers.items()
-        if case in recommendations and recommendations[case].recommended
-    }
-    if winners:
-        typer.echo(printable(_code(target, winners)))
+    if code:
+        typer.echo(printable(code))
     if run:
         for case in target.cases:
             if case not in recommendations or not recommendations[case].ranked:
@@ -382,7 +436,6 @@ def _print(
     if tables:
         for recommendation in recommendations.values():
             typer.echo(printable(f"\n{details(recommendation)}"))
-    return bool(winners)
 
 
 def _code(target: Target, winners: "Mapping[str, RankedVariant]") -> str:
@@ -480,12 +533,17 @@ def _check(name: str, model: object, model_layers: "Layers", entries: Sequence[E
         )
 
 
-def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -> Case:
+def template_case(
+    members: int, repeats: int, dtype: str | None, sigma: float, *, antithetic: bool = False
+) -> Case:
     """Return a case with the given fields, whose operator and shape are filled in later.
 
     Raises:
-        UserError: the dtype is unknown, or sigma is not a positive number.
+        UserError: the dtype is unknown, sigma is not a positive number, or the repeats are odd with
+            antithetic sampling.
     """
+    if antithetic and repeats % 2:
+        raise UserError(f"--antithetic needs an even number of --repeats, such as 2, got {repeats}")
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; available: {', '.join(DTYPES)}")
     if not (math.isfinite(sigma) and sigma > 0):
@@ -498,6 +556,7 @@ def template_case(members: int, repeats: int, dtype: str | None, sigma: float) -
         repeats=repeats,
         dtype=dtype or "float32",
         sigma=sigma,
+        antithetic=antithetic,
     )
 
 

@@ -16,11 +16,13 @@ from esbench import store
 from esbench.cli.options import (
     FAILED,
     INVALID,
+    Forwards,
     Plugins,
     Seed,
     Variants,
     app,
     check_writable,
+    combined_note,
     load_entries,
     note,
     print_problems,
@@ -106,6 +108,7 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print {run, path, measured, ...} instead of tables.")
     ] = False,
+    forwards_per_step: Forwards = 1,
 ) -> None:
     """Measure a suite, store the run and print the best variants.
 
@@ -136,6 +139,9 @@ def run(
     )
     # An invalid request is reported before waiting for the device.
     plan = plan_of(request, name, device_type, seed)
+    if forwards_per_step > 1 and not {"step", "forward"} <= set(plan.phases):
+        measured = ", ".join(plan.phases)
+        raise UserError(f"--forwards-per-step needs the phases step and forward, but this run has {measured}")
     check_methods(device_type, split_names(methods))
     check_unchanged(torch_state)
     waiting_since_s = time.monotonic()
@@ -159,7 +165,7 @@ def run(
         if cell_limit is not None:
             plan = replace(plan, limit_s=cell_limit)
         path, outcome = measure(plan, name, request, here, unfinished, results, child)
-    _conclude(path, outcome, as_json=as_json, tables=tables)
+    _conclude(path, outcome, as_json=as_json, tables=tables, forwards=forwards_per_step)
 
 
 def measure(  # the parts of a run
@@ -323,7 +329,7 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
         )
 
 
-def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool) -> None:
+def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool, forwards: int) -> None:
     """Print the best variants of a run, all its tables, or a JSON summary."""
     from esbench import store
 
@@ -342,14 +348,18 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool)
         typer.echo(json.dumps(summary))
     elif read:
         try:
+            from esbench.report.analysis.rollout import with_forwards_per_step
             from esbench.report.tables.console import run_summary, warnings
 
             history, _ = store.read_results(path.parent.parent)
+            read, *history = (with_forwards_per_step(run, forwards) for run in (read, *history))
             shown = (not tables and run_summary(read, history)) or _all_tables(read, history)
         except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
             note(f"no tables are printed: the package {error.name} is not installed")
         else:
             typer.echo(shown, nl=False)
+            if forwards > 1:
+                note(combined_note(forwards))
             for text in () if tables else warnings(read, history):
                 note(text)
     folder = path.parent.parent

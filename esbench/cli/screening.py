@@ -16,7 +16,7 @@ from esbench.schema import (
     SCHEMA_VERSION,
     Case,
     Environment,
-    Measurement,
+    Phase,
     Record,
     Row,
     Run,
@@ -55,7 +55,7 @@ class Screened:
     Attributes:
         variant: the variant.
         rate: n_eff per second of a step; infinite for an exact estimate, 0 if n_eff is unknown.
-        step_s: seconds of a step.
+        step_s: seconds of a step with one forward, as it is measured.
     """
 
     variant: Variant
@@ -83,11 +83,13 @@ def screen(
     tools: "Instruments",
     limit_bytes: float | None = None,
     watch: "Watch" = lambda *_: False,
+    forwards: int = 1,
 ) -> dict[Case, list[Screened]]:
     """Time a step of all variants at a small population, rate the fastest, and return these, best first.
 
-    Times and memory are taken as proportional to the population, and n_eff = n / (1 + kappa n / d). Variants
-    above the memory limit are left out. Dense noise is returned even if it is slow.
+    Times and memory are taken as proportional to the population, and n_eff = n / (1 + kappa n / d). A step is
+    rated as if it had so many forwards; their time is then measured as well. Variants above the memory limit
+    are left out. Dense noise is returned even if it is slow.
     """
     # The slowest are registered first: they come last, except for dense noise, which a run begins with.
     entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]
@@ -97,31 +99,29 @@ def screen(
         now_s = time.monotonic()
         end_s = now_s + (plan.end_s - now_s) / (len(plan.cases) - index)
         small_plan = replace(plan, cases=(small_case(case),), end_s=end_s)
-        run = _measure_small(small_plan, environment, progress, tools, watch)
-        screened[case] = _extrapolate(run, case, limit_bytes)
+        run = _measure_small(small_plan, environment, progress, tools, watch, forwards)
+        screened[case] = extrapolate(run, case, limit_bytes, forwards)
     return screened
 
 
 def _measure_small(
-    plan: "Plan", environment: Environment, progress: "Show", tools: "Instruments", watch: "Watch"
+    plan: "Plan",
+    environment: Environment,
+    progress: "Show",
+    tools: "Instruments",
+    watch: "Watch",
+    forwards: int,
 ) -> Run:
     """Time a step of all variants of a case, then rate the fastest, which takes longer."""
     from esbench.measure.runner import run_cases
+    from esbench.report.analysis.rollout import with_forwards_per_step
 
     records: list[Record] = []
     now_s = time.monotonic()
     step_end_s = now_s + STEP_SHARE * (plan.end_s - now_s)
-    step_plan = replace(plan, phases=("step",), cell_s=CELL_S, traced=(), end_s=step_end_s)
+    timed_phases: tuple[Phase, ...] = ("step",) if forwards == 1 else ("forward", "step")
+    step_plan = replace(plan, phases=timed_phases, cell_s=CELL_S, traced=(), end_s=step_end_s)
     run_cases(step_plan, records.extend, progress, tools, watch=watch)
-    step_ns = {
-        row.variant: median(row) or math.inf
-        for row in records
-        if isinstance(row, Measurement) and row.metric == "latency_ns"
-    }
-    timed = [entry for entry in plan.entries if entry.variant.mode == "batched" and entry.variant in step_ns]
-    timed.sort(key=lambda entry: step_ns[entry.variant])
-    rated = [entry for rank, entry in enumerate(timed) if rank < RATED or entry.variant.name == DENSE]
-    run_cases(replace(plan, entries=rated, phases=(QUALITY,)), records.extend, progress, tools, watch=watch)
     header = RunHeader(
         schema=SCHEMA_VERSION,
         run_id="screening",
@@ -130,30 +130,46 @@ def _measure_small(
         seed=plan.seed,
         environment=environment,
     )
-    return Run(header=header, rows=tuple(record for record in records if isinstance(record, Row)))
+    run = Run(header=header, rows=_rows(records))
+    step_ns = {
+        row.variant: median(row) or math.inf
+        for row in with_forwards_per_step(run, forwards).measurements
+        if (row.phase, row.metric) == ("step", "latency_ns")
+    }
+    timed = [entry for entry in plan.entries if entry.variant.mode == "batched" and entry.variant in step_ns]
+    timed.sort(key=lambda entry: step_ns[entry.variant])
+    rated = [entry for rank, entry in enumerate(timed) if rank < RATED or entry.variant.name == DENSE]
+    run_cases(replace(plan, entries=rated, phases=(QUALITY,)), records.extend, progress, tools, watch=watch)
+    return msgspec.structs.replace(run, rows=_rows(records))
 
 
-def _extrapolate(run: Run, case: Case, limit_bytes: float | None) -> list[Screened]:
+def _rows(records: Sequence[Record]) -> tuple[Row, ...]:
+    return tuple(record for record in records if isinstance(record, Row))
+
+
+def extrapolate(run: Run, case: Case, limit_bytes: float | None, forwards: int) -> list[Screened]:
     """Return what is expected of the variants of a run at the population of a case, best first.
 
     Variants without a quality, for which no time was left, come last: the fastest of them first.
     """
     from esbench.report.analysis.ranking import recommend
+    from esbench.report.analysis.rollout import with_forwards_per_step
 
     small = small_case(case)
-    recommendation = recommend([run], small)
+    recommendation = recommend([with_forwards_per_step(run, forwards)], small)
     rated = {ranked.variant: ranked for ranked in recommendation.ranked} if recommendation else {}
     scale = case.members / small.members
     screened = []
     for row in run.measurements:
-        if row.metric != "latency_ns" or row.variant.mode != "batched":
+        if (row.phase, row.metric) != ("step", "latency_ns") or row.variant.mode != "batched":
             continue
         step_s = (median(row) or math.inf) / 1e9 * scale
         rate = peak_bytes = 0.0
         if ranked := rated.get(row.variant):
             kappa = max(ranked.kappa.mean, 0.0) if ranked.kappa else 0.0
             n_eff = case.members / (1 + kappa * case.members / _size(case))
-            rate = math.inf if ranked.is_exact else n_eff / step_s
+            full_step_s = (ranked.step_ns or math.inf) / 1e9 * scale
+            rate = math.inf if ranked.is_exact else n_eff / full_step_s
             peak_bytes = (ranked.peak_bytes or 0.0) * scale
         if limit_bytes is None or peak_bytes <= limit_bytes:
             screened.append(Screened(row.variant, rate, step_s))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from esbench import store
 from esbench.cli.recommend import conv2d_case, linear_case, size_bytes, template_case
-from esbench.cli.screening import KEPT, Screened, choose, small_case
+from esbench.cli.screening import KEPT, Screened, choose, extrapolate, small_case
 from esbench.errors import UserError
 from esbench.measure.environment import environment
 from esbench.measure.model_layers import load_model
@@ -497,6 +497,16 @@ def test_a_large_population_is_screened_at_a_small_one() -> None:
         assert small_case(case).members == expected
 
 
+@pytest.mark.parametrize(("forwards", "rate"), [(1, 1024 / 5e-3), (11, 1024 / 25e-3)])
+def test_screening_rates_steps_with_all_their_forwards(forwards: int, rate: float) -> None:
+    """The rate has the time of all forwards; the cost of the measurement is that of a step with one."""
+    measured = ranking_cases.run([*rows(), synthetic.time_row(HADAMARD, SQUARE, *[2.0] * 6)])
+    by_variant = {entry.variant: entry for entry in extrapolate(measured, SQUARE, None, forwards)}
+    assert by_variant[HADAMARD].rate == pytest.approx(rate)
+    assert by_variant[HADAMARD].step_s == 5e-3
+    assert len(by_variant) == len(KAPPAS)
+
+
 def test_many_candidates_are_screened_and_the_best_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -514,3 +524,71 @@ def test_many_candidates_are_screened_and_the_best_measured(
     assert "screening 18 variants on cpu" in captured.err
     assert captured.err.index("screening") < captured.err.index(f"measuring {len(names)} variants on cpu")
     assert "population = perturb(model, " in captured.out
+
+
+def test_many_forwards_per_step_change_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stored run answers for any number of forwards, and says that the time is combined."""
+    forwards = {HADAMARD: 30.0, ranking_cases.LOW_RANK: 1.0, DENSE: 40.0}
+    forward_rows = [synthetic.time_row(variant, SQUARE, *[ms] * 6) for variant, ms in forwards.items()]
+    stored(tmp_path, [*rows(), *forward_rows])
+    arguments = (*ASK, "--results", str(tmp_path / "results"))
+    assert run(*arguments, "--forwards-per-step", "200") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Linear 64 -> 64, 1024 members: use LowRank(rank=1).\n")
+    assert "A step here has 200 forwards with one draw of noise. Its time is combined" in text
+    assert "\nLowRank(rank=1) " in text
+    assert " 205 " in text  # 6 ms of the step and 199 of other forwards
+    assert run(*arguments, "--forwards-per-step", "1") == 0
+    text = capsys.readouterr().out
+    assert "use Hadamard" in text
+    assert "combined" not in text
+
+
+def test_antithetic_sampling_needs_even_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The case is antithetic, and so is the printed code."""
+    assert run(*ASK, "--antithetic", "--results", str(tmp_path)) == 2
+    assert "--antithetic needs an even number of --repeats, such as 2, got 1" in capsys.readouterr().err
+    antithetic = msgspec.structs.replace(SQUARE, antithetic=True, repeats=2)
+    stored(tmp_path, rows(antithetic))
+    results = ("--results", str(tmp_path / "results"))
+    assert run(*ASK, "--antithetic", "--repeats", "2", *results) == 0
+    assert "sigma=0.02, antithetic=True)\n" in capsys.readouterr().out
+    assert run(*ASK, *results) == 2
+    assert "--members 1024 --repeats 2 --antithetic " in capsys.readouterr().err
+
+
+def test_json_is_one_document_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the figures and the code of the text, also where a variant has no rate or is exact."""
+    stored(tmp_path, [*rows(), *ranking_cases.orthogonal(SQUARE)])
+    arguments = (*ASK, "--results", str(tmp_path / "results"))
+    assert run(*arguments, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["code"].endswith("perturb(model, Orthogonal(), members=1024, sigma=0.02)")
+    assert document["forwards_per_step"] == 1
+    (answer,) = document["recommendations"]
+    assert answer["case"]["operator"] == "Linear"
+    assert (answer["recommended"], answer["layers"]) == (["Orthogonal", "Hadamard"], [])
+    by_name = {variant["variant"]: variant for variant in answer["variants"]}
+    assert (by_name["Orthogonal"]["exact"], by_name["Orthogonal"]["n_eff_per_ms"]) == (True, None)
+    hadamard = by_name["Hadamard"]
+    assert (hadamard["step_ns"], hadamard["n_eff"], hadamard["kappa"]) == (5e6, 1024, 0)
+    assert hadamard["n_eff_per_ms"] == pytest.approx(1024 / 5)
+    assert (hadamard["n_eff_per_ms_low"], hadamard["reason"]) == (pytest.approx(1024 / 5), "")
+    assert by_name["SparsePerturbed(k=1)"]["reason"].startswith("out of memory")
+    assert by_name["Flipped(cores=8)"]["options"] == {"cores": 8}
+
+
+def test_json_has_the_reasons_of_a_case_without_ranking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A measured case that no variant supports has no recommendation, and the exit code is 1."""
+    arguments = ["--linear", "4x1", "--members", "8", "--device", "cpu", "--results", str(tmp_path)]
+    assert run(*arguments, "--variants", "SparsePerturbed(k=2)", "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["code"] == ""
+    (answer,) = document["recommendations"]
+    assert (answer["recommended"], answer["run"]) != ([], "")
+    assert (
+        "1 input columns"
+        in {variant["variant"]: variant for variant in answer["variants"]}["SparsePerturbed(k=2)"]["reason"]
+    )

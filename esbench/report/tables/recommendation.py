@@ -189,6 +189,8 @@ def training_code(
     schemes = {glob.escape(name): code for name, code in codes.items() if code != default}
     schemes["*"] = default
     arguments = [f"members={case.members}", f"sigma={case.sigma:g}"]
+    if case.antithetic:
+        arguments.append("antithetic=True")
     if exclude:
         arguments.append(f"exclude={json.dumps([glob.escape(name) for name in exclude])}")
     if len(schemes) == 1:
