@@ -1,13 +1,14 @@
 """The command ``check``: compare variants with the reference implementation."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from esbench.cli.options import FAILED, Plugins, Variants, app, load_usual, note, printing_to_stderr
+from esbench.cli.options import FAILED, Json, Plugins, Variants, app, load_usual, note, printing_to_stderr
 from esbench.registry import REGISTRY, Entry
 from esbench.schema import Case
 from esbench.supervisor import Child, supervise
@@ -16,14 +17,32 @@ from esbench.text import fill, first_names, one_line, pluralize
 if TYPE_CHECKING:
     from esbench.measure.validation import ExactChecks
 
-NOT_CHECKED = "not checked"
+CORRECT, FAILED_CHECK, NOT_CHECKED, UNAVAILABLE = "correct", "failed", "not checked", "unavailable"
+ENDED = "it ended the process"
 
-_Unavailable = dict[str, dict[str, set[str]]]
-"""Reason -> variant -> operators."""
+
+class Outcome(NamedTuple):
+    """The result of a check of a variant on an operator.
+
+    Attributes:
+        variant: the variant's name.
+        operator: the operator; "" for a reason that applies to all.
+        status: correct, failed, not checked or unavailable.
+        reason: why the variant is not correct, or "".
+        compared: the number of cases that were compared.
+        cases: the number of cases of the operator.
+    """
+
+    variant: str
+    operator: str
+    status: str
+    reason: str = ""
+    compared: int = 0
+    cases: int = 0
 
 
 @app.command()
-def check(variants: Variants = None, plugin: Plugins = None) -> None:
+def check(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = False) -> None:
     """Compare variants with the reference; nothing is timed.
 
     Every variant is checked on every operator. Prints one line per variant, and the variants that cannot run
@@ -38,8 +57,7 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
     entries = load_usual(variants, plugin)
     cases = REGISTRY.find_suite("check").cases
     checks = ExactChecks(cases, "cpu", 0)
-    counts = Counter[str]()
-    unavailable: _Unavailable = {}
+    outcomes: list[Outcome] = []
     width = max(len(entry.variant.name) for entry in entries)
     ended = child.announcement.excluded
     # A new process checks everything again, but an earlier one has printed the lines before the variant that
@@ -47,63 +65,80 @@ def check(variants: Variants = None, plugin: Plugins = None) -> None:
     printed = max((index for index, entry in enumerate(entries) if entry.variant in ended), default=0)
     for index, entry in enumerate(entries):
         if entry.variant in ended:
-            lines = ["failed: it ended the process"]
-            counts["failed"] += 1
+            of_variant = [Outcome(entry.variant.name, "", FAILED_CHECK, ENDED)]
         else:
             with printing_to_stderr():
-                lines = _check(entry, cases, checks, child, counts, unavailable)
-        for line in lines if index >= printed else ():
+                of_variant = list(_check(entry, cases, checks, child))
+        outcomes += of_variant
+        for line in _lines(of_variant) if index >= printed and not as_json else ():
             typer.echo(f"{entry.variant.name:<{width}}  {line}")
     child.announce(variant=None, case=None)
-    for reason, operators_by_variant in unavailable.items():
-        operators = sorted(set().union(*operators_by_variant.values()))
-        count, names = pluralize(len(operators_by_variant), "variant"), first_names([*operators_by_variant])
-        typer.echo(fill(f"unavailable on {', '.join(operators)}: {count} ({names}): {reason}"))
+    counts = Counter(outcome.status for outcome in outcomes)
+    if as_json:
+        document = {"counts": counts, "outcomes": [outcome._asdict() for outcome in outcomes]}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        for line in _unavailable_lines(outcomes, {entry.variant.name: entry for entry in entries}):
+            typer.echo(line)
     note(", ".join(f"{number} {status}" for status, number in counts.items()))
-    if not counts["correct"]:
+    if not counts[CORRECT]:
         note("nothing was compared")
-    if counts["failed"] or counts[NOT_CHECKED] or not counts["correct"]:
+    if counts[FAILED_CHECK] or counts[NOT_CHECKED] or not counts[CORRECT]:
         raise typer.Exit(FAILED)
 
 
-def _check(
-    entry: Entry,
-    cases: Sequence[Case],
-    checks: "ExactChecks",
-    child: Child,
-    counts: Counter[str],
-    unavailable: _Unavailable,
-) -> list[str]:
-    """Check a variant on each operator and return its lines; add to the counts and to ``unavailable``."""
+def _check(entry: Entry, cases: Sequence[Case], checks: "ExactChecks", child: Child) -> Iterator[Outcome]:
+    """Check a variant on each operator."""
     from esbench.measure.validation import NO_CASE
 
-    name, lines, correct = entry.variant.name, [], []
+    name = entry.variant.name
     supported: dict[str, list[Case]] = {}
     for case in cases:
         if entry.supports(case):
             supported.setdefault(case.operator, []).append(case)
     if not supported:
-        counts[NOT_CHECKED] += 1
-        lines.append(f"{NOT_CHECKED}: {NO_CASE}")
+        yield Outcome(name, "", NOT_CHECKED, NO_CASE)
     for operator, operator_cases in supported.items():
         child.watch(entry.variant, operator_cases[0], "check")
         failure = checks.outcome(entry, operator)
-        key = (entry.variant, operator)
+        key, count = (entry.variant, operator), len(operator_cases)
         if failure and failure.status == "failed":
-            counts["failed"] += 1
-            lines.append(f"failed on {operator}: {one_line(failure.reason)}")
+            yield Outcome(name, operator, FAILED_CHECK, one_line(failure.reason), cases=count)
         elif key in checks.not_compared:
-            counts[NOT_CHECKED] += 1
-            lines.append(f"{NOT_CHECKED} on {operator}: {one_line(checks.not_compared[key].reason)}")
+            reason = one_line(checks.not_compared[key].reason)
+            yield Outcome(name, operator, NOT_CHECKED, reason, cases=count)
         elif failure:
-            counts["unavailable"] += 1
-            reason = shared_reason(failure.reason, entry.variant.scheme, operator)
-            unavailable.setdefault(reason, {}).setdefault(name, set()).add(operator)
+            yield Outcome(name, operator, UNAVAILABLE, one_line(failure.reason), cases=count)
         else:
-            counts["correct"] += 1
-            count, compared = len(operator_cases), checks.compared[key]
+            yield Outcome(name, operator, CORRECT, compared=checks.compared[key], cases=count)
+
+
+def _lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """Yield the lines of a variant: its failures, then the operators on which it is correct."""
+    correct = []
+    for outcome in outcomes:
+        operator, count = outcome.operator, outcome.cases
+        if outcome.status == CORRECT:
+            compared = outcome.compared
             correct.append(operator if compared == count else f"{operator} ({compared} of {count} cases)")
-    return [*lines, f"correct: {', '.join(correct)}"] if correct else lines
+        elif outcome.status != UNAVAILABLE:
+            yield f"{outcome.status}{f' on {operator}' if operator else ''}: {outcome.reason}"
+    if correct:
+        yield f"correct: {', '.join(correct)}"
+
+
+def _unavailable_lines(outcomes: Iterable[Outcome], entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a line for each reason why variants are unavailable."""
+    by_reason: dict[str, dict[str, set[str]]] = {}
+    for outcome in outcomes:
+        if outcome.status == UNAVAILABLE:
+            scheme = entries[outcome.variant].variant.scheme
+            reason = shared_reason(outcome.reason, scheme, outcome.operator)
+            by_reason.setdefault(reason, {}).setdefault(outcome.variant, set()).add(outcome.operator)
+    for reason, operators_by_variant in by_reason.items():
+        operators = sorted(set().union(*operators_by_variant.values()))
+        count, names = pluralize(len(operators_by_variant), "variant"), first_names([*operators_by_variant])
+        yield fill(f"unavailable on {', '.join(operators)}: {count} ({names}): {reason}")
 
 
 def shared_reason(reason: str, scheme: str, operator: str) -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
+from esbench.report.analysis.rollout import with_forwards_per_step
 from esbench.schema import Request, Skipped
+from esbench.stats import median
 from esbench.text import short_path
 from tests.cli.cli_runner import run
 from tests.loop_cases import stored_in
@@ -270,6 +273,69 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "failed on Linear: SystemExit: 7" in out
     assert "Flipped  correct: Linear, Conv2d\n" in out
     assert out.count("\nunavailable on BinarizedConv2d, BinarizedLinear: 2 variants (") == 1
+
+
+def test_check_and_doctor_print_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each outcome has its variant, operator and reason; what a variant prints is not among them."""
+    plugin = tmp_path / "failing_rows.py"
+    text = GOOD.replace("RowShared", "Failing").replace("return op.", "print('a line'); return 2 * op.")
+    plugin.write_text(text)
+    chosen = ("--variants", "Failing", "--variants", "FusedFlipped")
+    assert run("check", "--json", "--plugin", str(plugin), *chosen) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["counts"]["failed"] == 2
+    outcomes = {(outcome["variant"], outcome["operator"]): outcome for outcome in document["outcomes"]}
+    assert outcomes["Failing", "Conv2d"]["status"] == "failed"
+    assert outcomes["Failing", "Conv2d"]["reason"].startswith("wrong result: ")
+    assert outcomes["FusedFlipped", "Linear"]["status"] == "unavailable"
+    assert run("check", "--json", "--variants", "Flipped") == 0
+    first, *_ = json.loads(capsys.readouterr().out)["outcomes"]
+    assert first == {
+        "variant": "Flipped",
+        "operator": "Linear",
+        "status": "correct",
+        "reason": "",
+        "compared": 1,
+        "cases": 1,
+    }
+    assert run("doctor", "--json") == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {"subject", "is_available", "reason"} == findings[0].keys()
+    assert "CPU timing" in {finding["subject"] for finding in findings}
+
+
+def test_the_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script that --install-completion installs asks with these variables."""
+    for words, number, expected in (
+        ("esbench rec", "1", "recommend"),
+        ("esbench run --forw", "2", "--forwards"),
+    ):
+        monkeypatch.setenv("_ESBENCH_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", number)
+        assert run() == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_many_forwards_per_step_need_both_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error comes before anything is measured; with both phases the tables have the combined time."""
+    arguments = ["run", "--forwards-per-step", "100", "--device", "cpu", "--results", str(tmp_path)]
+    assert run(*arguments, "--phases", "forward") == 2
+    assert "needs the phases step and forward, but this run has forward" in capsys.readouterr().err
+    chosen = ("--variants", "Flipped", "--cases", "Linear(128*")
+    assert run(*arguments, *chosen, "--phases", "forward,step,quality") == 0
+    captured = capsys.readouterr()
+    assert "A step here has 100 forwards" in captured.err
+    ((stored_run,), _) = store.read_results(tmp_path)
+    (step_ns,) = (
+        median(row) or 0.0
+        for row in with_forwards_per_step(stored_run, 100).measurements
+        if (row.variant.name, row.phase, row.metric) == ("Flipped", "step", "latency_ns")
+    )
+    (line,) = (line for line in captured.out.splitlines() if line.startswith("Flipped "))
+    assert float(line.split()[3]) == pytest.approx(step_ns / 1e6, rel=0.01)
 
 
 def test_a_plain_layer_shows_why_it_has_no_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
