@@ -6,6 +6,8 @@ raises an error, in other threads too, and so does a layer that was not reached:
 unperturbed. A population's first call also refuses operations that a function mode does not see.
 """
 
+import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,11 +20,20 @@ from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass, _curren
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from typing_extensions import override
 
+from esbench.errors import message_of
 from impls.perturbation.decompositions import DECOMPOSITIONS
-from impls.perturbation.layer import LayerCall, LayerNoise, PerturbedLayer, memory_range
+from impls.perturbation.layer import NORMALIZATIONS, LayerCall, LayerNoise, PerturbedLayer, memory_range
+from impls.perturbation.member_tensors import (
+    FIRST,
+    SECOND,
+    MemberTensor,
+    RowsAxis,
+    compute_per_member,
+    spread,
+)
 from impls.perturbation.operators import (
     AbstractConvolution,
     AbstractOperator,
@@ -30,7 +41,9 @@ from impls.perturbation.operators import (
     Convolution,
     Linear,
     TransposedConvolution,
+    TransposedLinear,
 )
+from impls.perturbation.products import PRODUCTS, TRANSPOSITIONS, read_product
 
 
 class LayerArguments(NamedTuple):
@@ -127,6 +140,10 @@ PROPERTIES = frozenset(
 """Functions of a perturbed parameter that are allowed: all members have the same result."""
 
 
+FEATURES_LAST = frozenset({functional.linear, functional.layer_norm, functional.rms_norm})
+"""Layer functions that are computed as a torch module's if the weight is a module's own parameter."""
+
+
 ELEMENTWISE = (
     frozenset(
         getattr(owner, name)
@@ -140,7 +157,21 @@ ELEMENTWISE = (
     }
     | {functional.prelu}
 )
-"""Functions of rows and a module's own parameter that are computed with each member's values."""
+"""Functions of rows and a parameter with dense noise that are computed by broadcasting."""
+
+
+EXPANSIONS = frozenset(
+    {Tensor.expand, Tensor.expand_as, Tensor.repeat, Tensor.broadcast_to, torch.broadcast_to}
+)
+"""Functions that may repeat a tensor for each row."""
+
+
+DTYPE_CASTS = frozenset({Tensor.to, Tensor.type_as})
+"""Functions that may take another tensor for its dtype alone."""
+
+
+IN_PLACE = frozenset({"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow")})
+"""Names of functions that change their first argument, besides those that end with an underscore."""
 
 
 class UnseenUseError(ValueError):
@@ -151,11 +182,11 @@ class RowsError(ValueError):
     """An input of a layer has no axis of rows."""
 
 
-class GuardedParameter(nn.Parameter):
-    """The class of perturbed parameters while their model runs.
+class GuardedTensor(Tensor):
+    """The class of values that a model computes from perturbed parameters alone.
 
-    A function mode only sees functions of its own thread. In other threads this class refuses them, and while
-    ``torch.compile`` compiles them.
+    A function mode only sees functions of its own thread. In other threads this class refuses them, while
+    ``torch.compile`` compiles them, and in later calls.
     """
 
     @classmethod
@@ -168,14 +199,19 @@ class GuardedParameter(nn.Parameter):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func not in PROPERTIES:
+            name = resolve_name(func) or func
             message = (
-                f"a perturbed parameter is used by {resolve_name(func) or func} in another thread or in "
-                "compiled code while its population runs: run all layers in the thread that calls the "
-                "population, and do not compile them"
+                f"a perturbed parameter, or a value computed from it, is used by {name} in another thread, "
+                "in compiled code or in a later call: run all layers in the thread that calls the "
+                "population, do not compile them, and keep no such values"
             )
             raise UnseenUseError(message)
         with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+
+class GuardedParameter(GuardedTensor, nn.Parameter):
+    """The class of perturbed parameters while their model runs."""
 
 
 class LayerIndex:
@@ -184,6 +220,7 @@ class LayerIndex:
     Attributes:
         layers: each layer by the id of its weight.
         names: the layers' names by the ids of weights and biases.
+        biases: each layer with a bias by the id of its bias.
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
         checked: the shapes of inputs with which the model has run; the first call with new ones is checked.
     """
@@ -197,6 +234,7 @@ class LayerIndex:
             if parameter is not None
         ]
         self.names = {id(parameter): name for parameter, name in owners}
+        self.biases = {id(layer.bias): layer for layer in self.layers.values() if layer.bias is not None}
         # Parameters of another class keep it. GuardedParameter: another population runs the model.
         self.parameters = [
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
@@ -219,8 +257,11 @@ class MemberFunctionMode(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._layers, self._names, self._parameters = index.layers, index.names, index.parameters
+        self._biases = index.biases
+        self._derived: dict[int, MemberTensor] = {}
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
+        self._sides = 1 + antithetic
         self._used: set[str] = set()
         self.calls: dict[str, list[LayerCall]] = {}
         """Calls of the layers that learn from rows, by layer name."""
@@ -257,20 +298,18 @@ class MemberFunctionMode(TorchFunctionMode):
         if read is not None:
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
-            if layer is not None and layer.is_own_parameter and func is functional.layer_norm:
-                return self._normalize_own(*args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
-            if layer is not None:
+            if layer is not None and (not layer.is_own_parameter or func in FEATURES_LAST):
+                if id(args[0]) in self._names or id(args[0]) in self._derived:
+                    return self._call_on_members(func, args, kwargs)
                 return self._call_layer(layer, read(*args, **kwargs))
         decomposition = DECOMPOSITIONS.get(func)
         if decomposition is not None and any(id(leaf) in self._names for leaf in tree_leaves((args, kwargs))):
+            self._refuse_values_as_inputs(func, args[:3])
             return decomposition(self._call_linear, *args, **kwargs)
         if func is functional.embedding and (layer := self._layers.get(id(args[1]))):
             return self._embed(layer, *args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
-        if func in ELEMENTWISE and (layer := self._find_own_parameter(args)):
-            return self._apply_elementwise(func, layer, args, kwargs)
-        self._refuse_use(func, args)
-        if kwargs:
-            self._refuse_use(func, kwargs.values())
+        if self._has_perturbed(args) or (kwargs and self._has_perturbed(kwargs.values())):
+            return self._use_parameters(func, args, kwargs)
         return func(*args, **kwargs)
 
     def check_layers_used(self, model: str, optional: Container[str]) -> None:
@@ -303,73 +342,249 @@ class MemberFunctionMode(TorchFunctionMode):
         )
         raise ValueError(message)
 
-    def _find_own_parameter(self, values: Iterable[object]) -> PerturbedLayer | None:
-        """Return the layer of a module's own parameter that is one of the values, or None."""
-        layers = (self._layers.get(id(value)) for value in values)
-        return next((layer for layer in layers if layer is not None and layer.is_own_parameter), None)
+    def check_outputs(self, y: object) -> None:
+        """Check that each tensor that the model returns has rows, and is no parameter.
 
-    def _apply_elementwise(
-        self,
-        func: Callable[..., object],
-        layer: PerturbedLayer,
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-    ) -> Tensor:
-        """Compute an elementwise function of rows and a module's own parameter, such as x * scale."""
-        rows = [value for value in args if isinstance(value, Tensor) and value is not layer.weight]
-        x, shape = rows[0] if rows else layer.weight, layer.weight.shape
-        space = (
-            x.dim() - 2 if func is functional.prelu else 0
-        )  # axes after the channels, which prelu's weight has
-        has_leading_one = len(shape) == x.dim() and shape[0] == 1
-        if (
-            len(rows) != 1
-            or kwargs
-            or x.shape[0] != self._rows
-            or not (has_leading_one or len(shape) + space < x.dim())
-        ):
-            message = (
-                f"parameter {layer.name!r} of shape {list(shape)} is used by {resolve_name(func)} without "
-                f"rows: use it with a tensor [{self._rows}, ...], or freeze it with requires_grad_(False)"
-            )
-            raise RowsError(message)
-        shape = shape[1:] if has_leading_one else shape
-        self._note_use(layer, 0)
+        Raises:
+            ValueError: a tensor is a perturbed parameter, or computed from such parameters alone.
+        """
+        if isinstance(y, Tensor) and not self._has_perturbed((y,)):
+            return
+        for leaf in tree_leaves(y):
+            if (member_tensor := self._find(leaf)) is not None:
+                message = (
+                    f"the model returned a tensor of shape {list(member_tensor.tensor.shape)} that depends "
+                    f"on parameter {member_tensor.name!r} and not on the rows: return it for each row, for "
+                    "example with expand()"
+                )
+                raise ValueError(message)
 
-        def apply(part: Tensor, sigma: float) -> Tensor:
-            values = self._member_values(layer, sigma)
-            if layer.weight.dim() == 0:  # which does not promote, as a tensor with axes would
-                values = values.to(torch.result_type(x, layer.weight))
-            values = values.view(-1, *[1] * (x.dim() - 1 - len(shape) - space), *shape, *[1] * space)
-            grouped = part.unflatten(0, (-1, self._members))
-            if func is functional.prelu:
-                return grouped.where(grouped > 0, grouped * values).flatten(0, 1)
-            y = func(*(values if arg is layer.weight else grouped if arg is x else arg for arg in args))
-            assert isinstance(y, Tensor)  # noqa: S101  elementwise functions return one
-            return y.flatten(0, 1)
+    def _has_perturbed(self, values: Iterable[object]) -> bool:
+        """Return whether a perturbed parameter, or a value computed from it, is among these values."""
+        for value in values:
+            if isinstance(value, tuple | list):
+                if self._has_perturbed(value):
+                    return True
+            elif id(value) in self._names or id(value) in self._derived:
+                return True
+        return False
 
+    def _find(self, value: object) -> MemberTensor | None:
+        """Return a perturbed parameter, or a value computed from it, as a member tensor; else None."""
+        if id(value) in self._derived:
+            return self._derived[id(value)]
+        name = self._names.get(id(value))
+        if name is None:
+            return None
+        assert isinstance(value, Tensor)  # noqa: S101  parameters are tensors
+        return MemberTensor(value, name, self._layers.get(id(value), self._biases.get(id(value))))
+
+    def _use_parameters(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        """Compute a function of perturbed parameters, or refuse it."""
+        if func in PROPERTIES:
+            return func(*args, **kwargs)
+        y: Tensor | None = None
+        if func in TRANSPOSITIONS:
+            y = self._transpose(func, args, kwargs)
+        elif func in EXPANSIONS:
+            y = self._expand_to_rows(func, args)
+        elif func in PRODUCTS and not kwargs:
+            y = self._multiply(func, args)
+        elif func in ELEMENTWISE and not kwargs:
+            y = self._compute_elementwise(func, args)
+        return self._compute_per_member(func, args, kwargs) if y is None else y
+
+    def _transpose(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Tensor | None:
+        """Return a perturbed matrix transposed, or None if the function does something else."""
+        weight = self._find(args[0])
+        if weight is None or not self._is_matrix(weight.tensor):
+            return None
         with self._using_parameters():
-            if not self._antithetic:
-                return apply(x, self._sigma)
-            half = len(x) // 2
-            return torch.cat([apply(x[:half], self._sigma), apply(x[half:], -self._sigma)])
+            view = func(*args, **kwargs)
+            assert isinstance(view, Tensor)  # noqa: S101  these functions return one
+            if view.stride() != weight.tensor.stride()[::-1] or view.shape != weight.tensor.shape[::-1]:
+                return None
+        return self._note_derived(weight._replace(tensor=view, is_transposed=not weight.is_transposed))
 
-    def _normalize_own(
-        self,
-        x: Tensor,
-        shape: Sequence[int],
-        weight: Tensor,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
+    def _is_matrix(self, value: object) -> bool:
+        """Return whether a value is the weight of a layer, or its transpose, and a matrix."""
+        member_tensor = self._find(value)
+        return (
+            member_tensor is not None
+            and member_tensor.layer is not None
+            and member_tensor.tensor.dim() == 2  # noqa: PLR2004  a matrix's axes
+            and not isinstance(member_tensor.layer.module, NORMALIZATIONS)
+        )
+
+    def _multiply(self, func: Callable[..., object], args: Sequence[object]) -> Tensor | None:
+        """Multiply rows with each member's matrix, or return None if the function has other arguments."""
+        if func is not torch.einsum and self._is_matrix(args[1]) and id(args[0]) in self._derived:
+            return self._call_on_members(func, args, {})
+        product = read_product(func, args, self._is_matrix)
+        weight = None if product is None else self._find(product.weight)
+        if product is None or weight is None or weight.layer is None:
+            return None
+        operator = TransposedLinear() if product.summed == int(weight.is_transposed) else Linear()
+        y = self._call_layer(weight.layer, LayerArguments(operator, product.x, product.bias))
+        return y if product.order is None else y.permute(*product.order)
+
+    def _call_on_members(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Tensor:
-        """Compute layer_norm with a module's own scale and shift."""
-        y = functional.layer_norm(x, shape, eps=eps)
-        for func, parameter in ((torch.mul, weight), (torch.add, bias)):
-            if parameter is None:
-                continue
-            layer = self._layers.get(id(parameter))
-            y = self._apply_elementwise(func, layer, (y, parameter), {}) if layer else func(y, parameter)
-        return y
+        """Call a layer function on an input without rows that differs from member to member."""
+        member_tensor = self._find(args[0])
+        assert member_tensor is not None  # noqa: S101  the caller has found it
+        values, rows = self._values(func, member_tensor), self._rows
+        self._rows = len(values)
+        try:
+            y = self.__torch_function__(func, (), (values, *args[1:]), kwargs)
+        finally:
+            self._rows = rows
+        assert isinstance(y, Tensor)  # noqa: S101  layer functions return one
+        return self._derive(member_tensor.name, y)
+
+    def _values(self, func: Callable[..., object], member_tensor: MemberTensor) -> Tensor:
+        """Return the values of all members, [sides * members, *shape].
+
+        Raises:
+            ValueError: the tensor is a weight whose noise is not dense.
+        """
+        if member_tensor.values is not None:
+            return member_tensor.values
+        layer = member_tensor.layer
+        assert layer is not None  # noqa: S101  parameters have one
+        parameter = layer.bias if id(member_tensor.tensor) in self._biases else layer.weight
+        assert parameter is not None  # noqa: S101  it was found by its id
+        values = self._parameter_values(layer, parameter)
+        if values is None:
+            message = (
+                f"a parameter of layer {layer.name!r} is used by {resolve_name(func) or func}, which cannot "
+                f"be perturbed: pass exclude=[{layer.name!r}] to perturb(), or call the layer itself"
+            )
+            raise ValueError(message)
+        if parameter is layer.weight:
+            self._note_use(layer, 0)
+        return values.mT if member_tensor.is_transposed else values
+
+    def _parameter_values(self, layer: PerturbedLayer, parameter: Tensor) -> Tensor | None:
+        """Return the values of a parameter with dense noise, [sides * members, *shape], else None."""
+        change = layer.dense_parameter_noise(parameter, self._noise[layer.name])
+        if change is None:
+            return None
+        with self._using_parameters():
+            values = torch.add(parameter, change, alpha=self._sigma)
+            if not self._antithetic:
+                return values
+            return torch.cat([values, torch.sub(parameter, change, alpha=self._sigma)])
+
+    def _derive(self, name: str, values: Tensor) -> Tensor:
+        """Return what the model gets for values of all members without rows: those of the first."""
+        with self._using_parameters():
+            first = values[0]
+        return self._note_derived(MemberTensor(first, name, None, values=values))
+
+    def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
+        member_tensor.tensor.__class__ = GuardedTensor
+        self._derived[id(member_tensor.tensor)] = member_tensor
+        return member_tensor.tensor
+
+    def _compute_elementwise(self, func: Callable[..., object], args: Sequence[object]) -> Tensor | None:
+        """Compute an elementwise function of rows and member values, such as x * scale.
+
+        Return None if it has other arguments.
+        """
+        found = [member_tensor for arg in args if (member_tensor := self._find(arg)) is not None]
+        rows = [arg for arg in args if isinstance(arg, Tensor) and self._find(arg) is None]
+        if len(found) != 1 or len(rows) != 1:
+            return None
+        (member_tensor,), (x,) = found, rows
+        axis = self._rows_axis(member_tensor.name, x)
+        if axis is None:
+            return None
+        values = self._values(func, member_tensor)
+        with self._using_parameters():
+            if not member_tensor.tensor.dim():  # which does not promote, as a tensor with axes would
+                values = values.to(torch.result_type(x, member_tensor.tensor))
+            if func is functional.prelu:  # the channels are the second axis
+                values = values.view(*values.shape, *[1] * (x.dim() - 2))
+            spread_values = spread(values, axis, x.dim(), self._sides, self._members)
+            if spread_values is None:
+                return None
+            split = axis.split(x, self._sides, self._members)
+            if func is functional.prelu:
+                return axis.join(split.where(split > 0, split * spread_values))
+            substitutes = {id(x): split, id(member_tensor.tensor): spread_values}
+            y = func(*(substitutes.get(id(arg), arg) for arg in args))
+            assert isinstance(y, Tensor)  # noqa: S101  elementwise functions return one
+            return axis.join(y)
+
+    def _expand_to_rows(self, func: Callable[..., object], args: Sequence[object]) -> Tensor | None:
+        """Repeat member values for each row, or return None if the function has another result."""
+        member_tensor = self._find(args[0])
+        if member_tensor is None:
+            return None
+        sizes = _read_sizes(args[1:])
+        shape = member_tensor.tensor.shape
+        shape = torch.Size([*[1] * (len(sizes) - len(shape)), *shape])
+        axis = next((axis for axis in (0, 1) if sizes[axis : axis + 1] == [self._rows]), None)
+        if axis is None or shape[axis] != 1:
+            return None
+        values = self._values(func, member_tensor)
+        repeats, sizes[axis], rows_axis = self._rows // len(values), 1, RowsAxis(axis)
+        with self._using_parameters():
+            values = values.reshape(len(values), *shape)
+            values = values.repeat(1, *sizes) if func is Tensor.repeat else values.expand(-1, *sizes)
+            once = spread(values, rows_axis, len(sizes), self._sides, self._members)
+            assert once is not None  # noqa: S101  it has the length 1 at this axis
+            sizes = [*once.shape[: axis + 2], repeats, *once.shape[axis + 3 :]]
+            return rows_axis.join(once.expand(sizes)).clone()  # the values themselves are not rows
+
+    def _compute_per_member(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        """Compute any other function with each member's values of parameters with dense noise."""
+        leaves, spec = tree_flatten((args, kwargs))
+        values: dict[int, Tensor] = {}
+        axes: dict[int, RowsAxis] = {}
+        name = ""
+        for at, leaf in enumerate(leaves):
+            if (member_tensor := self._find(leaf)) is not None:
+                values[at], name = self._values(func, member_tensor), member_tensor.name
+        takes_rows = 0 not in values or func not in DTYPE_CASTS
+        for at, leaf in enumerate(leaves):
+            if at not in values and isinstance(leaf, Tensor) and takes_rows:
+                axis = self._rows_axis(name, leaf)
+                axes |= {} if axis is None else {at: axis}
+        label = getattr(func, "__name__", "")
+        changes_first = label in IN_PLACE or (label.endswith("_") and not label.endswith("__"))
+        if (changes_first and 0 not in axes) or kwargs.get("out") is not None:
+            message = (
+                f"parameter {name!r} is changed by {resolve_name(func)}: freeze it with "
+                "requires_grad_(False), or pass exclude=[{name!r}] to perturb()"
+            )
+            raise ValueError(message)
+
+        def call(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401  torch's arguments
+            y = func(*args, **kwargs)
+            return args[0] if changes_first else y
+
+        try:
+            with self._using_parameters():
+                y = compute_per_member(call, leaves, spec, values, axes, self._sides, self._members)
+        except Exception as error:
+            message = (
+                f"parameter {name!r} is used by {resolve_name(func) or func}, which cannot be computed for "
+                f"each member ({message_of(error)}): freeze it with requires_grad_(False), or pass "
+                f"exclude=[{name!r}] to perturb()"
+            )
+            raise ValueError(message) from error
+        if axes:
+            return args[0] if changes_first else y
+        return tree_map(functools.partial(self._derive, name), y)
 
     def _embed(
         self,
@@ -381,24 +596,27 @@ class MemberFunctionMode(TorchFunctionMode):
         **gradient_options: object,  # noqa: ARG002  no gradient is computed
     ) -> Tensor:
         """Look tokens up in the members' tables."""
-        self._check_rows(layer, tokens)
+        axis = self._find_rows(layer, tokens)
         if max_norm is not None:
             message = f"layer {layer.name!r}: max_norm changes the weight in every call: leave it out"
             raise ValueError(message)
-        self._note_use(layer, 0)
+        self._note_use(layer, axis.axis)
         with self._using_parameters():
-            return self._look_up(layer, tokens)
+            y = self._look_up(layer, axis.to_first(tokens, self._sides, self._members))
+            return axis.from_first(y, self._sides, self._members)
 
     def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
         noise = self._noise[layer.name]
         return layer.embed(tokens, noise, self._members, self._sigma, antithetic=self._antithetic)
 
-    def _forward(self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor) -> Tensor:
+    def _forward(
+        self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
+    ) -> Tensor:
+        """Compute a layer function of rows with each member's weight, and its bias or no bias."""
         noise = self._noise[layer.name]
+        if not has_bias:
+            noise = dataclasses.replace(noise, bias=None)
         return layer.forward(operator, x, noise, self._members, self._sigma, antithetic=self._antithetic)
-
-    def _member_values(self, layer: PerturbedLayer, sigma: float) -> Tensor:
-        return layer.member_values(self._noise[layer.name], sigma)
 
     def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:  # noqa: ARG002  for subclasses
         """Note that a layer is used, with the axis of its input that has the rows."""
@@ -408,63 +626,81 @@ class MemberFunctionMode(TorchFunctionMode):
         """Return a context in which perturbed parameters may be used."""
         return DisableTorchFunctionSubclass()
 
-    def _check_rows(self, layer: PerturbedLayer, x: Tensor) -> None:
-        if x.shape[0] != self._rows:
-            message = (
-                f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model got {self._rows} "
-                "rows: keep the rows in the first axis, or in the second if positions are in the first"
-            )
-            raise RowsError(message)
-
     def _call_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute functional.linear, with each member's weight if it is perturbed."""
-        layer = self._layers.get(id(weight))
-        if layer is None:
-            return functional.linear(x, weight, bias)
-        return self._call_layer(layer, LayerArguments(Linear(), x, bias))
+        """Compute functional.linear, with each member's parameters if they are perturbed."""
+        y = self.__torch_function__(functional.linear, (), (x, weight, bias))
+        assert isinstance(y, Tensor)  # noqa: S101  linear returns one
+        return y
 
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
-        if arguments.bias is not layer.bias:
+        operator, x, bias = arguments
+        has_bias = bias is layer.bias
+        if not has_bias and not _takes_features_last(operator):
             message = (
                 f"the weight of layer {layer.name!r} is used without its own bias: "
                 f"pass exclude=[{layer.name!r}] to perturb(), or call the layer itself"
             )
             raise ValueError(message)
-        operator, x = arguments.operator, arguments.x
-        is_positions_first = (
-            x.shape[0] != self._rows
-            and x.dim() > 2  # noqa: PLR2004  [positions, rows, ..., features]
-            and x.shape[1] == self._rows
-            and (
-                isinstance(operator, Linear)
-                or (isinstance(operator, ChannelAffine) and not operator.trailing)
-            )
-        )
-        if is_positions_first:
-            x = x.transpose(0, 1)
-        self._check_rows(layer, x)
-        self._note_use(layer, int(is_positions_first))
+        axis = self._find_rows(layer, x)
+        if axis == SECOND and not _takes_features_last(operator):
+            raise self._without_rows(layer, x)
+        rows = x if axis is FIRST else axis.to_first(x, self._sides, self._members)
+        self._note_use(layer, axis.axis)
         if layer.learns_from_rows:
-            self.calls.setdefault(layer.name, []).append(LayerCall.of(operator, x))
+            self.calls.setdefault(layer.name, []).append(LayerCall.of(operator, rows))
         with self._using_parameters():
-            y = self._forward(layer, operator, x)
-        return y.transpose(0, 1) if is_positions_first else y
+            y = self._forward(layer, operator, rows, has_bias=has_bias)
+            if axis is not FIRST:
+                y = axis.from_first(y, self._sides, self._members)
+        if has_bias or bias is None:
+            return y
+        shifted = self.__torch_function__(torch.add, (), (y, bias))
+        assert isinstance(shifted, Tensor)  # noqa: S101  add returns one
+        return shifted
 
-    def _refuse_use(self, func: Callable[..., object], values: Iterable[object]) -> None:
-        for value in values:
-            if isinstance(value, tuple | list):
-                self._refuse_use(func, value)
-            elif id(value) in self._names and func not in PROPERTIES:
-                name = self._names[id(value)]
+    def _find_rows(self, layer: PerturbedLayer, x: Tensor) -> RowsAxis:
+        """Return where an input of a layer has its rows.
+
+        Raises:
+            RowsError: it has none.
+        """
+        axis = self._rows_axis(layer.name, x)
+        if axis is None:
+            raise self._without_rows(layer, x)
+        return axis
+
+    def _without_rows(self, layer: PerturbedLayer, x: Tensor) -> "RowsError":
+        """Return the error for an input of a layer that has no rows."""
+        return RowsError(
+            f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model got {self._rows} "
+            "rows: keep the rows in the first axis, or in the second if positions are in the first"
+        )
+
+    def _rows_axis(self, name: str, x: Tensor) -> RowsAxis | None:  # noqa: ARG002
+        """Return where an input of a layer has its rows, or None if it has none."""
+        if x.dim() and x.shape[0] == self._rows:
+            return FIRST
+        if x.dim() > 2 and x.shape[1] == self._rows:  # noqa: PLR2004  [positions, rows, ..., features]
+            return SECOND
+        return None
+
+    def _refuse_values_as_inputs(self, func: Callable[..., object], inputs: Sequence[object]) -> None:
+        for value in tree_leaves(inputs):
+            if id(value) in self._derived:
                 message = (
-                    f"a parameter of layer {name!r} is used by {resolve_name(func) or func}, which cannot be "
-                    f"perturbed: pass exclude=[{name!r}] to perturb(), or call the layer itself"
+                    f"{resolve_name(func)} got an input that depends on parameter "
+                    f"{self._derived[id(value)].name!r} and not on the rows: expand() it to the rows first"
                 )
                 raise ValueError(message)
 
 
 class RecordedMode(MemberFunctionMode):
-    """The mode while operations are recorded, for which parameters have to keep their class."""
+    """The mode while operations are recorded, for which tensors have to keep their class."""
+
+    @override
+    def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
+        self._derived[id(member_tensor.tensor)] = member_tensor
+        return member_tensor.tensor
 
     @override
     def __enter__(self) -> Self:
@@ -495,6 +731,11 @@ class MemoryGuard(TorchDispatchMode):
                 for parameter in (layer.weight, layer.bias)
                 if parameter is not None and (memory := memory_range(parameter))
             ]
+
+    def protect(self, name: str, tensor: Tensor) -> None:
+        """Refuse operations on the memory of a tensor, too."""
+        if (memory := memory_range(tensor)) is not None:
+            self._ranges.append((name, memory))
 
     @classmethod
     @override
@@ -557,8 +798,13 @@ class RowsAxesMode(MemberFunctionMode):
         self.rows_axes.setdefault(layer.name, set()).add(rows_axis)
 
     @override
-    def _forward(self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor) -> Tensor:
-        y = operator.apply_shared(operator.from_batch(x, 1), layer.split_groups(layer.weight))
+    def _forward(
+        self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
+    ) -> Tensor:
+        weight = layer.split_groups(layer.weight)
+        if layer.groups is None and operator.groups is not None:
+            weight = weight.unsqueeze(0)
+        y = operator.apply_shared(operator.from_batch(x, 1), weight)
         return operator.to_batch(y, x)
 
     @override
@@ -566,8 +812,8 @@ class RowsAxesMode(MemberFunctionMode):
         return functional.embedding(tokens, layer.weight)
 
     @override
-    def _member_values(self, layer: PerturbedLayer, sigma: float) -> Tensor:
-        return layer.weight.unsqueeze(0)
+    def _parameter_values(self, layer: PerturbedLayer, parameter: Tensor) -> Tensor | None:
+        return parameter.unsqueeze(0)
 
 
 class FirstCallMode(MemberFunctionMode):
@@ -598,20 +844,23 @@ class FirstCallMode(MemberFunctionMode):
     @override
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, axes = arguments.operator, arguments.x.dim()
-        if layer.is_own_parameter and not isinstance(operator, ChannelAffine):
-            message = (
-                f"parameter {layer.name!r} of a {type(layer.module).__name__} is used as the weight of "
-                f"{operator}: use torch's module for it, such as nn.Linear, or pass "
-                f"exclude=[{layer.name!r}] to perturb()"
-            )
-            raise ValueError(message)
-        has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
         is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
-        if has_no_rows or is_reversed or operator.groups != layer.groups:
+        has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
+        is_matrix = layer.weight.dim() == 2  # noqa: PLR2004  a matrix's axes
+        is_other = operator.groups != layer.groups and not (layer.is_own_parameter and is_matrix)
+        if has_no_rows or is_reversed or is_other or (isinstance(operator, Linear) and not is_matrix):
             message = (
                 f"layer {layer.name!r} itself does not use its weight as this call does ({operator} on an "
                 f"input of {axes} axes): call the layer itself, on all rows, or pass "
                 f"exclude=[{layer.name!r}] to perturb()"
+            )
+            raise ValueError(message)
+        if isinstance(operator, TransposedLinear) and (
+            layer.learns_from_rows or layer.scheme.draws_binary_weights
+        ):
+            message = (
+                f"{layer.scheme} of layer {layer.name!r} cannot multiply by the transpose of its weight: use "
+                "another scheme for this layer"
             )
             raise ValueError(message)
         if getattr(layer.module, "padding_idx", None) is not None:
@@ -628,6 +877,12 @@ class FirstCallMode(MemberFunctionMode):
         self.rows_axes.setdefault(layer.name, set()).add(rows_axis)
 
     @override
+    def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
+        if member_tensor.values is not None:
+            self._guard.protect(member_tensor.name, member_tensor.values)
+        return super()._note_derived(member_tensor)
+
+    @override
     @contextmanager
     def _using_parameters(self) -> Iterator[None]:
         self._guard.paused = True
@@ -636,6 +891,18 @@ class FirstCallMode(MemberFunctionMode):
                 yield
         finally:
             self._guard.paused = False
+
+
+def _takes_features_last(operator: AbstractOperator) -> bool:
+    """Return whether an operator acts on the last axes, whatever axes are before them."""
+    return isinstance(operator, Linear) or (isinstance(operator, ChannelAffine) and not operator.trailing)
+
+
+def _read_sizes(args: Sequence[object]) -> list[int]:
+    """Return the sizes that expand() and repeat() take as ints, as a sequence, or as those of a tensor."""
+    (first, *_) = args
+    sizes = first.shape if isinstance(first, Tensor) else first if isinstance(first, Sequence) else args
+    return [size for size in sizes if isinstance(size, int)]
 
 
 def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractDenseScheme, AbstractRowScheme, AnyScheme, TensorRef
 
 NORMALIZATIONS = (
@@ -211,10 +211,11 @@ class PerturbedLayer:
         """Whether the weight is a module's own parameter, and the module is no layer of torch."""
         return not isinstance(self.module, SUPPORTED)
 
-    def member_values(self, noise: LayerNoise, sigma: float) -> Tensor:
-        """Return each member's values of a module's own parameter, [m, *shape]."""
-        assert isinstance(noise.weight, ScaleNoise)  # noqa: S101  own parameters have dense noise
-        return torch.add(self.weight, noise.weight.values, alpha=sigma)
+    def dense_parameter_noise(self, parameter: Tensor, noise: LayerNoise) -> Tensor | None:
+        """Return the noise of the weight or the bias if it is dense, [m, *shape]; else None."""
+        if parameter is self.bias:
+            return noise.bias
+        return noise.weight.values if isinstance(noise.weight, ScaleNoise) else None
 
     def check_parameters(self) -> None:
         """Check that the module's parameters are still the same objects.
@@ -354,7 +355,14 @@ class PerturbedLayer:
         if antithetic:
             scale = torch.full((x.shape[0], *[1] * (x.dim() - 1)), sigma, dtype=x.dtype, device=x.device)
             scale[len(x) // 2 :].neg_()
-        y = self.scheme.forward(op, self.split_groups(self.weight), noise.weight, x, scale)
+        weight, weight_noise = self.split_groups(self.weight), noise.weight
+        if self.groups is None and op.groups is not None:  # a matrix with dense noise
+            assert isinstance(weight_noise, ScaleNoise)  # noqa: S101  that of parameters without groups
+            weight, weight_noise = weight.unsqueeze(0), ScaleNoise(weight_noise.values.unsqueeze(1))
+        if isinstance(op, TransposedLinear):
+            y = self.scheme.forward_transposed(op, weight, weight_noise, x, scale)
+        else:
+            y = self.scheme.forward(op, weight, weight_noise, x, scale)
         if not isinstance(y, Tensor):
             message = f"{self.scheme}: forward returned {type(y).__name__}, not a tensor: correct the scheme"
             raise TypeError(message)

@@ -129,6 +129,19 @@ class Linear(AbstractOperator):
         return bias.unsqueeze(1)
 
 
+@dataclass(frozen=True)
+class TransposedLinear(Linear):
+    """A linear layer with the transpose of its weight: x [r, m, 1, o] -> [r, m, 1, i]."""
+
+    @override
+    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        return super().apply_shared(x, weight.mT)
+
+    @override
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        return super().apply_per_member(x, weights.mT)
+
+
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 _Sizes = int | tuple[int, ...]

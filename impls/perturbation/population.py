@@ -274,6 +274,7 @@ class Population:
         context = mode(self._index, noise.layers, rows=rows, members=members, **options)
         with context:
             y = self.model(*args, **kwargs)
+        context.check_outputs(y)
         context.check_layers_used(type(self.model).__name__, self._optional)
         return y, context
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from impls.perturbation.member_ops import sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 
 N = TypeVar("N", bound=Noise)
 
@@ -154,6 +154,19 @@ class AbstractScheme(ABC, Generic[N]):
             index = tokens[start:stop].unsqueeze(2).expand(-1, -1, table.shape[2])
             rows.append(table.gather(1, index))
         return torch.cat(rows)
+
+    def forward_transposed(
+        self, op: TransposedLinear, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        """Apply the transpose of each member's weight to its rows: [r, m, 1, o] -> [r, m, 1, i].
+
+        By default E_m is written out, for some members at a time. The arguments are as for :meth:`forward`.
+        """
+        y = op.apply_shared(x, weight)
+        for start, stop in pieces(x.shape[1], weight.nbytes, piece_bytes(x.device)):
+            dense = self.dense_noise(noise.narrow(start, stop))
+            add_scaled(y[:, start:stop], op.apply_per_member(x[:, start:stop], dense), sigma)
+        return y
 
     # Optional: another form of the noise, of the weight or of the update.
 
@@ -323,6 +336,12 @@ class AbstractWrapper(AbstractScheme[N]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> N:
         return self.plain.sample(weight, stream)
+
+    @override
+    def forward_transposed(
+        self, op: TransposedLinear, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        return self.plain.forward_transposed(op, weight, noise, x, sigma)
 
     @override
     def dense_noise(self, noise: N) -> Tensor:

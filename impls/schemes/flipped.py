@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -23,7 +23,7 @@ from impls.perturbation.member_ops import (
     unused_core_bytes,
 )
 from impls.perturbation.noise import Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, Linear, TransposedLinear
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
 
 
@@ -79,6 +79,14 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
             x = flip_signs(x, noise.inputs)
         y = apply_cores(op, x, noise.core, noise.members)
         return y if noise.outputs is None else y.mul_(append_axes(noise.outputs, y[0]))
+
+    @override
+    def forward_transposed(
+        self, op: TransposedLinear, weight: Tensor, noise: FlippedNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        # The signs of rows are those of the transpose's columns.
+        swapped = replace(noise, core=noise.core.mT, inputs=noise.outputs, outputs=noise.inputs)
+        return self.forward(Linear(), weight.mT, swapped, x, sigma)
 
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.perturbation.member_ops import append_axes, count_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, Linear, TransposedLinear
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
 MAX_SINGLE_TERMS = 4
@@ -74,9 +74,31 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
     ) -> Tensor:
         y = op.apply_shared(x, weight)
         for members, factors in self._pieces(noise):
-            inner = op.apply_per_member(x[:, members], factors.down)
-            add_factor_products(y[:, members], inner * (sigma / math.sqrt(self.rank)), factors.up)
+            self._add_correction(op, y[:, members], factors, x[:, members], sigma)
         return y
+
+    @override
+    def forward_transposed(
+        self,
+        op: TransposedLinear,
+        weight: Tensor,
+        noise: Factors | RedrawnFactors,
+        x: Tensor,
+        sigma: float | Tensor,
+    ) -> Tensor:
+        # The transpose of E_m has the factors swapped.
+        y = op.apply_shared(x, weight)
+        for members, factors in self._pieces(noise):
+            swapped = Factors(down=factors.up, up=factors.down)
+            self._add_correction(Linear(), y[:, members], swapped, x[:, members], sigma)
+        return y
+
+    def _add_correction(
+        self, op: AbstractOperator, y: Tensor, factors: Factors, x: Tensor, sigma: float | Tensor
+    ) -> None:
+        """Add sigma times the product of each row with its member's E_m to y, in place."""
+        inner = op.apply_per_member(x, factors.down)
+        add_factor_products(y, inner * (sigma / math.sqrt(self.rank)), factors.up)
 
     @override
     def lookup(self, noise: Factors | RedrawnFactors, tokens: Tensor) -> Tensor:

@@ -193,18 +193,6 @@ class Positions(nn.Module):
         return x + self.table(torch.arange(x.shape[1]))
 
 
-class Doubled(nn.Module):
-    """A parameter that is multiplied by a number before it meets the rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale rows."""
-        return x * (self.scale * 2)
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], str]] = {
     **{
         f"packed sequence for {layer.__name__}": (
@@ -215,7 +203,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], str]] = 
         for layer in (nn.GRU, nn.LSTM)
     },
     "positions": (Positions, lambda: normal(ROWS, 5, 4), r"shape \[5\], but the model got 8 rows"),
-    "parameter": (Doubled, lambda: normal(ROWS, 4), "'scale' .* is used by .*mul without rows"),
 }
 
 

@@ -122,10 +122,9 @@ def catch(model: Any, x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "layer left out": (lambda model, x: model.first(x), "did not use the perturbed layers second"),
     "no layer": (lambda model, x: x, "used none of its 2 perturbed layers"),  # noqa: ARG005  left unused
-    "another function": (lambda model, x: model.first(x) @ model.first.weight.T, "layer .first. is used"),
+    "another function": (lambda model, x: model.first(x) @ model.first.weight.abs(), "layer .first. is used"),
     "in a list": (lambda model, x: model.first(x) @ torch.cat([model.first.weight]), r"used by torch\.cat"),
     "in place": (clip, "is used by"),
-    "another bias": (lambda model, x: functional.linear(x, model.first.weight), "without its own bias"),
     "more rows": (lambda model, x: model.first(x.repeat(2, 1)), r"got .* \[16, 3\], but the model got 8"),
     "thread": (lambda model, x: model.second(in_thread(model.first, x)), "in another thread"),
     "thread and here": (
@@ -135,7 +134,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
         lambda model, x: (
             model.second(model.first(x)) + torch.compile(product, backend="eager")(x, model.first.weight)
         ),
-        "in compiled code",
+        "in compiled code or in a later call",
     ),
     **{
         name: (run, "layer 'first', or a tensor that shares its memory, is used by aten")
