@@ -405,6 +405,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "the inference mode": (torch.is_inference_mode_enabled, _set_inference_mode),
     "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the profile function": (sys.getprofile, sys.setprofile),
+    "the trace function": (sys.gettrace, sys.settrace),
     "the torch function modes": (torch._C._len_torch_function_stack, _remove_function_modes),  # noqa: SLF001  # as above
     **(
         {"the processors": (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))}

@@ -21,11 +21,14 @@ from impls.quality.kappa import Subject
 from impls.quality.metrics import digits_metrics, quality_metrics
 from impls.verify import checks, reference
 
-CHECKED_WIDTH = 16
-"""Channels per group of the layer on which a scheme's bias is checked."""
+CHECKED_WIDTHS = 16, 64
+"""Least and most channels per group of the layer on which a scheme's noise is checked."""
 
-REPEATED_CALLS = 5
-"""How many calls of the forward without a pause must have the same output."""
+TIMED_NOISE_STEPS = 12
+"""The number of steps whose noise is compared in the dtype that is timed."""
+
+REPEATED_CALLS, FEWER_CALLS, FEW_NUMBERS = 32, 5, 2**16
+"""How many calls without a pause must have the same result; fewer if rows exceed FEW_NUMBERS numbers."""
 
 CHECKED_LEARNING_RATE = 64.0
 """Large, so that a step changes low-precision weights by more than their rounding."""
@@ -106,7 +109,7 @@ class PopulationWorkload(Workload):
             model, features = self._population.model, inputs.features(self._case)
             bits = self._case.in_channels if inputs.is_packed(self._case) else None
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
-            bias.check_bias(self._scheme, self._layer_for_bias_check())
+            bias.check_bias(self._scheme, self._layer_for_noise_checks())
             self._check_step(range(self._case.members))
             return
         x, eps = self._x.items[0], inputs.eps_of(self._case)
@@ -118,6 +121,11 @@ class PopulationWorkload(Workload):
         count, eps = self._case.members, inputs.eps_of(self._case)
         if phase == "sample":
             checks.check_timed_moments(self._population)
+            if not inputs.is_network(self._case):
+                layer = self._layer_for_noise_checks()
+                setting = checks.Setting(self._scheme, layer, inputs.features(self._case))
+                checks.check_independence(setting, TIMED_NOISE_STEPS)
+                bias.check_bias(self._scheme, layer)
         elif phase == "forward":
             inputs.refill(self._case, self._x.items)
             members = reference.random_members(count)  # drawn after the call
@@ -141,20 +149,26 @@ class PopulationWorkload(Workload):
     def _update_gradients(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities into the inputs of the timed call, run it, and return its gradients."""
         self._utilities.items[0].copy_(utilities.view(-1))
-        self._utilities.restart()
-        self._update()
-        parameters = self._population.model.named_parameters()
-        return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
+        parameters = dict(self._population.model.named_parameters())
 
-    def _layer_for_bias_check(self) -> nn.Module:
-        """Return the case's layer with :data:`CHECKED_WIDTH` channels per group.
+        def update() -> dict[str, Tensor]:
+            self._utilities.restart()
+            self._update()
+            return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+
+        return self._call_often("update", update)
+
+    def _layer_for_noise_checks(self) -> nn.Module:
+        """Return the case's layer with as many channels per group as :data:`CHECKED_WIDTHS` allows.
 
         A narrow layer may have a bias that vanishes at useful widths: members that permute w channels of one
-        shared weight never change their sum, a bias of 1 / (w - 1).
+        shared weight never change their sum, a bias of 1 / (w - 1). A wide one would take long.
         """
-        width = CHECKED_WIDTH * self._case.groups
-        wide = msgspec.structs.replace(self._case, out_channels=width, in_channels=width)
-        return inputs.layer(wide, self._device, self._seed)
+        least, most = (width * self._case.groups for width in CHECKED_WIDTHS)
+        widths = {
+            name: min(max(least, getattr(self._case, name)), most) for name in ("out_channels", "in_channels")
+        }
+        return inputs.layer(msgspec.structs.replace(self._case, **widths), self._device, self._seed)
 
     def _check_step(self, members: Iterable[int]) -> None:
         """Check a whole step on new inputs, with a random step number and a large learning rate."""
@@ -184,20 +198,26 @@ class PopulationWorkload(Workload):
         return y
 
     def _forward_often(self) -> Tensor:
-        """Call the forward several times without a pause, as it is timed; return the last output.
+        def forward() -> dict[str, Tensor]:
+            self._x.restart()
+            return {"outputs": self._forward()}
+
+        return self._call_often("forward", forward)["outputs"]
+
+    def _call_often(self, phase: Phase, call: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Run a call several times without a pause, as it is timed; return the last results.
 
         Raises:
-            WrongResultError: the outputs differ, though input and noise are the same.
+            WrongResultError: the results differ, though input and noise are the same.
         """
-        self._x.restart()
-        y = self._forward()
-        for _ in range(REPEATED_CALLS):
-            before = y
-            self._x.restart()
-            y = self._forward()
-            if (y - before).float().norm() > 64 * torch.finfo(y.dtype).eps * y.float().norm():
-                raise WrongResultError("forward gives different outputs for the same input and noise")
-        return y
+        results = call()
+        for _ in range(REPEATED_CALLS if self._x.items[0].numel() <= FEW_NUMBERS else FEWER_CALLS):
+            earlier, results = results, call()
+            for name, result in results.items():
+                allowed = 8 * torch.finfo(result.dtype).eps + 64 * torch.finfo(torch.float32).eps
+                if (result - earlier[name]).float().norm() > allowed * result.float().norm():
+                    raise WrongResultError(f"{phase} gives different results for the same input and noise")
+        return results
 
     def _update(self) -> object:
         self._optimizer.zero_grad()

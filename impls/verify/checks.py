@@ -30,22 +30,25 @@ from impls.verify.reference import (
     compute_update,
     random_generator,
     random_step,
-    to_float64,
 )
 
 SIGMA = 0.1
 """Scale of the noise."""
 
 STEPS = 48
+"""Number of steps from which moments of the noise are estimated."""
+
 COMPARED_PARTS = 4
 """Number of parts of a population whose noise is compared with that of the whole."""
 
 MAX_DRAWN_NUMBERS = 2**18
 """The most numbers that a part of a population draws at each step to check the noise that was timed."""
-"""Number of steps from which moments of the noise are estimated."""
 
-STEP_DISTANCE = 2**10 * 3**2 * 5**2 * 7 * 11 * 13
-"""Steps this far apart are compared: noise that repeats after a divisor of this number of steps is found."""
+STEP_DISTANCE = 2**16 * 3**2 * 5**5
+"""Steps this far apart are compared: noise that repeats after a divisor of this number of steps is found.
+
+Powers of two up to 65,536 and powers of ten up to 100,000 are divisors.
+"""
 
 DEVIATIONS = 6.0
 """Allowed error of a moment, in standard errors estimated from the same data."""
@@ -155,15 +158,18 @@ def check_moments(setting: Setting) -> None:
 def check_timed_moments(population: Population) -> None:
     """Check the moments of the noise that was timed: in its dtype, of random members, at random steps.
 
-    The members are drawn in small parts, of which some are compared with the whole population. Noise of more
-    than MAX_DRAWN_NUMBERS numbers in a part is left out.
+    The members are drawn in small parts, of which some are compared with the whole population. If a part has
+    more than MAX_DRAWN_NUMBERS numbers, a population of one member is drawn instead; if that has too, none.
 
     Raises:
         WrongResultError: as for :func:`check_moments`, or a part has other noise than the whole population.
     """
-    step, size = random_step(), min(population.shard_multiple, population.members)
-    if sum(_drawn_numbers(layer, size) for layer in population.layers) > MAX_DRAWN_NUMBERS:
-        return
+    if _drawn_numbers(population) > MAX_DRAWN_NUMBERS:
+        scheme = population.layers[0].scheme
+        population = perturb(population.model, scheme, members=1, sigma=population.sigma, warn=False)
+        if _drawn_numbers(population) > MAX_DRAWN_NUMBERS:
+            return
+    step = random_step()
     whole = population.sample(step)
 
     def draw_member(step: int) -> tuple[int, dict[str, Tensor]]:
@@ -181,12 +187,17 @@ def check_timed_moments(population: Population) -> None:
     _check_draws(population, [draw_member(random_step())[1] for _ in range(STEPS)])
 
 
-def _drawn_numbers(layer: PerturbedLayer, members: int) -> int:
-    """Return how many numbers the noise of some members has, or draws again in each use."""
-    noise = layer.sample(0, 0, range(members), device="meta")
-    if any(isinstance(value, NoiseStream) for value in vars(noise.weight).values()):
-        return layer.weight.numel() * members
-    return noise.nbytes // layer.weight.element_size()
+def _drawn_numbers(population: Population) -> int:
+    """Return how many numbers the noise of the smallest part of a population has, or draws in each use."""
+    members = min(population.shard_multiple, population.members)
+
+    def count(layer: PerturbedLayer) -> int:
+        noise = layer.sample(0, 0, range(members), device="meta")
+        if any(isinstance(value, NoiseStream) for value in vars(noise.weight).values()):
+            return layer.weight.numel() * members
+        return noise.nbytes // layer.weight.element_size()
+
+    return sum(map(count, population.layers))
 
 
 def _check_draws(population: Population, draws: Sequence[Mapping[str, Tensor]]) -> None:
@@ -295,33 +306,37 @@ def _stored_bytes(noise: PopulationNoise) -> int:
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def check_independence(setting: Setting) -> None:
+def check_independence(setting: Setting, steps: int = STEPS // 2) -> None:
     """Check that noise of different steps, seeds, layers and members, and of weight and bias, is independent.
 
     Raises:
         WrongResultError: noise is equal or correlated.
     """
-    twins = nn.ModuleDict({"first": setting.model, "second": to_float64(setting.model)})
+    twins = nn.ModuleDict({"first": setting.model, "second": copy.deepcopy(setting.model)})
     population, other_seed = (replace(setting, model=twins).population(4, seed=seed) for seed in (0, 1))
     products: defaultdict[str, list[Tensor]] = defaultdict(list)
     distinct: set[str] = set()
-    for step in range(STEPS // 2):  # each has two layers and two steps: STEPS values for each correlation
-        noise = population.dense_noise(population.sample(step))
-        later = population.dense_noise(population.sample(step + STEP_DISTANCE))
-        reseeded = other_seed.dense_noise(other_seed.sample(step))
+
+    def draw(population: Population, step: int) -> dict[str, Tensor]:
+        dense = population.dense_noise(population.sample(step))
+        return {name: value.double() for name, value in dense.items()}
+
+    for step in range(steps):  # two values for each correlation: of two layers, or of two steps
+        noise, later = draw(population, step), draw(population, step + STEP_DISTANCE)
+        reseeded = draw(other_seed, step)
         for name, value in noise.items():
             products["steps"].append((value * later[name]).mean())
             products["seeds"].append((value * reseeded[name]).mean())
         names = [name for name in noise if name.startswith("first")]
-        for draw, name in itertools.product((noise, later), names):
-            value, twin = draw[name], draw[name.replace("first", "second", 1)]
+        for drawn, name in itertools.product((noise, later), names):
+            value, twin = drawn[name], drawn[name.replace("first", "second", 1)]
             if not torch.equal(value[0], value[1]):
                 distinct.add(name)
             products["layers"].append((value * twin).mean())
             if name.endswith("bias"):
                 # If both were drawn from the same stream, the bias would be equal to the first numbers of the
                 # weight: to those of all members together, or of each member.
-                weight = draw[name.removesuffix("bias") + "weight"]
+                weight = drawn[name.removesuffix("bias") + "weight"]
                 of_all_members = weight.flatten()[: value.numel()]
                 of_each_member = weight.flatten(1)[:, : value.shape[1]]
                 products["weight and bias"].append((value.flatten() * of_all_members).mean())

@@ -174,6 +174,7 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             "the global hooks of optimizers from (0, 0) to (0, 1)",
         ),
         (BaseTorchFunctionMode().__enter__, "the torch function modes from 0 to 1"),
+        (partial(sys.setprofile, lambda *_: None), "the profile function from None to <function"),
         *([(partial(os.sched_setaffinity, 0, {1}), "the processors from {")] if {0, 1} <= cores else []),
     )
     for change, words in changes:
@@ -292,6 +293,24 @@ class Cheating(impls.Perturbed):
     ) -> Tensor:
         self.memory.calls += 1
         return self.cheat(self.memory, lambda: super(Cheating, self).forward(op, weight, noise, x, sigma), x)
+
+
+def unperturbed_now_and_then(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """Return an output of 0 in every 17th call in float32."""
+    return torch.zeros_like(compute()) if x.dtype == torch.float32 and memory.calls % 17 == 0 else compute()
+
+
+@dataclass(frozen=True, eq=False)
+class SkippingUpdate(impls.Perturbed):
+    """A scheme whose update is half as long in every 17th call in float32."""
+
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    @override
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        self.memory.calls += 1
+        is_skipped = utilities.dtype == torch.float32 and self.memory.calls % 17 == 0
+        return super().weighted_sum(noise, utilities * 0.5 if is_skipped else utilities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,11 +443,13 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
         (negated_after_some_calls, LATE),
         (nan_while_no_garbage_is_collected, "forward gives values that are not finite"),
         (honest_after_a_pause, LATE),
+        (unperturbed_now_and_then, "forward gives different results for the same input and noise"),
     ):
         lines = measured_here(case, "forward", Cheat=Cheating(cheat=cheat), Honest=impls.Perturbed())
         assert words in failure_of(lines), cheat
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
-    assert LATE in failure_of(measured_here(case, "update", Cheat=Forgetting(), Honest=impls.Perturbed()))
+    for scheme, words in ((Forgetting(), LATE), (SkippingUpdate(), "update gives different results")):
+        assert words in failure_of(measured_here(case, "update", Cheat=scheme, Honest=impls.Perturbed()))
 
 
 @pytest.mark.parametrize("max_dense", [reference.MAX_DENSE_NUMBERS["cpu"], 0], ids=["sum", "product"])
@@ -483,16 +504,32 @@ class WrongNoise(impls.Perturbed):
         return DenseNoise(values)
 
 
-def test_the_noise_that_is_timed_has_its_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong variance, a mean that is not 0 after step 0, and noise that depends on the split are found."""
+def test_the_noise_that_is_timed_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong moments, noise that depends on the split, one number per row, and an ignored seed are found."""
     monkeypatch.setattr(checks, "COMPARED_PARTS", 40)
-    case = Case(operator="Linear", out_channels=8, in_channels=8, members=512)
-    wrongs: tuple[tuple[Callable[[Tensor, NoiseStream], object], str], ...] = (
-        (lambda values, _: values.mul_(0.8), "variance of the noise of weight is 0"),
-        (lambda values, stream: values.add_(0.2 * (stream.step != 0)), "mean of the noise of weight is 0"),
-        (lambda values, _: values[256:].mul_(0.5), "noise of weight of a part of the population is off by"),
+    small = Case(operator="Linear", out_channels=8, in_channels=8, members=512)
+    wide = Case(operator="Linear", out_channels=64, in_channels=64, members=256)
+
+    def ignore_seed(values: Tensor, stream: NoiseStream) -> None:
+        values.copy_(dataclasses.replace(stream, seed=0).normal("dense", *values.shape[1:]))
+
+    wrongs: tuple[tuple[Case, Callable[[Tensor, NoiseStream], object], str], ...] = (
+        (small, lambda values, _: values.mul_(0.8), "variance of the noise of weight is 0"),
+        (wide, lambda values, _: values.mul_(0.8), "variance of the noise of weight is 0"),
+        (small, lambda values, stream: values.add_(0.2 * (stream.step != 0)), "mean of the noise of weight"),
+        (
+            small,
+            lambda values, _: values[256:].mul_(0.5),
+            "noise of weight of a part of the population is off",
+        ),
+        (
+            small,
+            lambda values, _: values.copy_(values[..., :1].clone().expand_as(values)),
+            "biased: the mean",
+        ),
+        (small, ignore_seed, "correlation of noise between seeds is 1"),
     )
-    for wrong, words in wrongs:
+    for case, wrong, words in wrongs:
         lines = measured_here(case, "sample", Cheat=WrongNoise(wrong=wrong), Honest=impls.Perturbed())
         assert re.search(f"{words}.*{LATE}", failure_of(lines))
 
