@@ -26,7 +26,14 @@ from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, REFERENCE_ROUNDS, TimedCall, interleave
 from esbench.measure.memory import is_out_of_memory
-from esbench.measure.neighbors import VISITS, BaseTimes, SlowedDownError, lasting_slowdown, time_base
+from esbench.measure.neighbors import (
+    VISITS,
+    BaseTimes,
+    SlowedDownError,
+    has_running_threads,
+    lasting_slowdown,
+    time_base,
+)
 from esbench.measure.plan import MONITORED_PHASE, Budget, Plan, is_base_or_naive
 from esbench.measure.recorder import Recorder
 from esbench.measure.remaining_time import SET_UP
@@ -301,6 +308,8 @@ class CaseRunner:
         if (ratio := self._base_slowdown()) > 1:
             slower = f"base took {ratio:.3g}x as long after these rounds as after its set-up"
             stored = [add_labels(row, (slower,)) for row in stored]
+        if has_running_threads():
+            stored = [add_labels(row, ("threads used the CPU after these rounds",)) for row in stored]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
         self._store(phase, [*self._missing_phase_rows(phase), *stored])
 
@@ -357,20 +366,22 @@ class CaseRunner:
         budget.add_checks(count, seconds() - start_s)
 
     def _check_neighbors(self, entry: Entry) -> None:
-        """Check that base is as fast as before a variant was set up.
+        """Check that after the set-up of a variant base is as fast as before, and no thread keeps running.
 
         Raises:
-            SlowedDownError: it is slower, and a supervisor starts a new process.
+            SlowedDownError: base is slower or a thread runs, and a supervisor starts a new process.
         """
-        if (ratio := self._base_slowdown()) == 1:
+        if has_running_threads():
+            finding = "threads used the CPU"
+        elif (ratio := self._base_slowdown()) > 1:
+            finding = f"base took {ratio:.3g}x as long"
+        else:
             return
         recorder, variant = self.context.recorder, entry.variant
-        reason = f"{SLOWS_OTHERS} (base took {ratio:.3g}x as long)"
+        reason = f"{SLOWS_OTHERS} ({finding})"
         if recorder.watch(variant, self.case, SET_UP, reason):
             raise SlowedDownError(f"{variant.name} on {self.case.label}: {reason}")
-        recorder.note(
-            f"base took {ratio:.3g}x as long after the set-up of {variant.name} on {self.case.label}"
-        )
+        recorder.note(f"{finding} after the set-up of {variant.name} on {self.case.label}")
         self._base_times = self._time_base()
 
     def _base_slowdown(self) -> float:

@@ -2,8 +2,9 @@
 
 A variant that leaves a hook, a thread or full memory behind slows all variants that are measured with it, and
 a ratio within rounds does not show that. Other programs slow base down as well, so it counts only if every
-visit is slower than before by more than :data:`SLOWER`, and after three pauses still is. The supervisor then
-tries the variant once more in a new process. If another variant slows base down there, the times of this
+visit is slower than before by more than :data:`SLOWER`, and after three pauses still is. Threads that keep
+running slow down few of base's visits, so the CPU time that they use is read. The supervisor then tries the
+variant once more in a new process. If another variant slows base down there, the times of this
 machine vary: from then on the run only notes a slower base.
 """
 
@@ -22,6 +23,10 @@ VISIT_S, LONGEST_S = 0.001, 0.008
 """The duration of a visit. Base is not timed again if a single call takes longer than the second."""
 MAX_CALLS = 16
 PAUSES_S = (0.3, 1.0, 2.0)
+THREAD_PAUSES_S = (0.005, 0.3, 0.1)
+"""Pauses in which CPU time is read: threads of OpenMP wait up to 0.2 s for the next call."""
+THREAD_SHARE = 0.1
+"""The least share of a pause that running threads use; other programs may leave them little of a CPU."""
 
 BaseTimes = Mapping[str, Sequence[float]]
 """Metric -> the mean of each visit in nanoseconds: a thread may slow down few of the calls by much."""
@@ -64,3 +69,14 @@ def lasting_slowdown(before: BaseTimes, measure: Callable[[], BaseTimes]) -> flo
             time.sleep(pause_s)
             ratio = min(ratio, slowdown(before, measure()))
     return ratio
+
+
+def has_running_threads() -> bool:
+    """Return whether other threads of this process use the CPU while this one sleeps, in every pause."""
+    for pause_s in THREAD_PAUSES_S:
+        start_s, used_s = time.monotonic(), time.process_time() - time.thread_time()
+        time.sleep(pause_s)
+        used_s = time.process_time() - time.thread_time() - used_s
+        if used_s <= THREAD_SHARE * (time.monotonic() - start_s):
+            return False
+    return True

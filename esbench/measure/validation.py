@@ -35,6 +35,9 @@ from esbench.registry import Entry
 from esbench.schema import Case, Phase, Variant
 from esbench.workload import UnavailableError, Workload, WrongResultError, build
 
+if sys.platform != "win32":
+    import resource
+
 PATIENCE_S = (0.003, 0.03)
 """The wait for writes after a call has returned lasts as long as the call, within these bounds."""
 
@@ -365,6 +368,19 @@ def _remove_function_modes(count: int) -> None:
         torch._C._pop_torch_function_stack()  # noqa: SLF001  # the same
 
 
+_LIMITS = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE")
+"""The limits of a process's memory, time and files."""
+
+
+def _soft_limit(name: str) -> int:
+    return resource.getrlimit(getattr(resource, name))[0]
+
+
+def _set_soft_limit(name: str, value: int) -> None:
+    limit = getattr(resource, name)
+    resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+
+
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -409,7 +425,10 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the trace function": (sys.gettrace, sys.settrace),
     "the torch function modes": (torch._C._len_torch_function_stack, _remove_function_modes),  # noqa: SLF001  # as above
     **(
-        {"the processors": (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))}
+        {
+            "the processors": (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
+            **{name: (partial(_soft_limit, name), partial(_set_soft_limit, name)) for name in _LIMITS},
+        }
         if sys.platform == "linux"
         else {}
     ),

@@ -30,6 +30,9 @@ TIMED_NOISE_STEPS = 12
 REPEATED_CALLS, FEWER_CALLS, FEW_NUMBERS = 32, 5, 2**16
 """How many calls without a pause must have the same result; fewer if rows exceed FEW_NUMBERS numbers."""
 
+MANY_MEMBERS = 126
+"""The most members whose outputs are compared one by one, where they cannot be compared together."""
+
 CHECKED_LEARNING_RATE = 64.0
 """Large, so that a step changes low-precision weights by more than their rounding."""
 
@@ -128,9 +131,11 @@ class PopulationWorkload(Workload):
                 bias.check_bias(self._scheme, layer)
         elif phase == "forward":
             inputs.refill(self._case, self._x.items)
-            members = reference.random_members(count)  # drawn after the call
-            reference.check_forward(self._population, self._x.items[0], members, eps, self._forward_often)
-            reference.check_all_outputs(self._population, self._x.items[0], eps)
+            x, is_affine = self._x.items[0], reference.is_affine_layer(self._population)
+            members = reference.random_members(count, 2 if is_affine else MANY_MEMBERS)
+            reference.check_forward(self._population, x, members, eps, self._forward_often)
+            if is_affine:
+                reference.check_all_outputs(self._population, x, eps)
         elif phase == "update":
             x = self._x.items[0]
             reference.check_update(self._population, x, range(count), eps, self._update_gradients)

@@ -43,6 +43,9 @@ COLLISION_MARGIN = 1e6
 They are then equal by chance in less than one step of a million.
 """
 
+ROWS_TOGETHER = 4
+"""How many rows are compared by one norm: in that of many, an error of one row is smaller than rounding."""
+
 COMPARED_MEMBERS, COMPARED_STEPS = 64, 16
 """How many members and steps are compared to see that noise varies: small masks are often equal."""
 
@@ -82,9 +85,9 @@ class _Update:
                 raise WrongResultError(f"{self.phase} of {name}: the call returned nothing")
 
 
-def random_members(count: int) -> Iterator[int]:
-    """Yield the first, the last and two random members, which are drawn only when the iteration begins."""
-    drawn = secrets.SystemRandom().sample(range(count), min(2, count))
+def random_members(count: int, most: int = 2) -> Iterator[int]:
+    """Yield the first, the last and random members, ``most`` or all, drawn only when the iteration begins."""
+    drawn = secrets.SystemRandom().sample(range(count), min(most, count))
     yield from sorted({0, count - 1, *drawn})
 
 
@@ -152,25 +155,28 @@ def _check_outputs(  # noqa: PLR0913, PLR0917  the arguments of an evaluation an
     shape = torch.Size((x.shape[0], *expected[0].shape[1:]))
     if y.shape != shape:
         raise WrongResultError(f"{name} returned shape {tuple(y.shape)}, expected {tuple(shape)}")
-    check_close(name, y[rows], torch.cat(expected), torch.cat(rounded), eps)
+    for first in range(0, len(rows), ROWS_TOGETHER):
+        part = slice(first, first + ROWS_TOGETHER)
+        check_close(name, y[rows[part]], torch.cat(expected[part]), torch.cat(rounded[part]), eps)
+
+
+def is_affine_layer(population: Population) -> bool:
+    """Return whether a population perturbs a single layer whose outputs are affine in E_m."""
+    return population.layers[0].module is population.model and _is_affine(population)
 
 
 @torch.no_grad()
 def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> None:
-    """Check the outputs of all members of a layer together, by an update for random utilities.
-
-    Networks, and schemes whose outputs are not affine in E_m, are left out.
+    """Check the outputs of all members of an affine layer together, by an update for random utilities.
 
     Args:
-        population: the population.
+        population: the population, see :func:`is_affine_layer`.
         x: rows [repeats * members, ...], of which only shape, dtype and device are used.
         eps: see :func:`check_close`.
 
     Raises:
         WrongResultError: forward and update disagree.
     """
-    if population.layers[0].module is not population.model or not _is_affine(population):
-        return
     noise, sides = population.sample(0), 2 if population.antithetic else 1
     utilities = torch.randn(sides, population.members, dtype=torch.float64, generator=random_generator())
     utilities = utilities.to(x.device)

@@ -5,6 +5,7 @@ import gc
 import math
 import os
 import re
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -143,6 +144,7 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
         contexts[-1].__enter__()
 
     cores = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     changes: tuple[tuple[Callable[[], object], str], ...] = (
         (partial(torch.set_num_threads, 3), f"the number of threads from {threads} to 3"),
         (
@@ -174,6 +176,10 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             "the global hooks of optimizers from (0, 0) to (0, 1)",
         ),
         (BaseTorchFunctionMode().__enter__, "the torch function modes from 0 to 1"),
+        (
+            partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files - 1, most_files)),
+            f"RLIMIT_NOFILE from {files} to {files - 1}",
+        ),
         (partial(sys.setprofile, lambda *_: None), "the profile function from None to <function"),
         *([(partial(os.sched_setaffinity, 0, {1}), "the processors from {")] if {0, 1} <= cores else []),
     )
@@ -393,12 +399,14 @@ class FewUtilities(impls.Perturbed):
 class OneMemberLess(impls.Perturbed):
     """A scheme that leaves the perturbation of one member among many out of its forward."""
 
+    left_out: int = 100
+
     @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         values = noise.values.clone()
-        values[100:101] = 0
+        values[self.left_out : self.left_out + 1] = 0
         return super().forward(op, weight, DenseNoise(values), x, sigma)
 
 
@@ -479,7 +487,7 @@ def test_a_step_is_checked_for_all_members_after_step_0(
 
 def test_all_members_of_a_large_population_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward without one member's noise, and noise that repeats after 128 members, are found."""
-    monkeypatch.setattr(reference, "random_members", lambda count: iter([0, count - 1]))
+    monkeypatch.setattr(reference, "random_members", lambda count, _=0: iter([0, count - 1]))
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=256)
     cheats: tuple[tuple[impls.Perturbed, Phase, str], ...] = (
         (OneMemberLess(), "forward", "forward of all members: .* is off by"),
@@ -488,6 +496,15 @@ def test_all_members_of_a_large_population_are_checked(monkeypatch: pytest.Monke
     for scheme, phase, words in cheats:
         reason = failure_of(measured_here(case, phase, Cheat=scheme, Honest=impls.Perturbed()))
         assert re.search(f"{words}.*{LATE}", reason)
+
+
+def test_each_member_of_a_network_is_checked() -> None:
+    """A forward that leaves one member's noise out of 64 is found, as each is checked."""
+    case = Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=64)
+    reason = failure_of(
+        measured_here(case, "forward", Cheat=OneMemberLess(left_out=10), Honest=impls.Perturbed())
+    )
+    assert re.search(f"forward is off by .*{LATE}", reason)
 
 
 @dataclass(frozen=True)

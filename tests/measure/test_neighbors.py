@@ -1,6 +1,7 @@
 """A variant that slows others down is found when base is timed again after its set-up."""
 
 import itertools
+import threading
 import time
 from unittest.mock import Mock
 
@@ -108,3 +109,36 @@ def test_only_a_clear_slowdown_counts() -> None:
         ({}, 1.0),
     ):
         assert slowdown(before, after) == pytest.approx(ratio)
+
+
+def test_a_thread_that_keeps_running_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that runs after a set-up is announced; one that a timed call starts gives its rows a label."""
+    monkeypatch.setattr(neighbors, "THREAD_PAUSES_S", (0.1,))
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    def start(*_: object) -> None:
+        ended.clear()
+        threading.Thread(target=run).start()
+
+    def act(phase: Phase, number: int, turn: int) -> object:
+        del phase
+        if number == 12:
+            start()
+        return torch.full((2,), float(turn))
+
+    assert not neighbors.has_running_threads()
+    try:
+        world, watch = SlowedWorld(), Mock(return_value=True)
+        plan = plan_of(*world.entries(Busy=FakeScheme("Busy", world, check=start)), phases=("forward",))
+        with pytest.raises(SlowedDownError, match=r"^Busy on .*\(threads used the CPU\)$"):
+            run_cases(plan, list[Record]().extend, lambda *_: None, world.tools, watch=watch)
+        ended.set()
+        late = SlowedWorld().entries(Late=FakeScheme("Late", world, act=act))
+        _, lines = measure(*late, world=world, phases=("forward",))
+        assert {row.labels for row in measurements(lines)} == {("threads used the CPU after these rounds",)}
+    finally:
+        ended.set()
