@@ -5,7 +5,7 @@ Field names carry their unit; a metric's unit is the suffix of its name (``laten
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -91,13 +91,19 @@ class Case(_Strict, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The operator with its shape, then every other field that differs from its default."""
-        in_shape = {"operator", "out_channels", "in_channels", "kernel_size", "input_size"}
         changed = [
-            f"{field.name}={_short(value)}"
-            for field in msgspec.structs.fields(self)
-            if field.name not in in_shape and (value := getattr(self, field.name)) != field.default
+            f"{name}={_short(value)}"
+            for name, default in _defaults_of_label().items()
+            if (value := getattr(self, name)) != default
         ]
         return " ".join([f"{self.operator}{self.shape}", *changed])
+
+
+@cache  # a report needs thousands of labels
+def _defaults_of_label() -> Mapping[str, object]:
+    """Return the defaults of the fields of a case that are not in its shape."""
+    in_shape = {"operator", "out_channels", "in_channels", "kernel_size", "input_size"}
+    return {field.name: field.default for field in msgspec.structs.fields(Case) if field.name not in in_shape}
 
 
 class Variant(_Strict, frozen=True, kw_only=True):
