@@ -97,7 +97,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
     if rank == 0 or not _are_usable(values):
         return None
     ordered = sorted(values)
-    return Interval(float(ordered[rank - 1]), float(np.median(ordered)), float(ordered[-rank]))
+    return Interval(float(ordered[rank - 1]), float(median_of(ordered)), float(ordered[-rank]))
 
 
 def median_of_values(values: Sequence[float]) -> float | None:

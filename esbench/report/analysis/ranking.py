@@ -203,6 +203,16 @@ class Rankings:
 
         Exact estimates, whose rate is infinite, are sorted by time. ``part`` is the case in its network.
         """
+        if (case, part) not in self._ranked_cases:
+            self._ranked_cases[case, part] = self._rank(case, part)
+        return list(self._ranked_cases[case, part])
+
+    @cached_property
+    def _ranked_cases(self) -> dict[tuple[Case, Part], list[RankedVariant]]:
+        """The cases ranked so far, because a report asks for each of them several times."""
+        return {}
+
+    def _rank(self, case: Case, part: Part) -> list[RankedVariant]:
         variants = [self._ranked(variant, case, part) for variant in self.qualities.variants(case)]
         ranked = sorted(
             (entry for entry in variants if entry.rate is not None),

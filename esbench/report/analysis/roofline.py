@@ -7,9 +7,10 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 """
 
 import math
+from functools import lru_cache
 from typing import Literal
 
-from esbench.schema import Case, Measurement, Run, Variant, Work
+from esbench.schema import Case, DevicePeak, Measurement, Run, Variant, Work
 from esbench.stats import median, middle_60_percent
 
 CACHE_BYTES = 2**30
@@ -30,12 +31,18 @@ def rate(run: Run, kind: _PeakKind, dtype: str) -> float | None:
     if the run has no such peak.
     """
     rates = (
-        peak.amount / spread.p20
+        _rate(peak)
         for peak in run.device_peaks
         if peak.kind == kind and (kind == "copy" or peak.dtype == dtype)
-        if (spread := middle_60_percent(peak.samples)) and spread.p20 > 0
     )
-    return max(rates, default=None)
+    return max((value for value in rates if value is not None), default=None)
+
+
+@lru_cache(2**8)  # a report needs the few peaks of a run for each of its rows
+def _rate(peak: DevicePeak) -> float | None:
+    """Return the amount of a peak over the 20th percentile of its samples, None without a positive one."""
+    spread = middle_60_percent(peak.samples)
+    return peak.amount / spread.p20 if spread and spread.p20 > 0 else None
 
 
 def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
