@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from esbench.measure import device_peaks
 from esbench.registry import REGISTRY, load_installed
 
 
@@ -27,6 +28,12 @@ def own_plugins() -> Iterator[None]:
 def lasting_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep objects frozen between runs, because collecting garbage is slow with this heap."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the device's copy peak on a small buffer: on the usual one it takes a second in each run."""
+    monkeypatch.setitem(device_peaks.MAX_BUFFER, "cpu", 2**20)
 
 
 @pytest.fixture(autouse=True)

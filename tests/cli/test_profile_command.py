@@ -127,12 +127,10 @@ def test_no_matching_call_is_an_error_of_one_line(capsys: Captured, tmp_path: Pa
 
 def test_every_call_has_its_own_file() -> None:
     """File names differ for all variants, cases and phases, and are valid on any system."""
-    cases = {case.label: case for suite in REGISTRY.suites.values() for case in suite.cases}
-    names = [
-        Cell(entry, case, phase, "cpu").path(Path()).name
-        for entry in REGISTRY.select()
-        for case in cases.values()
-        for phase in PHASES
-    ]
+    cases = list({case.label: case for suite in REGISTRY.suites.values() for case in suite.cases}.values())
+    entries = REGISTRY.select()
+    cells = {(entry, cases[0], phase) for entry in entries for phase in PHASES}
+    cells |= {(entries[0], case, phase) for case in cases for phase in PHASES}
+    names = [Cell(*cell, "cpu").path(Path()).name for cell in cells]
     assert len(set(names)) == len(names)
     assert not set("".join(names)) & set('<>:"/\\|?* ')

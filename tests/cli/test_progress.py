@@ -22,6 +22,7 @@ from esbench.measure.remaining_time import SET_UP, RemainingTime
 from esbench.progress import CaseProgress, RunProgress, showing
 from esbench.schema import Measurement
 from tests.fakes import CASE
+from tests.gate import gate_plugin
 from tests.report.ranking_cases import SQUARE
 
 ROOT = Path(__file__).parents[2]
@@ -154,11 +155,16 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: Path) -> None:
     """After an interrupt the display is removed, the finished rows can be read, and the exit code is 130."""
+    # On the second case the variant waits for the interrupt.
+    waiting = gate_plugin.variant_with(
+        "TinyWaiting", "sum(self, x)", "self.case.members == 16 and time.sleep(1000)", "return x.sum(dim=0)"
+    )
+    (tmp_path / "waiting.py").write_text(gate_plugin.plugin(waiting, members=(8, 16)))
     # Programs started in the background may ignore interrupts, which their child processes inherit.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{heed}; from esbench.cli import main; main()"]
-    command += ["run", "--suite", "quick", "--device", "cpu", "--results", str(tmp_path)]
-    command += ["--variants", "Flipped", "--cases", "Linear(128*"]
+    command += ["run", "--suite", "tiny", "--device", "cpu", "--results", str(tmp_path)]
+    command += ["--plugin", str(tmp_path / "waiting.py")]
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
     environment = {**os.environ, "TERM": "xterm"}
@@ -180,7 +186,7 @@ def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: 
     text = output.decode()
     assert process.returncode == 130
     assert "Traceback" not in text
-    assert re.search(r"Linear\(128, 128\) members=256 [━─]+ (set-up|sample|forward|update|step)", text)
+    assert re.search(r"Tiny\(4, 4\) members=8  [━─]+ (set-up|forward)", text)
     drawn, _, after = text.rpartition("\x1b[?25h")  # the cursor is shown again
     assert "\x1b[?25l" in drawn
     assert "━" not in after

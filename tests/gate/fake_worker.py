@@ -60,6 +60,9 @@ class FakeWorker(WorkerProcess):
         assert isinstance(self.answer, answer_type)
         return self.answer
 
+    def stop(self) -> None:
+        """Do nothing: there is no process."""
+
     def _hello(self) -> Hello:
         """Return the same cells in both arms, unless the fault changes them."""
         names = () if self.fault == "empty" else NAMES

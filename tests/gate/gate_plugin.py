@@ -3,6 +3,8 @@
 Each variant adds numbers up. Like a user's file, it imports nothing but torch and the contracts.
 """
 
+from collections.abc import Sequence
+
 SOURCE = '''
 """Variants that add numbers up."""
 
@@ -17,14 +19,14 @@ from esbench.schema import Case
 from esbench.registry import Suite, suite, variant
 from esbench.workload import UnavailableError, WrongResultError, build
 
-CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)
-suite(Suite("tiny", "", cases=(CASE,), variants=("Tiny*",), phases=("forward",), cell_s=0.01))
+CASES = tuple(Case(operator="Tiny", out_channels=4, in_channels=4, members=n) for n in MEMBERS)
+suite(Suite("tiny", "", cases=CASES, variants=("Tiny*",), phases=("forward",), cell_s=0.01))
 
 
 class TinyWorkload:
     """Adds up the rows of its inputs."""
 
-    noise_bytes = 0
+    noise_bytes = calls = 0
 
     def __init__(self, scheme, case):
         self.scheme, self.case = scheme, case
@@ -101,6 +103,6 @@ def variant_with(name: str, method: str, *body: str) -> str:
     return VARIANT.format(name=name, method=method, body="\n".join(f"        {line}" for line in body))
 
 
-def plugin(*variants: str) -> str:
-    """Return the text of a file with these variants."""
-    return SOURCE + "".join(variants)
+def plugin(*variants: str, members: Sequence[int] = (8,)) -> str:
+    """Return the text of a file with these variants, on one case for each number of members."""
+    return SOURCE.replace("MEMBERS", repr(tuple(members))) + "".join(variants)

@@ -2,11 +2,12 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,12 @@ import psutil
 import pytest
 
 from esbench import progress
-from esbench.gate import gate, records
+from esbench.gate import gate, records, worker_process
+from esbench.gate.protocol import Orders
 from esbench.gate.records import Decision
+from esbench.gate.worker_process import WorkerProcess
 from tests.cli.cli_runner import run
+from tests.gate.fake_worker import FakeWorker
 from tests.gate.gate_plugin import correct_variant, plugin, variant_with
 from tests.gate.gate_repository import commit, git, repository, state, write
 
@@ -101,10 +105,20 @@ def workspace(
     return Workspace(tmp_path, monkeypatch, capsys)
 
 
+def real_at_first(
+    orders: Orders, log: Path, program: Sequence[str], *, numbers: Iterator[int]
+) -> WorkerProcess:
+    """Start a real worker for the survey and the first replicate; fake ones, which cost no time, follow."""
+    number = next(numbers)
+    return WorkerProcess(orders, log, program) if number < 4 else FakeWorker(orders, "none", number, [])
+
+
 def test_a_revision_against_itself_does_not_fail(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate may run from a subfolder, to which a plug-in's path is relative; every sample is stored."""
+    start = functools.partial(real_at_first, numbers=itertools.count())
+    monkeypatch.setattr(worker_process, "WorkerProcess", start)
     monkeypatch.chdir(workspace.top / "below")
     done = workspace.run("--base", "HEAD", "--device", "cpu", "--suite", "tiny", "--plugin", f"../{FILE}")
     assert done.code in {0, 3}, done.out + done.err
@@ -186,7 +200,7 @@ def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: p
     @contextlib.contextmanager
     def showing() -> Iterator[progress.Show]:
         def show(_done: int, _total: int, activity: str, *_: object) -> None:
-            if activity.startswith("screen 1"):
+            if activity.startswith("checking"):
                 worker_counts.append(len(workspace.workers()))
                 os.kill(os.getpid(), signal.SIGTERM)
 

@@ -23,6 +23,13 @@ from tests.gate.fake_worker import NAMES, FakeWorkers
 SETTINGS = Settings()
 
 
+@pytest.fixture(autouse=True)
+def few_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resample few suites, because thousands take seconds."""
+    monkeypatch.setattr(gate_power, "SUITES", 60)
+    monkeypatch.setattr(gate_power, "TRIALS", 20)
+
+
 def study(results: Path, replicates: int = 16, fault: str = "none") -> GateStudy:
     """Measure a study of four cells on fake workers; store it and read it back."""
     gate = Gate(
@@ -98,8 +105,6 @@ def test_the_page_shows_the_results_of_the_newest_study(
 
     Too few replicates or a file of another kind are reported.
     """
-    monkeypatch.setattr(gate_power, "SUITES", 60)
-    monkeypatch.setattr(gate_power, "TRIALS", 20)
     measured = study(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "gate-power-another-device.svg").touch()  # of an earlier call

@@ -21,8 +21,8 @@ LEVELS = st.sampled_from([0.01, 0.05, 0.2])
 @st.composite
 def replicates(draw: st.DrawFn) -> Timed:
     """Return times of two workers, in rounds of two visits each."""
-    rounds = draw(st.integers(1, 25))
-    visit = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=8).map(tuple)
+    rounds = draw(st.integers(1, 12))
+    visit = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=3).map(tuple)
     visits = st.lists(visit, min_size=2 * rounds, max_size=2 * rounds).map(tuple)
     return Timed(cell="A", first=(ARMS[0],) * rounds, base=draw(visits), head=draw(visits))
 

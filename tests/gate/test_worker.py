@@ -2,20 +2,36 @@
 
 import contextlib
 import os
+import re
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import msgspec
 import psutil
 import pytest
 import torch
 
+from esbench import registry
 from esbench.gate import worker_process
-from esbench.gate.protocol import Control, Hello, Open, Opened, Orders, Rows, Survey, Visit, Visited
+from esbench.gate.protocol import (
+    Answer,
+    Control,
+    Failure,
+    Hello,
+    Open,
+    Opened,
+    Orders,
+    Rows,
+    Survey,
+    Visit,
+    Visited,
+)
 from esbench.gate.records import ARMS, Cell, Surveyed
-from esbench.gate.worker import control_work
+from esbench.gate.worker import control_work, main
 from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, start_workers
 from esbench.schema import Case, Phase, Variant
 from tests.gate.gate_plugin import correct_variant, plugin, variant_with
@@ -35,12 +51,6 @@ VARIANTS = (
     ),
     variant_with("TinyExits", "sum(self, x)", "raise SystemExit(7)"),
     variant_with("TinyRaises", "sum(self, x)", "raise ValueError('two\\n lines')"),
-    variant_with(
-        "TinyLate",
-        "sum(self, x)",
-        "if os.path.exists('late'): raise RuntimeError('enough')",
-        "return x.sum(dim=0)",
-    ),
     variant_with("TinyChanges", "confirm(self, phase)", "raise WrongResultError('it is off now')"),
     variant_with("TinyHoards", "sum(self, x)", "KEPT.append(x + 1)", "return x.sum(dim=0)"),
     variant_with("TinyStale", "forward(self)", "return self.inputs[0].sum(dim=0)"),
@@ -57,7 +67,6 @@ VARIANTS = (
     variant_with("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
     "\nKEPT, SEEN = [], set()\n",
 )
-CONTROL = Control(200, "host")
 
 
 def orders(root: Path, **settings: object) -> Orders:
@@ -169,20 +178,6 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
     assert {row.status for row in rows} == {"unavailable"}
 
 
-def test_a_variant_that_fails_while_it_is_timed_ends_its_worker(root: Path, tmp_path: Path) -> None:
-    """The error has the cell and the exception; after it the worker is gone."""
-    with worker(root, tmp_path / "log") as process:
-        process.receive(Hello)
-        process.ask(Open(cell("TinyLate")), Opened)
-        (root / "late").touch()
-        with pytest.raises(
-            WorkerError, match=r"of head failed: RuntimeError: enough \(during the timing of TinyLateTiny \|"
-        ):
-            process.ask(Visit(3), Visited)
-        with pytest.raises(WorkerError, match="ended with exit code 0"):
-            process.ask(Visit(3), Visited)
-
-
 def test_a_unit_of_control_work_is_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control's work is a whole number of matrix products."""
     products = Mock(wraps=torch.mm)
@@ -191,31 +186,70 @@ def test_a_unit_of_control_work_is_a_matrix_product(monkeypatch: pytest.MonkeyPa
     assert products.call_count == 3
 
 
+LATE = variant_with(
+    "TinyLate",
+    "sum(self, x)",
+    "if os.path.exists('late'): raise RuntimeError('enough')",
+    "return x.sum(dim=0)",
+)
+
+
 def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path) -> None:
     """The folder's impls is loaded, its esbench and libraries are not; missing names are reported.
 
-    A revision that cannot be loaded, or changes a global torch setting when it is imported, is not measured.
+    A variant that fails while it is timed ends its worker: the error has the cell and the exception.
     """
-    theirs, greedy, broken = tmp_path / "theirs", tmp_path / "greedy", tmp_path / "broken"
     another = "raise SystemExit('another harness')"
-    files = {"esbench/__init__.py": another, "msgspec.py": another}
-    write(theirs, {"impls/__init__.py": plugin(correct_variant("TinyTheirs")), **files})
-    write(greedy, {FILE: plugin(correct_variant("TinyPlain"), "torch.set_num_threads(2)\n")})
-    write(broken, {FILE: "raise SystemExit('it never\\nworked')\n"})
-    with (
-        worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as process,
-        worker(greedy, tmp_path / "log of the greedy") as refused,
-        worker(broken, tmp_path / "log of the broken") as failing,
-    ):
+    files = {"esbench/__init__.py": another, "msgspec.py": another, "impls/__init__.py": plugin(LATE)}
+    theirs = tmp_path / "theirs"
+    write(theirs, files)
+    with worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as process:
         hello = process.receive(Hello)
-        with pytest.raises(WorkerError, match="a global setting: the number of threads from 1 to 2"):
-            refused.receive(Hello)
-        load_error = r"failed: PluginError: cannot load variants from their_variants\.py.*it never worked \("
-        with pytest.raises(WorkerError, match=load_error):
-            failing.receive(Hello)
-    assert hello.own_packages == ("impls",)
-    assert hello.cells == ()
-    assert hello.unknown == "no variant matches 'Nope*'; available: TinyTheirs"
+        assert hello.own_packages == ("impls",)
+        assert hello.cells == ()
+        assert hello.unknown == "no variant matches 'Nope*'; available: TinyLate"
+        process.ask(Open(cell("TinyLate")), Opened)
+        (theirs / "late").touch()
+        with pytest.raises(
+            WorkerError, match=r"of head failed: RuntimeError: enough \(during the timing of TinyLateTiny \|"
+        ):
+            process.ask(Visit(3), Visited)
+        with pytest.raises(WorkerError, match="ended with exit code 0"):
+            process.ask(Visit(3), Visited)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            plugin(correct_variant("TinyPlain"), "torch.set_num_threads(2)\n"),
+            "it changed a global setting: the number of threads from 1 to 2",
+        ),
+        (
+            "raise SystemExit('it never\\nworked')\n",
+            r"PluginError: cannot load variants from their_variants\.py.*it never worked",
+        ),
+    ],
+    ids=["greedy", "broken"],
+)
+def test_a_revision_that_is_not_measured_has_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    """Its variants cannot be loaded, or change a global torch setting when they are imported."""
+    write(tmp_path, {FILE: text})
+    monkeypatch.chdir(tmp_path)  # the worker changes the folder and the path of modules
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "LOADED", {**registry.LOADED})
+    threads, connection = torch.get_num_threads(), Mock()
+    try:
+        main(orders(tmp_path), connection)
+    finally:
+        torch.set_num_threads(threads)
+        sys.modules.pop("their_variants", None)
+    ((message,),) = (call.args for call in connection.send_bytes.call_args_list)
+    failure = msgspec.json.decode(message, type=Answer)
+    assert isinstance(failure, Failure)
+    assert re.search(reason, failure.reason)
 
 
 def error_of(tmp_path: Path, line: str) -> str:

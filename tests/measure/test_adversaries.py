@@ -692,10 +692,10 @@ def test_a_variant_cannot_look_up_its_result() -> None:
             (torch.arange(100).view(20, 5), torch.arange(100, 200).view(20, 5)),
         ):
             world = World()
-            world.clock.warm_up_s = (0.01, 0.1)
+            world.clock.warm_up_s = (0.001, 0.01)
             act = Lookup(world, buffers, key_of)
             scheme = FakeScheme("Lookup", world, cost_s=0.0, inputs=buffers, act=act)
-            _, lines = measure(scheme.entry(), world=world, phases=("forward",))
+            _, lines = measure(scheme.entry(), world=world, phases=("forward",), cell_s=0.05)
             (row,) = measurements(lines)
             samples = [sample for visits in row.samples for sample in visits]
             assert len(samples) > 100

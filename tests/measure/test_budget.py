@@ -174,6 +174,7 @@ def test_the_search_for_the_largest_population_ends_within_the_budget() -> None:
     assert {row.variant.scheme for row in lines if isinstance(row, Skipped)} == {"Big"}
 
 
+GPU_CASES = CASES[:2]
 KERNEL_NS = {"Base": 20_000.0, "A": 50_000.0, "Syncs": 30_000.0}
 """Variants of a run on a fake GPU; the last one synchronizes inside, so it cannot be captured."""
 
@@ -206,7 +207,7 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
         world=world,
         tools=tools,
         stopwatch=Stopwatch(lambda: device.host_ns / 1e9),
-        cases=CASES,
+        cases=GPU_CASES,
         device="cuda",
         methods={"sample": ("eager",), "forward": ("graph",)},
         end_s=budget_s,
@@ -230,7 +231,7 @@ def test_a_gpu_run_with_a_method_for_each_phase_ends_within_its_budget() -> None
     }
     for metric in ("latency_ns", "warm_latency_ns", "host_latency_ns"):
         times = measurements(lines, metric)
-        assert len(times) == len(CASES) * len(cells)
+        assert len(times) == len(GPU_CASES) * len(cells)
         assert {(row.variant.scheme, row.phase, row.method) for row in times} == cells
         for row in times if metric != "host_latency_ns" else ():
             if row.variant.scheme != "Syncs":
@@ -244,11 +245,11 @@ def test_a_gpu_run_with_a_method_for_each_phase_ends_within_its_budget() -> None
             assert times[0].warm_up.startswith("flat after")
         else:  # a condition is stored once for all times of a visit
             assert not any(row.conditions for row in times)
-    for fraction in (0.01, 0.2, 0.5, 0.8):
+    for fraction in (0.01, 0.2, 0.8):
         lines, took_s = on_gpu(fraction * whole_s)
         assert took_s <= fraction * whole_s + 1.0
         reported = {(row.variant.scheme, row.case) for row in rows_of(lines)}
-        assert len(reported) == 3 * len(CASES)
+        assert len(reported) == 3 * len(GPU_CASES)
         assert bool(measurements(lines)) == (fraction > 0.01)
 
 
