@@ -1,5 +1,6 @@
 """The programs, commands and sessions of the README and of docs work."""
 
+import copy
 import re
 import runpy
 import shlex
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from esbench.registry import REGISTRY
 from tests.cli.cli_runner import run
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +74,33 @@ def test_the_variants_of_the_readme_pass_their_check(
             row = re.search(rf"^{re.escape(name)} +correct: Linear, Conv2d$", lines, re.MULTILINE)
             narrow = re.findall(rf"on (\w+): 1 variant \({re.escape(name)}\): k = 8 is above", lines)
             assert row or sorted(narrow) == ["Conv2d", "Linear"]
+
+
+def test_the_suite_and_the_operator_of_the_docs_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both files run as they are printed; a wrong forward of the own operator gets a reason."""
+    for name in ("entries", "suites", "reserved"):  # other tests do not see what is registered here
+        monkeypatch.setattr(REGISTRY, name, copy.copy(getattr(REGISTRY, name)))
+    results = ("--results", str(tmp_path / "results"), "--device", "cpu", "--budget", "30")
+    for name, words in (("suite", 'Suite("policy"'), ("operator", "class ScaleWorkload")):
+        (tmp_path / f"docs_{name}.py").write_text(program(words))
+    suite = ("--suite", "policy", "--phases", "forward", "--variants", "Perturbed", "--cases", "Linear(6*")
+    assert run("run", "--plugin", str(tmp_path / "docs_suite.py"), *suite, *results) == 0
+    assert "\nLinear 64 -> 6, " in capsys.readouterr().out
+    operator = tmp_path / "docs_operator.py"
+    assert run("run", "--plugin", str(operator), "--suite", "scale", *results) == 0
+    out = capsys.readouterr().out
+    assert "Scale 64 -> 64, repeats=4, 256 members" in out
+    assert re.search(r"^MemberScale +[\d.]+ +[\d.]+x", out, re.MULTILINE)
+    wrong = tmp_path / "wrong_operator.py"
+    text = program("class ScaleWorkload").replace("return x * self.scales", "return x * self.scales[:1]")
+    wrong.write_text(
+        re.sub(r"(Plain|Member)Scale", r"Wrong\1Scale", text).replace('"scale"', '"wrong_scale"')
+    )
+    monkeypatch.setattr(REGISTRY, "entries", {})  # an operator has a single base
+    assert run("run", "--plugin", str(wrong), "--suite", "wrong_scale", *results) == 1
+    assert "WrongMemberScale failed: wrong result: member 1 differs" in capsys.readouterr().err
 
 
 def test_every_command_option_and_session_in_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:
