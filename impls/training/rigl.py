@@ -55,11 +55,11 @@ class Schedule:
 
     Args:
         dense_allocation: share of the weights that is active, in (0, 1].
-        T_end: the first step without a move; three quarters of all steps work well.
+        T_end: the first step without a move, a whole number; three quarters of all steps work well.
         delta: steps between two updates.
         alpha: share of the active entries that moves at the start; it falls to zero at ``T_end``.
         grad_accumulation_n: average the dense gradients of this many steps up to and including the update.
-        sparsity_distribution: ``uniform``, which leaves the first of several layers dense, or ``erk``.
+        sparsity_distribution: ``uniform``, which leaves the first layer of the network dense, or ``erk``.
         static_topo: never move entries.
         growth: where the ``gradient`` is largest, or at ``random`` as in SET (Mocanu et al. 2018).
 
@@ -68,7 +68,7 @@ class Schedule:
     """
 
     dense_allocation: float
-    T_end: int | None = None
+    T_end: float | None = None
     delta: int = 100
     alpha: float = 0.3
     grad_accumulation_n: int = 1
@@ -78,7 +78,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         most_passes = max(self.delta - 1, 1)
-        has_end = self.static_topo if self.T_end is None else self.T_end >= 1
+        has_end = self.static_topo if self.T_end is None else self.T_end >= 1 and self.T_end % 1 == 0
         requirements = {
             "dense_allocation": (0 < self.dense_allocation <= 1, "a share of the weights in (0, 1]"),
             "T_end": (has_end, "the step from which entries stay; three quarters of all steps work well"),
@@ -105,9 +105,11 @@ class Schedule:
             )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    def random_masks(self, weights: Mapping[str, Tensor], generator: Generator) -> dict[str, Tensor]:
-        """Return random masks of the weights that are not dense."""
-        return random_masks(weights, self.dense_allocation, self.sparsity_distribution, generator)
+    def random_masks(
+        self, weights: Mapping[str, Tensor], generator: Generator, first: str
+    ) -> dict[str, Tensor]:
+        """Return random masks of the weights that are not dense; ``first`` is the network's first weight."""
+        return random_masks(weights, self.dense_allocation, self.sparsity_distribution, generator, first)
 
     def updates_at(self, step: int) -> bool:
         """Return whether entries move at a step; the first step is 1."""
@@ -227,11 +229,19 @@ class RigLScheduler:
     Args:
         model: changed in place: entries beyond each layer's density become zero.
         optimizer: any torch optimizer except LBFGS; it must have all of the sparse weights.
-        ignore_linear_layers: leave linear layers dense.
+        dense_allocation: like the other settings of :class:`Schedule`, it has the name, the place and the
+            default of rigl-torch.
+        T_end: see :class:`Schedule`.
+        sparsity_distribution: see :class:`Schedule`.
+        ignore_linear_layers: leave linear layers dense, as rigl-torch does by default.
+        delta: see :class:`Schedule`.
+        alpha: see :class:`Schedule`.
+        static_topo: see :class:`Schedule`.
+        grad_accumulation_n: see :class:`Schedule`.
+        state_dict: state of an earlier scheduler, whose settings and masks are used instead.
+        growth: see :class:`Schedule`.
         ignore: names of modules that stay dense, with everything below them.
         seed: seed of the first masks and of random growth.
-        state_dict: state of an earlier scheduler, whose settings and masks are used; then give no settings.
-        settings: those of :class:`Schedule`.
 
     Raises:
         ValueError: a setting is out of range, the model has nothing to make sparse, the optimizer lacks one
@@ -239,16 +249,23 @@ class RigLScheduler:
             model. Nothing is changed.
     """
 
-    def __init__(  # noqa: PLR0913  options that are passed by name
+    def __init__(  # noqa: PLR0913, PLR0917  the order of rigl-torch
         self,
         model: nn.Module,
         optimizer: Optimizer,
+        dense_allocation: float = 1.0,
+        T_end: float | None = None,  # noqa: N803  the name in rigl-torch
+        sparsity_distribution: Distribution = "uniform",
+        ignore_linear_layers: bool = False,  # noqa: FBT001, FBT002  positional in rigl-torch
+        delta: int = 100,
+        alpha: float = 0.3,
+        static_topo: bool = False,  # noqa: FBT001, FBT002  the same
+        grad_accumulation_n: int = 1,
+        state_dict: Mapping[str, Any] | None = None,
         *,
-        ignore_linear_layers: bool = False,
+        growth: Growth = "gradient",
         ignore: Collection[str] = (),
         seed: int = 0,
-        state_dict: Mapping[str, Any] | None = None,
-        **settings: Any,  # noqa: ANN401  the fields of Schedule
     ) -> None:
         self._model, self._optimizer = _unwrap(model), optimizer
         self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
@@ -270,9 +287,20 @@ class RigLScheduler:
             claim(claimed, self)
             self.load_state_dict(state_dict)
             return
-        self.schedule, self.step, self.updates = Schedule(**settings), 0, 0
+        self.schedule = Schedule(
+            dense_allocation=dense_allocation,
+            T_end=T_end,
+            sparsity_distribution=sparsity_distribution,
+            delta=delta,
+            alpha=alpha,
+            static_topo=static_topo,
+            grad_accumulation_n=grad_accumulation_n,
+            growth=growth,
+        )
+        self.step, self.updates = 0, 0
         self.schedule.warn_if_nothing_moves()
-        masks = self.schedule.random_masks(self._weights, self._generator)
+        first = next(iter(sparsifiable(self._model)), "")
+        masks = self.schedule.random_masks(self._weights, self._generator, first)
         claim(claimed, self)
         self._start(masks, {})
 
@@ -432,7 +460,7 @@ class RigLInBackward:
                 "outlives its backward pass"
             )
         weights, generator = sparsifiable(model), Generator().manual_seed(seed)
-        masks = self.schedule.random_masks(weights, generator)
+        masks = self.schedule.random_masks(weights, generator, next(iter(weights), ""))
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
         self._layer_of = {layer.weight: layer for layer in self.layers}
         self.step = 0

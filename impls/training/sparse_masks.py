@@ -75,21 +75,23 @@ def sparsifiable(
 
 
 def allocate(
-    weights: Mapping[str, Tensor], density: float, distribution: Distribution = "uniform"
+    weights: Mapping[str, Tensor], density: float, distribution: Distribution, first: str = ""
 ) -> dict[str, int]:
     """Return the number of active entries of each weight: all but floor((1 - density of the layer) * size).
 
-    ``uniform`` gives every layer the same density, but leaves the first of several dense; ``erk`` gives small
-    layers a higher one, see :func:`erk`. Raise ValueError if there are no weights.
+    ``uniform`` gives every layer the same density, but leaves the one named ``first`` dense unless it is the
+    only one; ``erk`` gives small layers a higher one, see :func:`erk`.
+
+    Raises:
+        ValueError: there are no weights.
     """
     if not weights:
         raise ValueError("the model has no linear or convolutional layer that could be made sparse")
     if distribution == "erk":
         densities = erk([weight.shape for weight in weights.values()], density)
     else:
-        densities = [_fraction(density)] * len(weights)
-        if len(weights) > 1:
-            densities[0] = Fraction(1)
+        is_dense = {first} if len(weights) > 1 else set()
+        densities = [Fraction(1) if name in is_dense else _fraction(density) for name in weights]
     return {
         name: weight.numel() - math.floor((1 - layer_density) * weight.numel())
         for (name, weight), layer_density in zip(weights.items(), densities, strict=True)
@@ -97,10 +99,14 @@ def allocate(
 
 
 def random_masks(
-    weights: Mapping[str, Tensor], density: float, distribution: Distribution, generator: Generator
+    weights: Mapping[str, Tensor],
+    density: float,
+    distribution: Distribution,
+    generator: Generator,
+    first: str = "",
 ) -> dict[str, Tensor]:
     """Return random masks of the weights that are not dense, see :func:`allocate`."""
-    counts = allocate(weights, density, distribution)
+    counts = allocate(weights, density, distribution, first)
     return {
         name: random_mask(weight, counts[name], generator)
         for name, weight in weights.items()

@@ -235,6 +235,7 @@ def test_settings_out_of_range_are_refused() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"dense_allocation": 0}, "dense_allocation 0: expected a share of the weights in (0, 1]"),
         ({"T_end": None}, "T_end None: expected the step"),
+        ({"T_end": 7.5}, "T_end 7.5: expected the step"),
         ({"grad_accumulation_n": 5}, "grad_accumulation_n 5: expected 1 to 4, less than delta"),
         ({"alpha": 1.5}, "alpha 1.5: expected a share of the active entries"),
         ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
@@ -254,6 +255,22 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.warns(RuntimeWarning, match="at step 100, but updates end before step T_end = 5"):
         RigLScheduler(model, optimizer, T_end=5, dense_allocation=0.1).close()
     RigLScheduler(model, optimizer, T_end=5, dense_allocation=0.1, static_topo=True)
+
+
+def test_calls_written_for_rigl_torch_mean_the_same() -> None:
+    """Settings go by position, T_end may be a float; ``uniform`` leaves the network's first layer dense."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 10))
+    optimizer = SGD(list(model.parameters()))
+    settings: list[Any] = [0.1, 0.75 * 20, "uniform", True, 3, 0.2, 1, 2]
+    scheduler = RigLScheduler(model, optimizer, *settings)
+    assert [layer.name for layer in scheduler.layers] == ["1.weight"]
+    expected = Schedule(0.1, 15, delta=3, alpha=0.2, static_topo=True, grad_accumulation_n=2)
+    assert scheduler.schedule == expected
+    scheduler.close()
+    scheduler = RigLScheduler(model, optimizer, 0.1, T_end=15, delta=3, ignore=["0"])
+    assert [layer.name for layer in scheduler.layers] == ["1.weight", "3.weight"]
+    scheduler.close()
+    assert not RigLScheduler(model, optimizer, T_end=15, delta=3).layers  # all dense by default
 
 
 def test_a_model_has_one_scheduler() -> None:

@@ -71,11 +71,12 @@ def test_the_number_of_zeros_is_exact() -> None:
     cases = {0.9: 10, 0.7: 30, 0.8: 20, 0.4: 60, 0.1: 90, 1 - 0.9: 90, 1 - 0.7: 70, 1 / 3: 66}
     for density, zeros in cases.items():
         for distribution in get_args(Distribution):
-            alone = allocate(sparsifiable(nn.Linear(10, 10)), density, distribution)
+            alone = allocate(sparsifiable(nn.Linear(10, 10)), density, distribution, "weight")
             assert alone == {"weight": 100 - zeros}
         pair = sparsifiable(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)))
-        assert list(allocate(pair, density, "erk").values()) == [100 - zeros, 100 - zeros]
-        assert list(allocate(pair, density).values()) == [100, 100 - zeros]
+        assert list(allocate(pair, density, "erk", "0.weight").values()) == [100 - zeros, 100 - zeros]
+        assert list(allocate(pair, density, "uniform", "0.weight").values()) == [100, 100 - zeros]
+        assert list(allocate(pair, density, "uniform", "ignored").values()) == [100 - zeros, 100 - zeros]
 
 
 SCORES = ("distinct", "tied", "zero", "huge", "nan in weights")
