@@ -61,11 +61,11 @@ A number passed to a kernel on a GPU is float32; the case in float64 shows that 
 """
 
 DRAWN_CASES: Cases = [
-    (Sizes(1, 9, 1, 40, 35), SINGLE, SMALL, 0.3),
+    (Sizes(1, 5, 3, 40, 35), SINGLE, SMALL, 0.3),
     (Sizes(2, 3, 1, 131, 18), HALF, OTHER, torch.tensor([0.5, -2.0])),
     (Sizes(3, 2, 3, 33, 17), HALF, None, 0.3),
     (Sizes(2, 2, 3, 128, 18), SINGLE, SMALL, torch.tensor([0.5, -0.5])),
-    (Sizes(1, 2, 3, 128, 18), DOUBLE, SMALL, 0.1),
+    (Sizes(1, 2, 1, 128, 18), DOUBLE, SMALL, 0.1),
 ]
 """Smaller cases for kernels that draw signs; one Philox call gives 128 signs."""
 
@@ -347,7 +347,7 @@ FAMILIES = {
     },
     **{
         f"drawn dense, few rows, signs {is_signs}": Family(
-            partial(make_drawn_dense, is_signs), (FEW, FEW._replace(block_n=32)), cases
+            partial(make_drawn_dense, is_signs), (FEW, FEW), cases
         )
         for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
     },
