@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esbench.measure.float32_precision import precision
 from esbench.registry import Entry
 from esbench.schema import Case
 from esbench.workload import build
@@ -61,22 +60,21 @@ def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
 
 @every_variant
 def test_errs_at_most_twice_the_reference_in_narrow_dtypes(entry: Entry) -> None:
-    """Errors are at most twice those of dense weights in the same dtype; TF32 may err more."""
+    """Errors of each phase are at most twice those of dense weights in the same dtype.
+
+    On a CPU TF32 is float32: tests/measure/test_float32_precision.py rounds to it.
+    """
     is_binary = not suits(entry, NARROW)
     base = msgspec.structs.replace(BITS, repeats=2, bias=True) if is_binary else NARROW
-    sides = (False,) if is_binary else (False, True)
-    dtypes = ("float32", "bfloat16", "float16", *(() if is_binary else ("tfloat32",)))
 
     def check(dtype: str, antithetic: bool) -> None:
-        case = msgspec.structs.replace(base, dtype=dtype, antithetic=antithetic)
+        case = msgspec.structs.replace(base, dtype=dtype, antithetic=antithetic and not is_binary)
         work = build(entry.scheme, case, "cpu", 0)
-        with precision(dtype):
-            work.verify()
-            for phase in work.phases:
-                work.enter(phase)
-                work.confirm(phase)
+        for phase in work.phases:
+            work.enter(phase)
+            work.confirm(phase)
 
-    check_each(product(dtypes, sides), check)
+    check_each((("float32", True), ("bfloat16", False), ("float16", True)), check)
 
 
 @every_scheme
