@@ -12,7 +12,8 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -45,6 +46,9 @@ They are then equal by chance in less than one step of a million.
 
 ROWS_TOGETHER = 4
 """How many rows are compared by one norm: in that of many, an error of one row is smaller than rounding."""
+
+MEMBERS_TOGETHER = 8
+"""How many members have their outputs summed: in a sum of many, the error of one is smaller than rounding."""
 
 COMPARED_MEMBERS, COMPARED_STEPS = 64, 16
 """How many members and steps are compared to see that noise varies: small masks are often equal."""
@@ -167,7 +171,10 @@ def is_affine_layer(population: Population) -> bool:
 
 @torch.no_grad()
 def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> None:
-    """Check the outputs of all members of an affine layer together, by an update for random utilities.
+    """Check the outputs of all members of an affine layer for a random row, by sums with random weights.
+
+    Sums of few members are compared with the layer of their summed noise. If the dense noise of all members
+    is too large, the sum of all is compared with the layer of an update.
 
     Args:
         population: the population, see :func:`is_affine_layer`.
@@ -175,14 +182,29 @@ def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> N
         eps: see :func:`check_close`.
 
     Raises:
-        WrongResultError: forward and update disagree.
+        WrongResultError: the outputs disagree with the noise or with the update.
     """
-    noise, sides = population.sample(0), 2 if population.antithetic else 1
-    utilities = torch.randn(sides, population.members, dtype=torch.float64, generator=random_generator())
-    utilities = utilities.to(x.device)
-    gradients = compute_update(population, noise, utilities)
-    update = _Update("forward of all members", population, noise, x, gradients, (utilities, utilities), eps)
-    _check_product_with_row(update)
+    noise, members = population.sample(0), population.members
+    sides = 2 if population.antithetic else 1
+    utilities = torch.randn(sides, members, dtype=torch.float64, generator=random_generator()).to(x.device)
+    update = _Update("forward of all members", population, noise, x, {}, (utilities, utilities), eps)
+    if _has_large_noise(population):
+        gradients = compute_update(population, noise, utilities)
+        _check_product_with_row(replace(update, gradients=gradients))
+        return
+    outputs = _RowOutputs.of(update)
+    signed = utilities[0] - utilities[1] if population.antithetic else utilities[0]
+    signed = signed * (outputs.factor * population.sigma)
+    for start, stop in _dense_pieces(noise, range(members)):
+        dense = population.dense_noise(noise, start, stop)
+        for first in range(start, stop, MEMBERS_TOGETHER):
+            group = slice(first, min(first + MEMBERS_TOGETHER, stop))
+            part = slice(group.start - start, group.stop - start)
+            gradients = {
+                name: torch.tensordot(signed[group], noises[part].double(), dims=1)
+                for name, noises in dense.items()
+            }
+            outputs.check(replace(update, gradients=gradients), group)
 
 
 def _run_without_side_effects(model: nn.Module, forward: Callable[[], object]) -> Tensor:
@@ -463,37 +485,71 @@ def _is_affine(population: Population) -> bool:
     return not (scheme.learns_from_rows or scheme.draws_binary_weights or scheme.update_directions_differ)
 
 
-def _check_product_with_row(update: _Update) -> None:
-    """Check a layer's gradient without dense noise, by the layer's output for a random row v.
+@dataclass(frozen=True)
+class _RowOutputs:
+    """The outputs of a layer and of its population for a random row v.
 
     A layer f(v; W) is linear in its parameters: sum_m c_m (f(v; W + sigma E_m) - f(v; W)) / sigma is
-    f(v; sum_m c_m E_m). The population's forward computes the left side; the right one is the layer with the
+    f(v; sum_m c_m E_m). The population's forward computes the left side; the right one is the layer with a
     gradient as its parameters.
+
+    Attributes:
+        model: the plain layer in float64.
+        row: v, [1, ...] in float64.
+        plain: f(v; W) in float64.
+        squares: the sums of the squares of the products that f(v; W) sums.
+        outputs: f(v; W + sigma E_m), [sides, members, ...].
+        factor: the gradient is sigma * factor * sum_m c_m E_m.
     """
+
+    model: nn.Module
+    row: Tensor
+    plain: Tensor
+    squares: Tensor
+    outputs: Tensor
+    factor: float
+
+    @classmethod
+    def of(cls, update: _Update) -> Self:
+        """Run the layer and the population."""
+        population, x, sides = update.population, update.x, len(update.utilities[0])
+        generator, count = random_generator(x.device), sides * population.members
+        row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=generator)
+        rows = row.to(x.dtype).expand(count, *row.shape)
+        outputs = population(rows, noise=update.noise).unflatten(0, (sides, population.members))
+        model, rounded_row = to_float64(population.model), rows[:1].double()
+        squared_weights = {name: parameter.square() for name, parameter in model.named_parameters()}
+        squares = torch.func.functional_call(model, squared_weights, (rounded_row.square(),))[0]
+        factor = -1 / (count * population.sigma**2)
+        return cls(model, rounded_row, model(rounded_row)[0], squares, outputs, factor)
+
+    def check(self, update: _Update, members: slice, gradient_roundings: float = 0.0) -> None:
+        """Check the gradient of some members; the last argument is its error in multiples of its rounding."""
+        expected, squares = torch.zeros_like(self.plain), 0.0
+        count = max(1, FLOAT64_PIECE // self.plain.numel())
+        # The second side of an antithetic population sees -E_m: the sign of its utilities needs no change.
+        for utilities, outputs in zip(update.utilities[0][:, members], self.outputs[:, members], strict=True):
+            for c, y in zip(utilities.split(count), outputs.split(count), strict=True):
+                y_float64 = y.double()
+                expected += self.factor * torch.tensordot(c, y_float64 - self.plain, dims=1)
+                # Both terms of the difference are rounded. They count apart, as dropout's E_m cancels W.
+                sizes = y_float64.flatten(1).square() + self.squares.flatten()
+                squares += float((c.square() @ sizes).sum())
+        gradients = {name: update.gradients[name].double() for name, _ in self.model.named_parameters()}
+        result = torch.func.functional_call(self.model, gradients, (self.row,))[0]
+        # Outputs are rounded to their dtype, and sums of terms to float32.
+        weight = next(self.model.parameters())
+        eps = update.product_eps + torch.finfo(torch.float32).eps * weight[0].numel() ** 0.5
+        allowed = MIN_ROUNDINGS * eps * abs(self.factor) * squares**0.5
+        allowed += gradient_roundings * update.product_eps * float(expected.norm())
+        _check_error(f"{update.phase}: the gradient's product with a row", result, expected, allowed)
+
+
+def _check_product_with_row(update: _Update) -> None:
+    """Check a layer's gradient without dense noise, by the layer's outputs for a random row."""
     update.check_complete()
-    population, x, utilities = update.population, update.x, update.utilities[0]
-    model, sides = to_float64(population.model), len(utilities)
-    row = torch.randn(x.shape[1:], device=x.device, dtype=torch.float64, generator=random_generator(x.device))
-    rows = row.to(x.dtype).expand(sides * population.members, *row.shape)
-    outputs = population(rows, noise=update.noise).unflatten(0, (sides, population.members))
-    rounded_row = rows[:1].double()
-    plain = model(rounded_row)[0]
-    factor = -1 / (utilities.numel() * population.sigma**2)
-    expected, squares = torch.zeros_like(plain), 0.0
-    count = max(1, FLOAT64_PIECE // plain.numel())
-    # The second side of an antithetic population sees -E_m: the sign of its utilities needs no change.
-    for side_utilities, side_outputs in zip(utilities, outputs, strict=True):
-        for c, y in zip(side_utilities.split(count), side_outputs.split(count), strict=True):
-            y_float64 = y.double()
-            expected += factor * torch.tensordot(c, y_float64 - plain, dims=1)
-            # Both terms of the difference are rounded. They count apart, as dropout's E_m cancels W.
-            sizes = y_float64.flatten(1).square() + plain.flatten().square()
-            squares += float((c.square() @ sizes).sum())
-    gradients = {name: update.gradients[name].double() for name, _ in model.named_parameters()}
-    result = torch.func.functional_call(model, gradients, (rounded_row,))[0]
-    rounding = update.product_eps * (abs(factor) * squares**0.5 + float(expected.norm()))
-    allowed = _roundings(population.members) * rounding
-    _check_error(f"{update.phase}: the gradient's product with a row", result, expected, allowed)
+    members = update.population.members
+    _RowOutputs.of(update).check(update, slice(members), _roundings(members))
 
 
 def _check_node_gradient(update: _Update) -> None:
