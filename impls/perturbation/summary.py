@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from tabulate import tabulate
 from torch import Tensor
 from typing_extensions import override
 
@@ -49,6 +48,8 @@ class PopulationSummary:
 
     @override
     def __str__(self) -> str:
+        from tabulate import tabulate  # noqa: PLC0415  # measuring must work without it
+
         header = ("layer", "type", "scheme", "parameters", "noise MB", "distinct", "n_eff")
         rows = [
             (
