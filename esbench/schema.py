@@ -353,6 +353,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The rows with a reason instead of samples."""
         return tuple(row for row in self.rows if isinstance(row, Skipped))
 
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The variants in the order of their first rows."""
+        return tuple(dict.fromkeys(row.variant for row in self.rows))
+
 
 class Recipe(_Strict, frozen=True, kw_only=True):
     """The training settings of the digits study, the same for every variant.

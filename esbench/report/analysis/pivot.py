@@ -79,8 +79,7 @@ class Grid:
     def variants(self) -> tuple[Variant, ...]:
         """The rows in the order of the run, baselines last; some have only reasons and no number."""
         in_grid = {row.variant for row in self._rows}
-        in_run = dict.fromkeys(row.variant for row in self.run.rows)
-        return tuple(sorted((variant for variant in in_run if variant in in_grid), key=_baselines_last))
+        return tuple(sorted((v for v in self.run.variants if v in in_grid), key=_baselines_last))
 
     def at(self, variant: Variant, case: Case) -> Measurement | Skipped | None:
         """Return the row of a cell. For a variant that failed this is the failure, never a measurement."""
