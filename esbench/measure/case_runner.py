@@ -412,13 +412,14 @@ class CaseRunner:
 
     @contextlib.contextmanager
     def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
-        """Charge the check of a variant to it, and leave the references enough time for their rounds."""
+        """Charge a check to its variant, unless base, naive and dense noise need the time that is left."""
         self._announce(entry, f"{phase} check")
         seconds = self.context.recorder.stopwatch.seconds
         start_s = seconds()
         with self._charge(entry, "check", self._reference_rounds_s):
             yield
-        if is_reference(entry.variant):  # checked before the others; a check makes two calls, like a round
+        if is_reference(entry.variant):
+            # References are checked first. A check makes two calls, as a round does: its time is a forecast.
             rounds = REFERENCE_ROUNDS if phase in self.context.plan.reference_phases else 1
             self._reference_rounds_s += rounds * (seconds() - start_s)
 

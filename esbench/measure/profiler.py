@@ -109,7 +109,9 @@ def cuda_trace(records: Sequence[Record]) -> Trace:
     call, marker = _find_annotation(records, CALL), _find_annotation(records, MARKER)
     current_stream = {record.track for record in _device_work(records, marker.start_ns, marker.end_ns)}
     if len(current_stream) != 1:
-        raise ProfileError("torch's profiler lost records: the current stream is unknown")
+        raise ProfileError(
+            "torch's profiler lost records: none shows which CUDA stream the call ran on: measure again"
+        )
     work = _device_work(records, call.start_ns)
     return Trace(
         launches=len(work),
@@ -237,7 +239,7 @@ def _find_annotation(records: Iterable[Record], name: str) -> Record:
     for record in records:
         if record.category == ANNOTATION and record.name == name:
             return record
-    raise ProfileError(f"torch's profiler lost records: its trace has no span {name}")
+    raise ProfileError(f"torch's profiler lost records: its trace has no span {name}: measure again")
 
 
 def _device_work(records: Sequence[Record], from_ns: float, to_ns: float = float("inf")) -> list[Record]:

@@ -213,7 +213,8 @@ class Page:
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
             raise ReadmeError(
-                f"{self.root / file} has no table for this call: change its file, operator or phase"
+                f"{self.root / file} has no results for a block: change the file, operator or phase that "
+                "the block names"
             )
         return "\n" + "\n".join(map(self._print, sections)) + "\n"
 

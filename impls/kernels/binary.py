@@ -149,16 +149,17 @@ def sample_bits(
 ) -> Tensor:
     """Draw packed bits for consecutive members: [m, *shape] of int64.
 
-    A bit is 1 with the probability in its planes. A member has the same bits in any range of members: those
-    made of ``words(draw, 8, *shape)`` of :class:`impls.perturbation.noise.PhiloxStream`. For W
-    words of 32 bits of a member:
+    A bit is 1 with the probability that the nine planes encode, see :func:`bit_planes`. A member has the same
+    bits in any range of members: those made of ``words(draw, 8, *shape)`` of
+    :class:`impls.perturbation.noise.PhiloxStream`. For W words of 32 bits of a member:
 
     * bytes: 36 W read for every MEMBERS_PER_PROGRAM members, mostly from a cache, and 4 W written for each
       member.
-    * operations: two Philox calls for each word, four where W is not a multiple of 4, and eight selections.
+    * operations: two Philox calls for each word, four where W is not a multiple of 4, and a selection by each
+      of its eight random words.
 
     Args:
-        planes: [9, *shape] words of int64, see :func:`bit_planes`. Bits that are 0 in each plane, as
+        planes: [9, *shape] words of int64. Bits that are 0 in each plane, as
             after the last input, are 0 in the result.
         key: two words made of seed and step, or the keys of a step on the device.
         layer: a word made of the layer's name.
@@ -170,7 +171,7 @@ def sample_bits(
     """
     flat = halves(operand("planes", planes, (PLANES, *planes.shape[1:]), torch.int64)).flatten(1)
     words = flat.shape[1]
-    counters = Draw(key, layer, draw, members).arguments(len(members), words * (PLANES - 1), 4)
+    counters = Draw(key, layer, draw, members).arguments(len(members), elements=words * (PLANES - 1), width=4)
     out = torch.empty((len(members), *planes.shape[1:]), device=planes.device, dtype=planes.dtype)
     if not out.numel():
         return out

@@ -236,7 +236,8 @@ def _launch(
 ) -> Tensor:
     """Check x [m, p, K] and weights [m, K, o], and launch a product.
 
-    A tile has BLOCK_N of ``columns``: outputs, or twice as many halves of words.
+    ``length`` is the number of bits that are summed. Tiles of BLOCK_N cover ``columns`` columns: the
+    outputs, or twice as many where the kernel reads a word's halves side by side.
     """
     members, rows, depth = x.shape
     outputs = weights.shape[2]

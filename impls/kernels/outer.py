@@ -199,10 +199,10 @@ def sum_outer_products(
 
     Args:
         weight: [1, o, i, *taps], the shape of the sum.
-        outputs: [m, 1, o] or, with several ranks, [m, 1, k, o].
+        outputs: [m, 1, o] or, with several ranks, [m, 1, k, o], whose products are added.
         inputs: [m, 1, i, *taps] or [m, 1, k, i, *taps].
         utilities: [m].
-        core: [1, ..., o, i, *taps].
+        core: multiplies the sum entry by entry, [1, ..., o, i, *taps].
         hadamard: whether to multiply by entries of a Hadamard matrix, for a weight without taps.
         factor: multiplies the sum.
     """

@@ -281,7 +281,7 @@ class MemberFunctionMode(TorchFunctionMode):
             parameter.__class__ = nn.Parameter
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch has no hints
         if error is not None and isinstance(error.__context__, UnseenUseError):
-            raise error.__context__ from None  # torch.compile raises an error of many lines in its place
+            raise error.__context__ from None  # our own error; torch.compile made another of it
 
     @override
     def __torch_function__(

@@ -143,7 +143,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
         (f"page.phases({str(bad.relative_to(tmp_path))!r}, 'Linear')", "100 lines could not be read"),
         ("page.phases('results/nowhere.jsonl', 'Linear')", "nowhere.jsonl: cannot be read"),
         (f"page.phases({str(half.relative_to(tmp_path))!r}, 'Linear')", "half a line"),
-        ("page.phases(run, 'Conv3d')", "has no table for this call"),
+        ("page.phases(run, 'Conv3d')", "has no results for a block"),
         ("page.unheard(run)", "no attribute 'unheard'"),
         ("1/0", "division by zero"),
         ("page.(", "is not valid Python"),

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from esbench.schema import OUT_OF_TIME, Request, Run
 from esbench.store import Problem, read_results
 
@@ -102,10 +100,9 @@ def reasons_unusable(run: Run) -> Iterator[str]:
 def partial_request(run: Run) -> str:
     """Return the options that limited a run to a part of its suite, such as ``phases step``; else empty.
 
-    The options for the dtype and for plug-ins do not limit a suite.
+    The dtype and plug-ins are left out: they do not limit a suite.
     """
     request = run.header.request or Request()
-    default = msgspec.structs.replace(Request(), dtype=request.dtype, plugins=request.plugins)
     values = {
         "variants": ", ".join(request.variants),
         "cases": request.cases,
@@ -115,5 +112,5 @@ def partial_request(run: Run) -> str:
     return "; ".join(
         f"{name} {value}"
         for name, value in values.items()
-        if getattr(request, name) not in {getattr(default, name), ("*",)}
+        if getattr(request, name) not in {getattr(Request(), name), ("*",)}  # the glob of all
     )

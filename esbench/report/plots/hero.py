@@ -144,7 +144,12 @@ def _limit_rows(schemes: Sequence[RankedVariant]) -> list[RankedVariant]:
 
 
 def _draw_row(axes: Axes, index: int, row: RankedVariant) -> None:
-    look, evaluated, rate = style.family_look(row.variant.scheme), evaluated_per_ms(row), row.rate or 0.0
+    """Draw a variant: a circle at its members per ms, a point at its n_eff per ms, and a line between them.
+
+    An arrow to the right starts at a rate that is only a lower bound.
+    """
+    look = style.family_look(row.variant.scheme)
+    evaluated, rate = evaluated_per_ms(row), row.rate or 0.0
     if row.variant.name == DENSE:
         axes.axhspan(index - 0.5, index + 0.5, color="0.92", linewidth=0, zorder=0.5)
     if row.is_exact or (row.effective and row.effective.is_bound):

@@ -215,6 +215,7 @@ def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
 
 
 def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
+    """Return the time of a step, with a footnote if it has too few rounds for an interval."""
     if ranked.step is None or ranked.step_ns is None:
         return None
     number = median_number(grid.run, ranked.step)

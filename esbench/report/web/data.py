@@ -172,7 +172,8 @@ def _variant(variant: Variant, sources: "ChainMap[str, str]", docs: "ChainMap[st
 def _scheme(doc: SchemeDoc) -> Record:
     """Return a scheme's docstring in parts: the formula, other paragraphs, and memory, work and quality.
 
-    A docstring that begins with a reference is that of a faster implementation: ``of`` is the named scheme.
+    Memory, work and quality are closed forms. A docstring that begins with a reference to a scheme is that of
+    a faster implementation: ``of`` is the scheme's name.
     """
     reference = _REFERENCE.match(doc.text)
     parts = _PARAGRAPH.split(_REFERENCE.sub(r"\1", doc.text).replace("``", ""))
