@@ -20,6 +20,7 @@ from esbench.errors import UserError
 from esbench.measure.environment import environment
 from esbench.measure.model_layers import load_model
 from esbench.registry import REGISTRY
+from esbench.report.formats.json import recommendation_document
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
 from impls.benchmark import suites
@@ -581,14 +582,17 @@ def test_json_is_one_document_on_stdout(tmp_path: Path, capsys: pytest.CaptureFi
 def test_json_has_the_reasons_of_a_case_without_ranking(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A measured case that no variant supports has no recommendation, and the exit code is 1."""
+    """A measured case that no variant supports has no code, and the exit code is 1."""
     arguments = ["--linear", "4x1", "--members", "8", "--device", "cpu", "--results", str(tmp_path)]
     assert run(*arguments, "--variants", "SparsePerturbed(k=2)", "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert document["code"] == ""
     (answer,) = document["recommendations"]
-    assert (answer["recommended"], answer["run"]) != ([], "")
-    assert (
-        "1 input columns"
-        in {variant["variant"]: variant for variant in answer["variants"]}["SparsePerturbed(k=2)"]["reason"]
-    )
+    (sparse,) = (entry for entry in answer["variants"] if entry["variant"] == "SparsePerturbed(k=2)")
+    assert "1 input columns" in sparse["reason"]
+    unranked = synthetic.run([synthetic.skipped(HADAMARD, SQUARE, "no time")])
+    (answer,) = json.loads(recommendation_document({"": SQUARE}, {}, "", 1, unranked))["recommendations"]
+    assert (answer["recommended"], answer["run"]) == ([], unranked.header.run_id)
+    assert answer["variants"] == [
+        {"variant": "Hadamard", "scheme": "Hadamard", "options": {}, "reason": "no time"}
+    ]

@@ -25,7 +25,7 @@ def test_each_other_forward_adds_the_mean_of_its_round() -> None:
     forward = time_row(HADAMARD, SQUARE, 2, 4, group=1)
     forward = msgspec.structs.replace(forward, samples=((1e6, 3e6, 5e6), (4e6,)))
     other_group = time_row(HADAMARD, SQUARE, 100, 100, 100)
-    run = synthetic.run([other_group, step, forward])
+    run = synthetic.run([step, forward, other_group])
     (combined,) = steps(run, 5)
     assert combined.samples == ((22e6,), (36e6,))  # 10 + 4 * 3 and 20 + 4 * 4 ms
     assert (combined.positions, len(combined.conditions)) == ((1, 0), 2)
