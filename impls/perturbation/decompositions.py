@@ -1,27 +1,30 @@
 """Attention and recurrent functions of torch, computed by calls of linear layers.
 
-Each function here takes ``linear(x, weight, bias)``, which may perturb the weight, and then the arguments of
-the torch function that it stands for. It calls ``linear`` with rows first: [rows, positions, features].
+Each function here takes ``call(func, *args)``, which calls a function of torch with each member's parameters,
+and then the arguments of the torch function that it stands for. It calls linear layers with rows first:
+[rows, positions, features].
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-LinearCall = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Call = Callable[..., Any]
 _State = tuple[Tensor, ...]
 
 
 def attention(  # noqa: PLR0913, PLR0917  torch's arguments
-    linear: LinearCall,
+    call: Call,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     embed_dim: int,  # noqa: ARG001  that of the query
     heads: int,
-    in_weight: Tensor,
+    in_weight: Tensor | None,
     in_bias: Tensor | None,
     bias_k: None,  # noqa: ARG001  perturb() refuses modules with it, and with the next two
     bias_v: None,  # noqa: ARG001  the same
@@ -34,19 +37,32 @@ def attention(  # noqa: PLR0913, PLR0917  torch's arguments
     need_weights: bool = True,  # noqa: FBT001, FBT002  torch's order
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,  # noqa: FBT001, FBT002  torch's order
-    **unused: object,  # noqa: ARG001  is_causal repeats what attn_mask says; the rest is for other weights
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    **unused: object,  # noqa: ARG001  is_causal repeats what attn_mask says
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``torch.nn.functional.multi_head_attention_forward`` on [positions, rows, embed_dim].
 
     Self-attention projects its input once. Otherwise each of the inputs is projected to query, key and value,
-    and only the part that is needed is used.
+    and only the part that is needed is used. Keys and values of other widths have weights of their own.
     """
-    projected: dict[int, tuple[Tensor, ...]] = {}
-    for x in (query, key, value):
-        if id(x) not in projected:
-            y = linear(x.transpose(0, 1), in_weight, in_bias)
-            projected[id(x)] = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-    q, k, v = (projected[id(x)][part] for part, x in enumerate((query, key, value)))
+    inputs = query, key, value
+    if in_weight is None:
+        biases = (None,) * 3 if in_bias is None else call(Tensor.chunk, in_bias, 3)
+        weights_of_parts = q_proj_weight, k_proj_weight, v_proj_weight
+        projections = [
+            call(functional.linear, x.transpose(0, 1), weight, bias)
+            for x, weight, bias in zip(inputs, weights_of_parts, biases, strict=True)
+        ]
+        q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in projections)
+    else:
+        projected: dict[int, tuple[Tensor, ...]] = {}
+        for x in inputs:
+            if id(x) not in projected:
+                y = call(functional.linear, x.transpose(0, 1), in_weight, in_bias)
+                projected[id(x)] = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = (projected[id(x)][part] for part, x in enumerate(inputs))
     mask = _additive_mask(q, k, key_padding_mask, attn_mask)
     dropout = dropout if training else 0.0
     weights = None
@@ -58,7 +74,7 @@ def attention(  # noqa: PLR0913, PLR0917  torch's arguments
     else:
         heads_out = functional.scaled_dot_product_attention(q, k, v, mask, dropout)
     joined = heads_out.transpose(1, 2).flatten(2)
-    return linear(joined, out_weight, out_bias).transpose(0, 1), weights
+    return call(functional.linear, joined, out_weight, out_bias).transpose(0, 1), weights
 
 
 def _additive_mask(
@@ -112,7 +128,7 @@ def _recurrent(step: _Step) -> Callable[..., tuple[Tensor, ...]]:
     """Return the function that stands for ``torch.lstm``, ``torch.gru`` or those of plain RNNs."""
 
     def run(  # noqa: PLR0913, PLR0917  torch's arguments
-        linear: LinearCall,
+        call: Call,
         x: Tensor,
         initial: Tensor | Sequence[Tensor],
         weights: Sequence[Tensor],
@@ -131,19 +147,23 @@ def _recurrent(step: _Step) -> Callable[..., tuple[Tensor, ...]]:
             raise ValueError(message)  # noqa: TRY004  as for other inputs
         states = [initial] if isinstance(initial, Tensor) else initial
         y = x if batch_first else x.transpose(0, 1)
-        count, directions = (4 if has_biases else 2), 1 + bidirectional
+        linear = partial(call, functional.linear)
+        has_projection = states[0].shape[-1] != states[-1].shape[-1]  # of an LSTM's output, not of its cell
+        count, directions = (4 if has_biases else 2) + has_projection, 1 + bidirectional
         finals: list[_State] = []
         for layer in range(layers):
             outputs = []
             for direction in range(directions):
                 index = layer * directions + direction
-                in_weight, hidden_weight, *biases = weights[index * count : (index + 1) * count]
-                in_bias, hidden_bias = biases or (None, None)
+                in_weight, hidden_weight, *others = weights[index * count : (index + 1) * count]
+                in_bias, hidden_bias = others[:2] if has_biases else (None, None)
                 inputs = linear(y, in_weight, in_bias)
                 state: _State = tuple(part[index] for part in states)
                 hidden: list[Tensor] = []
                 for products in inputs.flip(1).unbind(1) if direction else inputs.unbind(1):
                     state = step(products, linear(state[0], hidden_weight, hidden_bias), state)
+                    if has_projection:
+                        state = linear(state[0], others[-1], None), *state[1:]
                     hidden.append(state[0])
                 outputs.append(torch.stack(hidden[::-1] if direction else hidden, 1))
                 finals.append(state)
@@ -159,7 +179,7 @@ def _cell(step: _Step) -> Callable[..., Tensor | _State]:
     """Return the function that stands for ``torch.lstm_cell``, ``torch.gru_cell`` or those of plain cells."""
 
     def run(  # noqa: PLR0913, PLR0917  torch's arguments
-        linear: LinearCall,
+        call: Call,
         x: Tensor,
         initial: Tensor | Sequence[Tensor],
         in_weight: Tensor,
@@ -168,6 +188,7 @@ def _cell(step: _Step) -> Callable[..., Tensor | _State]:
         hidden_bias: Tensor | None = None,
     ) -> Tensor | _State:
         state = (initial,) if isinstance(initial, Tensor) else tuple(initial)
+        linear = partial(call, functional.linear)
         products = linear(x, in_weight, in_bias), linear(state[0], hidden_weight, hidden_bias)
         after = step(*products, state)
         return after if len(after) > 1 else after[0]

@@ -1,9 +1,10 @@
 """A torch function mode in which a plain model's layers use each member's weights.
 
 The model is not modified. While it runs, a call of a torch layer function with a perturbed parameter becomes
-a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`. Any other function of such a parameter
-raises an error, in other threads too, and so does a layer that was not reached: no layer is silently left
-unperturbed. A population's first call also refuses operations that a function mode does not see.
+a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`, and functions of parameters with dense
+noise are computed with each member's values. Any other function of a perturbed parameter raises an error, in
+other threads too, and so does a layer that was not reached: no layer is silently left unperturbed. A
+population's first call also refuses operations that a function mode does not see.
 """
 
 import dataclasses
@@ -214,6 +215,13 @@ class GuardedParameter(GuardedTensor, nn.Parameter):
     """The class of perturbed parameters while their model runs."""
 
 
+RowsAxes = Mapping[str, Sequence[RowsAxis | torch.Size]]
+"""Where the inputs of a layer have their rows, by its name; a size is that of an input without rows.
+
+Layers that always have them in the first axis are left out.
+"""
+
+
 class LayerIndex:
     """The perturbed layers of a model by the identity of their parameters.
 
@@ -222,7 +230,8 @@ class LayerIndex:
         names: the layers' names by the ids of weights and biases.
         biases: each layer with a bias by the id of its bias.
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
-        checked: the shapes of inputs with which the model has run; the first call with new ones is checked.
+        rows_axes: for each shape of inputs with which the model has run, where the inputs of its layers have
+            their rows: see :data:`RowsAxes`.
     """
 
     def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
@@ -239,7 +248,7 @@ class LayerIndex:
         self.parameters = [
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
         ]
-        self.checked: set[object] = set()
+        self.rows_axes: dict[object, RowsAxes] = {}
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -254,8 +263,10 @@ class MemberFunctionMode(TorchFunctionMode):
         members: int,
         sigma: float,
         antithetic: bool,
+        rows_axes: RowsAxes,
     ) -> None:
         super().__init__()
+        self._rows_axes = rows_axes
         self._layers, self._names, self._parameters = index.layers, index.names, index.parameters
         self._biases = index.biases
         self._derived: dict[int, MemberTensor] = {}
@@ -305,7 +316,7 @@ class MemberFunctionMode(TorchFunctionMode):
         decomposition = DECOMPOSITIONS.get(func)
         if decomposition is not None and any(id(leaf) in self._names for leaf in tree_leaves((args, kwargs))):
             self._refuse_values_as_inputs(func, args[:3])
-            return decomposition(self._call_linear, *args, **kwargs)
+            return decomposition(self._call, *args, **kwargs)
         if func is functional.embedding and (layer := self._layers.get(id(args[1]))):
             return self._embed(layer, *args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
         if self._has_perturbed(args) or (kwargs and self._has_perturbed(kwargs.values())):
@@ -438,14 +449,26 @@ class MemberFunctionMode(TorchFunctionMode):
         """Call a layer function on an input without rows that differs from member to member."""
         member_tensor = self._find(args[0])
         assert member_tensor is not None  # noqa: S101  the caller has found it
-        values, rows = self._values(func, member_tensor), self._rows
-        self._rows = len(values)
+        return self._run_on_members(
+            member_tensor.name,
+            self._values(func, member_tensor),
+            lambda values: self.__torch_function__(func, (), (values, *args[1:]), kwargs),
+        )
+
+    def _run_on_members(self, name: str, values: Tensor, call: Callable[[Tensor], object]) -> Tensor:
+        """Call a layer function on values [sides * members, *shape] as rows; return its member tensor."""
+        before = self._rows, self._rows_axes
+        self._rows, self._rows_axes = len(values), {}
         try:
-            y = self.__torch_function__(func, (), (values, *args[1:]), kwargs)
+            y = call(values)
         finally:
-            self._rows = rows
+            self._rows, self._rows_axes = before
         assert isinstance(y, Tensor)  # noqa: S101  layer functions return one
-        return self._derive(member_tensor.name, y)
+        return self._derive(name, y)
+
+    def _repeat_for_members(self, x: Tensor) -> Tensor:
+        """Return a tensor without rows for each member, [sides * members, *shape]."""
+        return x.expand(self._sides * self._members, *x.shape)
 
     def _values(self, func: Callable[..., object], member_tensor: MemberTensor) -> Tensor:
         """Return the values of all members, [sides * members, *shape].
@@ -467,7 +490,7 @@ class MemberFunctionMode(TorchFunctionMode):
             )
             raise ValueError(message)
         if parameter is layer.weight:
-            self._note_use(layer, 0)
+            self._used.add(layer.name)
         return values.mT if member_tensor.is_transposed else values
 
     def _parameter_values(self, layer: PerturbedLayer, parameter: Tensor) -> Tensor | None:
@@ -559,14 +582,7 @@ class MemberFunctionMode(TorchFunctionMode):
             if at not in values and isinstance(leaf, Tensor) and takes_rows:
                 axis = self._rows_axis(name, leaf)
                 axes |= {} if axis is None else {at: axis}
-        label = getattr(func, "__name__", "")
-        changes_first = label in IN_PLACE or (label.endswith("_") and not label.endswith("__"))
-        if (changes_first and 0 not in axes) or kwargs.get("out") is not None:
-            message = (
-                f"parameter {name!r} is changed by {resolve_name(func)}: freeze it with "
-                "requires_grad_(False), or pass exclude=[{name!r}] to perturb()"
-            )
-            raise ValueError(message)
+        changes_first = self._changes_first(func, args, kwargs)
 
         def call(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401  torch's arguments
             y = func(*args, **kwargs)
@@ -590,17 +606,23 @@ class MemberFunctionMode(TorchFunctionMode):
         self,
         layer: PerturbedLayer,
         tokens: Tensor,
-        table: Tensor,  # noqa: ARG002  torch's arguments
-        padding_idx: int | None = None,  # noqa: ARG002  that of the module counts
+        table: Tensor,
+        padding_idx: int | None = None,
         max_norm: float | None = None,
         **gradient_options: object,  # noqa: ARG002  no gradient is computed
     ) -> Tensor:
         """Look tokens up in the members' tables."""
         axis = self._find_rows(layer, tokens)
+        if axis is None:
+            return self._run_on_members(
+                layer.name,
+                self._repeat_for_members(tokens),
+                lambda values: self._embed(layer, values, table, padding_idx, max_norm),
+            )
         if max_norm is not None:
             message = f"layer {layer.name!r}: max_norm changes the weight in every call: leave it out"
             raise ValueError(message)
-        self._note_use(layer, axis.axis)
+        self._used.add(layer.name)
         with self._using_parameters():
             y = self._look_up(layer, axis.to_first(tokens, self._sides, self._members))
             return axis.from_first(y, self._sides, self._members)
@@ -618,19 +640,13 @@ class MemberFunctionMode(TorchFunctionMode):
             noise = dataclasses.replace(noise, bias=None)
         return layer.forward(operator, x, noise, self._members, self._sigma, antithetic=self._antithetic)
 
-    def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:  # noqa: ARG002  for subclasses
-        """Note that a layer is used, with the axis of its input that has the rows."""
-        self._used.add(layer.name)
-
     def _using_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which perturbed parameters may be used."""
         return DisableTorchFunctionSubclass()
 
-    def _call_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute functional.linear, with each member's parameters if they are perturbed."""
-        y = self.__torch_function__(functional.linear, (), (x, weight, bias))
-        assert isinstance(y, Tensor)  # noqa: S101  linear returns one
-        return y
+    def _call(self, func: Callable[..., object], *args: object) -> Any:  # noqa: ANN401  the function's result
+        """Compute a function of torch, with each member's parameters if they are perturbed."""
+        return self.__torch_function__(func, (), args)
 
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, x, bias = arguments
@@ -642,10 +658,16 @@ class MemberFunctionMode(TorchFunctionMode):
             )
             raise ValueError(message)
         axis = self._find_rows(layer, x)
+        if axis is None:
+            return self._run_on_members(
+                layer.name,
+                self._repeat_for_members(x),
+                lambda values: self._call_layer(layer, arguments._replace(x=values)),
+            )
         if axis == SECOND and not _takes_features_last(operator):
             raise self._without_rows(layer, x)
         rows = x if axis is FIRST else axis.to_first(x, self._sides, self._members)
-        self._note_use(layer, axis.axis)
+        self._used.add(layer.name)
         if layer.learns_from_rows:
             self.calls.setdefault(layer.name, []).append(LayerCall.of(operator, rows))
         with self._using_parameters():
@@ -654,18 +676,17 @@ class MemberFunctionMode(TorchFunctionMode):
                 y = axis.from_first(y, self._sides, self._members)
         if has_bias or bias is None:
             return y
-        shifted = self.__torch_function__(torch.add, (), (y, bias))
-        assert isinstance(shifted, Tensor)  # noqa: S101  add returns one
+        shifted: Tensor = self._call(torch.add, y, bias)
         return shifted
 
-    def _find_rows(self, layer: PerturbedLayer, x: Tensor) -> RowsAxis:
-        """Return where an input of a layer has its rows.
+    def _find_rows(self, layer: PerturbedLayer, x: Tensor) -> RowsAxis | None:
+        """Return where an input of a layer has its rows, or None if it is the same for all rows.
 
         Raises:
-            RowsError: it has none.
+            RowsError: it has another number of rows.
         """
         axis = self._rows_axis(layer.name, x)
-        if axis is None:
+        if axis is None and x.shape not in self._rows_axes.get(layer.name, ()):
             raise self._without_rows(layer, x)
         return axis
 
@@ -676,8 +697,49 @@ class MemberFunctionMode(TorchFunctionMode):
             "rows: keep the rows in the first axis, or in the second if positions are in the first"
         )
 
-    def _rows_axis(self, name: str, x: Tensor) -> RowsAxis | None:  # noqa: ARG002
-        """Return where an input of a layer has its rows, or None if it has none."""
+    def _changes_first(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> bool:
+        """Return whether a function changes its first argument.
+
+        Raises:
+            ValueError: this is a perturbed parameter, or a value computed from it.
+        """
+        label = getattr(func, "__name__", "")
+        changes_first = label in IN_PLACE or (label.endswith("_") and not label.endswith("__"))
+        if not changes_first and kwargs.get("out") is None:
+            return False
+        found = self._find(args[0])
+        if found is not None or not changes_first:
+            name = "" if found is None else f" {found.name!r}"
+            message = (
+                f"parameter{name} is changed by {resolve_name(func)}: freeze it with requires_grad_(False), "
+                "or pass exclude to perturb()"
+            )
+            raise ValueError(message)
+        return True
+
+    def _rows_axis(self, name: str, x: Tensor) -> RowsAxis | None:
+        """Return where an input of a layer has its rows, or None if it has none.
+
+        Raises:
+            RowsError: it may have them in several axes, in which the layer has had rows.
+        """
+        if (axes := self._rows_axes.get(name)) is not None:
+            matching = [
+                axis
+                for axis in axes
+                if (axis.is_axis_of(x.shape, self._rows) if isinstance(axis, RowsAxis) else axis == x.shape)
+            ]
+            if len(matching) > 1:
+                message = (
+                    f"layer {name!r} got an input of shape {list(x.shape)}, in which another axis is as long "
+                    f"as the {self._rows} rows by coincidence: use another number of repeats or members"
+                )
+                raise RowsError(message)
+            if matching:
+                (axis,) = matching
+                return axis if isinstance(axis, RowsAxis) else None
         if x.dim() and x.shape[0] == self._rows:
             return FIRST
         if x.dim() > 2 and x.shape[1] == self._rows:  # noqa: PLR2004  [positions, rows, ..., features]
@@ -779,53 +841,11 @@ class MemoryGuard(TorchDispatchMode):
                     yield name
 
 
-class RowsAxesMode(MemberFunctionMode):
-    """A function mode that notes which axis of each layer's input has the rows, and perturbs nothing.
-
-    It runs the model on another number of rows: an axis that had the same length by coincidence then has not.
-
-    Attributes:
-        rows_axes: the axes by the layers' names.
-    """
-
-    def __init__(self, index: LayerIndex, rows: int) -> None:
-        super().__init__(index, {}, rows=rows, members=1, sigma=0.0, antithetic=False)
-        self.rows_axes: dict[str, set[int]] = {}
-
-    @override
-    def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:
-        super()._note_use(layer, rows_axis)
-        self.rows_axes.setdefault(layer.name, set()).add(rows_axis)
-
-    @override
-    def _forward(
-        self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
-    ) -> Tensor:
-        weight = layer.split_groups(layer.weight)
-        if layer.groups is None and operator.groups is not None:
-            weight = weight.unsqueeze(0)
-        y = operator.apply_shared(operator.from_batch(x, 1), weight)
-        return operator.to_batch(y, x)
-
-    @override
-    def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, layer.weight)
-
-    @override
-    def _parameter_values(self, layer: PerturbedLayer, parameter: Tensor) -> Tensor | None:
-        return parameter.unsqueeze(0)
-
-
 class FirstCallMode(MemberFunctionMode):
-    """A function mode with a :class:`MemoryGuard`, which is too slow for every call.
-
-    Attributes:
-        rows_axes: which axes of the layers' inputs were taken for rows, by the layers' names.
-    """
+    """A function mode with a :class:`MemoryGuard`, which is too slow for every call."""
 
     @override
     def __enter__(self) -> Self:
-        self.rows_axes: dict[str, set[int]] = {}
         self._guard = MemoryGuard(self._layers.values())
         self._guard.__enter__()  # type: ignore[no-untyped-call]  # torch has no hints
         return super().__enter__()
@@ -872,11 +892,6 @@ class FirstCallMode(MemberFunctionMode):
         return super()._call_layer(layer, arguments)
 
     @override
-    def _note_use(self, layer: PerturbedLayer, rows_axis: int) -> None:
-        super()._note_use(layer, rows_axis)
-        self.rows_axes.setdefault(layer.name, set()).add(rows_axis)
-
-    @override
     def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
         if member_tensor.values is not None:
             self._guard.protect(member_tensor.name, member_tensor.values)
@@ -891,6 +906,79 @@ class FirstCallMode(MemberFunctionMode):
                 yield
         finally:
             self._guard.paused = False
+
+
+class InputsMode(FirstCallMode):
+    """A function mode that notes the inputs of the layers, and perturbs nothing.
+
+    Attributes:
+        inputs: the inputs by the layers' names, in the order of the calls.
+    """
+
+    def __init__(self, index: LayerIndex, rows: int) -> None:
+        super().__init__(index, {}, rows=rows, members=1, sigma=0.0, antithetic=False, rows_axes={})
+        self.inputs: dict[str, list[Tensor]] = {}
+
+    @override
+    def _find_rows(self, layer: PerturbedLayer, x: Tensor) -> RowsAxis:
+        self.inputs.setdefault(layer.name, []).append(x)
+        return FIRST
+
+    @override
+    def _forward(
+        self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
+    ) -> Tensor:
+        weight = layer.split_groups(layer.weight)
+        if layer.groups is None and operator.groups is not None:
+            weight = weight.unsqueeze(0)
+        y = operator.apply_shared(operator.from_batch(x, 1), weight)
+        return operator.to_batch(y, x)
+
+    @override
+    def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, layer.weight)
+
+    @override
+    def _call_on_members(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Tensor:
+        with self._using_parameters():
+            y = func(*args, **kwargs)
+        assert isinstance(y, Tensor)  # noqa: S101  layer functions return one
+        self._note_values(y, args)
+        return y
+
+    @override
+    def _use_parameters(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        if func in EXPANSIONS and (rows := self._expand_to_rows(func, args)) is not None:
+            return rows
+        leaves = tree_leaves((args, kwargs))
+        names = [found.name for leaf in leaves if (found := self._find(leaf)) is not None]
+        others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and self._find(leaf) is None]
+        self._changes_first(func, args, kwargs)
+        for name in names:
+            self.inputs.setdefault(name, []).extend(others)
+        with self._using_parameters():
+            y = func(*args, **kwargs)
+        if not others:
+            self._note_values(y, args)
+        return y
+
+    @override
+    def _parameter_values(self, layer: PerturbedLayer, parameter: Tensor) -> Tensor | None:
+        with self._using_parameters():
+            return parameter.unsqueeze(0)
+
+    def _note_values(self, y: object, args: Sequence[object]) -> None:
+        """Note results that are computed from parameters alone, with the name of the first."""
+        name = next(found.name for leaf in tree_leaves(args) if (found := self._find(leaf)) is not None)
+        for leaf in tree_leaves(y):
+            if isinstance(leaf, Tensor) and self._find(leaf) is None:
+                with self._using_parameters():
+                    values = leaf.unsqueeze(0)
+                self._derived[id(leaf)] = MemberTensor(leaf, name, None, values=values)
 
 
 def _takes_features_last(operator: AbstractOperator) -> bool:

@@ -177,7 +177,11 @@ class PerturbedLayer:
         Raises:
             UnsupportedError: the scheme does not support the module, or an option does not fit the weight.
         """
-        is_dense = isinstance(module, NORMALIZATIONS) or not isinstance(module, SUPPORTED)
+        is_dense = (
+            isinstance(module, NORMALIZATIONS)
+            or not isinstance(module, SUPPORTED)
+            or weight_name == "in_proj_bias"
+        )
         groups = None if is_dense else getattr(module, "groups", 1)
         layer_scheme: AnyScheme = ScaleScheme() if is_dense else scheme
         name = module_name
@@ -639,19 +643,21 @@ def _unsupported_option(module: nn.Module) -> str:
         }
     elif isinstance(module, nn.MultiheadAttention):
         options = {
-            "kdim or vdim": module.in_proj_weight is None,
             "add_bias_kv": module.bias_k is not None,
             "add_zero_attn": module.add_zero_attn,
         }
     else:
-        options = {"proj_size": isinstance(module, nn.LSTM) and module.proj_size > 0}
+        return ""
     return next((option for option, is_set in options.items() if is_set), "")
 
 
 def _parameter_names(module: nn.Module) -> list[tuple[str, str]]:
     """Return the names of a module's weights, each with that of its bias, which the module may not have."""
     if isinstance(module, nn.MultiheadAttention):
-        return [("in_proj_weight", "in_proj_bias")]
+        if module.in_proj_weight is not None:
+            return [("in_proj_weight", "in_proj_bias")]
+        # With kdim or vdim, three weights share a bias, which is perturbed by itself.
+        return [(name, "") for name, _ in module.named_parameters(recurse=False)]
     if isinstance(module, RECURRENT):
         return [
             (name, name.replace("weight", "bias"))

@@ -59,6 +59,10 @@ class RowsAxis(NamedTuple):
         y = y.unflatten(0, (sides, self.before, -1, self.after, members))
         return self.join(y.movedim((0, 1, 2, 3, 4), self._order))
 
+    def is_axis_of(self, shape: torch.Size, rows: int) -> bool:
+        """Return whether a tensor of this shape may have so many rows in this axis."""
+        return len(shape) > self.axis and shape[self.axis] == self.before * rows * self.after
+
     @property
     def _order(self) -> tuple[int, ...]:
         """The axes of :meth:`split` in the order sides, before, repeats, after, members."""

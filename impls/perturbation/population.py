@@ -19,7 +19,13 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.function_mode import FirstCallMode, LayerIndex, MemberFunctionMode, RecordedMode
+from impls.perturbation.function_mode import (
+    FirstCallMode,
+    LayerIndex,
+    MemberFunctionMode,
+    RecordedMode,
+    RowsAxes,
+)
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
@@ -41,7 +47,7 @@ from impls.perturbation.noise import (
 from impls.perturbation.prepared import PreparedForward, Signature, Trace, trace
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 from impls.perturbation.summary import PopulationSummary, noise_bytes, parameter_count, summarize_layer
-from impls.perturbation.verification import check_rows, check_rows_axes
+from impls.perturbation.verification import check_rows, find_rows_axes
 from impls.perturbation.wasted_members import warn_of_wasted_members
 
 
@@ -125,8 +131,10 @@ class Population:
         seed: int,
         stream: type[NoiseStream],
         optional: frozenset[str] = frozenset(),
+        rows_axis: int = 0,
     ) -> None:
         """Store arguments that :func:`perturb` has checked; ``optional`` has names of layers."""
+        self.rows_axis = rows_axis
         self._stream, self._optional = stream, optional
         self.members, self.sigma, self.antithetic, self.seed = members, sigma, antithetic, seed
         self.model, self.layers = model, tuple(layers)
@@ -218,7 +226,8 @@ class Population:
         With antithetic sampling, the second half of the repeats sees the negated noise.
 
         Args:
-            *args: the model's arguments. The first tensor among all arguments has the rows in its first axis.
+            *args: the model's arguments. The first tensor among all arguments has the rows in its first axis,
+                or in :attr:`rows_axis`.
             noise: the noise of the members.
             **kwargs: the model's keyword arguments.
 
@@ -246,22 +255,32 @@ class Population:
         if torch.compiler.is_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
-        shapes = [
-            x.shape for x in (args if not kwargs else tree_leaves((args, kwargs))) if isinstance(x, Tensor)
-        ]
-        key = self.model.training, *shapes
-        if key in self._index.checked:
-            y, context = self._run(MemberFunctionMode, noise, args, kwargs)
+        key = self._key(args, kwargs)
+        rows_axes = self._index.rows_axes.get(key)
+        if rows_axes is not None:
+            y, context = self._run(MemberFunctionMode, rows_axes, noise, args, kwargs)
         else:
-            y, context = self._run(FirstCallMode, noise, args, kwargs)
-            assert isinstance(context, FirstCallMode)  # noqa: S101  the mode that was passed
-            check_rows_axes(self.model, self._index, context.rows_axes, args, kwargs)
-            self._index.checked.add(key)
+            rows = self._count_rows(noise, args, kwargs)
+            rows_axes = find_rows_axes(self.model, self._index, rows, self.rows_axis, args, kwargs)
+            y, context = self._run(FirstCallMode, rows_axes, noise, args, kwargs)
+            self._index.rows_axes[key] = rows_axes
         return y, ActivationRecord(context.calls, noise)
+
+    def _key(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Return what decides where the layers' inputs have their rows."""
+        leaves = args if not kwargs else tree_leaves((args, kwargs))
+        return self.model.training, *(x.shape for x in leaves if isinstance(x, Tensor))
+
+    def _count_rows(
+        self, noise: PopulationNoise, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> int:
+        x = _first_tensor(args, kwargs)
+        return _count_rows(x, len(noise.members), antithetic=self.antithetic, axis=self.rows_axis)
 
     def _run(
         self,
         mode: type[MemberFunctionMode],
+        rows_axes: RowsAxes,
         noise: PopulationNoise,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -269,8 +288,8 @@ class Population:
         """Run the model in a function mode; return its output and the mode."""
         self._check_noise(noise)
         members = len(noise.members)
-        rows = _count_rows(_first_tensor(args, kwargs), members, antithetic=self.antithetic)
-        options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic}
+        options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic, "rows_axes": rows_axes}
+        rows = self._count_rows(noise, args, kwargs)
         context = mode(self._index, noise.layers, rows=rows, members=members, **options)
         with context:
             y = self.model(*args, **kwargs)
@@ -307,7 +326,7 @@ class Population:
 
     def forward_traced(self, noise: PopulationNoise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  the model's output
         """Run the model while :mod:`impls.perturbation.prepared` records its operations."""
-        return self._run(RecordedMode, noise, args, kwargs)[0]
+        return self._run(RecordedMode, self._index.rows_axes[self._key(args, kwargs)], noise, args, kwargs)[0]
 
     @torch.no_grad()
     def update(
@@ -519,8 +538,8 @@ class Population:
             noise: noise of a part of the members; by default the rows are for all members.
         """
         members = self.members if noise is None else len(noise.members)
-        rows = x.repeat_interleave(members, 0)
-        return torch.cat([rows, rows]) if self.antithetic else rows
+        rows = x.repeat_interleave(members, self.rows_axis)
+        return torch.cat([rows, rows], self.rows_axis) if self.antithetic else rows
 
     def fitness(self, per_row: Tensor, noise: PopulationNoise | None = None) -> Tensor:
         """Average numbers per row, such as negative losses, over each member's rows.
@@ -595,13 +614,14 @@ def perturb(  # noqa: PLR0913  each is an independent option
     exclude: Iterable[str] = (),
     optional: Iterable[str] = (),
     stream: str | None = None,
+    rows_axis: int = 0,
     warn: bool = True,
 ) -> Population:
     """Make a population of perturbed copies of a model.
 
     The scheme perturbs the weights of Linear, Embedding, attention, recurrent and (transposed) convolution
-    modules. Biases, scales and shifts of normalizations, and a module's own parameters, which may be added to
-    rows or multiplied with them, get dense noise. Parameters with ``requires_grad=False`` are not perturbed.
+    modules. Biases, scales and shifts of normalizations, and a module's own parameters get dense noise; any
+    function may use them. Parameters with ``requires_grad=False`` are not perturbed.
 
     Args:
         model: any module built of these.
@@ -618,6 +638,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
         stream: source of the noise: ``block`` (torch's generators) or ``philox`` (counter-based, with the
             same bits in kernels and for any split of the population). By default ``philox`` if a scheme draws
             its noise inside a kernel, else ``block``.
+        rows_axis: the axis of the rows in the model's arguments: 1 for a model that takes
+            [positions, rows, ...], as torch's transformers and recurrent layers do by default.
         warn: warn of layers that have fewer different perturbations than members, or by their scheme's kappa
             keep less than a tenth of the members (n_eff).
 
@@ -658,6 +680,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
         antithetic=antithetic,
         seed=seed,
         stream=STREAMS[stream],
+        rows_axis=rows_axis,
         optional=frozenset(
             layer.name for layer in layers if not left_out.isdisjoint({layer.module_name, layer.weight_path})
         ),
@@ -768,16 +791,16 @@ def _first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tenso
     raise ValueError(message)
 
 
-def _count_rows(x: Tensor, members: int, *, antithetic: bool) -> int:
+def _count_rows(x: Tensor, members: int, *, antithetic: bool, axis: int = 0) -> int:
     """Return the number of rows of an input [repeats * members, ...].
 
     Raises:
         ValueError: it is not a multiple of the members, or of twice the members with antithetic sampling.
     """
-    if x.dim() == 0:
-        message = "the input has no axis of rows: pass [repeats * members, ...]"
+    if x.dim() <= axis:
+        message = f"the input of shape {list(x.shape)} has no axis of rows: pass [repeats * members, ...]"
         raise ValueError(message)
-    rows = x.shape[0]
+    rows = x.shape[axis]
     if rows == 0 or rows % members:
         message = (
             f"a batch of {rows} rows is not a multiple of {members} members: pass repeats * members "

@@ -5,14 +5,14 @@ import copy
 import itertools
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from impls.perturbation.function_mode import LayerIndex, RowsAxesMode, RowsError
+from impls.perturbation.function_mode import InputsMode, LayerIndex, RowsAxes
+from impls.perturbation.member_tensors import FIRST, RowsAxis
 
 if TYPE_CHECKING:
     from impls.perturbation.population import Population
@@ -20,61 +20,126 @@ if TYPE_CHECKING:
 CHECKED = 4
 """The most members, and the most repeats of each, that are evaluated."""
 
-OTHER_ROWS = (3, 5, 7)
-"""Numbers of rows with which a model is run to find its axes of rows; another axis may have one of them."""
+FEW_ROWS = (2, 3)
+"""Numbers of rows with which a model is run to find where the inputs of its layers have them."""
 
 
-def check_rows_axes(
+def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
     model: nn.Module,
     index: LayerIndex,
-    rows_axes: Mapping[str, set[int]],
+    rows: int,
+    rows_axis: int,
     args: Sequence[object],
     kwargs: Mapping[str, object],
-) -> None:
-    """Check that no other axis was taken for that of the rows because it has the same length.
+) -> RowsAxes:
+    """Find where the inputs of a model's layers have their rows.
 
-    The plain model runs on a few of the rows. A model that only works with the number of rows that it got is
-    not checked.
+    The plain model runs on two and on three of the rows: their axis is the one whose length changes. Where
+    positions are folded into this axis, a third run with another second row shows their order.
 
     Args:
         model: the model. Attributes and buffers that it changes are restored.
         index: its perturbed layers.
-        rows_axes: the axes of the layers' inputs that were taken for rows.
+        rows: the number of rows in its arguments.
+        rows_axis: their axis.
         args: the model's arguments.
         kwargs: its keyword arguments.
 
-    Raises:
-        ValueError: with other numbers of rows a layer's input has them in another axis, or not at all.
+    Returns:
+        The axes of the layers, without those that could not be found: the model may only work with the number
+        of rows that it got, or make inputs whose length depends on numbers.
     """
-    rows = next(len(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
-    reason = ""
-    for count in (other for other in OTHER_ROWS if other != rows):
-        mode = RowsAxesMode(index, count)
-        few_args, few_kwargs = tree_map(partial(_select_rows, rows=rows, count=count), (args, kwargs))
-        try:
-            with restoring(model), mode:
-                model(*few_args, **few_kwargs)
-        except RowsError as error:
-            reason = str(error)
-            continue
-        except Exception:  # noqa: BLE001  the model may need the number of rows that it got
-            return
-        different = [name for name, axes in mode.rows_axes.items() if axes != rows_axes.get(name, axes)]
-        if not different:
-            return
-        reason = f"layer {different[0]!r} has rows in another axis"
-    message = (
-        f"an axis without rows is as long as the {rows} rows by coincidence, and was taken for them (with "
-        f"{count} rows: {reason}): use another number of repeats or members"
-    )
-    raise ValueError(message)
+
+    def run(count: int, *, changes_second: bool = False) -> dict[str, list[Tensor]]:
+        """Run the model on a few rows and return the inputs of its layers."""
+
+        def select(value: object) -> object:
+            axis = axis_of_rows(value, rows, rows_axis)
+            if not isinstance(value, Tensor) or axis is None:
+                return value
+            few = value.index_select(axis, torch.arange(count, device=value.device) % rows)
+            if changes_second:
+                second = few.select(axis, 1)
+                second.copy_(_other_values(second, value))
+            return few
+
+        few_args, few_kwargs = tree_map(select, (args, kwargs))
+        mode = InputsMode(index, count)
+        with restoring(model), mode:
+            model(*few_args, **few_kwargs)
+        return mode.inputs
+
+    axes: dict[str, Sequence[RowsAxis | torch.Size]] = {}
+    try:
+        fewer, more = (run(count) for count in FEW_ROWS)
+        changed: dict[str, list[Tensor]] = {}
+        for name, inputs in more.items():
+            shapes = [(x.shape, y.shape) for x, y in zip(fewer.get(name, []), inputs, strict=False)]
+            found = [_changing_axis(*pair) for pair in shapes]
+            if None in found or len(fewer.get(name, [])) != len(inputs):
+                continue
+            if any(isinstance(axis, RowsAxis) and axis.after > 1 for axis in found):
+                changed = changed or run(FEW_ROWS[1], changes_second=True)
+                triples = zip(found, inputs, changed.get(name, []), strict=True)
+                found = [_order_of_fold(*triple) for triple in triples]
+            if None not in found and set(found) != {FIRST}:
+                axes[name] = list(dict.fromkeys(axis for axis in found if axis is not None))
+    except Exception:  # noqa: BLE001  the model may need the number of rows that it got
+        return axes
+    return axes
 
 
-def _select_rows(value: object, *, rows: int, count: int) -> object:
-    """Return ``count`` rows of a tensor with rows, repeated if it has fewer; other values as they are."""
-    if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
-        return value
-    return value[torch.arange(count, device=value.device) % rows]
+def axis_of_rows(value: object, rows: int, rows_axis: int) -> int | None:
+    """Return the axis of a tensor that has so many rows, of its first two; the expected one if both have."""
+    if not isinstance(value, Tensor):
+        return None
+    axes = [axis for axis, size in enumerate(value.shape[:2]) if size == rows]
+    return rows_axis if rows_axis in axes else next(iter(axes), None)
+
+
+def _other_values(row: Tensor, inputs: Tensor) -> Tensor:
+    """Return other values for a row of inputs, with integers in the range of those of the inputs."""
+    if row.dtype == torch.bool:
+        return row
+    if row.is_floating_point() or row.is_complex():
+        return -row - 1
+    least, most = inputs.min(), inputs.max()
+    return least + most - row if least < most else (row - 1).abs()
+
+
+def _changing_axis(fewer: torch.Size, more: torch.Size) -> RowsAxis | torch.Size | None:
+    """Return the axis of two and of three rows, the size of an input without rows, or None if it is neither.
+
+    Positions that are folded into the axis are taken to be after the rows.
+    """
+    if fewer == more:
+        return more
+    different = [axis for axis, sizes in enumerate(zip(fewer, more, strict=False)) if sizes[0] != sizes[1]]
+    if len(fewer) != len(more) or len(different) != 1:
+        return None
+    (axis,) = different
+    folded = more[axis] // FEW_ROWS[1]
+    lengths = tuple(folded * count for count in FEW_ROWS)
+    return RowsAxis(axis, after=folded) if (fewer[axis], more[axis]) == lengths else None
+
+
+def _order_of_fold(
+    axis: RowsAxis | torch.Size | None, x: Tensor, changed: Tensor
+) -> RowsAxis | torch.Size | None:
+    """Return in which order rows and positions are folded into an axis, or None if it is not clear.
+
+    ``changed`` is the input after the second of three rows has changed.
+    """
+    if not isinstance(axis, RowsAxis) or axis.after == 1:
+        return axis
+    differs = (x != changed).movedim(axis.axis, 0).reshape(x.shape[axis.axis], -1).any(1)
+    places = torch.arange(len(differs), device=differs.device)
+    orders = []
+    for after in (after for after in range(1, axis.after + 1) if axis.after % after == 0):
+        is_second = places // after % FEW_ROWS[1] == 1
+        if bool(differs.any()) and not bool((differs & ~is_second).any()):
+            orders.append(RowsAxis(axis.axis, axis.after // after, after))
+    return orders[0] if len(orders) == 1 else None
 
 
 @contextlib.contextmanager
@@ -113,9 +178,10 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
     """
     noise = population.sample(secrets.randbelow(2**31))
     outputs, members = tree_leaves(population(*args, noise=noise, **kwargs)), population.members
-    row_count = next(len(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
-    has_rows = [isinstance(y, Tensor) and y.shape[:1] == (row_count,) for y in outputs]
-    if not any(has_rows):
+    first = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
+    row_count = first.shape[population.rows_axis]
+    axes = [axis_of_rows(y, row_count, population.rows_axis) for y in outputs]
+    if all(axis is None for axis in axes):
         returned = ", ".join(
             f"shape {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__ for y in outputs
         )
@@ -131,13 +197,19 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
         def keep_row(value: object) -> object:
             if not isinstance(value, Tensor):
                 return value
-            # Arguments whose first axis is not the rows are passed whole.
-            value = value[row : row + 1] if value.shape[:1] == (row_count,) else value
+            # Arguments without rows in one of the first two axes are passed whole.
+            axis = axis_of_rows(value, row_count, population.rows_axis)
+            value = value if axis is None else value.narrow(axis, row, 1)
             return value.to(dtype) if dtype and value.is_floating_point() else value
 
         alone_args, alone_kwargs = tree_map(keep_row, (args, kwargs))
         leaves = tree_leaves(model(*alone_args, **alone_kwargs))
-        return _join(y[0] for y, is_row in zip(leaves, has_rows, strict=True) if is_row)
+        return join(leaves, 0)
+
+    def join(ys: Iterable[Tensor], row: int) -> Tensor:
+        """Return the outputs of a row as one vector in float64."""
+        pairs = zip(ys, axes, strict=True)
+        return torch.cat([y.select(axis, row).double().flatten() for y, axis in pairs if axis is not None])
 
     # Copies: functional_call() does not restore a module that a model has under two names.
     narrow_model, wide_model = copy.deepcopy(population.model), copy.deepcopy(population.model).double()
@@ -160,12 +232,12 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
         expected[repeat, member] = wide
     largest = max(float(wide.norm()) for wide in expected.values())
     narrow_error = min(narrow_error, largest / 100)  # a model that draws random numbers differs by more
-    compared = [y for y, is_row in zip(outputs, has_rows, strict=True) if is_row]
+    compared = [y for y, axis in zip(outputs, axes, strict=True) if axis is not None]
     eps = max(torch.finfo(y.dtype).eps for y in compared if y.is_floating_point())
     roundings = 1024 if eps == torch.finfo(torch.float64).eps else 4
     for (repeat, member), wide in expected.items():
         row = repeat * members + member
-        error = float((_join(y[row] for y in compared) - wide).norm())
+        error = float((join(outputs, row) - wide).norm())
         allowed = 4 * narrow_error + roundings * eps * float(wide.norm())
         if not error <= allowed:
             message = (
@@ -174,11 +246,6 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
                 "reorder rows, draw random numbers, or use copies of weights"
             )
             raise ValueError(message)
-
-
-def _join(outputs: Iterable[Tensor]) -> Tensor:
-    """Return outputs as one vector in float64."""
-    return torch.cat([y.double().flatten() for y in outputs])
 
 
 def _choose(count: int) -> list[int]:

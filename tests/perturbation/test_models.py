@@ -91,6 +91,146 @@ class TwoInputs(nn.Module):
         return {"decoded": (y, len(y))}
 
 
+class RootMeanSquareNorm(nn.Module):
+    """RMSNorm as language models write it, in another dtype than the rows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last axis."""
+        wide = x.double()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
+
+
+class Block(nn.Module):
+    """A decoder block: rotary positions, grouped queries whose heads are folded into rows, and SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = RootMeanSquareNorm(8), RootMeanSquareNorm(8)
+        self.q, self.k, self.v = (nn.Linear(8, width, bias=False) for width in (8, 4, 4))
+        self.q_norm, self.out = RootMeanSquareNorm(2), nn.Linear(8, 8, bias=False)
+        self.gate, self.up = nn.Linear(8, 6, bias=False), nn.Linear(8, 6, bias=False)
+        self.down = nn.Linear(6, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform [rows, positions, 8]."""
+        rows, length, _ = x.shape
+        h = self.attention_norm(x)
+        q, k, v = (layer(h).view(rows, length, -1, 2).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q = self.q_norm(q.reshape(rows * 4, length, 2)).view(rows, 4, length, 2)
+        angle = torch.arange(length).to(x)[:, None]
+        q, k = (
+            torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+            for a, b in (part.chunk(2, -1) for part in (q, k))
+        )
+        k, v = (part.repeat_interleave(2, 1) for part in (k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, 8))
+        h = self.ffn_norm(x).view(-1, 8)
+        gated: Tensor = self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+        return x + gated.view_as(x)
+
+
+class Decoder(nn.Module):
+    """A language model of such blocks, with the table of its embedding as its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(TOKENS, 8), RootMeanSquareNorm(8)
+        self.blocks = nn.ModuleList([Block()])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, positions, tokens]."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(self.norm(x), self.embedding.weight)
+
+
+class OneByOne(nn.Module):
+    """GPT-2's linear layer: a product of all positions with an own matrix [in, out]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.empty(inputs, outputs)),
+            nn.Parameter(torch.empty(outputs)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply [..., in]."""
+        y = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return y.view(*x.shape[:-1], -1)
+
+
+class LearnedPositions(nn.Module):
+    """GPT-2's inputs: a table of tokens, and one of positions that is read without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.layer = nn.Embedding(TOKENS, 4), nn.Embedding(9, 4), OneByOne(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, positions, tokens] of the next tokens."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        return (self.layer(x) @ self.layer.weight.T) @ self.tokens.weight.T
+
+
+class VisionTransformer(nn.Module):
+    """Patches by a convolution, a class token, and learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(2, 4, 2, stride=2), nn.Linear(4, 3)
+        self.cls, self.positions = nn.Parameter(torch.empty(1, 1, 4)), nn.Parameter(torch.empty(1, 5, 4))
+        self.block, self.scale = (
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+            nn.Parameter(torch.ones(4)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images [rows, 2, 4, 4]."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.positions
+        y: Tensor = self.head((x + self.scale * self.block(x))[:, 0])
+        return y
+
+
+class FoldedPolicy(nn.Module):
+    """A policy that folds time into rows, before them or after them, for its convolution and its heads."""
+
+    def __init__(self, *, is_time_first: bool) -> None:
+        super().__init__()
+        self.frames, self.memory, self.head = nn.Conv2d(2, 2, 2), nn.GRU(8, 4), nn.Linear(4, 3)
+        self.log_std, self.is_time_first = nn.Parameter(torch.zeros(3)), is_time_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return means and deviations [rows, time, 6] for frames [rows, time, 2, 3, 3]."""
+        x = x.transpose(0, 1) if self.is_time_first else x
+        y = self.frames(x.flatten(0, 1)).relu().view(*x.shape[:2], -1)
+        y, _ = self.memory(y if self.is_time_first else y.transpose(0, 1))
+        y = y if self.is_time_first else y.transpose(0, 1)
+        mean = self.head(y.reshape(-1, 4))
+        y = torch.cat([mean, self.log_std.exp() * mean], -1).view(*x.shape[:2], -1)
+        return y.transpose(0, 1) if self.is_time_first else y
+
+
+class CrossAttention(nn.Module):
+    """Attention to a memory whose keys and values have other widths."""
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, bias=bias, kdim=3, vdim=2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to parts of [rows, positions, 4]."""
+        y: Tensor = self.attention(x, x[:, 1:, :3], x[:, 1:, 1:3])[0]
+        return y
+
+
 def tokens() -> Tensor:
     """Return tokens [rows, positions]."""
     return torch.randint(TOKENS, (ROWS, 5), generator=torch.Generator().manual_seed(1))
@@ -110,10 +250,15 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "LSTM": lambda: (nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True), normal(ROWS, 6, 4)),
     "GRU": lambda: (nn.GRU(4, 5, 2, batch_first=True), normal(ROWS, 6, 4)),
     "RNN": lambda: (nn.RNN(4, 5, batch_first=True, bias=False, nonlinearity="relu"), normal(ROWS, 6, 4)),
+    "LSTM with a projection": lambda: (
+        nn.LSTM(4, 5, 2, proj_size=3, batch_first=True, bidirectional=True), normal(ROWS, 6, 4)
+    ),
     "LSTMCell": lambda: (nn.LSTMCell(4, 5), normal(ROWS, 4)),
     "GRUCell": lambda: (nn.GRUCell(4, 5), normal(ROWS, 4)),
     "RNNCell": lambda: (nn.RNNCell(4, 5), normal(ROWS, 4)),
     "MultiheadAttention": lambda: (Attention(), normal(ROWS, 6, 4)),
+    "attention to other widths": lambda: (CrossAttention(bias=True), normal(ROWS, 6, 4)),
+    "attention to other widths without bias": lambda: (CrossAttention(bias=False), normal(ROWS, 6, 4)),
     "TransformerEncoder": lambda: (
         nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2), normal(ROWS, 6, 4)
     ),
@@ -121,6 +266,11 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "own parameters": lambda: (Normalized(), normal(ROWS, 5, 4)),
     "language model": lambda: (Language(tied=False), tokens()),
     "tied language model": lambda: (Language(tied=True), tokens()),
+    "decoder": lambda: (Decoder(), tokens()),
+    "learned positions": lambda: (LearnedPositions(), tokens()),
+    "vision transformer": lambda: (VisionTransformer(), normal(ROWS, 2, 4, 4)),
+    "time after rows": lambda: (FoldedPolicy(is_time_first=False), normal(ROWS, 5, 2, 3, 3)),
+    "time before rows": lambda: (FoldedPolicy(is_time_first=True), normal(ROWS, 5, 2, 3, 3)),
 }  # fmt: skip
 
 
@@ -193,6 +343,48 @@ class Positions(nn.Module):
         return x + self.table(torch.arange(x.shape[1]))
 
 
+class FewRows(nn.Module):
+    """A choice of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep five rows."""
+        return x[:5]
+
+
+class Returned(nn.Module):
+    """A parameter that is returned without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows and a parameter."""
+        return x * self.scale, self.scale.exp()
+
+
+class Clipped(Returned):
+    """A parameter that is changed."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor
+        """Change the parameter."""
+        self.scale.clamp_(0, 1)
+        return x * self.scale
+
+
+class Twice(nn.Module):
+    """A layer that gets rows first, and positions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Use the layer twice."""
+        y: Tensor = self.layer(self.layer(x).transpose(0, 1)).transpose(0, 1)
+        return y
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], str]] = {
     **{
         f"packed sequence for {layer.__name__}": (
@@ -202,7 +394,26 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], str]] = 
         )
         for layer in (nn.GRU, nn.LSTM)
     },
-    "positions": (Positions, lambda: normal(ROWS, 5, 4), r"shape \[5\], but the model got 8 rows"),
+    "some rows": (
+        lambda: nn.Sequential(FewRows(), nn.Linear(4, 3)),
+        lambda: normal(ROWS, 4),
+        r"shape \[5, 4\], but the model got 8 rows",
+    ),
+    "returned parameter": (
+        Returned,
+        lambda: normal(ROWS, 4),
+        r"returned a tensor of shape \[4\] that depends on parameter 'scale' and not on the rows",
+    ),
+    "changed parameter": (
+        Clipped,
+        lambda: normal(ROWS, 4),
+        r"parameter 'scale' is changed by torch.Tensor.clamp_: freeze",
+    ),
+    "rows first and positions first": (
+        Twice,
+        lambda: normal(ROWS, ROWS, 4),
+        "as long as the 8 rows by coincidence",
+    ),
 }
 
 
@@ -251,21 +462,61 @@ class Counted(nn.Linear):
 
 @pytest.mark.parametrize("rows", [8, 5])
 def test_an_axis_as_long_as_the_rows_is_not_taken_for_them(rows: int) -> None:
-    """The first call with new shapes also runs the model with other numbers of rows."""
+    """The first call with new shapes also runs the model with two and three rows."""
     for make, x in (
         (Positions, normal(rows, rows, 4)),
         (SequenceFirst, normal(rows, rows, 4)),
-        (lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3)), normal(rows, 2, rows, 4)),
+        (Folded, normal(rows, 2, rows, 4)),
     ):
         population = impls.perturb(
             fill(make().double().eval()), impls.Perturbed(), members=rows, sigma=0.1, warn=False
         )
         noise = population.sample(0)
-        if make is SequenceFirst:
-            shorter = x[:, :-1]
-            check_members(population, noise, shorter)
-        with pytest.raises(ValueError, match=f"as long as the {rows} rows by coincidence"):
-            population(x, noise=noise)
+        check_members(population, noise, x)
+        check_members(population, noise, x[:, :-1])
+
+
+class Folded(nn.Linear):
+    """A linear layer that folds an axis into the rows."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform [rows, positions, ..., 4]."""
+        return super().forward(x.flatten(0, 1)).view(*x.shape[:-1], 3)
+
+
+class TimeFirst(nn.Module):
+    """A model of torch's layers as they are by default: tokens and outputs are [positions, rows]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.memory = nn.Embedding(TOKENS, 4), nn.LSTM(4, 4, 2)
+        self.block, self.scale = nn.TransformerEncoderLayer(4, 2, 8), nn.Parameter(torch.ones(4))
+        self.start, self.head = nn.Parameter(torch.zeros(2, 1, 4)), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [positions, rows, 3] and the state [layers, rows, 4]."""
+        x = self.block(self.embedding(tokens) * self.scale)
+        y, (hidden, _) = self.memory(x, (self.start.expand(-1, x.shape[1], -1), state))
+        return self.head(y.flatten(0, 1)).view(*tokens.shape, 3), hidden
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_rows_may_be_the_second_axis_of_inputs(scheme: Any, antithetic: bool) -> None:
+    """With rows_axis=1 a model takes [positions, rows, ...]; all arguments and outputs are checked."""
+    model = fill(TimeFirst().eval())
+    population = impls.perturb(
+        model, scheme, members=MEMBERS, sigma=0.3, antithetic=antithetic, warn=False, rows_axis=1
+    )
+    x = tokens()[: (1 if antithetic else 2)].T
+    assert population.rows(x).shape == (5, ROWS)
+    assert torch.equal(population.rows(x)[:, 0], x[:, 0])
+    population.verify(tokens().T, state=normal(2, ROWS, 4))
+    with pytest.raises(ValueError, match="5 rows is not a multiple of 4 members"):
+        population(tokens(), normal(2, ROWS, 4), noise=population.sample(0))
 
 
 def check_members(population: impls.Population, noise: impls.PopulationNoise, x: Tensor) -> None:
