@@ -349,11 +349,15 @@ def _import_file(path: Path) -> str:
     assert spec.loader is not None  # noqa: S101  # the same
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    registered = len(REGISTRY.entries), len(REGISTRY.suites)
     try:
         spec.loader.exec_module(module)
     except BaseException:  # raised again, without a partly imported module
         del sys.modules[path.stem]
         raise
+    if (len(REGISTRY.entries), len(REGISTRY.suites)) == registered:
+        del sys.modules[path.stem]
+        raise ImportError("it registers nothing: put @variant() above the class of a scheme")
     return path.stem
 
 

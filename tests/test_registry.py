@@ -129,6 +129,7 @@ def test_a_scheme_of_an_unknown_kind_is_unavailable() -> None:
         ("exits_here.py", "raise SystemExit(3)", "SystemExit: 3"),
         ("raises_odd.py", "class Odd(BaseException): ...\nraise Odd", "Odd"),
         ("json.py", "", "a module json is loaded already"),
+        ("empty_here.py", "import math", "it registers nothing: put @variant"),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_has_a_reason(

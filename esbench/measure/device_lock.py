@@ -53,7 +53,7 @@ def lock_device(
             lock.acquire(timeout=0)
         except Timeout:
             if wait_s != 0:
-                say(f"{key} is in use by {_holder(note)}: waiting for it to end")
+                say(f"{key} is in use by {_holder(note)}: waiting for it to end, which no time budget counts")
             lock.acquire(timeout=FOREVER_S if wait_s is None else wait_s, poll_interval=POLL_S)
     except Timeout:
         raise LockError(

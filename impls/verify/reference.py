@@ -602,9 +602,13 @@ def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) ->
     error = float((result - expected).norm())
     if not error <= allowed:
         norm = float(expected.norm())
-        raise WrongResultError(
+        message = (
             f"{name} is off by {error:.2g}, allowed {allowed:.2g}; the expected result has norm {norm:.2g}"
         )
+        factor = float((result * expected).sum()) / max(norm**2, torch.finfo(expected.dtype).tiny)
+        if float((result - factor * expected).norm()) <= max(1.0, abs(factor)) * allowed:
+            message += f", of which it is {factor:.3g} times"
+        raise WrongResultError(message)
 
 
 def _node_gradients(  # noqa: PLR0913, PLR0917  the arguments of an evaluation
