@@ -98,7 +98,7 @@ def main() -> None:
     """Run the command line; every expected error is one line and a documented exit code."""
     code: int | None = FAILED
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="esbench", standalone_mode=False)
     except (USAGE_ERROR, UserError, OSError) as error:
         if not child().announcement.lost:  # else the supervisor prints the reason
             sys.stderr.write(f"esbench: {one_line(_message(error))}\n")
