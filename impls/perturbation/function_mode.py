@@ -317,7 +317,7 @@ class MemberFunctionMode(TorchFunctionMode):
         if decomposition is not None and any(id(leaf) in self._names for leaf in tree_leaves((args, kwargs))):
             self._refuse_values_as_inputs(func, args[:3])
             return decomposition(self._call, *args, **kwargs)
-        if func is functional.embedding and (layer := self._layers.get(id(args[1]))):
+        if func is functional.embedding and (layer := self._layers.get(id(args[1]))) and layer.groups:
             return self._embed(layer, *args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
         if self._has_perturbed(args) or (kwargs and self._has_perturbed(kwargs.values())):
             return self._use_parameters(func, args, kwargs)
@@ -401,6 +401,8 @@ class MemberFunctionMode(TorchFunctionMode):
             y = self._transpose(func, args, kwargs)
         elif func in EXPANSIONS:
             y = self._expand_to_rows(func, args)
+        elif func is Tensor.__getitem__:
+            y = self._look_up_index(*args)
         elif func in PRODUCTS and not kwargs:
             y = self._multiply(func, args)
         elif func in ELEMENTWISE and not kwargs:
@@ -550,21 +552,36 @@ class MemberFunctionMode(TorchFunctionMode):
         member_tensor = self._find(args[0])
         if member_tensor is None:
             return None
-        sizes = _read_sizes(args[1:])
+        sizes, like = _read_sizes(args[1:]), args[1]
         shape = member_tensor.tensor.shape
         shape = torch.Size([*[1] * (len(sizes) - len(shape)), *shape])
-        axis = next((axis for axis in (0, 1) if sizes[axis : axis + 1] == [self._rows]), None)
-        if axis is None or shape[axis] != 1:
+        if isinstance(like, Tensor):
+            axis = self._rows_axis(member_tensor.name, like)
+        else:
+            axis = next(
+                (axis for axis in (FIRST, SECOND) if axis.is_axis_of(torch.Size(sizes), self._rows)), None
+            )
+        if axis is None or shape[axis.axis] != 1:
             return None
-        values = self._values(func, member_tensor)
-        repeats, sizes[axis], rows_axis = self._rows // len(values), 1, RowsAxis(axis)
+        values, at = self._values(func, member_tensor), axis.axis
+        repeats, sizes[at] = self._rows // len(values), 1
         with self._using_parameters():
             values = values.reshape(len(values), *shape)
             values = values.repeat(1, *sizes) if func is Tensor.repeat else values.expand(-1, *sizes)
-            once = spread(values, rows_axis, len(sizes), self._sides, self._members)
+            once = spread(values, axis, len(sizes), self._sides, self._members)
             assert once is not None  # noqa: S101  it has the length 1 at this axis
-            sizes = [*once.shape[: axis + 2], repeats, *once.shape[axis + 3 :]]
-            return rows_axis.join(once.expand(sizes)).clone()  # the values themselves are not rows
+            split = axis.before, self._sides, repeats, self._members, axis.after
+            # A copy, because the values themselves are not rows.
+            return axis.join(once.expand(*once.shape[:at], *split, *once.shape[at + 5 :])).clone()
+
+    def _look_up_index(self, weight: object, index: object) -> Tensor | None:
+        """Return rows of a layer's table, as an Embedding does, or None for another index or parameter."""
+        layer = self._layers.get(id(weight))
+        if layer is None or not layer.groups or not isinstance(index, Tensor) or not self._is_matrix(weight):
+            return None
+        if index.dtype in {torch.bool, torch.uint8}:  # which are masks
+            return None
+        return self._embed(layer, index, layer.weight)
 
     def _compute_per_member(
         self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]

@@ -651,6 +651,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
     check_count("members", members)
     seed = to_nonnegative_int("seed", seed)
     check_sigma(sigma)
+    if rows_axis not in {0, 1}:
+        message = f"rows_axis must be 0 or 1, got {rows_axis!r}"
+        raise ValueError(message)
     patterns = _schemes_by_pattern(scheme)
     stream = _select_stream(patterns.values(), stream)
     modules = trainable_modules(model, exclude)

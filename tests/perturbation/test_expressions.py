@@ -36,6 +36,13 @@ def add_in_place(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+def folded_policy(model: Any, x: Tensor) -> Tensor:
+    """Scale the outputs of folded rows by a standard deviation that is expanded to them."""
+    mean = model.a(x.flatten(0, 1))
+    y: Tensor = mean * model.w.exp().expand_as(mean)
+    return y.view(*x.shape[:2], 3)
+
+
 PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "tied decoder": (
         lambda: Expression(
@@ -57,6 +64,12 @@ PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
             a=nn.Linear(4, 3, bias=False),
         ),
         (ROWS, 5, 4),
+    ),
+    "indexed table": (
+        lambda: Expression(
+            lambda m, x: m.a.weight[x] * m.a.weight[torch.arange(5)], a=nn.Embedding(TOKENS, 4)
+        ),
+        None,
     ),
     "tied language model": (
         lambda: Expression(
@@ -99,6 +112,14 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             lambda m, x: torch.cat([m.a(x), m.w.exp().expand_as(x)], -1), w=(4,), a=nn.Linear(4, 3)
         ),
         (ROWS, 4),
+    ),
+    "deviations of folded rows": (lambda: Expression(folded_policy, w=(3,), a=nn.Linear(4, 3)), (ROWS, 5, 4)),
+    "own table": (
+        lambda: Expression(
+            lambda m, x: m.w[(x[..., 0] > 0).long()] + functional.embedding((x[..., 1] > 0).long(), m.w),
+            w=(2, 4),
+        ),
+        (ROWS, 5, 4),
     ),
     "state-space decay": (
         lambda: Expression(

@@ -470,6 +470,8 @@ def test_numbers_out_of_range_are_refused() -> None:
     for members in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match=f"members must be an int of at least 1, got {members}"):
             perturb_layer(members=members)
+    with pytest.raises(ValueError, match="rows_axis must be 0 or 1, got 2"):
+        perturb_layer(rows_axis=2)
     no_integers: list[Any] = [-1, 1.5, "a", None, True]
     for value in no_integers:
         with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
