@@ -219,11 +219,9 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients that a failed backward pass left."""
-        if self._is_in_pass:
+        """Begin another step: drop the gradients of a failed pass; a pass without ``step()`` is ended."""
+        if self._is_in_pass or not self.is_closed:
             self._discard_step()
-        elif not self.is_closed:
-            self._drop_gradients()
 
     def close(self) -> None:
         """Stop updating the model. Gradients stay from now on, and the state can still be saved."""

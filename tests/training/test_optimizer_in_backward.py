@@ -311,6 +311,22 @@ def test_gradients_of_a_failed_pass_are_dropped(granularity: Granularity) -> Non
         assert alike(plain, model)
 
 
+@every_granularity
+def test_zero_grad_begins_a_step_where_step_was_left_out(granularity: Granularity) -> None:
+    """A loop that leaves out ``step()`` continues after ``zero_grad()``; its pass has updated the model."""
+    plain, model = mlp(), mlp()
+    optimizer = OptimizerInBackward(model, SGD, granularity, bucket_bytes=80)
+    backward(model)
+    optimizer.zero_grad()
+    train(model, optimizer, 2)
+    ordinary = SGD(list(plain.parameters()))
+    backward(plain)
+    ordinary.step()
+    ordinary.zero_grad()
+    train(plain, ordinary, 2)
+    assert alike(plain, model)
+
+
 def test_nothing_leaks() -> None:
     """Model, parameters and optimizer are freed by reference counting, with a schedule, closed or not."""
     for granularity, closes in itertools.product(GRANULARITIES, (True, False)):
