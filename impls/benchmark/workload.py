@@ -27,7 +27,7 @@ CHECKED_WIDTHS = 16, 64
 TIMED_NOISE_STEPS = 12
 """The number of steps whose noise is compared in the dtype that is timed."""
 
-REPEATED_CALLS, FEWER_CALLS, FEW_NUMBERS = 32, 5, 2**16
+REPEATED_CALLS, FEWER_CALLS, FEW_NUMBERS = 32, 5, 2**13
 """How many calls without a pause must have the same result; fewer if rows exceed FEW_NUMBERS numbers."""
 
 MANY_MEMBERS = 126
