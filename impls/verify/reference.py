@@ -47,8 +47,11 @@ They are then equal by chance in less than one step of a million.
 ROWS_TOGETHER = 4
 """How many rows are compared by one norm: in that of many, an error of one row is smaller than rounding."""
 
-MEMBERS_TOGETHER = 8
-"""How many members have their outputs summed: in a sum of many, the error of one is smaller than rounding."""
+MEMBERS_TOGETHER, MAX_SUMS = 8, 256
+"""How many members have their outputs summed: in a sum of many, the error of one is smaller than rounding.
+
+More are in a sum if there were more than MAX_SUMS of them.
+"""
 
 COMPARED_MEMBERS, COMPARED_STEPS = 64, 16
 """How many members and steps are compared to see that noise varies: small masks are often equal."""
@@ -195,10 +198,11 @@ def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> N
     outputs = _RowOutputs.of(update)
     signed = utilities[0] - utilities[1] if population.antithetic else utilities[0]
     signed = signed * (outputs.factor * population.sigma)
+    count = max(MEMBERS_TOGETHER, members // MAX_SUMS)
     for start, stop in _dense_pieces(noise, range(members)):
         dense = population.dense_noise(noise, start, stop)
-        for first in range(start, stop, MEMBERS_TOGETHER):
-            group = slice(first, min(first + MEMBERS_TOGETHER, stop))
+        for first in range(start, stop, count):
+            group = slice(first, min(first + count, stop))
             part = slice(group.start - start, group.stop - start)
             gradients = {
                 name: torch.tensordot(signed[group], noises[part].double(), dims=1)
