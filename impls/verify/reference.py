@@ -47,7 +47,7 @@ They are then equal by chance in less than one step of a million.
 ROWS_TOGETHER = 4
 """How many rows are compared by one norm: in that of many, an error of one row is smaller than rounding."""
 
-MEMBERS_TOGETHER, MAX_SUMS = 8, 256
+MEMBERS_TOGETHER, MAX_SUMS = 4, 256
 """How many members have their outputs summed: in a sum of many, the error of one is smaller than rounding.
 
 More are in a sum if there were more than MAX_SUMS of them.
@@ -174,7 +174,7 @@ def is_affine_layer(population: Population) -> bool:
 
 @torch.no_grad()
 def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> None:
-    """Check the outputs of all members of an affine layer for a random row, by sums with random weights.
+    """Check the outputs of all members of an affine layer for a random row, by sums with random signs.
 
     Sums of few members are compared with the layer of their summed noise. If the dense noise of all members
     is too large, the sum of all is compared with the layer of an update.
@@ -188,8 +188,10 @@ def check_all_outputs(population: Population, x: Tensor, eps: float | None) -> N
         WrongResultError: the outputs disagree with the noise or with the update.
     """
     noise, members = population.sample(0), population.members
-    sides = 2 if population.antithetic else 1
-    utilities = torch.randn(sides, members, dtype=torch.float64, generator=random_generator()).to(x.device)
+    # Neither the sum nor the difference of a member's two utilities is 0.
+    sizes = torch.tensor([1.0, 0.5] if population.antithetic else [1.0], dtype=torch.float64).unsqueeze(1)
+    signs = 2 * torch.randint(2, (len(sizes), members), generator=random_generator()) - 1
+    utilities = (signs * sizes).to(x.device)
     update = _Update("forward of all members", population, noise, x, {}, (utilities, utilities), eps)
     if _has_large_noise(population):
         gradients = compute_update(population, noise, utilities)
