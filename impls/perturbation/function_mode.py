@@ -555,12 +555,16 @@ class MemberFunctionMode(TorchFunctionMode):
         sizes, like = _read_sizes(args[1:]), args[1]
         shape = member_tensor.tensor.shape
         shape = torch.Size([*[1] * (len(sizes) - len(shape)), *shape])
+        pairs = zip(sizes, shape, strict=True)
+        expanded = torch.Size(n * old if func is Tensor.repeat else old if n < 0 else n for n, old in pairs)
+        expansion = _expansion_of(member_tensor.name)
         if isinstance(like, Tensor):
             axis = self._rows_axis(member_tensor.name, like)
+        elif expansion in self._rows_axes:
+            axis = self._rows_axis(expansion, torch.empty(expanded, device="meta"))
         else:
-            axis = next(
-                (axis for axis in (FIRST, SECOND) if axis.is_axis_of(torch.Size(sizes), self._rows)), None
-            )
+            axes = (axis for axis in (FIRST, SECOND) if axis.is_axis_of(expanded, self._rows))
+            axis = next((axis for axis in axes if shape[axis.axis] == 1), None)
         if axis is None or shape[axis.axis] != 1:
             return None
         values, at = self._values(func, member_tensor), axis.axis
@@ -969,17 +973,20 @@ class InputsMode(FirstCallMode):
     def _use_parameters(
         self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
-        if func in EXPANSIONS and (rows := self._expand_to_rows(func, args)) is not None:
-            return rows
         leaves = tree_leaves((args, kwargs))
         names = [found.name for leaf in leaves if (found := self._find(leaf)) is not None]
         others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and self._find(leaf) is None]
         self._changes_first(func, args, kwargs)
+        y: object = self._expand_to_rows(func, args) if func in EXPANSIONS else None
+        is_expanded = y is not None
+        if y is None:
+            with self._using_parameters():
+                y = func(*args, **kwargs)
         for name in names:
+            if func in EXPANSIONS and not others:
+                self.inputs.setdefault(_expansion_of(name), []).extend(tree_leaves(y))
             self.inputs.setdefault(name, []).extend(others)
-        with self._using_parameters():
-            y = func(*args, **kwargs)
-        if not others:
+        if not others and not is_expanded:
             self._note_values(y, args)
         return y
 
@@ -1001,6 +1008,11 @@ class InputsMode(FirstCallMode):
 def _takes_features_last(operator: AbstractOperator) -> bool:
     """Return whether an operator acts on the last axes, whatever axes are before them."""
     return isinstance(operator, Linear) or (isinstance(operator, ChannelAffine) and not operator.trailing)
+
+
+def _expansion_of(name: str) -> str:
+    """Return the name that stands for a parameter after expand() or repeat() among the inputs of layers."""
+    return f"{name} expanded"
 
 
 def _read_sizes(args: Sequence[object]) -> list[int]:

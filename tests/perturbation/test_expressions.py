@@ -135,6 +135,9 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (ROWS, 5, 4),
     ),
+    "as many copies as rows": (
+        lambda: Expression(lambda m, x: x + m.w.expand(ROWS, -1).cumsum(0).mean(0), w=(1, 4)), (ROWS, 5, 4)
+    ),
     "positions": (lambda: Expression(lambda m, x: x + m.w[:, : x.shape[1]], w=(1, 9, 4)), (ROWS, 5, 4)),
     "positions first": (
         lambda: Expression(lambda m, x: (x.transpose(0, 1) * m.w).transpose(0, 1), w=(4,)), (ROWS, 5, 4)
