@@ -429,7 +429,8 @@ def _check_gradients(update: _Update, members: Sequence[int]) -> None:
         expected |= _node_gradients(to_float64(model), row_layers, *evaluation, utilities[0])
         rounded |= _node_gradients(model, row_layers, *evaluation, utilities[1])
     for name, value in expected.items():
-        terms = len(update.x) if name in row_layers else population.members
+        # A gradient that is computed from rows sums them and, in a convolution, their positions.
+        terms = len(update.x) * update.x[0, 0].numel() if name in row_layers else population.members
         gradient = update.gradients.get(name)
         check_close(f"{update.phase} of {name}", gradient, value, rounded[name], update.eps, terms)
 
