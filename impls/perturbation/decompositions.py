@@ -99,6 +99,15 @@ def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
 
 
+def as_autocast(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors in autocast's dtype, where it is enabled, as it casts the arguments of a function."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return [*tensors]
+    dtype = torch.get_autocast_dtype(device)
+    return [x if x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+
+
 def _lstm_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:
     enter, keep, new, out = (inputs + hidden).chunk(4, -1)
     cell = keep.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
@@ -109,7 +118,7 @@ def _gru_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:
     reset_x, update_x, new_x = inputs.chunk(3, -1)
     reset_h, update_h, new_h = hidden.chunk(3, -1)
     new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
-    return (new.lerp(state[0], (update_x + update_h).sigmoid()),)
+    return (new + (state[0] - new) * (update_x + update_h).sigmoid(),)  # lerp() needs equal dtypes
 
 
 def _tanh_step(inputs: Tensor, hidden: Tensor, state: _State) -> _State:  # noqa: ARG001  no other state
@@ -145,10 +154,12 @@ def _recurrent(step: _Step) -> Callable[..., tuple[Tensor, ...]]:
                 "output at its last position"
             )
             raise ValueError(message)  # noqa: TRY004  as for other inputs
-        states = [initial] if isinstance(initial, Tensor) else initial
+        states = [initial] if isinstance(initial, Tensor) else [*initial]
         y = x if batch_first else x.transpose(0, 1)
         linear = partial(call, functional.linear)
         has_projection = states[0].shape[-1] != states[-1].shape[-1]  # of an LSTM's output, not of its cell
+        if x.device.type != "cpu" or (step is _lstm_step and not has_projection):
+            y, *states = as_autocast(y, *states)  # on a CPU, autocast casts those of no other function
         count, directions = (4 if has_biases else 2) + has_projection, 1 + bidirectional
         finals: list[_State] = []
         for layer in range(layers):
@@ -188,6 +199,9 @@ def _cell(step: _Step) -> Callable[..., Tensor | _State]:
         hidden_bias: Tensor | None = None,
     ) -> Tensor | _State:
         state = (initial,) if isinstance(initial, Tensor) else tuple(initial)
+        if x.device.type != "cpu":  # on a CPU, autocast does not cast them
+            x, *states = as_autocast(x, *state)
+            state = tuple(states)
         linear = partial(call, functional.linear)
         products = linear(x, in_weight, in_bias), linear(state[0], hidden_weight, hidden_bias)
         after = step(*products, state)

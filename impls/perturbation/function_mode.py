@@ -3,13 +3,14 @@
 The model is not modified. While it runs, a call of a torch layer function with a perturbed parameter becomes
 a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`, and functions of parameters with dense
 noise are computed with each member's values. Any other function of a perturbed parameter raises an error, in
-other threads too, and so does a layer that was not reached: no layer is silently left unperturbed. A
-population's first call also refuses operations that a function mode does not see.
+other threads too, and so does a layer that was not reached: no layer is silently left unperturbed. Some
+calls, the first among them, also refuse operations that a function mode does not see.
 """
 
 import dataclasses
 import functools
 import inspect
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from typing_extensions import override
 
 from esbench.errors import message_of
-from impls.perturbation.decompositions import DECOMPOSITIONS
+from impls.perturbation.decompositions import DECOMPOSITIONS, as_autocast
 from impls.perturbation.layer import NORMALIZATIONS, LayerCall, LayerNoise, PerturbedLayer, memory_range
 from impls.perturbation.member_tensors import (
     FIRST,
@@ -232,6 +233,8 @@ class LayerIndex:
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
         rows_axes: for each shape of inputs with which the model has run, where the inputs of its layers have
             their rows: see :data:`RowsAxes`.
+        calls: how often the model has run, by the shapes of its inputs.
+        uses: how often a layer got an input of a shape, at most, in one of these calls.
     """
 
     def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
@@ -249,6 +252,8 @@ class LayerIndex:
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
         ]
         self.rows_axes: dict[object, RowsAxes] = {}
+        self.calls = Counter[object]()
+        self.uses = defaultdict[object, Counter[tuple[str, torch.Size]]](Counter)
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -274,6 +279,8 @@ class MemberFunctionMode(TorchFunctionMode):
         self._sigma, self._antithetic = sigma, antithetic
         self._sides = 1 + antithetic
         self._used: set[str] = set()
+        self.uses = Counter[tuple[str, torch.Size]]()
+        """How often each layer got an input of a shape."""
         self.calls: dict[str, list[LayerCall]] = {}
         """Calls of the layers that learn from rows, by layer name."""
 
@@ -303,6 +310,8 @@ class MemberFunctionMode(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # a function without perturbed parameters: their class refuses them
+            return func(*args, **kwargs)
         if func is functional.batch_norm:
             _refuse_batch_statistics(args, kwargs)
         position, read = HANDLERS.get(func, (0, None))
@@ -313,12 +322,20 @@ class MemberFunctionMode(TorchFunctionMode):
                 if id(args[0]) in self._names or id(args[0]) in self._derived:
                     return self._call_on_members(func, args, kwargs)
                 return self._call_layer(layer, read(*args, **kwargs))
+        return self._call_other(func, args, kwargs)
+
+    def _call_other(
+        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        """Compute a function that is not that of a layer with a single weight."""
         decomposition = DECOMPOSITIONS.get(func)
         if decomposition is not None and any(id(leaf) in self._names for leaf in tree_leaves((args, kwargs))):
             self._refuse_values_as_inputs(func, args[:3])
             return decomposition(self._call, *args, **kwargs)
-        if func is functional.embedding and (layer := self._layers.get(id(args[1]))) and layer.groups:
-            return self._embed(layer, *args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
+        if func is functional.embedding:
+            layer = self._layers.get(id(args[1] if len(args) > 1 else kwargs.get("weight")))
+            if layer is not None and layer.groups:
+                return self._embed(layer, *args, **kwargs)  # type: ignore[arg-type]  # torch's arguments
         if self._has_perturbed(args) or (kwargs and self._has_perturbed(kwargs.values())):
             return self._use_parameters(func, args, kwargs)
         return func(*args, **kwargs)
@@ -501,10 +518,11 @@ class MemberFunctionMode(TorchFunctionMode):
         if change is None:
             return None
         with self._using_parameters():
-            values = torch.add(parameter, change, alpha=self._sigma)
+            plain = parameter.detach()  # it gets no gradient
+            values = torch.add(plain, change, alpha=self._sigma)
             if not self._antithetic:
                 return values
-            return torch.cat([values, torch.sub(parameter, change, alpha=self._sigma)])
+            return torch.cat([values, torch.sub(plain, change, alpha=self._sigma)])
 
     def _derive(self, name: str, values: Tensor) -> Tensor:
         """Return what the model gets for values of all members without rows: those of the first."""
@@ -541,6 +559,7 @@ class MemberFunctionMode(TorchFunctionMode):
                 return None
             split = axis.split(x, self._sides, self._members)
             if func is functional.prelu:
+                split, spread_values = as_autocast(split, spread_values)
                 return axis.join(split.where(split > 0, split * spread_values))
             substitutes = {id(x): split, id(member_tensor.tensor): spread_values}
             y = func(*(substitutes.get(id(arg), arg) for arg in args))
@@ -626,26 +645,26 @@ class MemberFunctionMode(TorchFunctionMode):
     def _embed(
         self,
         layer: PerturbedLayer,
-        tokens: Tensor,
-        table: Tensor,
+        input: Tensor,  # noqa: A002  torch's name
+        weight: Tensor,
         padding_idx: int | None = None,
         max_norm: float | None = None,
         **gradient_options: object,  # noqa: ARG002  no gradient is computed
     ) -> Tensor:
         """Look tokens up in the members' tables."""
-        axis = self._find_rows(layer, tokens)
+        axis = self._find_rows(layer, input)
         if axis is None:
             return self._run_on_members(
                 layer.name,
-                self._repeat_for_members(tokens),
-                lambda values: self._embed(layer, values, table, padding_idx, max_norm),
+                self._repeat_for_members(input),
+                lambda values: self._embed(layer, values, weight, padding_idx, max_norm),
             )
         if max_norm is not None:
             message = f"layer {layer.name!r}: max_norm changes the weight in every call: leave it out"
             raise ValueError(message)
         self._used.add(layer.name)
         with self._using_parameters():
-            y = self._look_up(layer, axis.to_first(tokens, self._sides, self._members))
+            y = self._look_up(layer, axis.to_first(input, self._sides, self._members))
             return axis.from_first(y, self._sides, self._members)
 
     def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
@@ -671,6 +690,7 @@ class MemberFunctionMode(TorchFunctionMode):
 
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, x, bias = arguments
+        self._check_operator(layer, operator, x.dim())
         has_bias = bias is layer.bias
         if not has_bias and not _takes_features_last(operator):
             message = (
@@ -700,12 +720,45 @@ class MemberFunctionMode(TorchFunctionMode):
         shifted: Tensor = self._call(torch.add, y, bias)
         return shifted
 
+    def _check_operator(self, layer: PerturbedLayer, operator: AbstractOperator, axes: int) -> None:
+        """Check that a layer's weight is used as the layer itself does, on an input with that many axes.
+
+        Raises:
+            ValueError: it is not.
+        """
+        is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
+        has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
+        is_matrix = layer.weight.dim() == 2  # noqa: PLR2004  a matrix's axes
+        is_other = operator.groups != layer.groups and not (layer.is_own_parameter and is_matrix)
+        if has_no_rows or is_reversed or is_other or (isinstance(operator, Linear) and not is_matrix):
+            message = (
+                f"layer {layer.name!r} itself does not use its weight as this call does ({operator} on an "
+                f"input of {axes} axes): call the layer itself, on all rows, or pass "
+                f"exclude=[{layer.name!r}] to perturb()"
+            )
+            raise ValueError(message)
+        if isinstance(operator, TransposedLinear) and (
+            layer.learns_from_rows or layer.scheme.draws_binary_weights
+        ):
+            message = (
+                f"{layer.scheme} of layer {layer.name!r} cannot multiply by the transpose of its weight: use "
+                "another scheme for this layer"
+            )
+            raise ValueError(message)
+        if layer.padding_idx is not None:
+            message = (
+                f"the weight of embedding {layer.name!r} is also used as a linear layer, but its row "
+                "padding_idx has no noise: create the embedding without padding_idx"
+            )
+            raise ValueError(message)
+
     def _find_rows(self, layer: PerturbedLayer, x: Tensor) -> RowsAxis | None:
         """Return where an input of a layer has its rows, or None if it is the same for all rows.
 
         Raises:
             RowsError: it has another number of rows.
         """
+        self.uses[layer.name, x.shape] += 1
         axis = self._rows_axis(layer.name, x)
         if axis is None and x.shape not in self._rows_axes.get(layer.name, ()):
             raise self._without_rows(layer, x)
@@ -862,7 +915,7 @@ class MemoryGuard(TorchDispatchMode):
                     yield name
 
 
-class FirstCallMode(MemberFunctionMode):
+class GuardedMode(MemberFunctionMode):
     """A function mode with a :class:`MemoryGuard`, which is too slow for every call."""
 
     @override
@@ -883,36 +936,6 @@ class FirstCallMode(MemberFunctionMode):
             raise ValueError(self._guard.refusal) from None
 
     @override
-    def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
-        operator, axes = arguments.operator, arguments.x.dim()
-        is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
-        has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
-        is_matrix = layer.weight.dim() == 2  # noqa: PLR2004  a matrix's axes
-        is_other = operator.groups != layer.groups and not (layer.is_own_parameter and is_matrix)
-        if has_no_rows or is_reversed or is_other or (isinstance(operator, Linear) and not is_matrix):
-            message = (
-                f"layer {layer.name!r} itself does not use its weight as this call does ({operator} on an "
-                f"input of {axes} axes): call the layer itself, on all rows, or pass "
-                f"exclude=[{layer.name!r}] to perturb()"
-            )
-            raise ValueError(message)
-        if isinstance(operator, TransposedLinear) and (
-            layer.learns_from_rows or layer.scheme.draws_binary_weights
-        ):
-            message = (
-                f"{layer.scheme} of layer {layer.name!r} cannot multiply by the transpose of its weight: use "
-                "another scheme for this layer"
-            )
-            raise ValueError(message)
-        if getattr(layer.module, "padding_idx", None) is not None:
-            message = (
-                f"the weight of embedding {layer.name!r} is also used as a linear layer, but its row "
-                "padding_idx has no noise: create the embedding without padding_idx"
-            )
-            raise ValueError(message)
-        return super()._call_layer(layer, arguments)
-
-    @override
     def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
         if member_tensor.values is not None:
             self._guard.protect(member_tensor.name, member_tensor.values)
@@ -929,7 +952,7 @@ class FirstCallMode(MemberFunctionMode):
             self._guard.paused = False
 
 
-class InputsMode(FirstCallMode):
+class InputsMode(GuardedMode):
     """A function mode that notes the inputs of the layers, and perturbs nothing.
 
     Attributes:

@@ -8,10 +8,15 @@ import fnmatch
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import override
@@ -210,10 +215,15 @@ class PerturbedLayer:
             raise UnsupportedError(message) from None
         return layer
 
-    @property
+    @cached_property
     def is_own_parameter(self) -> bool:
         """Whether the weight is a module's own parameter, and the module is no layer of torch."""
         return not isinstance(self.module, SUPPORTED)
+
+    @cached_property
+    def padding_idx(self) -> int | None:
+        """The token of padding of an Embedding, whose vector has no noise."""
+        return self.module.padding_idx if isinstance(self.module, nn.Embedding) else None
 
     def dense_parameter_noise(self, parameter: Tensor, noise: LayerNoise) -> Tensor | None:
         """Return the noise of the weight or the bias if it is dense, [m, *shape]; else None."""
@@ -354,6 +364,8 @@ class PerturbedLayer:
 
         With ``antithetic`` the second half of the repeats uses the negated noise.
         """
+        if _may_differentiate():
+            return self._forward_dense(op, rows, noise, members, sigma, antithetic=antithetic)
         x = op.from_batch(rows, members)
         scale: float | Tensor = sigma
         if antithetic:
@@ -380,6 +392,42 @@ class PerturbedLayer:
                 y.add_(member_bias)
         return op.to_batch(y, rows)
 
+    def _forward_dense(  # noqa: PLR0913  those of forward()
+        self,
+        op: AbstractOperator,
+        rows: Tensor,
+        noise: LayerNoise,
+        members: int,
+        sigma: float,
+        *,
+        antithetic: bool,
+    ) -> Tensor:
+        """Compute the forward with the members' written-out weights, which torch can differentiate.
+
+        Schemes change tensors in place and write to ``out=``, which derivatives and vmap do not allow. The
+        parameters get no gradient: they are not the members' weights.
+        """
+        if not (rows.requires_grad or _is_transformed()):
+            with torch.no_grad():
+                return self.forward(op, rows, noise, members, sigma, antithetic=antithetic)
+        x, weight, dense = op.from_batch(rows, members), self.weight.detach(), self._written_out(noise)
+        weight = self.split_groups(weight)
+        halves: list[Tensor] = []
+        for scale, half in zip((sigma, -sigma), x.chunk(2) if antithetic else (x,), strict=False):
+            weights = self.scheme.effective_weight(weight, scale * dense)
+            if self.groups is None and op.groups is not None:  # a matrix with dense noise
+                weights = weights.unsqueeze(1)
+            y = op.apply_per_member(half, weights)
+            if self.bias is not None and noise.bias is not None:
+                y = y + op.bias(self.bias.detach() + scale * noise.bias, y)
+            halves.append(y)
+        return op.to_batch(torch.cat(halves), rows)
+
+    def _written_out(self, noise: LayerNoise) -> Tensor:
+        """Return every E_m as a dense tensor, also inside of vmap, which refuses to draw random numbers."""
+        with temporarily_clear_interpreter_stack():
+            return self.scheme.dense_noise(noise.weight)
+
     def embed(
         self, tokens: Tensor, noise: LayerNoise, members: int, sigma: float, *, antithetic: bool
     ) -> Tensor:
@@ -388,14 +436,16 @@ class PerturbedLayer:
         The vector of padding is not perturbed. ``antithetic`` is as for :meth:`forward`.
         """
         grouped = tokens.unflatten(0, (-1, members))
-        change = self.scheme.lookup(noise.weight, grouped.transpose(0, 1).flatten(1))
+        scheme, table = self.scheme, noise.weight
+        if _is_transformed():
+            scheme, table = ScaleScheme(), ScaleNoise(self._written_out(noise))
+        change = scheme.lookup(table, grouped.transpose(0, 1).flatten(1))
         change = change.unflatten(1, (len(grouped), *tokens.shape[1:])).transpose(0, 1).flatten(0, 1)
-        padding = getattr(self.module, "padding_idx", None)
-        if padding is not None:
-            change.masked_fill_((tokens == padding).unsqueeze(-1), 0)
+        if self.padding_idx is not None:
+            change.masked_fill_((tokens == self.padding_idx).unsqueeze(-1), 0)
         if antithetic:
             change[len(tokens) // 2 :] *= -1
-        return functional.embedding(tokens, self.weight).add_(change, alpha=sigma)
+        return functional.embedding(tokens, self.weight.detach()).add_(change, alpha=sigma)
 
     def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool) -> None:
         """Add -factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
@@ -471,10 +521,9 @@ class PerturbedLayer:
 
     def _without_padding(self, values: Tensor) -> Tensor:
         """Return tensors [..., *shape] of noise with 0 for the token of padding of an Embedding."""
-        padding = getattr(self.module, "padding_idx", None)
-        return (
-            values if padding is None else values.index_fill(-2, torch.tensor(padding).to(values.device), 0)
-        )
+        if self.padding_idx is None:
+            return values
+        return values.index_fill(-2, torch.tensor(self.padding_idx).to(values.device), 0)
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
@@ -498,6 +547,24 @@ def all_finite(values: Tensor) -> bool:
     """
     total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
     return math.isfinite(total) or bool(values.isfinite().all())
+
+
+def _may_differentiate() -> bool:
+    """Return whether a derivative of the operations that run now may be computed, or they are transformed."""
+    return torch.is_grad_enabled() or _is_transformed()
+
+
+def _is_transformed() -> bool:
+    """Return whether operations run in torch.func.grad, jvp or vmap, or in forward-mode differentiation."""
+    is_dual = forward_ad._current_level >= 0  # noqa: SLF001  no public name
+    return is_dual or bool(active_transforms() - {TransformType.Functionalize})
+
+
+def active_transforms() -> set[TransformType]:
+    """Return the transforms of torch.func in which operations run."""
+    if not _are_functorch_transforms_active():
+        return set()
+    return {interpreter.key() for interpreter in get_interpreter_stack() or ()}
 
 
 def matching_names(model: nn.Module, option: str, patterns: Iterable[str]) -> set[str]:
@@ -526,18 +593,17 @@ def matching_names(model: nn.Module, option: str, patterns: Iterable[str]) -> se
     return matching | {name for name in named if name.startswith(inside)}
 
 
-def trainable_modules(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.Module]:
+def trainable_modules(model: nn.Module, excluded: Container[str]) -> dict[str, nn.Module]:
     """Return the modules that directly hold trainable parameters, by name, without the excluded ones.
 
     Args:
         model: the model.
-        exclude: glob patterns of module names; modules inside a match are excluded too. Patterns may also
-            match a module's own parameters, whose module is not excluded.
+        excluded: names of modules, and of modules' own parameters, whose module is not excluded.
 
     Raises:
-        UnsupportedError: a pattern matches nothing, or a module cannot be perturbed; the message names it.
+        UnsupportedError: a module cannot be perturbed; the message names it.
     """
-    named, excluded = dict(model.named_modules()), matching_names(model, "exclude", exclude)
+    named = dict(model.named_modules())
     modules = {
         name: module
         for name, module in named.items()

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import TransformType
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.function_mode import (
-    FirstCallMode,
+    GuardedMode,
     LayerIndex,
     MemberFunctionMode,
     RecordedMode,
@@ -30,6 +31,7 @@ from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
     PerturbedLayer,
+    active_transforms,
     all_finite,
     check_memory,
     matching_names,
@@ -47,7 +49,7 @@ from impls.perturbation.noise import (
 from impls.perturbation.prepared import PreparedForward, Signature, Trace, trace
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 from impls.perturbation.summary import PopulationSummary, noise_bytes, parameter_count, summarize_layer
-from impls.perturbation.verification import check_rows, find_rows_axes
+from impls.perturbation.verification import check_rows, check_same_axes, find_rows_axes
 from impls.perturbation.wasted_members import warn_of_wasted_members
 
 
@@ -256,14 +258,19 @@ class Population:
             # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
         key = self._key(args, kwargs)
-        rows_axes = self._index.rows_axes.get(key)
-        if rows_axes is not None:
-            y, context = self._run(MemberFunctionMode, rows_axes, noise, args, kwargs)
-        else:
-            rows = self._count_rows(noise, args, kwargs)
+        rows_axes, calls, uses = self._index.rows_axes.get(key), self._index.calls[key], self._index.uses[key]
+        rows, is_first = self._count_rows(noise, args, kwargs), rows_axes is None
+        if rows_axes is None:
             rows_axes = find_rows_axes(self.model, self._index, rows, self.rows_axis, args, kwargs)
-            y, context = self._run(FirstCallMode, rows_axes, noise, args, kwargs)
-            self._index.rows_axes[key] = rows_axes
+        # A later call may take another branch: calls 1, 2, 4, 8, ... are guarded, and new uses are checked.
+        mode = MemberFunctionMode if calls & (calls + 1) else GuardedMode
+        y, context = self._run(mode, rows_axes, noise, args, kwargs)
+        if any(count > uses[use] for use, count in context.uses.items()):
+            if not is_first:
+                now = find_rows_axes(self.model, self._index, rows, self.rows_axis, args, kwargs)
+                check_same_axes(rows_axes, now)
+            uses |= context.uses
+        self._index.rows_axes[key], self._index.calls[key] = rows_axes, calls + 1
         return y, ActivationRecord(context.calls, noise)
 
     def _key(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
@@ -287,6 +294,12 @@ class Population:
     ) -> tuple[Any, MemberFunctionMode]:
         """Run the model in a function mode; return its output and the mode."""
         self._check_noise(noise)
+        if TransformType.Grad in active_transforms():
+            message = (
+                "a population computes no gradients, so torch.func.grad of its output would be 0: "
+                "differentiate inside of the model, or the plain model with population.member(noise, m)"
+            )
+            raise ValueError(message)
         members = len(noise.members)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic, "rows_axes": rows_axes}
         rows = self._count_rows(noise, args, kwargs)
@@ -656,8 +669,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
         raise ValueError(message)
     patterns = _schemes_by_pattern(scheme)
     stream = _select_stream(patterns.values(), stream)
-    modules = trainable_modules(model, exclude)
-    layers = perturbed_layers(modules, patterns, matching_names(model, "exclude", exclude))
+    excluded = matching_names(model, "exclude", exclude)
+    layers = perturbed_layers(trainable_modules(model, excluded), patterns, excluded)
     left_out = matching_names(model, "optional", optional)
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"

@@ -89,6 +89,21 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
     return axes
 
 
+def check_same_axes(before: RowsAxes, now: RowsAxes) -> None:
+    """Check that layers have their rows in a later call where they had them in the first.
+
+    Raises:
+        ValueError: a layer has not.
+    """
+    for name, axes in now.items():
+        if not {*axes} <= {*before.get(name, (FIRST,))}:
+            message = (
+                "the model took another branch than in its first call with inputs of these shapes, and layer "
+                f"{name!r} has its rows in another axis there, or none: call perturb() again for this branch"
+            )
+            raise ValueError(message)
+
+
 def axis_of_rows(value: object, rows: int, rows_axis: int) -> int | None:
     """Return the axis of a tensor that has so many rows, of its first two; the expected one if both have."""
     if not isinstance(value, Tensor):
@@ -167,6 +182,18 @@ def restoring(model: nn.Module) -> Iterator[list[str]]:
                 buffer.copy_(value)
 
 
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Run torch's transformers as in training: in evaluation their fast path sets padded positions to 0."""
+    is_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_enabled)
+
+
+@_without_fast_path()
 def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Compare rows of random members, each evaluated alone by the plain model with the member's weights.
 

@@ -1,14 +1,16 @@
 """Modules of torch and small models: each member computes what its own model computes."""
 
+import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import impls
 from tests.scheme_cases import fill, normal
@@ -329,6 +331,61 @@ def test_models_may_take_several_inputs_by_position_and_name() -> None:
     assert not population.perturbation(noise, 0)["embedding.weight"][3].any()  # padding is not perturbed
     with pytest.raises(ValueError, match="the model got no tensor"):
         population(1, noise=noise)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_autocast_gives_the_dtypes_of_torch(make: Any) -> None:
+    """Under autocast all outputs have the dtype of the plain model's, and about its numbers."""
+    model, x = make()
+    model = fill(model.eval()).float()
+    x = x.float() if x.is_floating_point() else x
+    population = impls.perturb(model, impls.Flipped(), members=MEMBERS, sigma=1e-6, warn=False)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), without_fast_path():
+        outputs = tree_leaves(population(x, noise=population.sample(0)))
+        for y, expected in zip(outputs, tree_leaves(model(x)), strict=True):
+            assert y.dtype == expected.dtype
+            assert (y - expected).norm() < 0.05 * expected.norm()
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Run torch's transformers as in training."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+class Padded(nn.Module):
+    """A transformer whose rows have padded positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        """Average over positions."""
+        y: Tensor = self.encoder(x, src_key_padding_mask=padding).mean(1)
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_padded_positions_are_those_of_training() -> None:
+    """In evaluation torch's fast path sets padded positions to 0; the population and verify() do not."""
+    model, x, padding = fill(Padded().eval()), normal(ROWS, 6, 4), torch.arange(6).expand(ROWS, 6) > 3
+    population = impls.perturb(model, impls.LowRank(1), members=MEMBERS, sigma=0.1)
+    noise = population.sample(0)
+    population.verify(x, padding)
+    assert torch.backends.mha.get_fastpath_enabled()
+    alone = copy.deepcopy(model)
+    alone.load_state_dict(population.member(noise, 1), strict=False)
+    y = population(x, padding, noise=noise)[1:2]
+    with torch.no_grad():
+        assert not torch.allclose(y, alone(x[1:2], padding[1:2]))
+        with without_fast_path():
+            torch.testing.assert_close(y, alone(x[1:2], padding[1:2]), rtol=1e-12, atol=1e-12)
 
 
 class Positions(nn.Module):

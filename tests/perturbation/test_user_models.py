@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,14 @@ from impls.perturbation.population import Population, PopulationNoise
 from impls.perturbation.scheme import AbstractScheme, TensorRef
 from tests.scheme_cases import fill, normal
 from tests.workload_cases import ENTRIES
+
+PLAIN_SCHEMES = [
+    entry.scheme
+    for entry in ENTRIES
+    if isinstance(entry.scheme, AbstractScheme)
+    and not (entry.scheme.draws_binary_weights or entry.scheme.supports(nn.Linear(3, 3)))
+]
+"""The schemes that perturb a Linear layer on a CPU."""
 
 
 class Model(nn.Module):
@@ -251,10 +260,105 @@ def force(model: Any, x: Tensor) -> Tensor:
         return torch.autograd.grad(energy, x)[0]
 
 
-def test_a_model_may_differentiate_its_layers() -> None:
-    """A derivative inside a model is that of the written-out model; its backward pass is not refused."""
-    population = perturb(Model(force))
-    check_members(population, population.sample(0))
+def network(model: Any) -> Callable[[Tensor], Tensor]:
+    """Return the function that the layers of a model compute."""
+    return lambda x: model.second(model.first(x).tanh())
+
+
+DERIVATIVES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "autograd": force,
+    "grad": lambda model, x: torch.func.grad(lambda x: network(model)(x).square().sum())(x),
+    "jvp": lambda model, x: torch.func.jvp(network(model), (x,), (torch.ones_like(x),))[1],
+    "jacobian": lambda model, x: torch.func.jacrev(lambda x: network(model)(x).sum(0))(x).transpose(0, 1),
+    "vmap": lambda model, x: torch.vmap(lambda scale: network(model)(scale * x), out_dims=1)(normal(3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("run", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_a_model_may_differentiate_its_layers(run: Any, antithetic: bool) -> None:
+    """A derivative inside a model is that of the written-out model, for each scheme."""
+    for scheme in PLAIN_SCHEMES:
+        population = perturb(Model(run), scheme, antithetic=antithetic, warn=False)
+        check_members(population, population.sample(0))
+        assert all(parameter.grad is None for parameter in population.model.parameters())
+
+
+class Tokens(nn.Module):
+    """A layer, a table, a normalization and a module's own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.norm = nn.Embedding(7, 3), nn.Linear(3, 3), nn.LayerNorm(3)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Read rows and a token of each."""
+        y: Tensor = self.norm(self.layer(x) + self.table(tokens)) * self.scale
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_population_may_be_transformed_but_not_differentiated_backward() -> None:
+    """The results of vmap and jvp of a population are right; grad, which would be 0, is refused."""
+    x, tangent, tokens = normal(8, 3), normal(8, 3).flip(0), torch.arange(8) % 7
+    for scheme in PLAIN_SCHEMES:
+        if scheme.learns_from_rows:
+            continue  # an Embedding has no such scheme
+        population = perturb(Tokens(), scheme, warn=False)
+
+        run = functools.partial(population, noise=population.sample(0))
+
+        batch = torch.vmap(run)(torch.stack([x, 2 * x]), torch.stack([tokens, tokens.flip(0)]))
+        torch.testing.assert_close(batch, torch.stack([run(x, tokens), run(2 * x, tokens.flip(0))]))
+        derivative = torch.func.jvp(lambda x, run=run: run(x, tokens), (x,), (tangent,))[1]
+        step = 1e-5
+        expected = (run(x + step * tangent, tokens) - run(x - step * tangent, tokens)) / (2 * step)
+        torch.testing.assert_close(derivative, expected, rtol=1e-6, atol=1e-6)
+        with pytest.raises(ValueError, match=r"torch\.func\.grad of its output would be 0"):
+            torch.func.grad(lambda x, run=run: run(x, tokens).sum())(x)
+
+
+def test_another_branch_in_a_later_call_is_checked() -> None:
+    """A later call with the same shapes is checked like the first."""
+    branches: dict[str, Callable[[Any, Tensor], Tensor]] = {
+        "layer 'first', or a tensor that shares its memory": REFUSED["scripted code"][0],
+        "itself does not use its weight": lambda model, x: model.second(
+            functional.conv_transpose1d(x.unsqueeze(2), model.first.weight, model.first.bias).squeeze(2)
+        ),
+        "took another branch": lambda model, x: model.second(
+            model.first(x) + model.first(normal(8, 3)).mean(0)
+        ),
+        "did not use": lambda model, x: model.first(x),
+    }
+    for words, run in branches.items():
+        model = Model(RIGHT["in order"])
+        population = perturb(model)
+        noise = population.sample(0)
+        for _ in range(3):
+            population(normal(8, 3), noise=noise)
+        model.run = run
+        with pytest.raises(ValueError, match=words):
+            population(normal(8, 3), noise=noise)
+
+
+def test_a_compiled_function_is_compiled_once() -> None:
+    """A compiled function without weights is compiled for guarded calls and for others, not in each call."""
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Any:  # noqa: ARG001  torch's arguments
+        graphs.append(graph)
+        return graph.forward
+
+    activation = torch.compile(lambda x: x.tanh() * 2, backend=backend)
+    population = perturb(Model(lambda model, x: model.second(activation(model.first(x)))))
+    counts = []
+    for step in range(8):
+        with torch.no_grad():
+            check_members(population, population.sample(step))
+        counts.append(len(graphs))
+    assert counts[3] == counts[7]
 
 
 def test_a_renamed_layer_has_no_written_out_member() -> None:
