@@ -727,7 +727,9 @@ class MemberFunctionMode(TorchFunctionMode):
             ValueError: it is not.
         """
         is_reversed = isinstance(operator, TransposedConvolution) != layer.has_input_axis_first
-        has_no_rows = isinstance(operator, AbstractConvolution) and axes < layer.weight.dim()
+        axes_with_rows = layer.weight.dim() + isinstance(operator, ChannelAffine)
+        is_of_torch = isinstance(operator, AbstractConvolution | Linear | ChannelAffine)
+        has_no_rows = is_of_torch and axes < axes_with_rows
         is_matrix = layer.weight.dim() == 2  # noqa: PLR2004  a matrix's axes
         is_other = operator.groups != layer.groups and not (layer.is_own_parameter and is_matrix)
         if has_no_rows or is_reversed or is_other or (isinstance(operator, Linear) and not is_matrix):

@@ -218,6 +218,14 @@ def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> No
 def test_a_weight_that_is_used_unlike_in_its_layer_is_refused() -> None:
     """A weight may not be that of a convolution with other groups, of one image, or of a normalization."""
     uses: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str]] = [
+        *(
+            (
+                layer,
+                lambda layer, x: torch.stack([layer(row) for row in x[:, 0, 0]]),
+                rf"{name}.* on an input of 1 axes",
+            )
+            for layer, name in ((nn.Linear(4, 4), "Linear"), (nn.LayerNorm(4), "ChannelAffine"))
+        ),
         (
             nn.Conv2d(2, 4, 1, bias=False),
             lambda layer, x: functional.conv2d(x, layer.weight, groups=2),
