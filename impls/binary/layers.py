@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from impls.binary import bits
 from impls.binary.operators import AbstractPackedOperator, PackedConv2d, PackedLinear
-from impls.perturbation.function_mode import HANDLERS, LayerArguments
 from impls.perturbation.layer import AbstractLogitLayer
+from impls.perturbation.layer_functions import HANDLERS, LayerArguments
 from impls.perturbation.scheme import check_choice, check_count
 
 

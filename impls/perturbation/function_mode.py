@@ -4,30 +4,40 @@ The model is not modified. While it runs, a call of a torch layer function with 
 a call of :meth:`~impls.perturbation.layer.PerturbedLayer.forward`, and functions of parameters with dense
 noise are computed with each member's values. Any other function of a perturbed parameter raises an error, in
 other threads too, and so does a layer that was not reached: no layer is silently left unperturbed. Some
-calls, the first among them, also refuse operations that a function mode does not see.
+calls, the first among them, run in a :class:`~impls.perturbation.guarded_mode.GuardedMode`, which also
+refuses operations that a function mode does not see.
 """
 
 import dataclasses
 import functools
-import inspect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass, _current_autograd_node
+from torch._C import DisableTorchFunctionSubclass
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from typing_extensions import override
 
 from esbench.errors import message_of
 from impls.perturbation.decompositions import DECOMPOSITIONS, as_autocast
-from impls.perturbation.layer import NORMALIZATIONS, LayerCall, LayerNoise, PerturbedLayer, memory_range
+from impls.perturbation.layer import NORMALIZATIONS, LayerCall, LayerNoise, PerturbedLayer
+from impls.perturbation.layer_functions import (
+    DTYPE_CASTS,
+    ELEMENTWISE,
+    EXPANSIONS,
+    FEATURES_LAST,
+    HANDLERS,
+    IN_PLACE,
+    PROPERTIES,
+    LayerArguments,
+    refuse_batch_statistics,
+)
 from impls.perturbation.member_tensors import (
     FIRST,
     SECOND,
@@ -40,140 +50,11 @@ from impls.perturbation.operators import (
     AbstractConvolution,
     AbstractOperator,
     ChannelAffine,
-    Convolution,
     Linear,
     TransposedConvolution,
     TransposedLinear,
 )
 from impls.perturbation.products import PRODUCTS, TRANSPOSITIONS, read_product
-
-
-class LayerArguments(NamedTuple):
-    """The arguments of a layer function; for a normalization x is normalized, but not yet scaled."""
-
-    operator: AbstractOperator
-    x: Tensor
-    bias: Tensor | None = None
-
-
-def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> LayerArguments:  # noqa: A002  torch's name
-    return LayerArguments(Linear(), input, bias)
-
-
-def _read_convolution(
-    input: Tensor,  # noqa: A002  torch's name
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] | str = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-) -> LayerArguments:
-    return LayerArguments(Convolution(stride, padding, dilation, groups), input, bias)
-
-
-def _read_transposed_convolution(
-    input: Tensor,  # noqa: A002  torch's name
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] = 0,
-    output_padding: int | tuple[int, ...] = 0,
-    groups: int = 1,
-    dilation: int | tuple[int, ...] = 1,
-) -> LayerArguments:
-    operator = TransposedConvolution(stride, padding, output_padding, groups, dilation)
-    return LayerArguments(operator, input, bias)
-
-
-def _normalization(function: Callable[..., Tensor]) -> tuple[int, Callable[..., LayerArguments]]:
-    """Return the entry of :data:`HANDLERS` of a normalization.
-
-    Torch's function normalizes, without its weight and bias; the members' scales and shifts are applied to
-    its result.
-    """
-    names = tuple(inspect.signature(function).parameters)
-
-    def read(*args: Any, **kwargs: Any) -> LayerArguments:  # noqa: ANN401  arguments of torch's function
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        bias = named.pop("bias", None)
-        y = function(**{**named, "weight": None})
-        if "normalized_shape" in named:
-            return LayerArguments(ChannelAffine(y.dim() - 1 - len(named["normalized_shape"]), 0), y, bias)
-        return LayerArguments(ChannelAffine(0, y.dim() - 2), y, bias)
-
-    return names.index("weight"), read
-
-
-HANDLERS: dict[Callable[..., object], tuple[int, Callable[..., LayerArguments] | None]] = {
-    functional.linear: (1, _read_linear),
-    functional.conv1d: (1, _read_convolution),
-    functional.conv2d: (1, _read_convolution),
-    functional.conv3d: (1, _read_convolution),
-    functional.conv_transpose1d: (1, _read_transposed_convolution),
-    functional.conv_transpose2d: (1, _read_transposed_convolution),
-    functional.conv_transpose3d: (1, _read_transposed_convolution),
-    functional.layer_norm: _normalization(functional.layer_norm),
-    functional.rms_norm: _normalization(functional.rms_norm),
-    functional.group_norm: _normalization(functional.group_norm),
-    functional.batch_norm: _normalization(functional.batch_norm),
-    functional.instance_norm: _normalization(functional.instance_norm),
-}
-"""For each layer function, the position of its weight argument and a function that reads its arguments.
-
-Other packages, such as :mod:`impls.binary`, add their layer functions here.
-"""
-
-
-BATCH_NORM = tuple(inspect.signature(functional.batch_norm).parameters)
-"""The names of batch_norm's parameters, in order."""
-
-
-PROPERTIES = frozenset(
-    getattr(Tensor, name).__get__
-    for name in (
-        "device", "dtype", "is_cuda", "is_meta", "itemsize", "layout", "nbytes", "ndim",
-        "requires_grad", "shape",
-    )
-) | {
-    Tensor.__len__, Tensor.__repr__, Tensor.dim, Tensor.element_size, Tensor.get_device, Tensor.is_complex,
-    Tensor.is_contiguous, Tensor.is_floating_point, Tensor.nelement, Tensor.numel, Tensor.size, Tensor.stride,
-}  # fmt: skip
-"""Functions of a perturbed parameter that are allowed: all members have the same result."""
-
-
-FEATURES_LAST = frozenset({functional.linear, functional.layer_norm, functional.rms_norm})
-"""Layer functions that are computed as a torch module's if the weight is a module's own parameter."""
-
-
-ELEMENTWISE = (
-    frozenset(
-        getattr(owner, name)
-        for name in ("add", "sub", "mul", "div", "true_divide", "maximum", "minimum")
-        for owner in (torch, Tensor)
-    )
-    | {
-        getattr(Tensor, f"__{prefix}{name}__")
-        for name in ("add", "sub", "mul", "truediv")
-        for prefix in ("", "r")
-    }
-    | {functional.prelu}
-)
-"""Functions of rows and a parameter with dense noise that are computed by broadcasting."""
-
-
-EXPANSIONS = frozenset(
-    {Tensor.expand, Tensor.expand_as, Tensor.repeat, Tensor.broadcast_to, torch.broadcast_to}
-)
-"""Functions that may repeat a tensor for each row."""
-
-
-DTYPE_CASTS = frozenset({Tensor.to, Tensor.type_as})
-"""Functions that may take another tensor for its dtype alone."""
-
-
-IN_PLACE = frozenset({"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow")})
-"""Names of functions that change their first argument, besides those that end with an underscore."""
 
 
 class UnseenUseError(ValueError):
@@ -259,7 +140,7 @@ class LayerIndex:
 class MemberFunctionMode(TorchFunctionMode):
     """A context in which layer functions use each member's parameters."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what the layers of a call need
         self,
         index: LayerIndex,
         noise: Mapping[str, LayerNoise],
@@ -313,7 +194,7 @@ class MemberFunctionMode(TorchFunctionMode):
         if torch.compiler.is_compiling():  # a function without perturbed parameters: their class refuses them
             return func(*args, **kwargs)
         if func is functional.batch_norm:
-            _refuse_batch_statistics(args, kwargs)
+            refuse_batch_statistics(args, kwargs)
         position, read = HANDLERS.get(func, (0, None))
         if read is not None:
             weight = args[position] if len(args) > position else kwargs.get("weight")
@@ -576,7 +457,7 @@ class MemberFunctionMode(TorchFunctionMode):
         shape = torch.Size([*[1] * (len(sizes) - len(shape)), *shape])
         pairs = zip(sizes, shape, strict=True)
         expanded = torch.Size(n * old if func is Tensor.repeat else old if n < 0 else n for n, old in pairs)
-        expansion = _expansion_of(member_tensor.name)
+        expansion = expansion_of(member_tensor.name)
         if isinstance(like, Tensor):
             axis = self._rows_axis(member_tensor.name, like)
         elif expansion in self._rows_axes:
@@ -832,210 +713,12 @@ class MemberFunctionMode(TorchFunctionMode):
                 raise ValueError(message)
 
 
-class RecordedMode(MemberFunctionMode):
-    """The mode while operations are recorded, for which tensors have to keep their class."""
-
-    @override
-    def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
-        self._derived[id(member_tensor.tensor)] = member_tensor
-        return member_tensor.tensor
-
-    @override
-    def __enter__(self) -> Self:
-        self._parameters = []
-        return super().__enter__()
-
-
-class MemoryGuard(TorchDispatchMode):
-    """Refuses operations on the memory of perturbed parameters.
-
-    Below all of torch's functions, it sees scripted code, code that turns function modes off, and other
-    tensors over this memory.
-
-    Attributes:
-        paused: whether operations are allowed, as those of the layers themselves.
-        refusal: the message of the first operation that was refused, or ``""``.
-
-    """
-
-    def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
-        """Note where the parameters are."""
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no hints
-        self.paused, self.refusal = False, ""
-        with DisableTorchFunction():
-            self._ranges = [
-                (layer.name, memory)
-                for layer in layers
-                for parameter in (layer.weight, layer.bias)
-                if parameter is not None and (memory := memory_range(parameter))
-            ]
-
-    def protect(self, name: str, tensor: Tensor) -> None:
-        """Refuse operations on the memory of a tensor, too."""
-        if (memory := memory_range(tensor)) is not None:
-            self._ranges.append((name, memory))
-
-    @classmethod
-    @override
-    def is_infra_mode(cls) -> bool:
-        """Let torch.compile compile in this mode; in modes that are no infrastructure it does not."""
-        return True
-
-    @classmethod
-    @override
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not load the compiler."""
-        return False
-
-    @override
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        in_backward = _current_autograd_node() is not None  # of a layer call, which was checked
-        if not (self.paused or in_backward):
-            with DisableTorchFunction():
-                names = {name for value in tree_leaves((args, kwargs)) for name in self._names_at(value)}
-            if names:
-                name = min(names)
-                self.refusal = self.refusal or (
-                    f"a parameter of layer {name!r}, or a tensor that shares its memory, is used by {func} "
-                    "outside of the layer: call the layer itself, without scripted code and other tensors, "
-                    f"or pass exclude=[{name!r}] to perturb()"
-                )
-                raise ValueError(self.refusal)
-        return func(*args, **(kwargs or {}))
-
-    def _names_at(self, value: object) -> Iterator[str]:
-        """Yield the names of the layers whose parameters share memory with a value."""
-        if isinstance(value, Tensor) and (memory := memory_range(value)):
-            for name, (start, stop) in self._ranges:
-                if memory[0] < stop and start < memory[1]:
-                    yield name
-
-
-class GuardedMode(MemberFunctionMode):
-    """A function mode with a :class:`MemoryGuard`, which is too slow for every call."""
-
-    @override
-    def __enter__(self) -> Self:
-        self._guard = MemoryGuard(self._layers.values())
-        self._guard.__enter__()  # type: ignore[no-untyped-call]  # torch has no hints
-        return super().__enter__()
-
-    @override
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            super().__exit__(kind, error, trace)
-        finally:
-            self._guard.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch has no hints
-        if self._guard.refusal:  # the model may have caught the error
-            raise ValueError(self._guard.refusal) from None
-
-    @override
-    def _note_derived(self, member_tensor: MemberTensor) -> Tensor:
-        if member_tensor.values is not None:
-            self._guard.protect(member_tensor.name, member_tensor.values)
-        return super()._note_derived(member_tensor)
-
-    @override
-    @contextmanager
-    def _using_parameters(self) -> Iterator[None]:
-        self._guard.paused = True
-        try:
-            with super()._using_parameters():
-                yield
-        finally:
-            self._guard.paused = False
-
-
-class InputsMode(GuardedMode):
-    """A function mode that notes the inputs of the layers, and perturbs nothing.
-
-    Attributes:
-        inputs: the inputs by the layers' names, in the order of the calls.
-    """
-
-    def __init__(self, index: LayerIndex, rows: int) -> None:
-        super().__init__(index, {}, rows=rows, members=1, sigma=0.0, antithetic=False, rows_axes={})
-        self.inputs: dict[str, list[Tensor]] = {}
-
-    @override
-    def _find_rows(self, layer: PerturbedLayer, x: Tensor) -> RowsAxis:
-        self.inputs.setdefault(layer.name, []).append(x)
-        return FIRST
-
-    @override
-    def _forward(
-        self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
-    ) -> Tensor:
-        weight = layer.split_groups(layer.weight)
-        if layer.groups is None and operator.groups is not None:
-            weight = weight.unsqueeze(0)
-        y = operator.apply_shared(operator.from_batch(x, 1), weight)
-        return operator.to_batch(y, x)
-
-    @override
-    def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, layer.weight)
-
-    @override
-    def _call_on_members(
-        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Tensor:
-        with self._using_parameters():
-            y = func(*args, **kwargs)
-        assert isinstance(y, Tensor)  # noqa: S101  layer functions return one
-        self._note_values(y, args)
-        return y
-
-    @override
-    def _use_parameters(
-        self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> object:
-        leaves = tree_leaves((args, kwargs))
-        names = [found.name for leaf in leaves if (found := self._find(leaf)) is not None]
-        others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and self._find(leaf) is None]
-        self._changes_first(func, args, kwargs)
-        y: object = self._expand_to_rows(func, args) if func in EXPANSIONS else None
-        is_expanded = y is not None
-        if y is None:
-            with self._using_parameters():
-                y = func(*args, **kwargs)
-        for name in names:
-            if func in EXPANSIONS and not others:
-                self.inputs.setdefault(_expansion_of(name), []).extend(tree_leaves(y))
-            self.inputs.setdefault(name, []).extend(others)
-        if not others and not is_expanded:
-            self._note_values(y, args)
-        return y
-
-    @override
-    def _parameter_values(self, layer: PerturbedLayer, parameter: Tensor) -> Tensor | None:
-        with self._using_parameters():
-            return parameter.unsqueeze(0)
-
-    def _note_values(self, y: object, args: Sequence[object]) -> None:
-        """Note results that are computed from parameters alone, with the name of the first."""
-        name = next(found.name for leaf in tree_leaves(args) if (found := self._find(leaf)) is not None)
-        for leaf in tree_leaves(y):
-            if isinstance(leaf, Tensor) and self._find(leaf) is None:
-                with self._using_parameters():
-                    values = leaf.unsqueeze(0)
-                self._derived[id(leaf)] = MemberTensor(leaf, name, None, values=values)
-
-
 def _takes_features_last(operator: AbstractOperator) -> bool:
     """Return whether an operator acts on the last axes, whatever axes are before them."""
     return isinstance(operator, Linear) or (isinstance(operator, ChannelAffine) and not operator.trailing)
 
 
-def _expansion_of(name: str) -> str:
+def expansion_of(name: str) -> str:
     """Return the name that stands for a parameter after expand() or repeat() among the inputs of layers."""
     return f"{name} expanded"
 
@@ -1045,14 +728,3 @@ def _read_sizes(args: Sequence[object]) -> list[int]:
     (first, *_) = args
     sizes = first.shape if isinstance(first, Tensor) else first if isinstance(first, Sequence) else args
     return [size for size in sizes if isinstance(size, int)]
-
-
-def _refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Raise a ValueError for a BatchNorm that uses batch statistics, perturbed or not."""
-    named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
-    if named.get("training") or named.get("running_mean") is None:
-        message = (
-            "BatchNorm normalizes across the population, which mixes the members: call model.eval() first, "
-            "or use GroupNorm or LayerNorm"
-        )
-        raise ValueError(message)

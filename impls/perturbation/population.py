@@ -20,13 +20,8 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.function_mode import (
-    GuardedMode,
-    LayerIndex,
-    MemberFunctionMode,
-    RecordedMode,
-    RowsAxes,
-)
+from impls.perturbation.function_mode import LayerIndex, MemberFunctionMode, RowsAxes
+from impls.perturbation.guarded_mode import GuardedMode, RecordedMode
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,

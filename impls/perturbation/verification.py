@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from impls.perturbation.function_mode import InputsMode, LayerIndex, RowsAxes
+from impls.perturbation.function_mode import LayerIndex, RowsAxes
+from impls.perturbation.guarded_mode import InputsMode
 from impls.perturbation.member_tensors import FIRST, RowsAxis
 
 if TYPE_CHECKING:

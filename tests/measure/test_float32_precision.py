@@ -96,7 +96,7 @@ def test_tf32_products_pass_the_check_of_tfloat32_and_fail_that_of_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every scheme passes if all products are rounded except the single rows of the reference."""
-    monkeypatch.setattr("impls.perturbation.function_mode.Linear", RoundedLinear)
+    monkeypatch.setattr("impls.perturbation.layer_functions.Linear", RoundedLinear)
     case = msgspec.structs.replace(WIDE, repeats=2, antithetic=True)
     for entry in PERTURBED:
         workload(entry, case).verify()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esbench.workload import WrongResultError
-from impls.perturbation import function_mode
+from impls.perturbation import function_mode, layer_functions
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import Convolution
 from impls.perturbation.scheme import AnyScheme
@@ -253,9 +253,9 @@ def test_a_lost_stride_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution that forgets its stride gives outputs of another shape."""
 
     def without_stride(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, *options: Any) -> Any:  # noqa: ARG001  torch's signature
-        return function_mode.LayerArguments(Convolution(1, *options), x, bias)
+        return layer_functions.LayerArguments(Convolution(1, *options), x, bias)
 
-    handlers: dict[Any, Any] = {**function_mode.HANDLERS, nn.functional.conv2d: (1, without_stride)}
+    handlers: dict[Any, Any] = {**layer_functions.HANDLERS, nn.functional.conv2d: (1, without_stride)}
     monkeypatch.setattr(function_mode, "HANDLERS", handlers)
     with pytest.raises(WrongResultError, match="shape"):
         check(Setting(Perturbed(), fill(nn.Conv2d(2, 3, 2, stride=2)), (2, 5, 5)))
