@@ -22,6 +22,7 @@ from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import ActivationRecord, Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractRowScheme, AbstractScheme
+from impls.perturbation.sharding import Shard, shard
 from impls.schemes import *  # noqa: F403  every scheme is public
 from impls.shaping import centered_ranks, log_ranks, top_k, z_scores
 
@@ -48,10 +49,12 @@ __all__ = [
     "FusedSparsePerturbed",
     "Population",
     "PopulationNoise",
+    "Shard",
     "UnsupportedError",
     "centered_ranks",
     "log_ranks",
     "perturb",
+    "shard",
     "top_k",
     "z_scores",
 ]

@@ -482,7 +482,7 @@ class Population:
             "step": to_nonnegative_int("step", step),
             "seed": self.seed,
             "sigma": self.sigma,
-            "settings": self._settings(),
+            "settings": self.settings(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> int:
@@ -500,7 +500,7 @@ class Population:
         if missing := [name for name in ("step", "seed", "sigma", "settings") if name not in state]:
             message = f"not the state of a population, because it has no {missing[0]!r}: see state_dict()"
             raise ValueError(message)
-        own, saved = self._settings(), state["settings"]
+        own, saved = self.settings(), state["settings"]
         for name in {**own, **saved}:
             if own.get(name) != saved.get(name):
                 message = (
@@ -513,7 +513,7 @@ class Population:
         vars(self)["seed"] = seed  # constant for everybody else
         return step
 
-    def _settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """Return all that noise depends on besides seed, step and sigma, as text by name."""
         layers = {
             f"layer {layer.name!r}": (
