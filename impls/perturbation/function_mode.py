@@ -115,6 +115,7 @@ class LayerIndex:
         rows_axes: for each shape of inputs with which the model has run, where the inputs of its layers have
             their rows: see :data:`RowsAxes`.
         calls: how often the model has run, by the shapes of its inputs.
+        checked_operators: the layers' names, their operators and the axes of their inputs in these calls.
         uses: how often a layer got an input of a shape, at most, in one of these calls.
     """
 
@@ -134,6 +135,7 @@ class LayerIndex:
         ]
         self.rows_axes: dict[object, RowsAxes] = {}
         self.calls = Counter[object]()
+        self.checked_operators: set[tuple[str, AbstractOperator, int]] = set()
         self.uses = defaultdict[object, Counter[tuple[str, torch.Size]]](Counter)
 
 
@@ -154,7 +156,7 @@ class MemberFunctionMode(TorchFunctionMode):
         super().__init__()
         self._rows_axes = rows_axes
         self._layers, self._names, self._parameters = index.layers, index.names, index.parameters
-        self._biases = index.biases
+        self._biases, self._checked_operators = index.biases, index.checked_operators
         self._derived: dict[int, MemberTensor] = {}
         self._noise, self._rows, self._members = noise, rows, members
         self._sigma, self._antithetic = sigma, antithetic
@@ -571,7 +573,10 @@ class MemberFunctionMode(TorchFunctionMode):
 
     def _call_layer(self, layer: PerturbedLayer, arguments: LayerArguments) -> Tensor:
         operator, x, bias = arguments
-        self._check_operator(layer, operator, x.dim())
+        use = layer.name, operator, x.dim()
+        if use not in self._checked_operators:
+            self._check_operator(layer, operator, x.dim())
+            self._checked_operators.add(use)
         has_bias = bias is layer.bias
         if not has_bias and not _takes_features_last(operator):
             message = (

@@ -556,8 +556,9 @@ def _may_differentiate() -> bool:
 
 def _is_transformed() -> bool:
     """Return whether operations run in torch.func.grad, jvp or vmap, or in forward-mode differentiation."""
-    is_dual = forward_ad._current_level >= 0  # noqa: SLF001  no public name
-    return is_dual or bool(active_transforms() - {TransformType.Functionalize})
+    if forward_ad._current_level >= 0:  # noqa: SLF001  no public name
+        return True
+    return _are_functorch_transforms_active() and active_transforms() != {TransformType.Functionalize}
 
 
 def active_transforms() -> set[TransformType]:
