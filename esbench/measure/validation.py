@@ -368,8 +368,8 @@ def _remove_function_modes(count: int) -> None:
         torch._C._pop_torch_function_stack()  # noqa: SLF001  # the same
 
 
-_LIMITS = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE")
-"""The limits of a process's memory, time and files."""
+_LIMITS = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE")
+"""The limits of a process's memory, time and files; the harness itself sets RLIMIT_DATA."""
 
 
 def _soft_limit(name: str) -> int:

@@ -133,6 +133,11 @@ class Linear(AbstractOperator):
 class TransposedLinear(Linear):
     """A linear layer with the transpose of its weight: x [r, m, 1, o] -> [r, m, 1, i]."""
 
+    @property
+    def untransposed(self) -> Linear:
+        """The layer with the weight itself."""
+        return Linear()
+
     @override
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return super().apply_shared(x, weight.mT)

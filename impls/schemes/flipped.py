@@ -23,7 +23,7 @@ from impls.perturbation.member_ops import (
     unused_core_bytes,
 )
 from impls.perturbation.noise import Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator, Linear, TransposedLinear
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
 
 
@@ -86,7 +86,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     ) -> Tensor:
         # The signs of rows are those of the transpose's columns.
         swapped = replace(noise, core=noise.core.mT, inputs=noise.outputs, outputs=noise.inputs)
-        return self.forward(Linear(), weight.mT, swapped, x, sigma)
+        return self.forward(op.untransposed, weight.mT, swapped, x, sigma)
 
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:

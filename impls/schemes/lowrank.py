@@ -12,7 +12,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.perturbation.member_ops import append_axes, count_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
-from impls.perturbation.operators import AbstractOperator, Linear, TransposedLinear
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
 MAX_SINGLE_TERMS = 4
@@ -90,7 +90,7 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         y = op.apply_shared(x, weight)
         for members, factors in self._pieces(noise):
             swapped = Factors(down=factors.up, up=factors.down)
-            self._add_correction(Linear(), y[:, members], swapped, x[:, members], sigma)
+            self._add_correction(op.untransposed, y[:, members], swapped, x[:, members], sigma)
         return y
 
     def _add_correction(

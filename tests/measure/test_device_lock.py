@@ -87,7 +87,7 @@ def test_a_device_in_use_is_refused_or_waited_for(folder: Path) -> None:
             assert process.wait(10) == 0
     assert len(messages) == 2
     assert f"suite quick (pid {process.pid}" in messages[1]
-    assert messages[1].endswith(": waiting for it to end")
+    assert messages[1].endswith(": waiting for it to end, which no time budget counts")
 
 
 def test_a_killed_process_loses_its_lock() -> None:
