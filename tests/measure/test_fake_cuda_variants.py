@@ -168,6 +168,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     def check_update(population: Population, x: Tensor, members: Sequence[int], step: int) -> None:
         reference.check_update(population, x, members[:2], step=step)
 
+    monkeypatch.setattr("impls.benchmark.workload.REPEATED_CALLS", 2)
     monkeypatch.setattr(checks, "check_forward", check_forward)
     monkeypatch.setattr(checks, "check_update", check_update)
     monkeypatch.setattr(checks, "STEPS", 4)
