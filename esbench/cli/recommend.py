@@ -359,7 +359,7 @@ def _recommend(
     limit_bytes: float | None = None,
     forwards: int = 1,
 ) -> "dict[Case, Recommendation]":
-    """Return the recommendation for each case that one of the runs ranks, for steps of so many forwards."""
+    """Return the recommendation for each case that a run ranks; a step has ``forwards`` forwards."""
     from esbench.report.analysis.quality import ALONE, Part
     from esbench.report.analysis.ranking import recommend
     from esbench.report.analysis.rollout import with_forwards_per_step

@@ -88,8 +88,8 @@ def screen(
     """Time a step of all variants at a small population, rate the fastest, and return these, best first.
 
     Times and memory are taken as proportional to the population, and n_eff = n / (1 + kappa n / d). A step is
-    rated as if it had so many forwards; their time is then measured as well. Variants above the memory limit
-    are left out. Dense noise is returned even if it is slow.
+    rated as if it had ``forwards`` forwards; their time is then measured as well. Variants above the memory
+    limit are left out. Dense noise is returned even if it is slow.
     """
     # The slowest are registered first: they come last, except for dense noise, which a run begins with.
     entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]

@@ -60,7 +60,7 @@ class RowsAxis(NamedTuple):
         return self.join(y.movedim((0, 1, 2, 3, 4), self._order))
 
     def is_axis_of(self, shape: torch.Size, rows: int) -> bool:
-        """Return whether a tensor of this shape may have so many rows in this axis."""
+        """Return whether a tensor of this shape may have this number of rows in this axis."""
         return len(shape) > self.axis and shape[self.axis] == self.before * rows * self.after
 
     @property

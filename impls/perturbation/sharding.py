@@ -5,12 +5,12 @@ step and member, so it is drawn where it is used, and results do not depend on t
 """
 
 from collections.abc import Callable
-from importlib.metadata import version
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
+import esbench
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import all_finite
 from impls.perturbation.population import Population, PopulationNoise
@@ -224,7 +224,7 @@ def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> No
     }
     mine = {
         "torch": torch.__version__,
-        "esbench": version("esbench"),
+        "esbench": esbench.__version__,
         "seed": str(population.seed),
         "sigma": str(population.sigma),
         **population.settings(),

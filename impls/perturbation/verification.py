@@ -106,7 +106,7 @@ def check_same_axes(before: RowsAxes, now: RowsAxes) -> None:
 
 
 def axis_of_rows(value: object, rows: int, rows_axis: int) -> int | None:
-    """Return the axis of a tensor that has so many rows, of its first two; the expected one if both have."""
+    """Return which of a tensor's first two axes has this number of rows; the expected one if both have."""
     if not isinstance(value, Tensor):
         return None
     axes = [axis for axis, size in enumerate(value.shape[:2]) if size == rows]
