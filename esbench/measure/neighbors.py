@@ -23,8 +23,9 @@ VISIT_S, LONGEST_S = 0.001, 0.008
 """The duration of a visit. Base is not timed again if a single call takes longer than the second."""
 MAX_CALLS = 16
 PAUSES_S = (0.3, 1.0, 2.0)
-THREAD_PAUSES_S = (0.005, 0.3, 0.1)
-"""Pauses in which CPU time is read: threads of OpenMP wait up to 0.2 s for the next call."""
+THREAD_PAUSES_S = (0.005, 0.05, 0.3, 0.1)
+"""Pauses in which CPU time is read. Threads of OpenMP wait actively for the next call: GNU's for some
+milliseconds, Intel's for 0.2 s."""
 THREAD_SHARE = 0.1
 """The least share of a pause that running threads use; other programs may leave them little of a CPU."""
 
