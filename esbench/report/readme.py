@@ -7,8 +7,7 @@ changes nothing until it is named there.
 import difflib
 import re
 from collections.abc import Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from html import unescape
@@ -41,10 +40,6 @@ class ReadmeError(UserError):
     """The README cannot be generated; the message has the file, the line and the reason."""
 
 
-_SHOWN: ContextVar[list[Section]] = ContextVar("shown")
-"""The tables that the blocks of a page print, so that their numbers can be traced."""
-
-
 @dataclass(frozen=True)
 class Page:
     """The generated blocks of README.md or of a page of the folder docs.
@@ -54,20 +49,16 @@ class Page:
     Attributes:
         root: folder of the repository, which all file names are relative to.
         to_root: path from the page to that folder, for links.
-        shown: the tables that its blocks have printed.
     """
 
     root: Path
     to_root: str = ""
-    shown: list[Section] = field(default_factory=list)
 
     @classmethod
     def of(cls, page: str) -> "Page":
         """Return the page in this file: README.md in the root of the repository, or a file in docs/."""
-        folder, shown = Path(page).parent, _SHOWN.get([])
-        if folder.name == DOCS:
-            return cls(folder.parent, "../", shown)
-        return cls(folder, "", shown)
+        folder = Path(page).parent
+        return cls(folder.parent, "../") if folder.name == DOCS else cls(folder)
 
     def picture(self, file: str, run: str) -> str:
         """Return a figure of the reports, with its title and origin as its alternative text.
@@ -126,7 +117,6 @@ class Page:
         table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if table_section is None:
             raise ReadmeError(f"{', '.join(files)}: dense noise has no n_eff per ms on any case")
-        self.shown.append(table_section)
         table = table_section.blocks[0].table.markdown()
         notes = "<br>\n".join(map(escape, table_section.footnotes))
         return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
@@ -152,7 +142,7 @@ class Page:
         parts = []
         for table_section in sections:
             summary = escape(f"{table_section.title.partition(',')[0]}: {names}")
-            table = self._print(replace(table_section, origin="", conditions=""))
+            table = replace(table_section, origin="", conditions="").markdown()
             parts.append(f"<details>\n<summary>{summary}</summary>\n\n{table}\n</details>")
         return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -216,18 +206,7 @@ class Page:
                 f"{self.root / file} has no results for a block: change the file, operator or phase that "
                 "the block names"
             )
-        return "\n" + "\n".join(map(self._print, sections)) + "\n"
-
-    def _print(self, section: Section) -> str:
-        self.shown.append(section)
-        return section.markdown()
-
-
-def shown(readme: Path) -> list[Section]:
-    """Return all tables that the blocks of a README print, with the traces of their numbers."""
-    sections: list[Section] = []
-    _generate(_read(readme), readme, sections)
-    return sections
+        return "\n" + "\n".join(section.markdown() for section in sections) + "\n"
 
 
 def render(readme: Path, *, check: bool) -> str:
@@ -236,36 +215,24 @@ def render(readme: Path, *, check: bool) -> str:
     Raises:
         ReadmeError: the file cannot be read, or a block raises.
     """
-    before = _read(readme)
-    after = _generate(before, readme, [])
-    if after != before and not check:
-        readme.write_text(after, encoding="utf-8", newline="\n")
-    names = (str(readme), f"{readme} as generated")
-    return "".join(
-        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
-    )
-
-
-def _generate(text: str, readme: Path, shown: list[Section]) -> str:
-    """Return the text of a README with the output of its blocks; add the tables to ``shown``."""
-    token = _SHOWN.set(shown)
     try:
-        return cogapp.Cog().process_string(text, fname=str(readme))
+        before = readme.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReadmeError(f"{readme} cannot be read: {error}") from error
+    try:
+        after = cogapp.Cog().process_string(before, fname=str(readme))
     except cogapp.cogapp.CogError as error:
         raise ReadmeError(_error_line(str(error))) from error
     except SyntaxError as error:
         raise ReadmeError(
             f"{readme}: a cog block is not valid Python: {error.msg}: {(error.text or '').strip()}"
         ) from error
-    finally:
-        _SHOWN.reset(token)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReadmeError(f"{path} cannot be read: {error}") from error
+    if after != before and not check:
+        readme.write_text(after, encoding="utf-8", newline="\n")
+    names = (str(readme), f"{readme} as generated")
+    return "".join(
+        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
+    )
 
 
 def _error_line(error: str) -> str:

@@ -18,7 +18,7 @@ from esbench.report.tables import measured, roofline
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.report.tables.table import Section
-from esbench.report.web.render import render_page
+from esbench.report.web.render import page as web_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
 from esbench.studies import digits, gate_power, kernels, timer_accuracy
@@ -27,7 +27,7 @@ from esbench.text import escape, file_name, one_line, shorten
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HISTORY = "history.md"
+HISTORY, WEB_PAGE = "history.md", "index.html"
 MIN_HISTORY_RUNS = 3
 """Runs of a case that is shown in a device's history; `esbench compare` shows two side by side."""
 MIN_PLOTTED_RUNS = 20
@@ -106,7 +106,8 @@ def render(
     unread = [f"{problem.path.name}: {problem.within}" for problem in problems if problem.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
     accuracies = cache(partial(digits.trained_with, results))
-    written.append(render_page([*selected.pages.values(), *published], out, left_out, accuracies))
+    text = web_page([*selected.pages.values(), *published], left_out, accuracies)
+    written.append(write(out / WEB_PAGE, text))
     studies: tuple[Callable[[], list[Path]], ...] = (
         lambda: timer_accuracy.render(results, out),
         lambda: digits.render(results, out),

@@ -10,7 +10,7 @@ import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import pytest
 from scipy.stats import t as student
 
 from esbench.git import git
-from esbench.report.readme import shown
+from esbench.report.readme import render
 from esbench.report.site import all_sections, selection
 from esbench.report.tables.table import (
     EFFECTIVE_PERCENT,
@@ -30,7 +30,7 @@ from esbench.report.tables.table import (
     SPEED_MULTIPLIER,
     TIME_MULTIPLIER,
     CellNumber,
-    Section,
+    Table,
 )
 from esbench.schema import Case, Measurement, Variant
 
@@ -51,16 +51,30 @@ class PrintedValue(NamedTuple):
     reading: CellNumber
 
 
-def printed_values(page: str, sections: Sequence[Section]) -> Iterator[PrintedValue]:
-    """Yield all values of some sections, with the lines in which they are printed."""
-    for section in sections:
-        for block in section.blocks:
-            lines = block.table.markdown().splitlines()[2:]
-            for line, row in zip(lines, block.table.cells, strict=True):
-                for cell in row:
-                    for reading in cell.numbers:
-                        if reading.value is not None:
-                            yield PrintedValue(page, line, cell.text(), reading)
+def printed_values(page: str, tables: Iterable[Table]) -> Iterator[PrintedValue]:
+    """Yield all values of some tables, with the lines in which they are printed."""
+    for table in tables:
+        lines = table.markdown().splitlines()[2:]
+        for line, row in zip(lines, table.cells, strict=True):
+            for cell in row:
+                for reading in cell.numbers:
+                    if reading.value is not None:
+                        yield PrintedValue(page, line, cell.text(), reading)
+
+
+def tables_of(page: Path) -> list[Table]:
+    """Return the tables that the cog blocks of a page print."""
+    printed: list[Table] = []
+    markdown = Table.markdown
+
+    def record(table: Table, *, intervals: bool = False) -> str:
+        printed.append(table)
+        return markdown(table, intervals=intervals)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "markdown", record)
+        render(page, check=True)
+    return printed
 
 
 @cache
@@ -68,7 +82,7 @@ def all_values() -> tuple[PrintedValue, ...]:
     """Return all values of the README and docs, and of the tables of all committed runs that are shown."""
     result: list[PrintedValue] = []
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        result += printed_values(path.relative_to(ROOT).as_posix(), shown(path))
+        result += printed_values(path.relative_to(ROOT).as_posix(), tables_of(path))
     with tempfile.TemporaryDirectory() as copy:  # without the runs that `nox -s bench` has added
         for name in git(ROOT, "ls-files", "results").splitlines():
             (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +90,8 @@ def all_values() -> tuple[PrintedValue, ...]:
         pages = selection(Path(copy) / "results", ROOT / "reports").pages
     for folder, run in pages.items():
         page = str((folder / "tables.md").relative_to(ROOT))
-        result += printed_values(page, all_sections(run))
+        blocks = (block for section in all_sections(run) for block in section.blocks)
+        result += printed_values(page, (block.table for block in blocks))
     return tuple(result)
 
 
@@ -89,11 +104,8 @@ def sampled_values() -> list[PrintedValue]:
     for is_readme in (True, False):
         by_name: dict[str, list[PrintedValue]] = {}
         for printed in all_values():
-            assert printed.reading.trace is not None
-            is_known = (
-                printed.reading.name != "floor_percent"
-                and printed.reading.trace.rows[0].method != "published"
-            )
+            rows = printed.reading.rows
+            is_known = printed.reading.name != "floor_percent" and rows[0].method != "published"
             if is_known and printed.page.startswith(("README", "docs")) == is_readme:
                 by_name.setdefault(printed.reading.name, []).append(printed)
         source = random.Random(SEED)  # noqa: S311  # the same values every time
@@ -103,26 +115,28 @@ def sampled_values() -> list[PrintedValue]:
 
 
 @cache
-def rows(run_id: str) -> tuple[Raw, ...]:
-    """Return the lines of a run's file, as JSON."""
-    (path,) = (ROOT / "results").glob(f"*/{run_id}.jsonl*")
-    content = path.read_bytes()
-    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    return tuple(json.loads(line) for line in text.splitlines())
+def measured_lines() -> tuple[Raw, ...]:
+    """Return the lines with samples in the files of all committed runs, as JSON."""
+    lines: list[Raw] = []
+    for name in git(ROOT, "ls-files", "results/*/*.jsonl*").splitlines():
+        content = (ROOT / name).read_bytes()
+        text = (gzip.decompress(content) if name.endswith(".gz") else content).decode()
+        lines += [line for line in map(json.loads, text.splitlines()) if line["record"] == "measurement"]
+    return tuple(lines)
 
 
-def raw(run_id: str, row: Measurement) -> Raw:
-    """Return the line with the key of a row."""
-    (match,) = (
+def raw(row: Measurement) -> Raw:
+    """Return a line with the key and the samples of a row."""
+    samples = [list(visits) for visits in row.samples]
+    return next(
         line
-        for line in rows(run_id)
-        if line["record"] == "measurement"
-        and (line["phase"], line["metric"], line["method"]) == (row.phase, row.metric, row.method)
+        for line in measured_lines()
+        if (line["phase"], line["metric"], line["method"]) == (row.phase, row.metric, row.method)
+        and line["samples"] == samples
         and line.get("group", 0) == row.group
         and msgspec.convert(line["variant"], Variant) == row.variant
         and msgspec.convert(line["case"], Case) == row.case
     )
-    return match
 
 
 def flat(line: Raw) -> list[float]:
@@ -218,22 +232,19 @@ FORMULAS: dict[str, Formula] = {
 
 def recomputed(reading: CellNumber) -> list[float]:
     """Return the possible values of a cell, from the lines of its rows."""
-    assert reading.trace is not None
-    lines = [raw(reading.trace.run_id, row) for row in reading.trace.rows]
+    lines = [raw(row) for row in reading.rows]
     if reading.name in FORMULAS:
         return FORMULAS[reading.name](lines)
     return [statistics.mean(flat(lines[0])) if lines[0]["phase"] == "quality" else middle(lines[0])]
 
 
 def test_printed_values_follow_from_the_samples_of_their_rows() -> None:
-    """Every value has a trace, and fifty of the README and reports match their samples.
+    """Every value has its rows, and fifty of the README and reports match their samples.
 
     A value that is off by one per cent does not match.
     """
     assert len(all_values()) > 10_000
-    assert [
-        printed for printed in all_values() if printed.reading.trace is None or not printed.reading.trace.rows
-    ] == []
+    assert [printed for printed in all_values() if not printed.reading.rows] == []
     names = {
         printed.reading.name for printed in sampled_values() if printed.page.startswith(("README", "docs"))
     }
@@ -241,7 +252,6 @@ def test_printed_values_follow_from_the_samples_of_their_rows() -> None:
     assert names >= {RATE_PER_MS, RATE_MULTIPLIER, EFFECTIVE_PERCENT, "kappa"}
     for printed in sampled_values():
         reading = printed.reading
-        assert reading.trace is not None
         assert reading.value is not None
         expected = recomputed(reading)
         assert any(reading.value == pytest.approx(value, rel=1e-6, abs=1e-12) for value in expected), printed

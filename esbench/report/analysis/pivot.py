@@ -36,18 +36,6 @@ _Key = tuple[Phase, str, str]  # phase, metric and method
 
 
 @dataclass(frozen=True)
-class Trace:
-    """The origin of a value: its run, its rows, and the rule by which it is computed from their samples.
-
-    The first row is the one of the value's variant and case. The others are references, such as base.
-    """
-
-    run_id: str
-    rule: str
-    rows: tuple[Measurement, ...]
-
-
-@dataclass(frozen=True)
 class Reference:
     """The variant and phase that multipliers are relative to."""
 

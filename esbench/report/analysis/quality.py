@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esbench.report.analysis.pivot import Trace
 from esbench.schema import DENSE, QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.units import format_number
 
@@ -39,7 +38,6 @@ FAR = 3.0
 RELATIVE, ABSOLUTE = 0.05, 0.02
 """A fitted kappa agrees with its closed form up to the larger of these tolerances."""
 CONTRADICTED = "NO"
-_MEAN = "mean of the replicates; the interval is Student's"
 
 
 @dataclass(frozen=True)
@@ -297,16 +295,14 @@ class Qualities:
             return None
         return change, dense_change
 
-    def trace(self, variant: Variant, case: Case, metric: str, method: str) -> Trace | None:
-        """Return the origin of the mean of a quality metric, None without a row."""
-        row = self._rows.get((variant, case, metric, method))
-        return Trace(self.run.header.run_id, _MEAN, (row,)) if row else None
+    def rows(self, variant: Variant, case: Case, *keys: tuple[str, str]) -> tuple[Measurement, ...]:
+        """Return the stored rows with these pairs of metric and method."""
+        return tuple(row for key in keys if (row := self._rows.get((variant, case, *key))))
 
     def rows_of_law(self, variant: Variant, case: Case) -> tuple[Measurement, ...]:
         """Return the rows that :meth:`law` is computed from."""
-        keys = [(KAPPA, CLOSED), (KAPPA, LINEAR), (KAPPA, UNSEEN), (EFFECTIVE, LINEAR)]
-        rows = (self._rows.get((variant, case, metric, method)) for metric, method in keys)
-        return tuple(row for row in rows if row)
+        keys = ((KAPPA, CLOSED), (KAPPA, LINEAR), (KAPPA, UNSEEN), (EFFECTIVE, LINEAR))
+        return self.rows(variant, case, *keys)
 
     def methods(self, case: Case, metric: str) -> list[str]:
         """Return the methods that found a quality of a case, in the order of the run."""

@@ -72,8 +72,8 @@ def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
         for number in cell.numbers:
             values = _values(number)
             columns |= dict.fromkeys(values)
-            if number.trace and values:
-                line_of(number.trace.run_id, number.trace.rows[0]).update(values)
+            if number.rows and values:
+                line_of(run_id, number.rows[0]).update(values)
         if cell.skipped:
             reason_columns = {"status": cell.skipped.status, "reason": cell.skipped.reason}
             line_of(run_id, cell.skipped).update(reason_columns)

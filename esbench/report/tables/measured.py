@@ -12,7 +12,6 @@ from esbench.report.analysis.pivot import (
     PEAK,
     TIMES,
     Grid,
-    Trace,
     grids,
     headings,
 )
@@ -34,8 +33,6 @@ from esbench.report.tables.table import (
 from esbench.schema import Case, Measurement, Mode, Phase, Run, Variant
 from esbench.stats import Ratio, interval, median, round_medians
 from esbench.units import format_value, quantity
-
-MEDIAN = "median of the medians of rounds, and its interval"
 
 
 @dataclass(frozen=True)
@@ -95,16 +92,11 @@ class GridTable:
         return self.notes.skipped_cell(row, f", {bound}{format_value(LARGEST, median(largest))} fit")
 
 
-def median_number(run: Run, row: Measurement) -> CellNumber:
+def median_number(row: Measurement) -> CellNumber:
     """Return the median of a row with the interval of its rounds."""
     ends = interval(round_medians(row))
-    return CellNumber(
-        row.metric,
-        median(row),
-        Trace(run.header.run_id, MEDIAN, (row,)),
-        low=ends.low if ends else None,
-        high=ends.high if ends else None,
-    )
+    low, high = (ends.low, ends.high) if ends else (None, None)
+    return CellNumber(row.metric, median(row), (row,), low, high)
 
 
 def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -> CellNumber | None:
@@ -113,11 +105,7 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
     ratio, pair = grid.multiplier(variant, case, mode), grid.compared_rows(variant, case, mode)
     if ratio is None or pair is None:
         return None
-    quotient = "this row by the other" if mode == "base" else "the other by this row"
-    method = "of medians" if ratio.method == "of medians" else "the median of ratios inside rounds"
-    rule = f"{quotient}, {method}"
-    trace = Trace(grid.run.header.run_id, rule, pair)
-    return CellNumber(multiplier.name, ratio.value, trace, low=ratio.low, high=ratio.high, kind="multiple")
+    return CellNumber(multiplier.name, ratio.value, pair, ratio.low, ratio.high, kind="multiple")
 
 
 def section(grid: Grid) -> Section:
@@ -125,7 +113,7 @@ def section(grid: Grid) -> Section:
     filler = GridTable(grid, grid.variants, grid.cases)
     symbol = quantity(grid.metric).column.symbol
     title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
-    values = filler.table(lambda _v, _c, row: number_cell(median_number(grid.run, row)))
+    values = filler.table(lambda _v, _c, row: number_cell(median_number(row)))
     multipliers = [SPEED, TIME] if grid.metric.endswith(TIMES) else [BYTES] if grid.metric == PEAK else []
     blocks = [
         Block(title, "", values),
@@ -197,8 +185,8 @@ def _host_and_device(grid: Grid, filler: GridTable) -> Block | None:
 
     def cell(variant: Variant, case: Case, row: Measurement) -> Cell:
         issued = host.measured(variant, case, grid.phase, row.group)
-        shown = median_number(grid.run, issued) if issued else CellNumber(HOST, None)
-        return Cell("{} / {}", (shown, median_number(grid.run, row)))
+        shown = median_number(issued) if issued else CellNumber(HOST, None)
+        return Cell("{} / {}", (shown, median_number(row)))
 
     title = f"Host time / device time ({quantity(HOST).column.symbol})"
     note = ": the time of the host to issue a call, and of the device to run it."

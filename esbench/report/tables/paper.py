@@ -72,7 +72,7 @@ def _time_section(grid: Grid, best: int) -> Section | None:
     def cells(variant: Variant) -> tuple[Cell, ...]:
         multiples = (multiple(grid, variant, case, against) for against in (TIME, SPEED))
         filled = (number_cell(number) if number else notes.missing_cell() for number in multiples)
-        return number_cell(median_number(grid.run, times[variant])), *filled
+        return number_cell(median_number(times[variant])), *filled
 
     headings = ["time (ms)", "time, x base", "speed, x naive"]
     rows = [(variant, cells(variant)) for variant in shown]

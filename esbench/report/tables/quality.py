@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from esbench.report.analysis.pivot import Grid, Trace, by_size
+from esbench.report.analysis.pivot import Grid, by_size
 from esbench.report.analysis.quality import (
     ABSOLUTE,
     CLOSED,
@@ -36,7 +36,7 @@ from esbench.report.tables.table import (
     number_cell,
     variants_table,
 )
-from esbench.schema import QUALITY, Case, Run, Skipped, Variant
+from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.units import format_number, quantity
 
 BIAS, COSINE = "bias", "cosine"
@@ -106,23 +106,20 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
         fitted, closed, unseen = (
             qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
         )
-        from_fit, from_form = (qualities.trace(variant, case, KAPPA, method) for method in (LINEAR, CLOSED))
+        fit_rows, form_rows = (qualities.rows(variant, case, (KAPPA, method)) for method in (LINEAR, CLOSED))
         form_cells: list[Cell | None] = [Cell("no form") if fitted else None] * 3
         if fitted and closed:
-            rows = tuple(row for trace in (from_fit, from_form) if trace for row in trace.rows)
-            rule = "fitted kappa, less its closed form"
-            difference = Trace(qualities.run.header.run_id, rule, rows)
             verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
             if verdict != agrees(fitted, closed.mean, 0.0):  # a contradiction without the unseen pairs
                 verdict = notes.mark(verdict, _UNSEEN_NOTE)
             form_cells = [
-                _plain("kappa_closed_form", closed.mean, from_form),
-                _plain("kappa_difference", fitted.mean - closed.mean, difference),
+                _plain("kappa_closed_form", closed.mean, form_rows),
+                _plain("kappa_difference", fitted.mean - closed.mean, fit_rows + form_rows),
                 Cell(verdict),
             ]
         half = format_number(fitted.half) if fitted and fitted.half is not None else "one value"
         return {
-            "kappa": estimate_cell("kappa_fitted", fitted, from_fit),
+            "kappa": estimate_cell("kappa_fitted", fitted, fit_rows),
             "±": Cell(half) if fitted else None,
             **dict(zip(("closed form", "difference", "holds"), form_cells, strict=True)),
             **({"bias": bias(variant)} if has_bias else {}),
@@ -147,18 +144,18 @@ def _network_section(qualities: Qualities, case: Case) -> Section:
     def cells(variant: Variant) -> dict[str, Cell | None]:
         effective = qualities.effective(variant, case, CURVED)
         n_eff = effective if isinstance(effective, EffectiveSize) else None
-        trace = qualities.trace(variant, case, EFFECTIVE, CURVED)
+        rows = qualities.rows(variant, case, (EFFECTIVE, CURVED))
         percent = 100 * n_eff.value / case.members if n_eff else None
         linear = qualities.law(variant, case).effective
-        rule = "n_eff of a linear fitness, see the quality law"
-        origin = Trace(qualities.run.header.run_id, rule, qualities.rows_of_law(variant, case))
         return {
             **{method: _mean(qualities, variant, case, COSINE, method) for method in methods},
-            f"n_eff at {case.sigma:g}": n_eff_cell("effective_members_at_sigma", n_eff, trace),
+            f"n_eff at {case.sigma:g}": n_eff_cell("effective_members_at_sigma", n_eff, rows),
             INTERVAL: n_eff_interval_cell(n_eff),
-            "n_eff / n (%)": _plain("effective_percent_at_sigma", percent, trace),
+            "n_eff / n (%)": _plain("effective_percent_at_sigma", percent, rows),
             "n_eff, linear": n_eff_cell(
-                "effective_members", linear if isinstance(linear, EffectiveSize) else None, origin
+                "effective_members",
+                linear if isinstance(linear, EffectiveSize) else None,
+                qualities.rows_of_law(variant, case),
             ),
         }
 
@@ -186,15 +183,15 @@ def _sigma(method: str) -> float:
         return math.inf
 
 
-def _plain(metric: str, value: float | None, trace: Trace | None) -> Cell | None:
-    return None if value is None else number_cell(CellNumber(metric, value, trace, kind="number"))
+def _plain(metric: str, value: float | None, rows: tuple[Measurement, ...]) -> Cell | None:
+    return None if value is None else number_cell(CellNumber(metric, value, rows, kind="number"))
 
 
 def _mean(qualities: Qualities, variant: Variant, case: Case, metric: str, method: str) -> Cell | None:
     # A metric with a column for each of several methods has the method in its name.
     name = metric if method in {_DOTS, _SPECTRUM, ONE_WEIGHT} else f"{metric}_{method}"
     mean = qualities.estimate(variant, case, metric, method)
-    return estimate_cell(name, mean, qualities.trace(variant, case, metric, method))
+    return estimate_cell(name, mean, qualities.rows(variant, case, (metric, method)))
 
 
 def _metric_sections(qualities: Qualities, case: Case) -> list[Section]:
@@ -212,8 +209,8 @@ def _metric_sections(qualities: Qualities, case: Case) -> list[Section]:
         if mean is None:
             return None
         low, high = (mean.mean - mean.half, mean.mean + mean.half) if mean.half else (None, None)
-        trace = qualities.trace(variant, case, metric, method)
-        return number_cell(CellNumber(metric, mean.mean, trace, low, high, has_interval=True))
+        rows = qualities.rows(variant, case, (metric, method))
+        return number_cell(CellNumber(metric, mean.mean, rows, low, high, has_interval=True))
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         return {heading: cell(variant, *key) for heading, key in keys.items()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import Grid, Trace, operators
+from esbench.report.analysis.pivot import Grid, operators
 from esbench.report.analysis.quality import ABOUT_ALL, EXACT, MORE, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended, tied
 from esbench.report.tables.measured import TIME, median_number, multiple
@@ -49,14 +49,8 @@ _EXACT_NOTE = (
     "variants come first, sorted by time"
 )
 _MORE_NOTE = f"{MORE}: n_eff is above the members: the gradient is better than that of n independent members"
-_N_EFF = (
-    "n / (1 + kappa n / d) by the closed form of kappa where the fit does not contradict it, otherwise one "
-    "over the mean of the replicates' reciprocals"
-)
-_KAPPA = "its closed form where the fit does not contradict it, otherwise the mean of the replicates"
 _MARK = re.compile(r" \[\d+\]$")
 """The number of a footnote at the end of a cell."""
-_RELATIVE = f"n_eff over the median of the step, by that of {DENSE}"
 
 
 def ranking_sections(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Section]:
@@ -117,7 +111,7 @@ def _ranked_cell(number: CellNumber, template: str = "{}") -> Cell:
     return number_cell(replace(number, least_digits=3), template)
 
 
-def rate_cell(ranked: RankedVariant, trace: Trace | None = None) -> Cell | None:
+def rate_cell(ranked: RankedVariant, rows: tuple[Measurement, ...] = ()) -> Cell | None:
     """Return the cell of n_eff per ms: ``exact``, ``at least 12`` for a lower bound, None without a rate."""
     if ranked.rate is None:
         return None
@@ -125,7 +119,7 @@ def rate_cell(ranked: RankedVariant, trace: Trace | None = None) -> Cell | None:
         return Cell(EXACT)
     low, high = ranked.rate_interval or (None, None)
     return _ranked_cell(
-        CellNumber(RATE_PER_MS, ranked.rate, trace, low, high, kind="number"), _bound_template(ranked)
+        CellNumber(RATE_PER_MS, ranked.rate, rows, low, high, kind="number"), _bound_template(ranked)
     )
 
 
@@ -145,11 +139,8 @@ def ranking_columns(
         notes: the footnotes to add to.
         no_reference: why dense noise is not shown although the run has it.
     """
-
-    def trace(rule: str, *rows: Measurement | None) -> Trace | None:
-        known = tuple(row for row in rows if row)
-        has_own = any(row.variant == ranked.variant for row in known)
-        return Trace(grid.run.header.run_id, rule, known) if has_own else None
+    law = ranked.law
+    step_and_law = (*([ranked.step] if ranked.step else []), *law)
 
     def relative_rate() -> Cell | None:
         if ranked.is_exact:
@@ -164,24 +155,22 @@ def ranking_columns(
         times = ranked.times(reference)
         if times is None:
             return None
-        origin = trace(_RELATIVE, ranked.step, *ranked.law, reference.step, *reference.law)
+        rows = (*step_and_law, *([reference.step] if reference.step else []), *reference.law)
         return _ranked_cell(
-            CellNumber(RATE_MULTIPLIER, times, origin, kind="multiple"), _bound_template(ranked)
+            CellNumber(RATE_MULTIPLIER, times, rows, kind="multiple"), _bound_template(ranked)
         )
 
     def max_bytes(row: Measurement | None) -> Cell | None:
-        return _ranked_cell(median_number(grid.run, row)) if row else None
+        return _ranked_cell(median_number(row)) if row else None
 
     return {
-        RATE: lambda: rate_cell(
-            ranked, trace("n_eff over the median of the step in ms", ranked.step, *ranked.law)
-        ),
+        RATE: lambda: rate_cell(ranked, step_and_law),
         RELATIVE_RATE: relative_rate,
-        "n_eff": lambda: n_eff_cell("effective_members", ranked.effective, trace(_N_EFF, *ranked.law)),
+        "n_eff": lambda: n_eff_cell("effective_members", ranked.effective, law),
         INTERVAL: lambda: n_eff_interval_cell(ranked.effective),
-        KEPT: lambda: _percent_cell(ranked, trace(f"n_eff over the members, {_N_EFF}", *ranked.law)),
-        "kappa": lambda: estimate_cell("kappa", ranked.kappa, trace(_KAPPA, *ranked.law)),
-        STEP: lambda: _step_cell(grid, ranked, notes),
+        KEPT: lambda: _percent_cell(ranked, law),
+        "kappa": lambda: estimate_cell("kappa", ranked.kappa, law),
+        STEP: lambda: _step_cell(ranked, notes),
         COST: lambda: _cost_cell(grid, ranked, notes),
         "noise (MB)": lambda: max_bytes(ranked.noise),
         PEAK_MEMORY: lambda: max_bytes(ranked.peak),
@@ -198,7 +187,7 @@ def ranking_texts(
     return {heading: "" if text == NOTHING else text for heading, text in texts.items()}
 
 
-def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
+def _percent_cell(ranked: RankedVariant, rows: tuple[Measurement, ...]) -> Cell | None:
     if ranked.effective is None:
         return None
     members = ranked.case.members
@@ -208,17 +197,17 @@ def _percent_cell(ranked: RankedVariant, trace: Trace | None) -> Cell | None:
     is_bound = text.startswith("at least")
     value = ranked.effective.low if is_bound else ranked.effective.value
     low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
-    number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, trace, low, high, kind="number")
+    number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, rows, low, high, kind="number")
     if text == MORE:
         return _ranked_cell(number, MORE)  # the number is not shown, but exported
     return _ranked_cell(number, "at least {}" if is_bound else "{}")
 
 
-def _step_cell(grid: Grid, ranked: RankedVariant, notes: Footnotes) -> Cell | None:
+def _step_cell(ranked: RankedVariant, notes: Footnotes) -> Cell | None:
     """Return the time of a step, with a footnote if it has too few rounds for an interval."""
     if ranked.step is None or ranked.step_ns is None:
         return None
-    number = median_number(grid.run, ranked.step)
+    number = median_number(ranked.step)
     if number.half is not None:
         return _ranked_cell(number)
     note = f"{pluralize(len(ranked.step.samples), 'round')} of the step: too few for an interval"

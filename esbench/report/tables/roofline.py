@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, Trace, grids
+from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids
 from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, percent_of_bound, rate
 from esbench.report.tables.measured import GridTable, grid_section, median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
@@ -34,13 +34,12 @@ def _block(filler: GridTable, metric: str) -> Block:
     run = filler.grid.run
 
     def cell(_variant: Variant, _case: Case, row: Measurement) -> Cell:
-        value, time = view(run, row), median_number(run, row)
-        trace = Trace(run.header.run_id, f"{captions.metric(metric)}{note}", (row,))
+        value, time = view(run, row), median_number(row)
         if not (value and time.value and time.low and time.high):
-            return number_cell(CellNumber(metric, value, trace))
+            return number_cell(CellNumber(metric, value, (row,)))
         # The value is an amount divided by the time, so the longest time gives its lower end.
         low, high = (value * time.value / end for end in (time.high, time.low))
-        return number_cell(CellNumber(metric, value, trace, low=low, high=high))
+        return number_cell(CellNumber(metric, value, (row,), low, high))
 
     symbol = quantity(metric).column.symbol
     return Block(f"{captions.metric(metric)} ({symbol})", note, filler.table(cell))

@@ -1,7 +1,7 @@
 """Data classes of tables: cells with numbers, their intervals and origins; blocks and sections of a page.
 
-A cell is formatted only when a table is printed, so the same table can be shown with intervals or without,
-and every value can be traced back to the run and the rows that it was computed from.
+A cell is formatted only when a table is printed, so the same table can be shown with intervals or without.
+Each number has the stored rows that it was computed from.
 """
 
 import math
@@ -12,9 +12,9 @@ from typing import Literal
 from tabulate import tabulate
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import Grid, Trace, headings
+from esbench.report.analysis.pivot import Grid, headings
 from esbench.report.analysis.quality import EXACT, EffectiveSize, Estimate
-from esbench.schema import Case, Skipped, Variant
+from esbench.schema import Case, Measurement, Skipped, Variant
 from esbench.text import escape, one_line
 from esbench.units import format_cell, format_multiplier, format_number
 
@@ -38,7 +38,8 @@ class CellNumber:
     Attributes:
         name: the metric.
         value: the number, or None if it is missing.
-        trace: where it comes from.
+        rows: the stored rows that it is computed from: first that of its own variant and case, then those of
+            references such as base.
         low: the lower end of its 95 % interval, None if unknown.
         high: the upper end.
         kind: how it is shown.
@@ -48,7 +49,7 @@ class CellNumber:
 
     name: str
     value: float | None
-    trace: Trace | None = None
+    rows: tuple[Measurement, ...] = ()
     low: float | None = None
     high: float | None = None
     kind: Kind = "quantity"
@@ -151,7 +152,7 @@ class Section:
         conditions: dtype, batch and method.
         blocks: the tables.
         footnotes: reasons and warnings on cells and samples.
-        run_id: the run of the reasons in the cells.
+        run_id: the run of the cells; empty for a section of several runs.
         heading_suffix: the end of the heading, where a page has several sections of this title.
     """
 
@@ -263,23 +264,23 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
     )
 
 
-def estimate_cell(metric: str, estimate: Estimate | None, trace: Trace | None) -> Cell | None:
+def estimate_cell(metric: str, estimate: Estimate | None, rows: tuple[Measurement, ...]) -> Cell | None:
     """Return the cell of a mean over replicates, or None without a mean."""
     if estimate is None:
         return None
     mean, half = estimate.mean, estimate.half
     low, high = (None, None) if half is None else (mean - half, mean + half)
-    return number_cell(CellNumber(metric, mean, trace, low, high, kind="number"))
+    return number_cell(CellNumber(metric, mean, rows, low, high, kind="number"))
 
 
-def n_eff_cell(metric: str, n_eff: EffectiveSize | None, trace: Trace | None) -> Cell | None:
+def n_eff_cell(metric: str, n_eff: EffectiveSize | None, rows: tuple[Measurement, ...] = ()) -> Cell | None:
     """Return the cell of n_eff, or None without n_eff."""
     if n_eff is None:
         return None
     if n_eff.is_exact:
         return Cell(EXACT)
     low, high = n_eff_ends(n_eff)
-    number = CellNumber(metric, n_eff.value, trace, low, high, kind="number")
+    number = CellNumber(metric, n_eff.value, rows, low, high, kind="number")
     return number_cell(number, "at least {}" if n_eff.is_bound else "{}")
 
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,42 +14,19 @@ from markupsafe import Markup
 from esbench.report.web.data import page_data
 from esbench.schema import Run, Variant
 
-PAGE = "index.html"
-
-
-def not_tried(variant: Variant) -> str:  # noqa: ARG001  the signature of trained_with
-    """Return the accuracies of networks trained with a variant, where there is no study."""
-    return "not tried"
-
-
-def render_page(
-    runs: Sequence[Run],
-    out: Path,
-    left_out: Iterable[str] = (),
-    trained_with: Callable[[Variant], str] = not_tried,
-) -> Path:
-    """Write ``<out>/index.html``; without runs it says that there is nothing to show.
-
-    The same runs give the same bytes.
-
-    Args:
-        runs: the runs to show, measured and published ones.
-        out: the folder to write to.
-        left_out: sentences that say which stored runs are not shown.
-        trained_with: returns the accuracies of networks trained with a variant, in % of dense noise's.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / PAGE
-    path.write_text(page(runs, left_out, trained_with), encoding="utf-8", newline="\n")
-    return path
-
 
 def page(
     runs: Sequence[Run],
     left_out: Iterable[str] = (),
-    trained_with: Callable[[Variant], str] = not_tried,
+    trained_with: Callable[[Variant], str] = lambda _: "not tried",
 ) -> str:
-    """Return the page of some measured and published runs as text; for the arguments see render_page()."""
+    """Return the page; without runs it says that there is nothing to show. The same runs give the same text.
+
+    Args:
+        runs: the runs to show, measured and published ones.
+        left_out: sentences that say which stored runs are not shown.
+        trained_with: returns the accuracies of networks trained with a variant, in % of dense noise's.
+    """
     style, script = read("style.css"), f"(() => {{\n{read('app.js')}}})();\n"
     environment = Environment(
         loader=PackageLoader("esbench.report.web", ""), autoescape=True, undefined=StrictUndefined

@@ -220,7 +220,7 @@ def _row(
 
 def _median(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tuple[CellNumber, list[str]]:
     """Return the median of a measured row, and the texts of the columns of :func:`_measured_view`."""
-    number = median_number(grid.run, row)
+    number = median_number(row)
 
     def times(multiplier: Multiplier) -> str:
         multiple_of_reference = multiple(grid, variant, case, multiplier)
@@ -231,7 +231,7 @@ def _median(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tuple
     dense_row = grid.at(Variant(scheme=DENSE), case)
     reference = median(dense_row) if isinstance(dense_row, Measurement) else None
     faster = format_multiplier(reference / number.value) if reference and number.value else ""
-    peak = median_number(grid.run, peak_row).text() if (peak_row := grid.peak(variant, case)) else ""
+    peak = median_number(peak_row).text() if (peak_row := grid.peak(variant, case)) else ""
     bound = bound_ns(grid.run, case.dtype, row.work)
     texts = [number.text(), times(TIME), times(SPEED), faster, peak, _half(number)]
     return number, [*texts, format_cell(grid.metric, bound) if bound else ""]
@@ -263,7 +263,7 @@ def _quality_row(variant: Variant, row: Measurement | Skipped) -> Row:
             n_eff = effective(row)
         except ValueError as error:
             return Row(variant, reason=str(error))
-        cells = n_eff_cell(EFFECTIVE, n_eff, None), n_eff_interval_cell(n_eff)
+        cells = n_eff_cell(EFFECTIVE, n_eff), n_eff_interval_cell(n_eff)
         marks = (mark if math.isfinite(mark) else None for mark in (n_eff.value, n_eff.low, n_eff.high))
         kind = EXACT if n_eff.is_exact else AT_LEAST if n_eff.is_bound else ""
         return Row(variant, Marks(*marks), tuple(cell.text() if cell else "" for cell in cells), kind)
