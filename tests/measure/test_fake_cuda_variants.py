@@ -7,6 +7,7 @@ well: the checks of a variant, the footprint, the quality metrics.
 import contextlib
 import fnmatch
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -38,7 +39,7 @@ from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.population import Population
 from impls.perturbation.scheme import AbstractScheme, AbstractWrapper
-from impls.quality import kappa
+from impls.quality import bias, kappa
 from impls.schemes.dense import DenseNoise, Perturbed
 from impls.verify import checks, reference
 from tests.fake_cuda_tensors import CaptureError, DeviceMixError, FakeDevice, fake_cuda
@@ -169,6 +170,11 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         reference.check_update(population, x, members[:2], step=step)
 
     monkeypatch.setattr("impls.benchmark.workload.REPEATED_CALLS", 2)
+    monkeypatch.setattr(reference, "COMPARED_STEPS", 2)
+    monkeypatch.setattr(bias, "CHECKED_STEPS", 3)
+    monkeypatch.setattr(bias, "TOLERANCE", math.inf)
+    independence = checks.check_independence
+    monkeypatch.setattr(checks, "check_independence", lambda setting, *_: independence(setting, 2))
     monkeypatch.setattr(checks, "check_forward", check_forward)
     monkeypatch.setattr(checks, "check_update", check_update)
     monkeypatch.setattr(checks, "STEPS", 4)

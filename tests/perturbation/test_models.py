@@ -249,11 +249,11 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "Embedding": lambda: (nn.Embedding(TOKENS, 4), tokens()),
     "Embedding of single tokens": lambda: (nn.Embedding(TOKENS, 4), tokens()[:, 0]),
     "Embedding with padding": lambda: (nn.Embedding(TOKENS, 4, padding_idx=3), tokens()),
-    "LSTM": lambda: (nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True), normal(ROWS, 6, 4)),
-    "GRU": lambda: (nn.GRU(4, 5, 2, batch_first=True), normal(ROWS, 6, 4)),
+    "LSTM": lambda: (nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True), normal(ROWS, 2, 4)),
+    "GRU": lambda: (nn.GRU(4, 5, 2, batch_first=True), normal(ROWS, 3, 4)),
     "RNN": lambda: (nn.RNN(4, 5, batch_first=True, bias=False, nonlinearity="relu"), normal(ROWS, 6, 4)),
     "LSTM with a projection": lambda: (
-        nn.LSTM(4, 5, 2, proj_size=3, batch_first=True, bidirectional=True), normal(ROWS, 6, 4)
+        nn.LSTM(4, 5, 2, proj_size=3, batch_first=True, bidirectional=True), normal(ROWS, 2, 4)
     ),
     "LSTMCell": lambda: (nn.LSTMCell(4, 5), normal(ROWS, 4)),
     "GRUCell": lambda: (nn.GRUCell(4, 5), normal(ROWS, 4)),
@@ -295,10 +295,15 @@ def first(outputs: Any) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_each_member_is_its_own_model(make: Any) -> None:
-    """Rows equal those of the plain model with the member's weights; the update is the sum over members."""
-    for (label, scheme), antithetic in itertools.product(SCHEMES.items(), (False, True)):
+@pytest.mark.parametrize(("number", "name"), [*enumerate(MODELS)])
+def test_each_member_is_its_own_model(number: int, name: str) -> None:
+    """Rows equal those of the plain model with the member's weights; the update is the sum over members.
+
+    Half of the schemes run with antithetic halves: the other half of them for the next model.
+    """
+    make = MODELS[name]
+    for each, (label, scheme) in enumerate(SCHEMES.items()):
+        antithetic = (number + each) % 2 == 0
         model, x = make()
         fill(model.eval())
         options = {"members": MEMBERS, "sigma": 0.3, "antithetic": antithetic}
