@@ -283,12 +283,11 @@ DERIVATIVES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("run", DERIVATIVES.values(), ids=DERIVATIVES)
-def test_a_model_may_differentiate_its_layers(run: Any, antithetic: bool) -> None:
+def test_a_model_may_differentiate_its_layers(run: Any) -> None:
     """A derivative inside a model is that of the written-out model, for each scheme."""
-    for scheme in PLAIN_SCHEMES:
-        population = perturb(Model(run), scheme, antithetic=antithetic, warn=False)
+    for number, scheme in enumerate(PLAIN_SCHEMES):
+        population = perturb(Model(run), scheme, antithetic=number % 2 == 0, warn=False)
         check_members(population, population.sample(0))
         assert all(parameter.grad is None for parameter in population.model.parameters())
 
