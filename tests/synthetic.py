@@ -151,7 +151,7 @@ def working(row: Measurement, flops: float, moved_bytes: float, output_bytes: fl
 def peaks(dtype: str = "float32") -> tuple[DevicePeak, ...]:
     """Return the peaks of a device with 1 GB/s and 10 GFLOP/s in one dtype."""
     return (
-        DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 1e6, 3e6)),
+        DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 2e6, 2e6, 3e6)),
         DevicePeak(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
     )
 

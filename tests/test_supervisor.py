@@ -76,7 +76,7 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
     killed = "the process ended with SIGKILL (out of memory?) during set-up"
     late = "the process ended with SIGSEGV during clean-up"
     deadly = {
-        at_call("TinyHang", "time.sleep(1000)"): {8: "no progress for 8 s during forward host"},
+        at_call("TinyHang", "time.sleep(1000)"): {8: "no progress for 5 s during forward host"},
         gate_plugin.variant_with(
             "TinyLate", "__del__(self)", "self.case.members == 8 and os.kill(os.getpid(), 11)"
         ): {8: late},
@@ -92,7 +92,7 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
     }
     first, last = map(gate_plugin.correct_variant, ("TinyFirst", "TinyLast"))
     plugin = gate_plugin.plugin("import asyncio\n", first, *deadly, last, members=MEMBERS)
-    options = ("--suite", "tiny", "--device", "cpu", "--cell-limit", "8", "--results", "results")
+    options = ("--suite", "tiny", "--device", "cpu", "--cell-limit", "5", "--results", "results")
     start_s = time.monotonic()
     ended = esbench(tmp_path, "run", plugin, *options)
     took_s = time.monotonic() - start_s
@@ -105,7 +105,7 @@ def test_variants_that_end_the_process_lose_their_rows_only(tmp_path: Path) -> N
     }
     reasons = {(row.variant.name[4:], row.case.members): row.reason for row in run.skipped}
     # A hang is seen at the next poll, which may come late on a busy machine.
-    assert {key: re.sub(r"for \d+ s ", "for 8 s ", reason) for key, reason in reasons.items()} == expected
+    assert {key: re.sub(r"for \d+ s ", "for 5 s ", reason) for key, reason in reasons.items()} == expected
     times = Counter(
         (row.variant.name[4:], row.case.members) for row in run.measurements if row.metric == "latency_ns"
     )
