@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -295,19 +294,20 @@ def first(outputs: Any) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize(("number", "name"), [*enumerate(MODELS)])
-def test_each_member_is_its_own_model(number: int, name: str) -> None:
+@pytest.mark.parametrize(("number", "model_name"), [*enumerate(MODELS)])
+def test_each_member_is_its_own_model(number: int, model_name: str) -> None:
     """Rows equal those of the plain model with the member's weights; the update is the sum over members.
 
     Half of the schemes run with antithetic halves: the other half of them for the next model.
     """
-    make = MODELS[name]
-    for each, (label, scheme) in enumerate(SCHEMES.items()):
-        antithetic = (number + each) % 2 == 0
+    make = MODELS[model_name]
+    for index, (label, scheme) in enumerate(SCHEMES.items()):
+        antithetic = (number + index) % 2 == 0
         model, x = make()
         fill(model.eval())
-        options = {"members": MEMBERS, "sigma": 0.3, "antithetic": antithetic}
-        population = impls.perturb(model, scheme, **options, warn=False)
+        population = impls.perturb(
+            model, scheme, members=MEMBERS, sigma=0.3, antithetic=antithetic, warn=False
+        )
         noise = population.sample(7)
         y = first(population(x, noise=noise))
         assert torch.equal(first(population(x, noise=noise)), y)  # the first call has more checks

@@ -56,7 +56,7 @@ def noise_checks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the noise by many draws in one of a test's cases: it hardly depends on the operator or dtype."""
 
     def once(check: Callable[..., None]) -> Callable[..., None]:
-        done = []
+        done: list[bool] = []
 
         def checked(*arguments: Any) -> None:
             if not done:

@@ -42,10 +42,10 @@ def fast_interpreter() -> Iterator[None]:
             patch_language(self.fn)
         return self.rewrite()(*arguments, **options)
 
-    shape_of = cached(
-        lambda sizes: (core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))),
-        tuple,
-    )
+    def tile_shape(sizes: Any) -> tuple[Any, Any]:
+        return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+    shape_of = cached(tile_shape, tuple)
 
     def init_tile(self: Any, handle: Any, type: Any) -> None:  # noqa: A002  triton's name
         self.handle, self.type, self.dtype = handle, type, type.scalar
