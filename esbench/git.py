@@ -17,8 +17,8 @@ from esbench.errors import UserError
 
 GENERATED = (":(exclude)results", ":(exclude)reports")
 """Files that measuring writes do not count as changes."""
-SECONDS = 120.0
-"""Timeout of a git command, which may hang on a network disk."""
+TIMEOUT_S = 60.0
+"""Seconds after which a git command has failed: it may hang on a network disk."""
 VARIABLE = "ESBENCH_COMMIT"
 """The environment variable with the commit, for machines without the repository."""
 CODE = (".py", ".json")
@@ -31,14 +31,8 @@ class GitError(UserError):
     """git is not installed, or it failed; the message is the last line of its output."""
 
 
-def git(
-    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = SECONDS
-) -> str:
-    """Return the output of a git command.
-
-    Raises:
-        GitError: the command fails.
-    """
+def git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return the output of a git command; raise a GitError if it fails."""
     program = shutil.which("git")
     if program is None:
         raise GitError("git was not found on PATH")
@@ -50,7 +44,7 @@ def git(
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # the name of a file may be any bytes
-            timeout=seconds,
+            timeout=TIMEOUT_S,
             check=True,
             env={**inherited, **(environment or {})},
         )
@@ -60,28 +54,28 @@ def git(
     return done.stdout.strip("\n")
 
 
-def commit(package: Path, seconds: float = SECONDS) -> str | None:
+def commit(package: Path) -> str | None:
     """Return the commit of a package's folder, or the commit in :data:`VARIABLE`; None if both are unknown.
 
     A package that is not under version control has no commit, even in a folder of another repository.
     """
     try:
-        _require_tracked(package, seconds)
-        return git(package, "rev-parse", "HEAD", seconds=seconds)
+        _require_tracked(package)
+        return git(package, "rev-parse", "HEAD")
     except GitError:
         stated = _commit_and_hash()
         return stated[0] if stated else None
 
 
-def is_dirty(package: Path, seconds: float = SECONDS) -> bool | None:
+def is_dirty(package: Path) -> bool | None:
     """Return whether the work tree of a package has uncommitted changes, None if unknown.
 
     Without a repository, return whether the code differs from that of the commit in :data:`VARIABLE`.
     """
     try:
-        _require_tracked(package, seconds)
-        top = git(package, "rev-parse", "--show-toplevel", seconds=seconds)
-        return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED, seconds=seconds))
+        _require_tracked(package)
+        top = git(package, "rev-parse", "--show-toplevel")
+        return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED))
     except GitError:
         stated = _commit_and_hash()
         return code_hash(package.parent) != stated[1] if stated else None
@@ -99,13 +93,9 @@ def code_hash(top: Path) -> str:
     return total.hexdigest()
 
 
-def _require_tracked(package: Path, seconds: float) -> None:
-    """Check that a package is under version control.
-
-    Raises:
-        GitError: the package is untracked, or git is not installed.
-    """
-    git(package, "ls-files", "--error-unmatch", "__init__.py", seconds=seconds)
+def _require_tracked(package: Path) -> None:
+    """Raise a GitError if a package is untracked, or if git is not installed."""
+    git(package, "ls-files", "--error-unmatch", "__init__.py")
 
 
 def _commit_and_hash() -> tuple[str, str] | None:
@@ -121,7 +111,7 @@ def main() -> None:
         GitError: the file is not in a repository, or the repository has uncommitted changes.
     """
     package = Path(__file__).parent
-    _require_tracked(package, SECONDS)
+    _require_tracked(package)
     if is_dirty(package):
         raise GitError(f"{package.parent} has uncommitted changes: commit them, or leave {VARIABLE} unset")
     sys.stdout.write(f"{commit(package)}:{code_hash(package.parent)}\n")

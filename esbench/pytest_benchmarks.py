@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import pytest
 
 from esbench.measure.device_lock import lock_device
-from esbench.measure.environment import device_uuid
 from esbench.measure.failure import Failure, classify
 from esbench.measure.validation import InputRenewal
 from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
@@ -58,7 +57,7 @@ def held_device(request: pytest.FixtureRequest, chosen: ChosenBenchmarks) -> Ite
     """Lock the device until the end of the session; report the run that holds it, if any."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     note = reporter.write_line if reporter else lambda _: None
-    with lock_device(device_uuid(chosen.device) or chosen.device, "pytest benchmarks", note):
+    with lock_device(chosen.device, "pytest benchmarks", note):
         yield
 
 

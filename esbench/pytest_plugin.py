@@ -102,8 +102,8 @@ class ChosenBenchmarks:
             entries = entries_of_suite(entries, suite, packages)
         phases = parse_phases(choice.phases) or suite.phases
         cells = {
-            Cell(entry.variant.label(case.operator), name, phase): Subject(entry, case)
-            for name, case in _cases_by_label(cases_of(suite, choice.cases, None)).items()
+            Cell(entry.variant.label(case.operator), case.label, phase): Subject(entry, case)
+            for case in cases_of(suite, choice.cases, None)
             for entry in entries
             if entry.supports(case)
             for phase in phases
@@ -226,17 +226,6 @@ class ChosenBenchmarks:
             name = "n_eff_at_least" if effective.is_bound else "n_eff"
             metrics[name] = "exact" if effective.is_exact else effective.value
         return metrics
-
-
-def _cases_by_label(cases: tuple[Case, ...]) -> dict[str, Case]:
-    """Return cases by their labels; a repeated label gets an apostrophe."""
-    named: dict[str, Case] = {}
-    for case in cases:
-        label = case.label
-        while label in named:
-            label += "'"
-        named[label] = case
-    return named
 
 
 CHOSEN: pytest.StashKey[ChosenBenchmarks] = pytest.StashKey()

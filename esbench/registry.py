@@ -50,10 +50,6 @@ class UnknownNameError(UserError):
     """A name or glob that matches nothing; the message has known names."""
 
 
-class PluginError(UserError):
-    """A package of variants that cannot be loaded; the message names it and the reason."""
-
-
 # Registration
 
 
@@ -205,22 +201,14 @@ class Registry:
         return None
 
     def suite(self, suite: Suite) -> Suite:
-        """Register a suite.
-
-        Raises:
-            ValueError: a suite of that name is registered already.
-        """
+        """Register a suite; raise a ValueError if its name is taken."""
         if suite.name in self.suites:
             raise ValueError(f"suite {suite.name} is registered twice")
         self.suites[suite.name] = suite
         return suite
 
     def find_suite(self, name: str) -> Suite:
-        """Return a suite by its name.
-
-        Raises:
-            UnknownNameError: the suite is not registered.
-        """
+        """Return a suite by its name; raise an UnknownNameError if it is not registered."""
         if name not in self.suites:
             raise UnknownNameError(f"no suite {name!r}; {suggest(name, sorted(self.suites), 'esbench list')}")
         return self.suites[name]
@@ -313,7 +301,7 @@ def load(name: str) -> str:
     """Import a package of variants by module name or by file, once; return the name of the package.
 
     Raises:
-        PluginError: it cannot be found or raises when imported.
+        UserError: it cannot be found or raises when imported.
     """
     if name not in LOADED:
         try:
@@ -322,7 +310,7 @@ def load(name: str) -> str:
             raise
         except BaseException as error:  # foreign code may raise anything
             reason = f"{type(error).__name__}: {message_of(error)}"
-            raise PluginError(f"cannot load variants from {name or repr(name)}: {reason}") from error
+            raise UserError(f"cannot load variants from {name or repr(name)}: {reason}") from error
     return LOADED[name]
 
 
@@ -429,11 +417,7 @@ def cases_of(suite: Suite, glob: str, dtype: str | None) -> tuple[Case, ...]:
 
 
 def select_cases(cases: Sequence[Case], glob: str) -> tuple[Case, ...]:
-    """Return the cases whose label matches the glob.
-
-    Raises:
-        UnknownNameError: no case matches.
-    """
+    """Return the cases whose label matches the glob; raise an UnknownNameError if none does."""
     chosen = tuple(case for case in cases if fnmatch.fnmatchcase(case.label, glob))
     if not chosen:
         known = [case.label for case in cases]
@@ -455,11 +439,7 @@ def parse_phases(names: str) -> tuple[Phase, ...]:
 
 
 def split_names(names: str) -> tuple[str, ...]:
-    """Return the names in a comma-separated list, which may be empty.
-
-    Raises:
-        UserError: it is not empty but contains no name.
-    """
+    """Return the names in a comma-separated list; raise a UserError if a text that is not empty has none."""
     stripped = tuple(name.strip() for name in names.split(",") if name.strip())
     if names and not stripped:
         raise UserError(f"{names!r} contains no name: give comma-separated names, or leave the option out")

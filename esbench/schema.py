@@ -43,15 +43,15 @@ DENSE = "Perturbed"
 """The reference of other variants: an independent normal number per weight and member."""
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record; decoding rejects unknown fields."""
 
 
-class _Line(_Strict, frozen=True, tag_field="record"):
+class _Line(Strict, frozen=True, tag_field="record"):
     """One line of a run's file; the field ``record`` is its tag."""
 
 
-class Case(_Strict, frozen=True, kw_only=True):
+class Case(Strict, frozen=True, kw_only=True):
     """A computation to measure: the operator and its shape, the population and the dtype.
 
     A weight is [out_channels, in_channels / groups, *kernel_size]. ``kernel_size`` and ``input_size`` are
@@ -106,7 +106,7 @@ def _defaults_of_label() -> Mapping[str, object]:
     return {field.name: field.default for field in msgspec.structs.fields(Case) if field.name not in in_shape}
 
 
-class Variant(_Strict, frozen=True, kw_only=True):
+class Variant(Strict, frozen=True, kw_only=True):
     """A scheme with the options that differ from its defaults, in field order: one row of a table."""
 
     scheme: str
@@ -129,7 +129,7 @@ class Variant(_Strict, frozen=True, kw_only=True):
         return f"{self.scheme}{operator}" + (f"({inner})" if inner else "")
 
 
-class Work(_Strict, frozen=True, kw_only=True):
+class Work(Strict, frozen=True, kw_only=True):
     """The minimum work of a call, declared by its variant.
 
     ``flops`` count a multiplication and an addition as two; ``moved_bytes`` are read or written once;
@@ -141,7 +141,7 @@ class Work(_Strict, frozen=True, kw_only=True):
     output_bytes: Sample
 
 
-class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
+class Conditions(Strict, frozen=True, kw_only=True, omit_defaults=True):
     """The state of the device after a visit; None for values that the device does not report."""
 
     clock_hz: Sample | None = None
@@ -150,7 +150,7 @@ class Conditions(_Strict, frozen=True, kw_only=True, omit_defaults=True):
     throttled: tuple[str, ...] = ()
 
 
-class Request(_Strict, frozen=True, kw_only=True):
+class Request(Strict, frozen=True, kw_only=True):
     """The options or ``shapes`` with which a run was started, for ``--resume``."""
 
     variants: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Request(_Strict, frozen=True, kw_only=True):
     shapes: tuple[Case, ...] = ()
 
 
-class Environment(_Strict, frozen=True, kw_only=True):
+class Environment(Strict, frozen=True, kw_only=True):
     """The machine and software of a run; None for fields that the machine does not report.
 
     ``clocks`` is the setting of the clock, ``load`` the load average and ``foreign`` the names of other
@@ -197,7 +197,7 @@ class Environment(_Strict, frozen=True, kw_only=True):
         return slug(self.device_name)
 
 
-class SchemeDoc(_Strict, frozen=True, kw_only=True):
+class SchemeDoc(Strict, frozen=True, kw_only=True):
     """A scheme's docstring, and the module to import the scheme from."""
 
     module: str
@@ -359,7 +359,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(dict.fromkeys(row.variant for row in self.rows))
 
 
-class Recipe(_Strict, frozen=True, kw_only=True):
+class Recipe(Strict, frozen=True, kw_only=True):
     """The training settings of the digits study, the same for every variant.
 
     Sampling is antithetic, so ``members`` counts pairs. Every member sees the same ``batch`` images in a
@@ -374,7 +374,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     learning_rate: Positive = 0.02
 
 
-class Outcome(_Strict, frozen=True, kw_only=True):
+class Outcome(Strict, frozen=True, kw_only=True):
     """The result of a training run of the digits study.
 
     ``accuracy`` is the share of test images classified correctly. ``unbiased``: the entries of E_m are

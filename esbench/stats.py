@@ -18,6 +18,8 @@ MAX_CLOCK_DEVIATION = 0.02
 """A visit is off clock if its clock differs by more than this share from the median clock of the run."""
 MIN_OUTLIER_SCORE = 3.5
 """A sample with a larger modified z-score is an outlier."""
+BUSY = 0.25
+"""Above this load average per thread, other programs disturb the times of a CPU."""
 POWER_CAP = "power cap"
 """The throttling reason of a GPU that lowers its clock to stay within its power limit."""
 LATENCY = "latency_ns"

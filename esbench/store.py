@@ -107,10 +107,6 @@ def new_run_id(suite: str, now: datetime | None = None) -> str:
 # Writing
 
 
-class LostFileError(UserError):
-    """Another program deleted or changed the file of a run in progress."""
-
-
 class Writer:
     """The file of a run, to which records are appended.
 
@@ -135,7 +131,7 @@ class Writer:
 
         Raises:
             ValueError: a record could not be read back, for instance because a sample is NaN.
-            LostFileError: the file was deleted, replaced or changed since the last write.
+            UserError: the file was deleted, replaced or changed since the last write.
         """
         content = b"".join(encode(record) + b"\n" for record in records)
         self._check_unchanged()
@@ -155,9 +151,7 @@ class Writer:
             is_here = False
         if not is_here or state.st_size != self._bytes:
             change = "has other contents" if is_here else "was deleted or replaced"
-            raise LostFileError(
-                f"{self.path} {change} while the run was writing it, rows are lost: run again"
-            )
+            raise UserError(f"{self.path} {change} while the run was writing it, rows are lost: run again")
 
     def close(self) -> None:
         """Close the file; a run without an end stays readable."""
@@ -170,7 +164,7 @@ class Writer:
         uncompressed.
 
         Raises:
-            LostFileError: the file was deleted, replaced or changed since the last write.
+            UserError: the file was deleted, replaced or changed since the last write.
         """
         self._check_unchanged()
         self.close()
@@ -191,11 +185,7 @@ class Writer:
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as one line of JSON without the line end.
-
-    Raises:
-        ValueError: the record could not be read back.
-    """
+    """Return a record as one line of JSON without the line end; a ValueError if it could not be read back."""
     try:
         line = msgspec.json.encode(record)
         msgspec.json.decode(line, type=type(record))
@@ -229,7 +219,7 @@ def _compressed_path(path: Path) -> Path:
 def run_files(results: Path) -> Iterator[Path]:
     """Yield the file of each run under a results folder, compressed or not, by device and time."""
     named = (*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}"))
-    paths = {path for path in named if path.is_file()}  # reading a pipe or a device may never end
+    paths = {path for path in named if path.is_file()}
     for path in sorted(paths):
         # Both files exist if the run was killed before the plain one was deleted.
         is_copy = path.name.endswith(COMPRESSED) and path.with_suffix("") in paths
@@ -249,24 +239,13 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read or decompressed.
     """
     is_compressed = not path.exists() and _compressed_path(path).exists()
-    content = read_regular_file(_compressed_path(path) if is_compressed else path)
+    content = (_compressed_path(path) if is_compressed else path).read_bytes()
     if not content.startswith(_GZIP):
         return content
     try:
         return gzip.decompress(content)
     except (EOFError, zlib.error) as error:
         raise OSError(f"it is damaged: {error}") from error
-
-
-def read_regular_file(path: Path) -> bytes:
-    """Read a file; refuse a pipe or a device, from which reading may never end.
-
-    Raises:
-        OSError: the file is missing, cannot be read or is not a regular file.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError("it is not a regular file")
-    return path.read_bytes()
 
 
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
@@ -360,11 +339,7 @@ def _version(line: bytes) -> int | None:
 
 
 def _check_times(record: object) -> None:
-    """Check that every call took more than 0 ns.
-
-    Raises:
-        ValueError: a call took 0 ns.
-    """
+    """Raise a ValueError if a call took 0 ns."""
     if not isinstance(record, Measurement) or record.phase == QUALITY or not record.metric.endswith(TIMED):
         return
     for index, visits in enumerate(record.samples):
@@ -434,10 +409,6 @@ def _visits_key(row: Measurement) -> object:
 # Resuming
 
 
-class ResumeError(UserError):
-    """A run cannot be resumed; the message has the reason and a remedy."""
-
-
 @dataclass(frozen=True)
 class Unfinished:
     """The rows of an unfinished run that are kept when it is resumed, and their bytes in the file.
@@ -451,29 +422,25 @@ class Unfinished:
 
 
 def find_unfinished(results: Path, device: str) -> Path:
-    """Return the newest unfinished run in a device's folder.
-
-    Raises:
-        ResumeError: there is no such run.
-    """
+    """Return the newest unfinished run in a device's folder; raise a UserError if there is none."""
     for path in sorted((results / device).glob(f"*{PLAIN}"), reverse=True):
         run, _ = read_run(path)
         if run is not None and _is_unfinished(run):
             return path
-    raise ResumeError(f"nothing to resume: no unfinished run in {results / device}")
+    raise UserError(f"nothing to resume: no unfinished run in {results / device}")
 
 
 def read_unfinished(path: Path) -> Unfinished:
     """Read the lines of an unfinished run up to its last checkpoint.
 
     Raises:
-        ResumeError: the file holds no run, or one that is complete or damaged.
+        UserError: the file holds no run, or one that is complete or damaged.
     """
     run, problems = read_run(path)
     if run is None:
-        raise ResumeError(str(problems[0]))
+        raise UserError(str(problems[0]))
     if not _is_unfinished(run):
-        raise ResumeError(f"{path} is complete: there is nothing to resume")
+        raise UserError(f"{path} is complete: there is nothing to resume")
     content = read_bytes(path)
     header_end = content.find(b"\n") + 1
     if not header_end:
@@ -485,7 +452,7 @@ def read_unfinished(path: Path) -> Unfinished:
             kept_bytes = line_end
     kept, problems = parse_run(path, content[:kept_bytes])
     if kept is None or problems:
-        raise ResumeError(f"{problems[0]}; a run with a damaged line cannot be resumed: run again")
+        raise UserError(f"{problems[0]}; a run with a damaged line cannot be resumed: run again")
     return Unfinished(path, kept, kept_bytes)
 
 
@@ -534,7 +501,7 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
         UserError: the file cannot be read or is invalid; the message has the file and the field.
     """
     try:
-        document = msgspec.json.decode(read_regular_file(path), type=kind)
+        document = msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -247,7 +247,7 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
     The checkpoint after it has the duration of the one before: the next child adds the time since then.
 
     Raises:
-        ResumeError: the file cannot be read or resumed.
+        UserError: the file cannot be read or resumed.
     """
     status: Literal["unavailable", "failed"] = "unavailable" if reason.startswith(OUT_OF_TIME) else "failed"
     row = Skipped(variant=variant, case=case, phase=None, status=status, reason=reason)
@@ -271,11 +271,7 @@ def store_crash(path: Path, variant: Variant, case: Case, reason: str) -> None:
 
 
 def _check_again(announcement: Announcement, ending: str, crashes_without_variant: int) -> None:
-    """Check that a crash outside of all variants may be followed by another attempt.
-
-    Raises:
-        UserError: it was the second one, or the run is complete.
-    """
+    """Raise a UserError if a crash outside of all variants was the second, or after the run was stored."""
     if announcement.activity == TABLES:
         raise UserError(
             f"{ending} after the run was stored in {announcement.path}: `esbench report` renders its tables"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 COLUMNS = 100
 """The longest line where there is no terminal."""
-_LONGEST_LABEL = 60
 _LONGEST_FILE = 80
 _HASH_DIGITS = 8
 _LISTED = 3
@@ -33,11 +32,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
-def shorten_label(text: str) -> str:
-    """Return a text on one line, cut to the length of a label."""
-    return cut(one_line(text), _LONGEST_LABEL)
-
-
 def cut(line: str, width: int = COLUMNS) -> str:
     """Return a line of at most this many characters, the last of which is ``…`` if it was longer."""
     return line if len(line) <= width else f"{line[: max(width - 1, 0)]}…"
@@ -53,18 +47,10 @@ def fill(text: str, indent: str = "  ") -> str:
     return lines.replace("\0", " ")
 
 
-def short_path(path: Path, width: int | None = None) -> str:
-    """Return a path, relative to the working directory if it is inside.
-
-    If it is longer than ``width``, its first folders are left out: ``…/amd-epyc/run.jsonl``.
-    """
+def short_path(path: Path) -> str:
+    """Return a path, relative to the working directory if it is inside."""
     folder = Path.cwd()
-    shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-    parts = Path(shown).parts
-    while width is not None and len(shown) > width and len(parts) > 1:
-        parts = parts[1:]
-        shown = "/".join(("…", *parts))
-    return shown
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -85,10 +71,10 @@ def escape(text: str) -> str:
 
 def file_name(words: str) -> str:
     """Return a file name in lower case, with dashes instead of other characters."""
-    return shorten(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
+    return short_file_name(re.sub(r"[^a-z0-9_]+", "-", words.lower()).strip("-") or "unnamed")
 
 
-def shorten(name: str) -> str:
+def short_file_name(name: str) -> str:
     """Return a name short enough for every file system; a hash of the name replaces the rest."""
     if len(name) <= _LONGEST_FILE:
         return name

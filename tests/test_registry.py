@@ -7,8 +7,8 @@ from typing import cast
 import msgspec
 import pytest
 
+from esbench.errors import UserError
 from esbench.registry import (
-    PluginError,
     Registry,
     Suite,
     UnknownNameError,
@@ -140,13 +140,13 @@ def test_a_plugin_that_cannot_be_loaded_has_a_reason(
     if content is not None:
         path.write_text(content)
     for _ in range(2):
-        with pytest.raises(PluginError, match=words):
+        with pytest.raises(UserError, match=words):
             load(str(path))
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
     """A plug-in given without .py is taken for a module name."""
-    with pytest.raises(PluginError, match="No module named 'no_such_module_anywhere'"):
+    with pytest.raises(UserError, match="No module named 'no_such_module_anywhere'"):
         load("no_such_module_anywhere.inside")
-    with pytest.raises(PluginError, match="cannot load variants from '': ValueError"):
+    with pytest.raises(UserError, match="cannot load variants from '': ValueError"):
         load("")

@@ -12,7 +12,7 @@ import typer
 from typer.models import CommandInfo
 
 import esbench
-from esbench.cli import (
+from esbench.cli import (  # noqa: F401  # each registers its command
     accuracy,
     check,
     compare,
@@ -34,25 +34,7 @@ from esbench.errors import UserError
 from esbench.supervisor import child
 from esbench.text import one_line
 
-__all__ = [
-    "accuracy",
-    "app",
-    "check",
-    "compare",
-    "digits",
-    "doctor",
-    "export",
-    "gate",
-    "gate_study",
-    "history",
-    "listing",
-    "main",
-    "plot",
-    "profile",
-    "recommend",
-    "report",
-    "run",
-]
+__all__ = ["app", "main"]
 
 FIRST = ("run", "recommend", "report")
 """The commands that most people need, at the top of the list; the others follow by name."""

@@ -22,7 +22,7 @@ def accuracy(
     Example: esbench accuracy --device cpu
     """
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
     from esbench.studies.timer_accuracy import goals, render, write_study
     from esbench.studies.timer_accuracy_run import default_plan, measure
@@ -32,7 +32,7 @@ def accuracy(
     for folder in (results, reports):  # fails now rather than after minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with lock_device(device_uuid(device) or device, "accuracy", note), showing() as progress:
+        with lock_device(device, "accuracy", note), showing() as progress:
             here = environment(device)
             note(f"measuring the harness on {device} ({here.device_name})")
             study = measure(default_plan(device), here, progress)

@@ -1,6 +1,5 @@
 """The command ``compare``: show two stored runs side by side."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,6 @@ def compare(
         bool, typer.Option("--across-devices", help="Allow runs of different devices.")
     ] = False,
     tables: Annotated[bool, typer.Option("--tables", help="Print all rows instead of a summary.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two runs: the median shift and the largest changes.
 
@@ -43,11 +41,8 @@ def compare(
         ("UNRELIABLE", comparison.disturbed(compared)),
     ):
         if words:
-            typer.secho(one_line(f"{warning}: {words}"), bold=True, err=as_json)
-    if as_json:
-        typer.echo(json.dumps(comparison_tables.as_json(compared), indent=2, allow_nan=False))
-    else:
-        shown = comparison_tables.text(compared) if tables else comparison_tables.summary(compared)
-        typer.echo(printable(shown), nl=False)
+            typer.secho(one_line(f"{warning}: {words}"), bold=True)
+    shown = comparison_tables.text(compared) if tables else comparison_tables.summary(compared)
+    typer.echo(printable(shown), nl=False)
     if not compared.matched or a_problems or b_problems:
         raise typer.Exit(FAILED)

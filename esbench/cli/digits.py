@@ -54,7 +54,7 @@ def digits(
     Example: esbench digits --variants 'Flipped*' --seeds 1
     """
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
     from esbench.studies import digits_run
     from esbench.studies.digits import newest_study, reasons, render, study_path, verdict
@@ -68,7 +68,7 @@ def digits(
     )
     for folder in (results, reports):  # fails now rather than after minutes of training
         folder.mkdir(parents=True, exist_ok=True)
-    with lock_device(device_uuid(device_type) or device_type, "digits", note), showing() as progress:
+    with lock_device(device_type, "digits", note), showing() as progress:
         here = environment(device_type)
         if resume:
             study = newest_study(results, here.slug)

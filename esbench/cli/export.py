@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from esbench.cli.options import FAILED, app, note, prepare_file, read_stored_run
+from esbench.cli.options import FAILED, app, note, read_stored_run
 from esbench.errors import UserError
 
 
@@ -39,7 +39,7 @@ def export_(
     elif out.exists() and out.samefile(run):
         raise UserError(f"--out {out} is the run itself: name another file")
     else:
-        prepare_file("--out", out)
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8", newline="\n")
     for warning in filter(None, (invalid_note(stored), unfinished_note(stored))):
         note(warning.strip())

@@ -171,12 +171,11 @@ def prepared(
     from esbench.gate.gate import Gate
     from esbench.gate.revisions import check_out
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import device_uuid, environment
+    from esbench.measure.environment import environment
     from esbench.progress import showing
 
-    lock = device_uuid(orders.device) or orders.device
     with (
-        lock_device(lock, f"gate of suite {orders.suite}", note, wait_s=wait_s),
+        lock_device(orders.device, f"gate of suite {orders.suite}", note, wait_s=wait_s),
         check_out(top, revisions) as folders,
         showing() as progress,
     ):

@@ -12,7 +12,6 @@ from esbench.cli.options import (
     Variants,
     app,
     note,
-    prepare_file,
     read_stored_runs,
     runs_of_device,
 )
@@ -53,7 +52,6 @@ def history(
 
     if out.suffix.lower() not in METADATA:
         raise UserError(f"--out {out}: expected a file that ends in {', '.join(METADATA)}")
-    prepare_file("--out", out)
     runs, problems = read_stored_runs(results)
     chosen = runs_of_device(device, devices(runs), results)
     device_history = history_of(
@@ -64,6 +62,7 @@ def history(
     for line in device_history.left_out:
         note(one_line(line))
     if shown := panels(device_history):
+        out.parent.mkdir(parents=True, exist_ok=True)
         note(f"{draw(device_history, shown).write(out)}")
     else:
         note("no plot: no variant was measured in two or more of these runs")

@@ -4,11 +4,10 @@ import json
 import re
 import shutil
 import sys
-from typing import Annotated
 
 import typer
 
-from esbench.cli.options import Plugins, Variants, app, load_entries
+from esbench.cli.options import Json, Plugins, Variants, app, load_entries
 from esbench.registry import REGISTRY, Entry
 from esbench.report.analysis.families import family
 from esbench.text import cut, pluralize
@@ -25,7 +24,8 @@ _WORKLOADS = "workloads that are not layers"
 def list_(
     variants: Variants = None,
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    as_json: Json = False,
 ) -> None:
     """List schemes by family, and suites.
 

@@ -116,11 +116,6 @@ def combined_note(forwards: int) -> str:
     )
 
 
-def unknown_device_message(device: str, known: Iterable[str], results: Path) -> str:
-    """Return the error for a device without stored runs."""
-    return f"no device {device!r} has runs in {results}; available: {', '.join(known) or 'none'}"
-
-
 def runs_of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
     """Return the runs of a device; without a name, those of the only device.
 
@@ -136,7 +131,7 @@ def runs_of_device(device: str | None, known: "dict[str, list[Run]]", results: P
     elif device is None:
         message = f"several devices have runs in {results}, name one with --device: {', '.join(known)}"
     else:
-        message = unknown_device_message(device, known, results)
+        message = f"no device {device!r} has runs in {results}; available: {', '.join(known)}"
     raise UserError(message)
 
 
@@ -170,33 +165,13 @@ def read_stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
 
 
 def check_writable(option: str, folder: Path) -> None:
-    """Check that files can be stored in a folder, before anything is measured.
-
-    Raises:
-        UserError: the folder, or one above it, is a file.
-    """
+    """Raise a UserError if a folder, or one above it, is a file: called before anything is measured."""
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if existing and not existing.is_dir():
         raise UserError(f"{option} {folder}: {existing} is not a folder")
 
 
-def prepare_file(option: str, path: Path) -> None:
-    """Check that a file can be written, and create its folder.
-
-    Raises:
-        UserError: the path is a folder or a device, or a folder above it is a file.
-    """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{option} {path} is not a regular file: name a file")
-    check_writable(option, path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
 def check_results(results: Path) -> None:
-    """Check that there is a folder of results.
-
-    Raises:
-        UserError: the folder does not exist.
-    """
+    """Raise a UserError if there is no such folder of results."""
     if not results.is_dir():
         raise UserError(f"no folder {results}: measure with `esbench run`, or name another with --results")

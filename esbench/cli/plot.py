@@ -35,7 +35,6 @@ def plot(
         Path | None, typer.Option(help="File of a run; by default the newest with the data of the plot.")
     ] = None,
     device: Device = None,
-    suite: Annotated[str | None, typer.Option(help="Only runs of this suite.")] = None,
     operator: Annotated[
         str | None, typer.Option(help="Only cases of this operator, such as Linear or Conv2d.")
     ] = None,
@@ -79,14 +78,14 @@ def plot(
         method=method,
         width=WIDTHS[width],
     )
-    runs = [read_stored_run(run, "--run takes a file")[0]] if run else _stored(results, device, suite)
+    runs = [read_stored_run(run, "--run takes a file")[0]] if run else _stored(results, device)
     figure = draw(name, runs, request)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.write(out)
     note(f"{out}: {figure.title}; {figure.origin}")
 
 
-def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]":
+def _stored(results: Path, device: str | None) -> "list[Run]":
     """Return the runs of a device.
 
     Raises:
@@ -95,8 +94,4 @@ def _stored(results: Path, device: str | None, suite: str | None) -> "list[Run]"
     from esbench.report.analysis.history import devices
 
     runs, _ = read_stored_runs(results)
-    of_one_device = runs_of_device(device, devices(run for run in runs if run.rows), results)
-    suites = dict.fromkeys(run.header.suite for run in of_one_device)
-    if suite is not None and suite not in suites:
-        raise UserError(f"no run of suite {suite!r}; available: {', '.join(suites)}")
-    return [run for run in of_one_device if suite in {None, run.header.suite}]
+    return runs_of_device(device, devices(run for run in runs if run.rows), results)

@@ -67,7 +67,7 @@ def profile(
     Example: esbench profile --variants 'Permuted*' --phases update
     """
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import environment, resolve_device
+    from esbench.measure.environment import resolve_device
     from esbench.measure.failure import Failure
     from esbench.measure.validation import ExactChecks
     from esbench.progress import showing
@@ -85,7 +85,7 @@ def profile(
     check_cases = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
     checks = ExactChecks(check_cases, device_type, seed)
     texts, failed = [], 0
-    with lock_device(environment(device_type).uuid or device_type, "profile", note), showing() as progress:
+    with lock_device(device_type, "profile", note), showing() as progress:
         for number, cell in enumerate(cells):
             progress(number, len(cells), cell.title)
             profiled = _examine(cell, checks, seed, out)
@@ -103,11 +103,7 @@ def profile(
 def cells_of(
     entries: Sequence[Entry], cases: Sequence[Case], phases: Sequence[Phase], device: str
 ) -> list[Cell]:
-    """Return the calls to be profiled.
-
-    Raises:
-        UserError: no variant supports any of the cases.
-    """
+    """Return the calls to be profiled; raise a UserError if no variant supports any of the cases."""
     cells = [
         Cell(entry, case, phase, device)
         for case in cases

@@ -49,12 +49,7 @@ if TYPE_CHECKING:
     from esbench.report.analysis.ranking import RankedVariant, Recommendation
 
 
-SIGMA = 0.02
-NEAREST = 30
-"""Ranked cases among which one is named by the options."""
 _LARGEST = 2**31 - 1
-_PATH_COLUMNS = 50
-"""Characters of the folder of results in a message."""
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?@(\d+)x(\d+)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?")
@@ -110,7 +105,7 @@ def recommend(
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
     ] = None,
-    sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = SIGMA,
+    sigma: Annotated[float, typer.Option(help="Scale of the noise.")] = 0.02,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -218,13 +213,13 @@ def _measure(  # the options of a measurement
     """Screen the candidates if there are many, measure the best of them, store the run, and return it."""
     from esbench import store
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import device_uuid, environment
+    from esbench.measure.environment import environment
 
     plan = plan_of(request, name, device, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
     resume = shlex.join(["esbench", "run", "--resume", "--results", str(results), "--device", device])
     hint = f"`{resume}` completes it, then `{answer}` answers"
-    with lock_device(device_uuid(device) or device, name, note):
+    with lock_device(device, name, note):
         here = environment(device)
         end_s = child.announcement.end_s or time.monotonic() + budget_s
         child.announce(end_s=end_s, limit_s=plan.limit_s)
@@ -296,6 +291,7 @@ def _answer_offline(
     """
     from esbench import store
     from esbench.measure.environment import environment
+    from esbench.report.analysis.ranking import nearest
     from esbench.report.captions import layer_and_members
 
     here = environment(device_type)
@@ -304,7 +300,7 @@ def _answer_offline(
     runs = [run for run in stored if run.header.environment.slug == here.slug]
     remedy = f"leave --offline out to measure {'; '.join(layer_and_members(case) for case in target.cases)}"
     if not runs:
-        missing = f"no stored run of this device ({here.device_name}) in {short_path(results, _PATH_COLUMNS)}"
+        missing = f"no stored run of this device ({here.device_name}) in {short_path(results)}"
         same_kind = [run for run in stored if run.header.environment.device == device_type]
         if not same_kind:
             raise UserError(f"{missing}: {remedy}")
@@ -315,41 +311,13 @@ def _answer_offline(
     for case in target.cases:
         if case not in recommendations:
             of_variants = f" for {first_names([variant.name for variant in variants])}" if variants else ""
+            ranked = nearest(runs, case)
+            hint = f"; nearest is {layer_and_members(ranked)}" if ranked else ""
             raise UserError(
                 f"no stored run ranks {layer_and_members(case)}{of_variants}; "
-                f"leave --offline out to measure it{_nearest_answer(runs, case, results)}"
+                f"leave --offline out to measure it{hint}"
             )
     return recommendations
-
-
-def _nearest_answer(runs: Sequence[Run], case: Case, results: Path) -> str:
-    """Return the nearest ranked case that options can name, with the command for it; "" if there is none."""
-    from esbench.report.analysis.ranking import nearest
-    from esbench.report.captions import layer_and_members
-
-    for ranked_case in nearest(runs, case, NEAREST):
-        if command := _command_of(ranked_case, results):
-            return f"; nearest is {layer_and_members(ranked_case)}: `{command}`"
-    return ""
-
-
-def _command_of(case: Case, results: Path) -> str:
-    """Return the command that answers for a case from stored runs, or "" if the options cannot name it."""
-    words = [f"--members {case.members}"]
-    words += [f"--repeats {case.repeats}"] if case.repeats > 1 else []
-    words += ["--antithetic"] if case.antithetic else []
-    words += [f"--dtype {case.dtype}"] if case.dtype != "float32" else []
-    words += [f"--sigma {case.sigma!r}"] if case.sigma != SIGMA else []
-    words += [f"--results {shlex.quote(short_path(results))}"] if results != Path("results") else []
-    template = template_case(case.members, case.repeats, case.dtype, case.sigma, antithetic=case.antithetic)
-    shape = f"{case.out_channels}x{case.in_channels}"
-    if linear_case(shape, template) == case:
-        return " ".join(["esbench recommend --linear", shape, *words, "--offline"])
-    if len(case.kernel_size) == len(case.input_size) == 2:  # noqa: PLR2004  # Conv2d
-        shape = f"{shape}x{'x'.join(map(str, case.kernel_size))}@{'x'.join(map(str, case.input_size))}"
-        if conv2d_case(shape, template) == case:
-            return " ".join(["esbench recommend --conv", shape, *words, "--offline"])
-    return ""
 
 
 def _recommend(
@@ -561,11 +529,7 @@ def template_case(
 
 
 def linear_case(text: str, like: Case) -> Case:
-    """Parse ``1024x512``: a Linear layer with 1024 outputs and 512 inputs.
-
-    Raises:
-        UserError: the text is malformed.
-    """
+    """Parse ``1024x512``: a Linear layer with 1024 outputs and 512 inputs; other texts raise a UserError."""
     out, inp = _numbers("linear", text, _LINEAR, "OUTxIN, such as 1024x1024")
     return msgspec.structs.replace(like, operator="Linear", out_channels=out, in_channels=inp)
 
@@ -597,11 +561,7 @@ def conv2d_case(text: str, like: Case) -> Case:
 
 
 def size_bytes(text: str) -> float:
-    """Parse ``2GB``, ``500 MB`` or ``1.5G``.
-
-    Raises:
-        UserError: the text is malformed, or the size is 0.
-    """
+    """Parse ``2GB``, ``500 MB`` or ``1.5G``; a UserError for other texts, and for 0."""
     match = _BYTES.fullmatch(text.strip())
     size = float(match[1]) * _PREFIXES[match[2]] if match else 0.0
     if not 0 < size < math.inf:

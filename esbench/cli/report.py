@@ -10,14 +10,12 @@ import typer
 from esbench.cli.options import (
     FAILED,
     REPORTS,
-    Device,
     Results,
     app,
     check_results,
     check_writable,
     note,
     print_problems,
-    unknown_device_message,
 )
 from esbench.errors import UserError
 from esbench.git import git
@@ -42,7 +40,6 @@ def report(
     best: Annotated[
         int, typer.Option(min=1, metavar="N", help="Schemes in a table in LaTeX, besides dense noise.")
     ] = 8,
-    device: Device = None,
 ) -> None:
     """Render tables and plots from stored runs.
 
@@ -69,16 +66,13 @@ def report(
             raise UserError(f"--publish writes to {PUBLISHED}: leave out --out {out}")
         _check_committed(results)
     out = PUBLISHED if publish else out or REPORTS
-    selected = selection(results, out, device)
-    if device is not None and device not in selected.devices:
-        raise UserError(unknown_device_message(device, selected.devices, results))
+    selected = selection(results, out)
     written, problems = render(selected, results, out, style)
     print_problems(problems)
     for line in selected.left_out:
         note(line)
     if not {path.name for path in written} - {"index.html"}:  # the page that says so
-        nothing = "no run with rows" if selected.devices else "no runs"
-        raise UserError(f"{nothing} in {results}: measure with `esbench run`")
+        raise UserError(f"no run with rows in {results}: measure with `esbench run`")
     typer.echo(_summarize_files(written, out))
     if any(problem.lost for problem in problems):
         raise typer.Exit(FAILED)
@@ -93,11 +87,7 @@ def _summarize_files(written: Sequence[Path], out: Path) -> str:
 
 
 def _check_committed(results: Path) -> None:
-    """Check that git tracks every file of a folder of results.
-
-    Raises:
-        UserError: a file is untracked, so the published reports could not be reproduced from the repository.
-    """
+    """Raise a UserError if git does not track a file of a folder: a clone would render other reports."""
     if uncommitted := git(results, "ls-files", "--others").splitlines():
         raise UserError(
             f"--publish renders files that git tracks, but {results} also holds {first_names(uncommitted)}: "

@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,9 +43,10 @@ from esbench.registry import (
     with_references,
 )
 from esbench.schema import PHASES, Environment, Request, Run
+from esbench.stats import BUSY
 from esbench.store import Unfinished
 from esbench.supervisor import TABLES, Child, supervise
-from esbench.text import COLUMNS, pluralize, short_path
+from esbench.text import pluralize, short_path
 from esbench.workload import WrongResultError
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from esbench.measure.recorder import RunSummary
     from esbench.measure.validation import TorchState
 
-BUSY = 0.25
-"""A load above this share of the threads disturbs the times."""
 CLOSING, CLOSING_MOST = 0.02, 0.1
 """Shares of a time budget that are reserved for the tables: the least, and the most for a slow start."""
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
@@ -121,7 +120,7 @@ def run(
     child = supervise(note)
     start_s = child.announcement.start_s
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import device_uuid, environment, resolve_device
+    from esbench.measure.environment import environment, resolve_device
     from esbench.measure.timers import check_methods
     from esbench.measure.validation import TorchState
 
@@ -146,7 +145,7 @@ def run(
     check_unchanged(torch_state)
     waiting_since_s = time.monotonic()
     wait_s = None if wait or child.is_restarted else 0
-    with lock_device(device_uuid(device_type) or device_type, f"suite {name}", note, wait_s=wait_s):
+    with lock_device(device_type, f"suite {name}", note, wait_s=wait_s):
         start_s += time.monotonic() - waiting_since_s  # waiting does not count
         here = environment(device_type)
         unfinished = child.unfinished() or (_find_unfinished(context, results, here) if resume else None)
@@ -206,7 +205,7 @@ def measure(  # the parts of a run
         showing(end_s=plan.end_s, start_s=child.announcement.begun_s) as progress,
     ):
         if not child.is_restarted:
-            note(_path_line("rows are stored in", writer.path))
+            note(f"rows are stored in {short_path(writer.path)}")
         past = unfinished.run if unfinished else None
         measured_s = past.checkpoints[-1].wall_s if past and past.checkpoints else 0.0
         child.announce(
@@ -226,7 +225,7 @@ def measure(  # the parts of a run
                 watch=child.watch,
             )
         except KeyboardInterrupt:
-            note(f"{_path_line('interrupted: the finished rows are in', writer.path)}\n{hint}")
+            note(f"interrupted: the finished rows are in {short_path(writer.path)}\n{hint}")
             raise
     child.announce(variant=None, case=None, activity=TABLES)
     return writer.path, outcome  # the path has changed if a large file was compressed
@@ -311,11 +310,7 @@ def check_unchanged(torch_state: "TorchState") -> None:
 
 
 def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None:
-    """Check that machine and code of an unfinished run are unchanged.
-
-    Raises:
-        UserError: the machine or the code has changed.
-    """
+    """Raise a UserError if the machine or the code of an unfinished run has changed."""
     from esbench.measure.environment import differences
 
     changes = differences(past.header.environment, here)
@@ -353,7 +348,11 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool,
 
             history, _ = store.read_results(path.parent.parent)
             read, *history = (with_forwards_per_step(run, forwards) for run in (read, *history))
-            shown = (not tables and run_summary(read, history)) or _all_tables(read, history)
+            shown = "" if tables else run_summary(read, history)
+            if not shown:  # a second slower, because it imports the packages of plots
+                from esbench.report.site import console_tables
+
+                shown = console_tables(read, history)
         except ModuleNotFoundError as error:  # measuring needs fewer packages than reading
             note(f"no tables are printed: the package {error.name} is not installed")
         else:
@@ -364,36 +363,22 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool,
                 note(text)
     folder = path.parent.parent
     results = "" if folder == Path("results") else f" --results {shlex.quote(short_path(folder))}"
-    report_hint = f"plots, page and all tables: `esbench report{results}`"
-    if len(report_hint) > COLUMNS:
-        report_hint = "plots, page and all tables: `esbench report` with the same --results"
-    recommend_hint = "for your layer: `esbench recommend --linear 512x512`"
-    both = f"{report_hint}; {recommend_hint}"
-    hints = [both] if len(both) <= COLUMNS else [report_hint, recommend_hint]
-    conclude(path, outcome, reasons, () if as_json or not outcome.measured else hints)
+    hint = (
+        f"plots, page and all tables: `esbench report{results}`; "
+        "for your layer: `esbench recommend --linear 512x512`"
+    )
+    conclude(path, outcome, reasons, "" if as_json or not outcome.measured else hint)
 
 
-def _all_tables(run: Run, history: Iterable[Run]) -> str:
-    """Return all tables of a run; they import the packages of plots, which takes more than a second."""
-    from esbench.report.site import console_tables
-
-    return console_tables(run, history)
-
-
-def _path_line(text: str, path: Path) -> str:
-    """Return a line that ends with a path, without its first folders if it would be too long."""
-    return f"{text} {short_path(path, COLUMNS - len(text) - 1)}"
-
-
-def conclude(path: Path, outcome: "RunSummary", reasons: Sequence[str], hints: Sequence[str] = ()) -> None:
-    """Print counts, why a run is invalid, and hints; exit with 1 if a variant failed, with 3 if invalid."""
+def conclude(path: Path, outcome: "RunSummary", reasons: Sequence[str], hint: str = "") -> None:
+    """Print counts, why a run is invalid, and a hint; exit with 1 if a variant failed, with 3 if invalid."""
     for text in outcome.notes:
         note(text)
     counts = f"{outcome.measured} measured, {outcome.unavailable} not applicable, {outcome.failed} failed"
-    note(_path_line(f"{counts}:", path))
+    note(f"{counts}: {short_path(path)}")
     for reason in reasons:
         note(f"INVALID: {reason}")
-    for hint in hints:
+    if hint:
         note(hint)
     if outcome.failed or reasons:
         raise typer.Exit(FAILED if outcome.failed else INVALID)

@@ -249,11 +249,7 @@ class Gate:
 
 
 def _check_packages(hellos: Hellos) -> None:
-    """Check that both workers import the variant packages from their own revision.
-
-    Raises:
-        UserError: only one worker imports a package from its revision, or neither imports any.
-    """
+    """Raise a UserError unless both workers import the variant packages from their own revision."""
     base, head = (set(hellos[arm].own_packages) for arm in ARMS)
     if not base | head:
         raise UserError("no variant package is part of this repository: name one with --plugin")

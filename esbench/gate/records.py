@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from esbench.schema import Case, Environment, Phase, Sample, Variant
+from esbench.schema import Case, Environment, Phase, Sample, Strict, Variant
 
 SCHEMA = 1
 
@@ -39,18 +39,14 @@ Code = Literal[
 ]
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record; decoding rejects unknown fields."""
-
-
-class Revision(_Strict, frozen=True):
+class Revision(Strict, frozen=True):
     """The name of a revision on the command line, and its commit; that of a work tree is on no branch."""
 
     asked: str
     commit: str
 
 
-class Cell(_Strict, frozen=True):
+class Cell(Strict, frozen=True):
     """The unit of a verdict: a variant on a case, in one phase, timed by one method."""
 
     variant: Variant
@@ -76,7 +72,7 @@ def split_method(name: str) -> tuple[str, str]:
     return rest, method
 
 
-class _Line(_Strict, frozen=True, tag_field="record"):
+class _Line(Strict, frozen=True, tag_field="record"):
     """A line of the file of samples; the field ``record`` is its tag."""
 
 
@@ -103,11 +99,11 @@ class Surveyed(_Line, frozen=True, tag="survey"):
     cell: Cell
     arm: Arm
     status: Literal["ok", "absent", "unavailable", "failed"]
-    figures: dict[str, Sample] = {}
+    figures: dict[str, Sample] = msgspec.field(default_factory=dict)
     reason: str = ""
 
 
-class Timed(_Strict, frozen=True):
+class Timed(Strict, frozen=True):
     """The times of a cell in one replicate, in both arms.
 
     ``first``: for each round, arm A of the order ABBA.
@@ -128,7 +124,7 @@ class Replicate(_Line, frozen=True, tag="replicate"):
     wall_s: float
 
 
-class Bounds(_Strict, frozen=True):
+class Bounds(Strict, frozen=True):
     """The slowdown of head relative to base with one-sided bounds; 0.01 is 1 %.
 
     ``mde`` is the minimum detectable effect: a slowdown of this size is found with a probability of
@@ -143,7 +139,7 @@ class Bounds(_Strict, frozen=True):
     replicates: int
 
 
-class Verdict(_Strict, frozen=True):
+class Verdict(Strict, frozen=True):
     """The verdict on one metric of a cell; ``accepted`` is the reason of the waiver that applies to it."""
 
     cell: str
@@ -157,7 +153,7 @@ class Verdict(_Strict, frozen=True):
     accepted: str = ""
 
 
-class Settings(_Strict, frozen=True):
+class Settings(Strict, frozen=True):
     """The decision rule; see :mod:`esbench.gate.decision`.
 
     Attributes:
@@ -182,7 +178,7 @@ class Settings(_Strict, frozen=True):
     trim: float = 0.25
 
 
-class Decision(_Strict, frozen=True, kw_only=True):
+class Decision(Strict, frozen=True, kw_only=True):
     """All verdicts of a gate, stored as ``gate.json``.
 
     ``invalid``: reasons to ignore the times; ``unused``: an error for each waiver that applies to nothing.

@@ -21,11 +21,7 @@ _AUTHOR = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
 def repository(folder: Path) -> Path:
-    """Return the top folder of the repository that a folder is in.
-
-    Raises:
-        GitError: the folder is not in a repository, or git is not installed.
-    """
+    """Return the top folder of the repository that a folder is in; raise a GitError if it is in none."""
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel"))
     except GitError as error:

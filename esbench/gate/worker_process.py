@@ -68,11 +68,7 @@ class WorkerProcess:
             )
 
     def ask(self, question: Question, kind: type[A]) -> A:
-        """Send a question and return the answer.
-
-        Raises:
-            WorkerError: there is no answer, or it has another type.
-        """
+        """Send a question and return the answer; for errors see :meth:`receive`."""
         self.send(question)
         return self.receive(kind)
 

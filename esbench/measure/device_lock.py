@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from esbench.errors import UserError
+from esbench.measure.environment import device_uuid
 
 FOLDER = "ESBENCH_LOCK_DIR"
 ANY_USER = 0o666
@@ -25,25 +26,22 @@ FOREVER_S = -1.0
 """The timeout with which filelock waits without a limit."""
 
 
-class LockError(UserError):
-    """The device is in use, or cannot be locked."""
-
-
 @contextlib.contextmanager
 def lock_device(
-    key: str, purpose: str, say: Callable[[str], object], wait_s: float | None = None
+    device: str, purpose: str, say: Callable[[str], object], wait_s: float | None = None
 ) -> Iterator[None]:
     """Lock a device while the context lasts.
 
     Args:
-        key: the UUID of a GPU, or ``cpu``.
+        device: ``cpu``, or ``cuda`` for the current GPU.
         purpose: a description of this run for users of other runs.
         say: called with a line about the run that holds the lock, if there is one, before waiting.
         wait_s: the seconds to wait for the lock, by default until the device is free.
 
     Raises:
-        LockError: the lock is still held after ``wait_s`` seconds, or its file cannot be locked.
+        UserError: the lock is still held after ``wait_s`` seconds, or its file cannot be locked.
     """
+    key = device_uuid(device) or device
     folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
     path = folder / f"esbench-{re.sub(r'[^0-9A-Za-z-]', '-', key)}.lock"
     note = path.with_suffix(".holder")
@@ -56,12 +54,12 @@ def lock_device(
                 say(f"{key} is in use by {_holder(note)}: waiting for it to end, which no time budget counts")
             lock.acquire(timeout=FOREVER_S if wait_s is None else wait_s, poll_interval=POLL_S)
     except Timeout:
-        raise LockError(
+        raise UserError(
             f"{key} is in use by {_holder(note)}: wait for it to end, as only one run may use a device"
         ) from None
     except (OSError, NotImplementedError) as error:  # NotImplementedError: the file system has no locks
         reason = getattr(error, "strerror", None) or error
-        raise LockError(
+        raise UserError(
             f"cannot lock {path} ({reason}): set {FOLDER} to a folder where files can be locked"
         ) from error
     try:

@@ -14,16 +14,13 @@ from esbench.measure.environment import (
     commit,
     cpu_name,
     cuda_problem,
-    device_uuid,
     governor,
     package_version,
 )
 from esbench.measure.float32_precision import AMPERE, TF32, capability_message, unsupported_reason
 from esbench.measure.gpu_monitor import other_processes, own_pids
 from esbench.measure.nvml import Nvml, NvmlError
-
-MAX_LOAD_SHARE = 0.25
-"""A load average above this share of the CPUs disturbs the times."""
+from esbench.stats import BUSY
 
 
 class Finding(NamedTuple):
@@ -76,7 +73,7 @@ def _check_threads() -> str:
 def _check_load() -> str:
     load, cpus = psutil.getloadavg()[0], usable_cpus()
     text = f"load average {load:.1f} on {cpus} usable CPUs"
-    _require(load <= MAX_LOAD_SHARE * cpus, f"{text}: other programs disturb CPU timings")
+    _require(load <= BUSY * cpus, f"{text}: other programs disturb CPU timings")
     return text
 
 
@@ -109,7 +106,7 @@ def _check_memory_limit() -> str:
 
 
 def _check_lock(device: str) -> str:
-    with lock_device(device_uuid(device) or device, "esbench doctor", print, wait_s=0):
+    with lock_device(device, "esbench doctor", print, wait_s=0):
         return "no other run of esbench uses it"
 
 

@@ -22,7 +22,6 @@ from esbench.measure.nvml import Nvml, NvmlError, current_uuid
 from esbench.registry import Entry
 from esbench.schema import Environment
 
-GIT_TIMEOUT_S = 10.0
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 VOLATILE = {"load", "foreign", "idle_w"}
 """Fields of an Environment that vary between runs on one machine."""
@@ -32,24 +31,20 @@ HASH_DIGITS = 12
 """The length of a stored hash."""
 
 
-class DeviceError(UserError):
-    """The requested device is not available; the message says what to do."""
-
-
 def resolve_device(name: str) -> Literal["cpu", "cuda"]:
     """Return the device for ``auto`` (CUDA where torch has it), ``cpu`` or ``cuda``.
 
     Raises:
-        DeviceError: CUDA is not available, or the name is unknown.
+        UserError: CUDA is not available, or the name is unknown.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return "cpu"
     if name != "cuda":
-        raise DeviceError(f"no device {name!r}; available: auto, cpu, cuda")
+        raise UserError(f"no device {name!r}; available: auto, cpu, cuda")
     if missing := cuda_problem():
-        raise DeviceError(f"--device cuda: {missing}; use --device cpu, or see `esbench doctor`")
+        raise UserError(f"--device cuda: {missing}; use --device cpu, or see `esbench doctor`")
     return "cuda"
 
 
@@ -84,7 +79,7 @@ def environment(device: str) -> Environment:
         esbench=esbench.__version__,
         matmul_precision=torch.get_float32_matmul_precision(),
         commit=git_commit,
-        dirty=git.is_dirty(Path(esbench.__file__).parent, GIT_TIMEOUT_S) if git_commit else None,
+        dirty=git.is_dirty(Path(esbench.__file__).parent) if git_commit else None,
         clocks=f"governor {cpu_governor}" if cpu_governor else None,
         load=_load(),
     )
@@ -188,7 +183,7 @@ def package_version(name: str) -> str | None:
 
 def commit() -> str | None:
     """Return the git commit of esbench's source, None if it is not in a git checkout."""
-    return git.commit(Path(esbench.__file__).parent, GIT_TIMEOUT_S)
+    return git.commit(Path(esbench.__file__).parent)
 
 
 def _load() -> float | None:

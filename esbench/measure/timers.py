@@ -227,11 +227,7 @@ class CudaClock:
 
 
 def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
-    """Return a clock for each of the methods, by default for all methods of the device.
-
-    Raises:
-        UserError: the device has no such method.
-    """
+    """Return a clock for each of the methods, by default for all of the device; see :func:`check_methods`."""
     check_methods(device, methods)
     if device == "cpu":
         return (HostClock(),)
@@ -242,11 +238,7 @@ def clocks(device: str, methods: tuple[str, ...] = ()) -> tuple[Clock, ...]:
 
 
 def check_methods(device: str, methods: Iterable[str]) -> None:
-    """Check that a device can be timed by these methods.
-
-    Raises:
-        UserError: it has no such method.
-    """
+    """Raise a UserError if a device cannot be timed by one of these methods."""
     for method in methods:
         if method not in METHODS[device]:
             raise UserError(f"no method {method!r} on {device}; available: {', '.join(METHODS[device])}")

@@ -9,6 +9,7 @@ from esbench.report.analysis.pivot import Grid, Reference, headings
 from esbench.report.analysis.run_selection import partial_request
 from esbench.schema import QUALITY, Case, Measurement, Run
 from esbench.stats import (
+    BUSY,
     MAX_CLOCK_DEVIATION,
     MIN_OUTLIER_SCORE,
     Ratio,
@@ -26,8 +27,6 @@ _MAX_BATCHES = 4
 """If there are more batches, only the first and the last are named."""
 _CELL_CHARS = 28
 """Longest reason in a cell of a table."""
-_IDLE = 0.25
-"""Load average per thread at the start of a run, above which other programs were busy."""
 METRICS = {
     "latency_ns": "Time",
     "warm_latency_ns": "Time with warm caches",
@@ -204,7 +203,7 @@ def ratio_methods(ratios: Sequence[Ratio]) -> str:
     return f"; ratios {methods[0]}{_widths(ratios)}" if methods else ""
 
 
-def shorten(reason: str, longest: int = _CELL_CHARS) -> str:
+def short_reason(reason: str, longest: int = _CELL_CHARS) -> str:
     """Return the first clause of a reason, for a cell; a leading ``file:line:`` is dropped."""
     if reason.startswith(UNRELIABLE):
         return UNRELIABLE
@@ -231,7 +230,7 @@ def _partial_note(run: Run) -> str:
 def _disturbed_note(run: Run) -> str:
     """Return a warning if other programs used the processor when the run began, else empty."""
     environment = run.header.environment
-    if environment.load is None or environment.load <= _IDLE * environment.threads:
+    if environment.load is None or environment.load <= BUSY * environment.threads:
         return ""
     threads = pluralize(environment.threads, "thread")
     return (

@@ -36,10 +36,6 @@ DOCS = "docs"
 _LAYERS = ("Linear", "Conv2d")
 
 
-class ReadmeError(UserError):
-    """The README cannot be generated; the message has the file, the line and the reason."""
-
-
 @dataclass(frozen=True)
 class Page:
     """The generated blocks of README.md or of a page of the folder docs.
@@ -64,22 +60,22 @@ class Page:
         """Return a figure of the reports, with its title and origin as its alternative text.
 
         Raises:
-            ReadmeError: there is no such figure, or it was not drawn from that run.
+            UserError: there is no such figure, or it was not drawn from that run.
         """
         try:
             text = (self.root / file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             message = f"{file}: {error}: write it with `esbench report`"
-            raise ReadmeError(one_line(message)) from error
+            raise UserError(one_line(message)) from error
         caption = {name: unescape(words) for name, words in _SVG_CAPTION.findall(text)}
         title, origin = caption.get("title"), caption.get("description", "")
         if title is None:
-            raise ReadmeError(f"{file} has no title: write it with `esbench report`")
+            raise UserError(f"{file} has no title: write it with `esbench report`")
         if run_name(Path(run)) not in origin:
             message = (
                 f"{file} is not a figure of run {run_name(Path(run))}, but of: {origin or 'an unknown run'}"
             )
-            raise ReadmeError(one_line(message))
+            raise UserError(one_line(message))
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
 
     def recommendation(self, file: str, label: str) -> str:
@@ -90,16 +86,14 @@ class Page:
             label: the layer and population, such as ``Linear(64, 64) members=16384``.
 
         Raises:
-            ReadmeError: the run has no ranking of this layer and population, or no variant has a rate.
+            UserError: the run has no ranking of this layer and population, or no variant has a rate.
         """
         run = self._run(file)
         cases = [case for name in operators(run) for ranking in rankings(run, name) for case in ranking.cases]
         answer = next((recommend([run], case) for case in cases if case.label == label), None)
         if answer is None or not answer.recommended:
             ranked = ", ".join(difflib.get_close_matches(label, [case.label for case in cases], cutoff=0))
-            raise ReadmeError(
-                f"{file} has no n_eff per ms for {label!r}: use one of {ranked or 'another run'}"
-            )
+            raise UserError(f"{file} has no n_eff per ms for {label!r}: use one of {ranked or 'another run'}")
         best = answer.recommended[0]
         doc = run.header.docs.get(best.variant.scheme)
         modules = {best.variant: doc.module} if doc else {}  # to import its scheme from
@@ -112,11 +106,11 @@ class Page:
         """Return the best scheme of each shape, compared with dense noise and the plain layer.
 
         Raises:
-            ReadmeError: no run ranks dense noise.
+            UserError: no run ranks dense noise.
         """
         table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if table_section is None:
-            raise ReadmeError(f"{', '.join(files)}: dense noise has no n_eff per ms on any case")
+            raise UserError(f"{', '.join(files)}: dense noise has no n_eff per ms on any case")
         table = table_section.blocks[0].table.markdown()
         notes = "<br>\n".join(map(escape, table_section.footnotes))
         return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
@@ -125,7 +119,7 @@ class Page:
         """Return the multipliers of a run next to published ones, a folded table for each operator.
 
         Raises:
-            ReadmeError: no shape has times of the forward in both runs.
+            UserError: no shape has times of the forward in both runs.
         """
         run, published = self._run(file), [self._run(name) for name in published_files]
         sections = [
@@ -134,7 +128,7 @@ class Page:
             if ", forward:" in table_section.title
         ]
         if not sections:
-            raise ReadmeError(
+            raise UserError(
                 f"{file} and {', '.join(published_files)} have no variant and shape in common with times of "
                 "the forward"
             )
@@ -183,26 +177,26 @@ class Page:
         """Return the first table below a heading of a generated page.
 
         Raises:
-            ReadmeError: there is no such page, heading or table.
+            UserError: there is no such page, heading or table.
         """
         try:
             _, _, below = (self.root / file).read_text(encoding="utf-8").partition(f"# {heading}\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ReadmeError(f"{file}: {error}") from error
+            raise UserError(f"{file}: {error}") from error
         tables = re.findall(r"(?:^\|.*\n)+", below.partition("\n#")[0], re.MULTILINE)
         if not tables:
-            raise ReadmeError(f"{file}: there is no table below {heading!r}")
+            raise UserError(f"{file}: there is no table below {heading!r}")
         return f"\n{tables[0]}\n"
 
     def _run(self, file: str) -> Run:
         run, problems = read_run(self.root / file)
         if run is None or problems:
-            raise ReadmeError("; ".join(summarize_problems(problems)))
+            raise UserError("; ".join(summarize_problems(problems)))
         return run
 
     def _markdown(self, file: str, sections: list[Section]) -> str:
         if not sections:
-            raise ReadmeError(
+            raise UserError(
                 f"{self.root / file} has no results for a block: change the file, operator or phase that "
                 "the block names"
             )
@@ -213,18 +207,18 @@ def render(readme: Path, *, check: bool) -> str:
     """Run the cog blocks of a README; return the changes as a unified diff. ``check`` writes nothing.
 
     Raises:
-        ReadmeError: the file cannot be read, or a block raises.
+        UserError: the file cannot be read, or a block raises.
     """
     try:
         before = readme.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ReadmeError(f"{readme} cannot be read: {error}") from error
+        raise UserError(f"{readme} cannot be read: {error}") from error
     try:
         after = cogapp.Cog().process_string(before, fname=str(readme))
     except cogapp.cogapp.CogError as error:
-        raise ReadmeError(_error_line(str(error))) from error
+        raise UserError(_error_line(str(error))) from error
     except SyntaxError as error:
-        raise ReadmeError(
+        raise UserError(
             f"{readme}: a cog block is not valid Python: {error.msg}: {(error.text or '').strip()}"
         ) from error
     if after != before and not check:
@@ -239,5 +233,5 @@ def _error_line(error: str) -> str:
     """Return the file and line of the failed block, and the last line of cog's traceback."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     block = re.match(r'File "(.+)", line (\d+)', lines[0])
-    raised = lines[-1].removeprefix(f"{ReadmeError.__name__}: ")
+    raised = lines[-1].removeprefix(f"{UserError.__name__}: ")
     return f"{block[1]}:{block[2]}: {raised}" if block else raised

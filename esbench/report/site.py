@@ -1,10 +1,9 @@
 """Render the tables of a run for the terminal, and write the folder of reports."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esbench.errors import UserError
 from esbench.report import captions
@@ -22,10 +21,7 @@ from esbench.report.web.render import page as web_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
 from esbench.studies import digits, gate_power, kernels, timer_accuracy
-from esbench.text import escape, file_name, one_line, shorten
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from esbench.text import escape, file_name, one_line, short_file_name
 
 HISTORY, WEB_PAGE = "history.md", "index.html"
 MIN_HISTORY_RUNS = 3
@@ -66,9 +62,9 @@ def all_sections(run: Run, history: Iterable[Run] = ()) -> list[Section]:
     return sections
 
 
-def selection(results: Path, out: Path, device: str | None = None) -> RunSelection:
+def selection(results: Path, out: Path) -> RunSelection:
     """Return the runs below ``results``, with the pages below ``out`` that they belong on."""
-    return select_runs(results, lambda run: _folder(run, out), device)
+    return select_runs(results, lambda run: _folder(run, out))
 
 
 def render(
@@ -99,10 +95,11 @@ def render(
     if not style.is_markdown:
         return written, problems
     for device, runs in devices(selected.runs).items():
+        folder = out / short_file_name(device)
         try:
-            written += _render_history(runs, out / shorten(device))
+            written += _render_history(runs, folder)
         except UserError as error:
-            problems.append(Problem(out / shorten(device) / HISTORY, f"is not written: {error}", lost=False))
+            problems.append(Problem(folder / HISTORY, f"is not written: {error}", lost=False))
     unread = [f"{problem.path.name}: {problem.within}" for problem in problems if problem.lost]
     left_out = [*selected.left_out, *unread[:_UNREAD]]
     accuracies = cache(partial(digits.trained_with, results))
@@ -126,7 +123,8 @@ def _folder(run: Run, out: Path) -> Path:
     """Return the folder of a run's page."""
     header = run.header
     dtype = header.request.dtype if header.request else None
-    return out / shorten(header.environment.slug) / file_name("-".join(filter(None, [header.suite, dtype])))
+    page = file_name("-".join(filter(None, [header.suite, dtype])))
+    return out / short_file_name(header.environment.slug) / page
 
 
 def _render_run(run: Run, history: Iterable[Run], folder: Path, style: Style) -> list[Path]:

@@ -17,7 +17,7 @@ from esbench.errors import UserError
 from esbench.report.analysis.quality import Estimate, estimate
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
-from esbench.schema import Environment, Outcome, Recipe, Variant
+from esbench.schema import Environment, Outcome, Recipe, Strict, Variant
 from esbench.studies import newest_files, origin
 from esbench.text import escape, one_line, pluralize
 from esbench.units import ABSENT, format_number
@@ -47,11 +47,7 @@ _INTRODUCTION = (
 )
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record whose decoding rejects unknown fields."""
-
-
-class TrainingRun(_Strict, frozen=True, kw_only=True):
+class TrainingRun(Strict, frozen=True, kw_only=True):
     """One training run of a network with a variant and a seed."""
 
     variant: Variant
@@ -61,7 +57,7 @@ class TrainingRun(_Strict, frozen=True, kw_only=True):
     wall_s: float
 
 
-class Untrained(_Strict, frozen=True, kw_only=True):
+class Untrained(Strict, frozen=True, kw_only=True):
     """A variant that could not be trained; ``failed`` unless the scheme does not support the network."""
 
     variant: Variant
@@ -70,7 +66,7 @@ class Untrained(_Strict, frozen=True, kw_only=True):
     failed: bool = False
 
 
-class Study(_Strict, frozen=True, kw_only=True):
+class Study(Strict, frozen=True, kw_only=True):
     """All finished training runs of a study and their environment.
 
     ``code``: name -> hash of the source of each variant and of its package.
@@ -83,7 +79,7 @@ class Study(_Strict, frozen=True, kw_only=True):
     seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     variants: tuple[Variant, ...]
     environment: Environment
-    code: dict[str, str] = {}
+    code: dict[str, str] = msgspec.field(default_factory=dict)
     training_runs: tuple[TrainingRun, ...] = msgspec.field(default=(), name="trainings")
     untrained: tuple[Untrained, ...] = ()
 

@@ -33,6 +33,7 @@ from esbench.gate.gate import Gate
 from esbench.gate.records import ROUND_FACTOR, SAME, Opening, Settings, Timed, Verdict, split_method
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
+from esbench.schema import Strict
 from esbench.studies import newest_files, percent
 from esbench.text import escape, pluralize
 from esbench.units import ABSENT, format_number
@@ -62,11 +63,7 @@ MIN_SHARE = 0.9
 ONE_CELL, ALL_CELLS, CONTROL_WORK = "one cell", "all cells, by the mean", "control work"
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A record whose decoding rejects unknown fields."""
-
-
-class CellLogs(_Strict, frozen=True, kw_only=False):
+class CellLogs(Strict, frozen=True):
     """log(head / base) of a cell or control in each replicate.
 
     ``confirm`` uses all rounds, like a confirmation; ``screen`` uses the first third, like a screen.
@@ -77,7 +74,7 @@ class CellLogs(_Strict, frozen=True, kw_only=False):
     screen: tuple[float, ...]
 
 
-class Alarms(_Strict, frozen=True):
+class Alarms(Strict, frozen=True, kw_only=True):
     """Counts over resampled suites without a slowdown.
 
     Attributes:
@@ -101,7 +98,7 @@ class Alarms(_Strict, frozen=True):
     confirmed: float
 
 
-class Power(_Strict, frozen=True):
+class Power(Strict, frozen=True, kw_only=True):
     """Counts over resampled suites with a slowdown.
 
     Attributes:
@@ -126,7 +123,7 @@ class Power(_Strict, frozen=True):
         return self.found / self.suites
 
 
-class GateStudy(_Strict, frozen=True):
+class GateStudy(Strict, frozen=True, kw_only=True):
     """The log ratios of cells and controls; ``alarms`` and ``powers`` need enough replicates for a suite."""
 
     schema: int

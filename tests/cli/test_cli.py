@@ -131,9 +131,8 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
     assert captured.err.splitlines()[0].startswith("measuring suite quick on cpu")
     assert "Linear 128 -> 128, 256 members  forward (ms)" in captured.out
     assert "Flipped" in captured.out
-    lines = (captured.out + captured.err).splitlines()
-    assert len(lines) < 20
-    assert max(map(len, lines)) <= 100
+    assert len((captured.out + captured.err).splitlines()) < 20
+    assert max(map(len, captured.out.splitlines())) <= 100
     assert re.search(
         r"^\d+:\d\d elapsed, \d+:\d\d left  cell 1/\d+  set-up  Base  Linear", captured.err, re.MULTILINE
     )
@@ -159,15 +158,11 @@ def test_without_a_gpu_the_first_line_says_what_runs_instead(
     assert json.loads(captured.out)["failed"] == 0
 
 
-def test_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path below the working directory is relative; where a line has no room, its first folders go."""
+def test_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path below the working directory is relative."""
     monkeypatch.chdir(tmp_path)
     assert short_path(tmp_path / "results" / "a.jsonl") == "results/a.jsonl"
     assert short_path(Path("/elsewhere")) == "/elsewhere"
-    long = Path("/", *(f"folder{number}" for number in range(20)), "device", "run.jsonl")
-    assert short_path(long) == str(long)
-    assert short_path(long, 40) == "…/folder18/folder19/device/run.jsonl"
-    assert short_path(Path("a" * 50), 40) == "a" * 50
 
 
 def test_a_plug_in_file_is_measured_like_any_variant(

@@ -227,7 +227,7 @@ def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path
         ),
         (
             "raise SystemExit('it never\\nworked')\n",
-            r"PluginError: cannot load variants from their_variants\.py.*it never worked",
+            r"UserError: cannot load variants from their_variants\.py.*it never worked",
         ),
     ],
     ids=["greedy", "broken"],

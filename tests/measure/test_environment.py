@@ -16,10 +16,10 @@ import torch
 
 import esbench
 from esbench import git as git_module
+from esbench.errors import UserError
 from esbench.git import VARIABLE, GitError, code_hash, git
 from esbench.measure import environment as module
 from esbench.measure.environment import (
-    DeviceError,
     commit,
     cpu_name,
     device_uuid,
@@ -200,9 +200,9 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("13.0", "built for CUDA 13.0 and finds no usable GPU"),
     ):
         monkeypatch.setattr(torch.version, "cuda", built)
-        with pytest.raises(DeviceError, match=words) as error:
+        with pytest.raises(UserError, match=words) as error:
             resolve_device("cuda")
         assert "--device cpu" in str(error.value)
         assert "\n" not in str(error.value)
-    with pytest.raises(DeviceError, match="no device 'tpu'; available: auto, cpu, cuda"):
+    with pytest.raises(UserError, match="no device 'tpu'; available: auto, cpu, cuda"):
         resolve_device("tpu")

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from esbench import store
+from esbench.errors import UserError
 from esbench.measure import device_peaks, runner
 from esbench.measure.instruments import Instruments
 from esbench.measure.recorder import RunSummary
@@ -25,7 +26,7 @@ from esbench.measure.runner import run_cases
 from esbench.measure.timers import ClockError
 from esbench.report.analysis.run_selection import select_runs
 from esbench.schema import Checkpoint, Measurement, Phase, Record, Request, Run, RunEnd
-from esbench.store import ResumeError, Writer, read_results, read_run, read_unfinished, run_name
+from esbench.store import Writer, read_results, read_run, read_unfinished, run_name
 from tests import synthetic
 from tests.cli import cli_runner
 from tests.fakes import CASE, FakeScheme, World, raising
@@ -188,7 +189,7 @@ def test_a_large_file_is_compressed_when_its_run_ends(large: Path) -> None:
     assert read_run(path) == read_run(large) == (before, [])
     assert read_results(results) == ([before], [])
     assert select_runs(results, lambda _: Path("page")).runs == [before]
-    with pytest.raises(ResumeError, match="is complete"):
+    with pytest.raises(UserError, match="is complete"):
         read_unfinished(path)
     with Writer(results, synthetic.header("small")) as small:
         small.write(RunEnd(status="complete", wall_s=1.0))
@@ -353,9 +354,9 @@ def test_the_newest_unfinished_run_is_resumed(stored: Path) -> None:
     (stored.parent / "20980101T000000Z-quick-0001.jsonl").write_bytes(b"nonsense\n")
     assert store.find_unfinished(results, slug) == stored
     resume_and_end(stored)
-    with pytest.raises(ResumeError, match="nothing to resume"):
+    with pytest.raises(UserError, match="nothing to resume"):
         store.find_unfinished(results, slug)
-    with pytest.raises(ResumeError, match="is complete"):
+    with pytest.raises(UserError, match="is complete"):
         store.read_unfinished(stored)
 
 
@@ -376,7 +377,7 @@ def test_a_run_with_a_damaged_line_is_not_resumed(stored: Path) -> None:
     """The error names the line."""
     lines = stored.read_bytes().split(b"\n")
     stored.write_bytes(b"\n".join([*lines[:2], lines[2][:40], *lines[3:]]))
-    with pytest.raises(ResumeError, match=r":3: .*run again"):
+    with pytest.raises(UserError, match=r":3: .*run again"):
         store.read_unfinished(stored)
 
 

@@ -1,6 +1,5 @@
 """Comparisons of two runs; ``golden/examples.md`` has their tables."""
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from esbench.report.analysis.comparison import (
     different_devices,
     disturbed,
 )
-from esbench.report.tables.comparison import as_json, summary, text
+from esbench.report.tables.comparison import summary, text
 from esbench.schema import Row, Run
 from tests import synthetic
 from tests.report.report_cases import store
@@ -129,7 +128,7 @@ def test_other_differences_are_listed() -> None:
 
 
 def test_unusable_samples_are_no_numbers() -> None:
-    """Missing, NaN and huge samples on either side make a table and JSON without NaN."""
+    """Missing, NaN and huge samples on either side make a table without NaN."""
     odd: tuple[tuple[tuple[float, ...], ...], ...] = (
         *((), ((math.nan,),), ((math.inf, 1.0),)),
         *(((ns,),) * 8 for ns in (0.0, 1e24)),
@@ -140,7 +139,6 @@ def test_unusable_samples_are_no_numbers() -> None:
             comparison = side_by_side(a, b)
             assert len(comparison.pairs) == 1, samples
             assert not {"nan", "inf"} & set(text(comparison).split()), samples
-            json.dumps(as_json(comparison), allow_nan=False)
     (pair,) = side_by_side(*(replaced(times()[:1], samples=((ns,),) * 8) for ns in (1e-300, 1e24))).pairs
     assert (pair.ratio, pair.low, pair.high) == (None, None, None)
     uneven = [time_row(DENSE, SMALL, *(1 + index / 8 for index in range(8)))]
@@ -151,7 +149,7 @@ def test_unusable_samples_are_no_numbers() -> None:
 
 
 def test_command_shows_both_runs(tmp_path: Path) -> None:
-    """The command prints the tables and the coverage of its intervals, or an object with --json."""
+    """The command prints a summary, or all tables and the coverage of its intervals."""
     files = [stored(tmp_path, synthetic.run(times(f), run_id=f"run-{f:g}")) for f in (1.0, 2.0)]
     short = CliRunner().invoke(app, ["compare", *files]).stdout
     assert len(short.splitlines()) <= 10
@@ -161,11 +159,6 @@ def test_command_shows_both_runs(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert "not the differences between processes" in shown.stdout
     assert "2.00x to 2.00x" in shown.stdout
-    printed = json.loads(CliRunner().invoke(app, ["compare", *files, "--json"]).stdout)
-    assert (printed["a"], printed["b"]) == ("run-1", "run-2")
-    key = {"case": "Linear(256, 256)", "phase": "forward", "metric": "latency_ns", "method": "host"}
-    figures = {"a": 1e6, "b": 2e6, "ratio": 2.0, "low": 2.0, "high": 2.0}
-    assert printed["rows"][0] | {"variant": ""} == {"variant": "", **key, **figures}
 
 
 def test_summary_lists_the_largest_changes_with_and_without_interval() -> None:
@@ -186,7 +179,7 @@ def test_summary_lists_the_largest_changes_with_and_without_interval() -> None:
 
 
 def test_command_warns_first(tmp_path: Path) -> None:
-    """The first line warns of different devices or an invalid run; with --json it is on stderr."""
+    """The first line warns of different devices or an invalid run."""
     files = [stored(tmp_path, synthetic.run(times(), device_name=name)) for name in ("One GPU", "Other GPU")]
     assert isinstance(CliRunner().invoke(app, ["compare", *files]).exception, UserError)
     shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
@@ -197,9 +190,6 @@ def test_command_warns_first(tmp_path: Path) -> None:
     line = "INVALID, do not use these figures: B: throttled\n"
     shown = CliRunner().invoke(app, ["compare", *files])
     assert shown.stdout.startswith(line)
-    shown = CliRunner().invoke(app, ["compare", *files, "--json"])
-    assert shown.stderr == line
-    assert json.loads(shown.stdout)["invalid"] == {"a": [], "b": ["throttled"]}
 
 
 def test_names_break_no_line(tmp_path: Path) -> None:

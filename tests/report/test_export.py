@@ -149,8 +149,8 @@ def test_the_command_warns_of_problems_with_the_run(
         ("{folder}/foreign.jsonl --format csv", "export takes a run's .jsonl file"),
         ("{file} --format xml", "'xml' is not one of 'pytest-benchmark', 'github-action', 'csv'"),
         ("{file} --format csv --out {file}", "is the run itself: name another file"),
-        ("{file} --format csv --out {folder}", "is not a regular file: name a file"),
-        ("{file} --format csv --out {file}/out.csv", "run.jsonl is not a folder"),
+        ("{file} --format csv --out {folder}", ": Is a directory"),
+        ("{file} --format csv --out {file}/out.csv", "run.jsonl: File exists"),
     ):
         assert command("export", *arguments.format(file=file, folder=tmp_path).split()) == 2
         captured = capsys.readouterr()

@@ -17,7 +17,7 @@ from esbench.report.analysis.quality import (
     n_eff_of_replicates,
     percent_of_members,
 )
-from esbench.report.analysis.ranking import rankings
+from esbench.report.analysis.ranking import rankings, tied
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import ranking_sections
 from esbench.schema import Measurement, Row
@@ -159,7 +159,7 @@ def test_exact_estimates_are_before_all_others() -> None:
         ).of(case)
         assert {entry.variant for entry in ranked[:2]} == {ORTHOGONAL, SPARSE}
         assert ranked[0].step_ns == ms * 1e6
-        assert bool(ranked[0].tied_with(ranked)) == is_tied
+        assert bool(tied(ranked[0], ranked)) == is_tied
 
 
 def test_the_closed_form_is_used_unless_the_fit_contradicts_it() -> None:
@@ -210,7 +210,7 @@ def test_the_interval_of_the_step_counts_for_ties() -> None:
     steps = ((HADAMARD, [5.0] * 8), (LOW_RANK, [4, 5, 5, 6, 6, 6, 7, 8]))
     timed = [time_row(variant, SQUARE, *ms, phase="step") for variant, ms in steps]
     ranked = one_ranking(ranking_cases.run([*others, *timed])).of(SQUARE)
-    assert ranked[0].tied_with(ranked) == "tied with LowRankLinear(rank=1)"
+    assert [other.variant for other in tied(ranked[0], ranked)] == [LOW_RANK]
 
 
 def test_each_method_and_case_has_its_own_ranking() -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from esbench.report.readme import Page, ReadmeError, render
+from esbench.errors import UserError
+from esbench.report.readme import Page, render
 from esbench.schema import Variant
 from tests.report import ranking_cases
 from tests.report.report_cases import a_run, readme, store
@@ -52,7 +53,7 @@ def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
     page, file = Page(tmp_path), ranked(tmp_path)
     (row,) = [line for line in page.best_schemes(file).splitlines() if line.startswith("| Linear 64")]
     assert row == "| Linear 64 -\\> 64 | 1,024 | Hadamard | 40.0x | 5.00x | 5.00 | 1.00 |"
-    with pytest.raises(ReadmeError, match="dense noise has no n_eff per ms on any case"):
+    with pytest.raises(UserError, match="dense noise has no n_eff per ms on any case"):
         page.best_schemes(store(tmp_path, a_run()))
 
 
@@ -67,7 +68,7 @@ def test_the_output_of_recommend_is_a_block(tmp_path: Path) -> None:
     )
     assert max(map(len, shown.splitlines())) <= 80
     assert len(shown.strip().splitlines()) <= 2 + 12  # the fence
-    with pytest.raises(ReadmeError, match=r"has no n_eff per ms for 'Linear\(1, 1\)': use one of"):
+    with pytest.raises(UserError, match=r"has no n_eff per ms for 'Linear\(1, 1\)': use one of"):
         page.recommendation(file, "Linear(1, 1)")
 
 
@@ -95,7 +96,7 @@ def test_a_picture_has_the_caption_of_its_run(tmp_path: Path) -> None:
         ("c.svg", "2027-a", r"c\.svg: .*esbench report"),
         ("README.md", "2027-a", "README.md has no title: write it with `esbench report`"),
     ):
-        with pytest.raises(ReadmeError, match=words):
+        with pytest.raises(UserError, match=words):
             page.picture(file, f"results/cpu/{run}.jsonl")
 
 
@@ -110,7 +111,7 @@ def test_an_excerpt_is_the_first_table_below_a_heading(tmp_path: Path) -> None:
         ("page.md", "D", "page.md: there is no table below 'D'"),
         ("other.md", "B", "other.md: "),
     ):
-        with pytest.raises(ReadmeError, match=words):
+        with pytest.raises(UserError, match=words):
             page.excerpt(file, heading)
 
 
@@ -149,7 +150,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
     ):
         path.write_text(text.replace("CALL", call), encoding="utf-8")
         before = path.read_bytes()
-        with pytest.raises(ReadmeError) as raised:
+        with pytest.raises(UserError) as raised:
             render(path, check=False)
         message = str(raised.value)
         assert str(path) in message
@@ -158,7 +159,7 @@ def test_an_error_in_a_block_is_one_line(tmp_path: Path) -> None:
         assert path.read_bytes() == before
     for content in (b"\xff", b"[[[cog\n", b"[[[cog\n]]]\n"):
         path.write_bytes(content)
-        with pytest.raises(ReadmeError) as raised:
+        with pytest.raises(UserError) as raised:
             render(path, check=True)
         assert str(path) in str(raised.value)
         assert "\n" not in str(raised.value)

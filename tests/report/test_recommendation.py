@@ -119,13 +119,14 @@ def test_a_recommendation_says_that_single_weights_move_far() -> None:
 
 
 def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:
-    """A different shape or sigma is a different case; the ranked cases can be listed."""
+    """A different shape or sigma is a different case; the nearest ranked case can be named."""
     run = ranking_cases.run([*rows(), *rows(linear(128))])
     assert recommend([run], linear(32)) is None
     assert recommend([run], msgspec.structs.replace(SQUARE, sigma=0.5)) is None
     assert recommend([run], SQUARE, variants={variant("Unheard")}) is None
-    assert nearest([run], linear(100)) == [linear(128), linear(64)]
-    assert nearest([run], linear(60), 1) == [SQUARE]
+    assert nearest([run], linear(100)) == linear(128)
+    assert nearest([run], linear(60)) == SQUARE
+    assert nearest([], SQUARE) is None
 
 
 def test_a_variant_with_impossible_values_is_not_ranked() -> None:

@@ -1,12 +1,9 @@
 """The runs that a report shows, and the reasons why others are left out."""
 
-import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from esbench.cli import app
 from esbench.cli.options import print_problems
 from esbench.report.site import selection
 from esbench.schema import Request, RunEnd
@@ -59,34 +56,6 @@ def test_a_run_of_uncommitted_code_is_the_second_choice(tmp_path: Path) -> None:
     assert pages(tmp_path) == {"test-cpu/quick": "20260106"}
     store(tmp_path, a_run("20250101"))
     assert pages(tmp_path) == {"test-cpu/quick": "20250101"}
-
-
-def test_the_report_of_one_device(tmp_path: Path) -> None:
-    """Runs of other devices are left out; the name of a device is that in its runs, not of their folder."""
-    store(tmp_path, a_run("20260101"))
-    store(tmp_path, changed(a_run("20260201"), device_name="Test GPU"))
-    results = tmp_path / "results"
-    (results / "test-cpu").rename(results / "copied")
-    (results / "copied" / "bad.jsonl").write_text("{}\n")
-    arguments = ["report", "--results", str(results), "--out", str(tmp_path / "reports"), "--format", "csv"]
-    result = CliRunner().invoke(app, [*arguments, "--device", "test-cpu"])
-    assert "left out, of another device: 20260201\n" in result.stderr
-    assert "without its header the file holds no run" in result.stderr
-    assert "test-gpu" not in result.stdout
-    result = CliRunner().invoke(app, [*arguments, "--device", "copied"])
-    assert str(result.exception).endswith("available: test-cpu, test-gpu")
-
-
-def test_only_files_are_read(tmp_path: Path) -> None:
-    """A pipe, whose reading would never end, and a folder are passed over."""
-    store(tmp_path, a_run("20260101"))
-    os.mkfifo(tmp_path / "results/test-cpu/pipe.jsonl")
-    (tmp_path / "results/test-cpu/folder.jsonl").mkdir()
-    assert pages(tmp_path) == {"test-cpu/quick": "20260101"}
-    result = CliRunner().invoke(
-        app, ["export", str(tmp_path / "results/test-cpu/pipe.jsonl"), "--format=csv"]
-    )
-    assert "not a regular file" in str(result.exception)
 
 
 def test_bad_lines_of_a_file_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,13 +170,14 @@ def test_odd_samples_are_shown_and_unreadable_ones_are_problems(tmp_path: Path) 
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
-    """Only a folder without runs is an error, not runs without rows."""
+    """A folder without a run that has rows is an error; the page says which runs have none."""
     results = tmp_path / "results"
     results.mkdir()
-    assert str(CliRunner().invoke(app, report(tmp_path)).exception).startswith(f"no runs in {results}:")
+    message = f"no run with rows in {results}:"
+    assert str(CliRunner().invoke(app, report(tmp_path)).exception).startswith(message)
     store(tmp_path, synthetic.run([], run_id=WHOLE))
     result = CliRunner().invoke(app, report(tmp_path))
-    assert str(result.exception).startswith(f"no run with rows in {results}:")
+    assert str(result.exception).startswith(message)
     assert f"left out, without a row: {WHOLE}" in result.stderr
     page = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
     assert f"left out, without a row: {WHOLE}" in page

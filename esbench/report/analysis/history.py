@@ -237,11 +237,7 @@ def _choose(
     cases: str,
     left_out: Sequence[str],
 ) -> list[tuple[Key, Variant]]:
-    """Return the series that match the globs.
-
-    Raises:
-        UserError: no series matches; the message contains why runs were ``left_out``.
-    """
+    """Return the series that match the globs; if none does, raise a UserError that has ``left_out``."""
     known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))
 
     def is_chosen(key: Key, variant: Variant) -> bool:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from esbench.schema import (
@@ -123,10 +123,6 @@ class Grid:
     def peak(self, variant: Variant, case: Case) -> Measurement | None:
         """Return the peak memory of a cell's variant in this phase; its method is not that of the times."""
         return self._peaks.get((variant, case))
-
-    def with_metric(self, metric: str) -> "Grid":
-        """Return the same cells in another metric."""
-        return replace(self, metric=metric)
 
     def largest(self, variant: Variant, case: Case) -> Measurement | None:
         """Return the row of the largest population of a case that fits, if it was searched for."""

@@ -200,11 +200,7 @@ def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
 
 
 def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
-    """Return n_eff and its interval from a row of replicates.
-
-    Raises:
-        ValueError: there is no such number, see :func:`n_eff_of_replicates`.
-    """
+    """Return n_eff and its interval from a row of replicates; see :func:`n_eff_of_replicates` for errors."""
     return n_eff_of_replicates(_replicates(row), row.case.members, part.share)
 
 

@@ -19,7 +19,6 @@ from esbench.report.analysis.roofline import impossible
 from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import DENSE, WRONG_RESULT, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
-from esbench.text import first_names
 from esbench.units import format_value
 
 NOISE = "noise_bytes"
@@ -122,11 +121,6 @@ class RankedVariant:
         fast, slow = (step.low, step.high) if step else (self.step_ns, self.step_ns)
         highest_rate = self.effective.high / fast if fast > 0 else math.inf
         return (self.effective.low / slow, -slow), (highest_rate, -fast)
-
-    def tied_with(self, others: Iterable["RankedVariant"]) -> str:
-        """Return ``"tied with A, B"`` for the variants of :func:`tied`, or ``""``."""
-        names = [other.label for other in tied(self, others)]
-        return f"tied with {first_names(names)}" if names else ""
 
     @property
     def is_single(self) -> bool:
@@ -234,35 +228,33 @@ class Rankings:
             peak=self._largest_rows.get((variant, case, PEAK)),
             law=self.qualities.rows_of_law(variant, case),
             skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None)
-            or self._wrong.get((variant, case))
-            or self._impossible(variant, case)
+            or self._failed.get((variant, case))
             or self._loaded(variant, case),
         )
 
     @cached_property
-    def _wrong(self) -> dict[tuple[Variant, Case], Skipped]:
-        """The rows of wrong results in any phase: such a variant has no rank, even if its step is right."""
-        return {
-            (row.variant, row.case): msgspec.structs.replace(row, reason=f"{row.phase}: {row.reason}")
-            for row in self.grid.run.skipped
-            if row.reason.startswith(WRONG_RESULT)
-        }
+    def _failed(self) -> dict[tuple[Variant, Case], Skipped]:
+        """The reasons of variants with an impossible number, or with a wrong result in any phase.
 
-    def _impossible(self, variant: Variant, case: Case) -> Skipped | None:
-        if (variant, case) not in self._contradictions:
-            return None
-        reason = f"impossible: {self._contradictions[variant, case]}"
-        return Skipped(variant=variant, case=case, phase="step", status="failed", reason=reason)
+        Such a variant has no rank, even if its step is right.
+        """
+        run = self.grid.run
+        failed = {
+            (variant, case): Skipped(
+                variant=variant, case=case, phase="step", status="failed", reason=f"impossible: {reason}"
+            )
+            for (variant, case), reason in impossible(run).items()
+        }
+        for row in run.skipped:
+            if row.reason.startswith(WRONG_RESULT):
+                reason = f"{row.phase}: {row.reason}"
+                failed[row.variant, row.case] = msgspec.structs.replace(row, reason=reason)
+        return failed
 
     def _loaded(self, variant: Variant, case: Case) -> Skipped | None:
-        if case not in self.unreliable:
+        if not (reason := self.unreliable.get(case)):
             return None
-        reason = self.unreliable[case]
         return Skipped(variant=variant, case=case, phase="step", status="unavailable", reason=reason)
-
-    @cached_property
-    def _contradictions(self) -> dict[tuple[Variant, Case], str]:
-        return impossible(self.grid.run)
 
     @cached_property
     def _largest_rows(self) -> dict[tuple[Variant, Case, str], Measurement]:
@@ -461,17 +453,16 @@ def _limited(ranked: RankedVariant, limit_bytes: float) -> RankedVariant:
     return replace(ranked, skipped=skipped)
 
 
-def nearest(runs: Iterable[Run], case: Case, count: int = 3) -> list[Case]:
-    """Return the ranked cases nearest in size to a case, those of its operator first."""
+def nearest(runs: Iterable[Run], case: Case) -> Case | None:
+    """Return the ranked case nearest in size to a case, of the same operator if there is one."""
 
-    def distance(other: Case) -> tuple[bool, float]:
-        sizes = [
-            (compared.out_channels, compared.in_channels, compared.members) for compared in (case, other)
-        ]
-        return other.operator != case.operator, sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
+    def distance(other: Case) -> tuple[bool, float, str]:
+        sizes = [(sized.out_channels, sized.in_channels, sized.members) for sized in (case, other)]
+        of_sizes = sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
+        return other.operator != case.operator, of_sizes, other.label
 
     all_rankings = (
         ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator)
     )
     known = {ranked_case for ranking in all_rankings for ranked_case in ranking.cases}
-    return sorted(known, key=lambda ranked_case: (distance(ranked_case), ranked_case.label))[:count]
+    return min(known, key=distance, default=None)

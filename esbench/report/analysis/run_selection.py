@@ -14,54 +14,42 @@ class RunSelection:
 
     Attributes:
         pages: the run that each page shows.
-        runs: all runs with rows, of the devices of the report.
-        devices: the short names of all devices with runs, as ``--device`` takes them.
+        runs: all runs with rows.
         left_out: a line for each reason why runs have no page.
         problems: files and lines that could not be read.
     """
 
     pages: dict[Path, Run]
     runs: list[Run]
-    devices: list[str]
     left_out: list[str]
     problems: list[Problem]
 
 
-def select_runs(results: Path, page: Callable[[Run], Path], device: str | None = None) -> RunSelection:
+def select_runs(results: Path, page: Callable[[Run], Path]) -> RunSelection:
     """Read all runs below a results folder and select the one that each page shows.
 
-    Args:
-        results: the folder.
-        page: maps a run to the page it belongs on.
-        device: the short name of the only device to show, None for all.
+    ``page`` returns the page that a run belongs on.
     """
     all_runs, problems = read_results(results)
-    runs = [run for run in all_runs if run.rows and device in {None, run.header.environment.slug}]
+    runs = [run for run in all_runs if run.rows]
     by_page: dict[Path, list[Run]] = {}
     for run in runs:
         by_page.setdefault(page(run), []).append(run)
     pages = {path: select_newest(runs_of_page) for path, runs_of_page in sorted(by_page.items())}
     by_reason: dict[str, list[str]] = {}
     for run in all_runs:
-        shown = pages.get(page(run))
-        if run is not shown:
-            by_reason.setdefault(_why_left_out(run, is_shown_device=run in runs), []).append(
-                run.header.run_id
-            )
+        if run is not pages.get(page(run)):
+            by_reason.setdefault(_why_left_out(run), []).append(run.header.run_id)
     left_out = []
     for reason, ids in sorted(by_reason.items()):
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-        newest = max(ids)
-        left_out.append(f"left out, {reason}: {newest}{more}")
-    devices = sorted({run.header.environment.slug for run in all_runs})
-    return RunSelection(pages, runs, devices, left_out, problems)
+        left_out.append(f"left out, {reason}: {max(ids)}{more}")
+    return RunSelection(pages, runs, left_out, problems)
 
 
-def _why_left_out(run: Run, *, is_shown_device: bool) -> str:
+def _why_left_out(run: Run) -> str:
     if not run.rows:
         return "without a row"
-    if not is_shown_device:
-        return "of another device"
     doubts = [*flaws(run), *(["has uncommitted changes"] if run.header.environment.dirty else [])]
     return f"it {' and '.join(doubts)}" if doubts else "superseded by a newer run"
 

@@ -11,9 +11,11 @@ from importlib import resources
 
 from esbench.report.tables.table import Block, Section
 from esbench.schema import Run
-from esbench.text import file_name, one_line, shorten_label
+from esbench.text import cut, file_name, one_line
 
 REFERENCES = "references.bib"
+_LONGEST = 60
+"""The most characters of a caption, and of the name of a variant."""
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     **{letter: f"\\{letter}" for letter in "{}#$%&_"},
@@ -100,7 +102,7 @@ def _table(section: Section, block: Block, key: str, *, intervals: bool) -> str:
         " & ".join([_breakable(name), *(_typeset(_shorten(cell)) for cell in cells)])
         for name, cells in zip(table.labels, table.texts(intervals=intervals), strict=True)
     ]
-    caption = _typeset(shorten_label(block.title))
+    caption = _typeset(cut(one_line(block.title), _LONGEST))
     # A heading of several words has two lines, because the columns of a paper are narrow.
     heads = [_typeset(heading).split(" ", 1) for heading in (table.corner, *table.headings)]
     upper, lower = ([head[0] if len(head) > 1 else "" for head in heads], [head[-1] for head in heads])
@@ -144,4 +146,4 @@ def _typeset(text: str) -> str:
 def _breakable(name: str) -> str:
     """Return the name of a variant, escaped, with line breaks allowed between its options and words."""
     between = r"(?<=[(,=])|(?<=\\_)|(?<=[a-z])(?=[A-Z])"
-    return re.sub(between, r"\\allowbreak{}", escape(shorten_label(name)))
+    return re.sub(between, r"\\allowbreak{}", escape(cut(one_line(name), _LONGEST)))

@@ -109,11 +109,7 @@ class Plot(NamedTuple):
 
 
 def find(name: str) -> Plot:
-    """Return the plot of that name.
-
-    Raises:
-        UserError: no plot has this name.
-    """
+    """Return the plot of that name; raise a UserError if there is none."""
     if name not in PLOTS:
         raise UserError(f"no plot {name!r}; available: {', '.join(PLOTS)}")
     return PLOTS[name]
@@ -183,14 +179,9 @@ def _ranked(run: Run, _: Phase | None) -> Iterator[Rankings]:
         yield from (ranking for ranking in rankings(run, operator) if ranking.grid.method != UNMEASURED)
 
 
-def _kappas(run: Run, _: Phase | None) -> Iterator[Grid]:
+def _of_quality(run: Run, _: Phase | None, metric: str) -> Iterator[Grid]:
     for operator in operators(run):
-        yield from quality_grids(run, operator, KAPPA, LINEAR)
-
-
-def _shares(run: Run, _: Phase | None) -> Iterator[Grid]:
-    for operator in operators(run):
-        yield from quality_grids(run, operator, EFFECTIVE, LINEAR)
+        yield from quality_grids(run, operator, metric, LINEAR)
 
 
 _STEP = "a run with the phases step and quality"
@@ -227,12 +218,17 @@ PLOTS = {
         roofline,
         _timed,
     ),
-    "kappa": Plot("fitted kappa against its closed form", "a run with the phase quality", kappa, _kappas),
+    "kappa": Plot(
+        "fitted kappa against its closed form",
+        "a run with the phase quality",
+        kappa,
+        partial(_of_quality, metric=KAPPA),
+    ),
     "kept-population": Plot(
         "share of the members kept, over the population",
         "a run with the phase quality and three populations, such as suite quality",
         kept_members,
-        _shares,
+        partial(_of_quality, metric=EFFECTIVE),
     ),
 }
 """Name -> plot."""

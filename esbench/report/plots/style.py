@@ -290,7 +290,7 @@ def missing_reason(row: Row | None, longest: int = 60) -> str:
     """Return why a cell of a table has no number, in at most ``longest`` characters."""
     if isinstance(row, Measurement):
         return "no usable samples"
-    return captions.shorten(row.reason, longest) if row else "not measured"
+    return captions.short_reason(row.reason, longest) if row else "not measured"
 
 
 # Axes and labels

@@ -1,4 +1,4 @@
-"""A comparison of two runs as text for a terminal, and as JSON."""
+"""A comparison of two runs as text for a terminal."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from statistics import median
 from tabulate import tabulate
 
 from esbench.report import captions
-from esbench.report.analysis.comparison import Comparison, Pair, differences, different_devices
+from esbench.report.analysis.comparison import Comparison, Pair, differences
 from esbench.schema import Run
 from esbench.text import first_names, one_line
 from esbench.units import ABSENT, format_multiplier, format_value
@@ -88,25 +88,6 @@ def text(comparison: Comparison) -> str:
             ]
             parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
     return "\n\n".join(parts) + "\n"
-
-
-def as_json(comparison: Comparison) -> dict[str, object]:
-    """Return the comparison as a JSON object, values in the unit of their metric."""
-    return {
-        "a": comparison.a.header.run_id,
-        "b": comparison.b.header.run_id,
-        "different_devices": different_devices(comparison.a, comparison.b),
-        "invalid": {name.lower(): run.end.invalid if run.end else () for name, run in _sides(comparison)},
-        "differences": differences(comparison.a, comparison.b),
-        "interval": INTERVAL,
-        "rows": [
-            pair.key.names | dict(zip(Pair._fields[1:], pair[1:], strict=True)) for pair in comparison.pairs
-        ],
-        "counts": [pair.key.names | {"a": pair.a, "b": pair.b} for pair in comparison.counts],
-        "equal_counts": comparison.equal,
-        "only_in_a": [row.key.names | {"reason": row.reason} for row in comparison.only_a],
-        "only_in_b": [row.key.names | {"reason": row.reason} for row in comparison.only_b],
-    }
 
 
 def _sides(comparison: Comparison) -> tuple[tuple[str, Run], tuple[str, Run]]:

@@ -179,7 +179,7 @@ def _multipliers(grid: Grid, filler: GridTable, multiplier: Multiplier) -> Block
 
 
 def _host_and_device(grid: Grid, filler: GridTable) -> Block | None:
-    host = grid.with_metric(HOST)
+    host = replace(grid, metric=HOST)
     if grid.metric != LATENCY or not host.cells:
         return None
 

@@ -86,11 +86,11 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         notes,
     )
     first = next((entry for entry in ranked if entry.rate is not None), None)
-    tied = first.tied_with(ranked) if first else ""
+    ties = [other.label for other in tied(first, ranked)] if first else []
     wasteful = [entry for entry in ranked if entry.wastes_members]
     footnotes = [
         *notes,
-        *([f"first, {first.label}: {tied}"] if first and tied else []),
+        *([f"first, {first.label}: tied with {first_names(ties)}"] if first and ties else []),
         *([_wasted_note(case, wasteful)] if wasteful else []),
         *([_EXACT_NOTE] if any(entry.is_exact for entry in ranked) else []),
         *([_MORE_NOTE] if any(cell.text() == MORE for row in table.cells for cell in row) else []),

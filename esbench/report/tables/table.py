@@ -210,7 +210,7 @@ class Footnotes:
 
     def skipped_cell(self, row: Skipped, more: str = "") -> Cell:
         """Return a cell of a row without a number: a short reason, and a footnote with the whole one."""
-        hint = "failed" if row.status == "failed" else captions.shorten(row.reason)
+        hint = "failed" if row.status == "failed" else captions.short_reason(row.reason)
         return Cell(self.mark(f"{hint}{more}", f"{row.status}: {row.reason}"), skipped=row)
 
     def mark(self, text: str, note: str) -> str:

@@ -20,8 +20,6 @@ CONTROLS = (
 _FEW = 0.5
 """The fastest step is mentioned if it keeps a smaller share of its members."""
 _TOO_FEW = re.compile(r"\d+ rounds? of the step: too few for an interval")
-_NAMED = 5
-"""Tied variants that are named."""
 
 
 class Task(NamedTuple):
@@ -240,13 +238,10 @@ def _tied_rows(best: Row, rows: Sequence[Row], metric: str) -> list[Row]:
 
 def _ties_note(best: Row, equals: Sequence[Row], shown: Sequence[Row]) -> list[str]:
     """Return a sentence that names the tied variants, unless all of them are shown."""
-    names = [row.variant.name for row in equals]
     if all(row in shown for row in equals):
         return []
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return [
-        f"Tied with {best.variant.name}: {', '.join(names[:_NAMED])}{more}. Their 95 % intervals overlap."
-    ]
+    names = first_names([row.variant.name for row in equals])
+    return [f"Tied with {best.variant.name}: {names}. Their 95 % intervals overlap."]
 
 
 def _why(row: Row, best: Row) -> str:

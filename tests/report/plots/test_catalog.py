@@ -92,7 +92,7 @@ def test_the_page_of_a_run_has_its_standard_plots() -> None:
 
 
 def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None:
-    """Options set width, format, device, suite and file; stderr names the plot and damaged lines."""
+    """Options set width, format, device and file; stderr names the plot and damaged lines."""
     store(tmp_path, a_run("20260101T000000Z-quick-0001"))
     older = store(tmp_path, a_run("20250101T000000Z-readme-0002", suite="readme"))
     store(tmp_path, a_run("20240101T000000Z-quick-0003", device_name="GPU 1"))
@@ -101,7 +101,7 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
     results = f"--results {tmp_path / 'results'}"
     phase = "--operator Conv2d --phase update --cases '(16,*' --variants Perturbed"
     for arguments, suffix, begins, message in (
-        (f"--device test-cpu --suite readme {results}", ".PDF", b"%PDF", "readme-0002"),
+        (f"--device test-cpu {results}", ".PDF", b"%PDF", "quick-0001"),
         (f"--run {tmp_path / older} --width column", ".svg", b'width="237.6pt"', ".jsonl:"),
         (f"--device gpu-1 {results}", ".png", b"\x89PNG", "quick-0003"),
         (f"--device gpu-1 {results} {phase}", ".svg", b'width="496.8pt"', "Conv2d, update: Perturbed takes"),
@@ -136,7 +136,6 @@ def test_bad_usage_of_the_command_is_one_line(
         ("--out a.svg --width poster", "--width poster: expected column or page"),
         ("--out a.svg --phase quality", "nothing to draw with phase quality"),
         ("--out a.svg --device nope", "no device 'nope' has runs in"),
-        ("--out a.svg --suite nope", "no run of suite 'nope'; available: quick"),
         ("--out a.svg --run no.jsonl", "--run takes a file, such as results/"),
     ):
         assert plot(f"multipliers {arguments}") == 2
