@@ -5,6 +5,7 @@ Sigma, the bias and its noise, and the antithetic halves are handled here, once 
 
 import difflib
 import fnmatch
+import functools
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,11 +209,10 @@ class PerturbedLayer:
             message = f"{label}: {layer_scheme}: {reason}"
             raise UnsupportedError(message)
         layer = cls(name, weight, bias, layer_scheme, groups, module, weight_name, bias_name)
-        try:  # sample() raises if an option of the scheme does not fit the weight
-            layer.sample(0, 0, range(1), device="meta")
-        except UnsupportedError as error:
-            message = f"{label}: {error}"
-            raise UnsupportedError(message) from None
+        grouped = layer.split_groups(weight.detach().to("meta"))
+        if reason := _find_misfit(layer_scheme, grouped.shape, weight.dtype):
+            message = f"{label}: {reason}"
+            raise UnsupportedError(message)
         return layer
 
     @cached_property
@@ -734,6 +734,18 @@ def _parameter_names(module: nn.Module) -> list[tuple[str, str]]:
     if not isinstance(module, SUPPORTED):
         return [(name, "") for name, _ in module.named_parameters(recurse=False)]
     return [("weight", "bias")]
+
+
+@functools.lru_cache(2**12)  # drawing on the meta device takes milliseconds
+def _find_misfit(scheme: AnyScheme, shape: torch.Size, dtype: torch.dtype) -> str:
+    """Return which option of a scheme does not fit a weight [g, o, i, *taps], or ``""``."""
+    weight = torch.empty(shape, dtype=dtype, device="meta")
+    stream = STREAMS[scheme.stream](0, 0, "weight", range(1), weight.device, dtype)
+    try:
+        scheme.prepare(scheme.sample(weight, stream), weight, 1.0)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 def _suggest(pattern: str, names: Iterable[str]) -> str:

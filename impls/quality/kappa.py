@@ -34,6 +34,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class Subject:
     sigma: float = 0.02
     seed: int = 0
 
-    @property
+    @cached_property
     def layers(self) -> list[PerturbedLayer]:
         """The perturbed layers of the model."""
         return perturbed_layers(trainable_modules(self.model, ()), {"*": self.scheme})
@@ -105,6 +106,11 @@ class Subject:
             warn=False,
         )
 
+    @cached_property
+    def _populations(self) -> dict[int, Population]:
+        """The populations to sample from, by the number of members to sample."""
+        return {}
+
     def sample(self, step: int, count: int, *, update_directions: bool = False) -> Tensor:
         """Return the dense noise of randomly chosen members of one step, [count, d] in float32.
 
@@ -120,7 +126,10 @@ class Subject:
             UnavailableError: the noise of the whole population is needed, and takes too much memory.
 
         """
-        population = self.population(None if self._samples_whole_population(count) else count)
+        if count not in self._populations:
+            is_whole = self._samples_whole_population(count)
+            self._populations[count] = self.population(self.members if is_whole else count)
+        population = self._populations[count]
         noise = population.sample(step)
         rng = random.Random(f"{self.seed} {self.scheme} {step}")  # noqa: S311  not for cryptography
         members = sorted(rng.sample(range(population.members), count))

@@ -35,9 +35,7 @@ def quality_metrics(subject: Subject) -> Iterator[QualityMetric]:
     yield from _pair_metrics(subject, sampled)
     yield QualityMetric("largest_change", ONE_WEIGHT, tuple(moments.largest for moments in sampled))
     yield from _spectrum_metrics(subject)
-    # Each call compares a step with the next; the pairs of steps do not overlap.
-    values = (correlations(subject, 2 * step) for step in range(kappa.REPLICATES))
-    layers, steps = zip(*values, strict=True)
+    layers, steps = zip(*correlations(subject), strict=True)
     yield QualityMetric("correlation", "layers", layers)
     yield QualityMetric("correlation", "steps", steps)
 
@@ -156,11 +154,12 @@ def spectrum(subject: Subject) -> tuple[tuple[float, ...], float]:
     return tuple(scaled[index] for index in sorted(indices)), float(squares.sum() / squares.max())
 
 
-def correlations(subject: Subject, step: int) -> tuple[float, float]:
-    """Return the mean correlation coefficient of entries of successive layers, and of successive steps.
+def correlations(subject: Subject) -> Iterator[tuple[float, float]]:
+    """Yield the mean correlation coefficient of entries of successive layers, and of successive steps.
 
-    A model of one layer is paired with its copy. Layers of different shapes that draw from the same stream
-    have the same first entries of the first member; so only these are compared.
+    There is one value of each for every pair of steps (0, 1), (2, 3), ... A model of one layer is paired with
+    its copy. Layers of different shapes that draw from the same stream have the same first entries of the
+    first member; so only these are compared.
     """
     has_one_layer = len(subject.layers) == 1
     model = nn.ModuleList([subject.model, copy.deepcopy(subject.model)]) if has_one_layer else subject.model
@@ -173,10 +172,11 @@ def correlations(subject: Subject, step: int) -> tuple[float, float]:
         dense = population.dense_noise(population.sample(step))
         return [value.flatten(1).float() for name, value in dense.items() if name.endswith("weight")]
 
-    noise, next_noise = weight_noise(step), weight_noise(step + 1)
-    layers = [_correlation_coefficient(a, b) for a, b in itertools.pairwise(noise)]
-    steps = [_correlation_coefficient(a, b) for a, b in zip(noise, next_noise, strict=True)]
-    return sum(layers) / len(layers), sum(steps) / len(steps)
+    for step in range(0, 2 * kappa.REPLICATES, 2):
+        noise, next_noise = weight_noise(step), weight_noise(step + 1)
+        layers = [_correlation_coefficient(a, b) for a, b in itertools.pairwise(noise)]
+        steps = [_correlation_coefficient(a, b) for a, b in zip(noise, next_noise, strict=True)]
+        yield sum(layers) / len(layers), sum(steps) / len(steps)
 
 
 def _correlation_coefficient(a: Tensor, b: Tensor) -> float:

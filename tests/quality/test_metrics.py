@@ -96,16 +96,18 @@ class Replayed(Perturbed):
 
 def test_equal_noise_of_layers_and_steps_is_a_correlation_of_one() -> None:
     """Noise repeated across layers and steps has a correlation of 1; independent noise has about 0."""
-    layers, steps = metrics.correlations(Subject(linear(), Replayed(), 8), 0)
+    layers, steps = next(metrics.correlations(Subject(linear(), Replayed(), 8)))
     assert (layers, steps) == pytest.approx((1.0, 1.0))
-    layers, steps = metrics.correlations(Subject(linear(), Perturbed(), 8), 0)
+    layers, steps = next(metrics.correlations(Subject(linear(), Perturbed(), 8)))
     error = 1 / math.sqrt(metrics.CORRELATED_MEMBERS * 480)
     assert abs(layers) < 4 * error
     assert abs(steps) < 4 * error
-    _, steps = metrics.correlations(Subject(linear(), Replayed(period=2), 8), 0)
+    _, steps = next(metrics.correlations(Subject(linear(), Replayed(period=2), 8)))
     assert abs(steps) < 4 * error  # successive steps are compared
     # For layers of different shapes, the same stream is found by comparing their first values.
-    layers, _ = metrics.correlations(Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8), 0)
+    layers, _ = next(
+        metrics.correlations(Subject(nn.Sequential(linear(24, 20), linear(7, 24)), Replayed(), 8))
+    )
     assert layers == pytest.approx(1.0)
 
 
