@@ -119,6 +119,11 @@ class Variant(Strict, frozen=True, kw_only=True):
         """The label without an operator, as ``--variants`` matches it."""
         return self._label("")
 
+    @property
+    def unfused_scheme(self) -> str:
+        """The scheme; for a fused kernel the one that it computes: ``Flipped`` for ``FusedFlipped``."""
+        return self.scheme.removeprefix("Fused")
+
     def label(self, operator: str) -> str:
         """Return the row heading: ``SparsePerturbedLinear(k=2)``; a baseline is just ``Base``."""
         return self._label("" if self.baseline else operator)

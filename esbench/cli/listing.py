@@ -63,7 +63,7 @@ def list_(
         return
     schemes: dict[str, list[Entry]] = {}
     for entry in entries:
-        schemes.setdefault(entry.variant.scheme.removeprefix("Fused"), []).append(entry)
+        schemes.setdefault(entry.variant.unfused_scheme, []).append(entry)
     for group in (*_FAMILIES, _OTHER_SCHEMES, _BASELINES, _WORKLOADS):
         lines = {
             scheme + _counts(entries_of_scheme): _summary(entries_of_scheme[0])

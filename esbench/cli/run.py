@@ -313,11 +313,7 @@ def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None
     """Raise a UserError if the machine or the code of an unfinished run has changed."""
     from esbench.measure.environment import differences
 
-    changes = differences(past.header.environment, here)
-    changes += [
-        f"the code of {name}" for name in past.header.code if past.header.code[name] != code.get(name)
-    ]
-    if changes:
+    if changes := differences(past.header.environment, here, past.header.code, code):
         raise UserError(
             f"run {past.header.run_id} cannot be resumed, because these have changed: {'; '.join(changes)}; "
             "run without --resume"

@@ -6,7 +6,7 @@ import importlib.metadata
 import inspect
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,14 +108,19 @@ def device_uuid(device: str) -> str | None:
         return None
 
 
-def differences(left: Environment, right: Environment) -> list[str]:
-    """Return a text for each field that differs, except for the VOLATILE ones.
+def differences(
+    before: Environment, now: Environment, code_before: Mapping[str, str], code_now: Mapping[str, str]
+) -> list[str]:
+    """Return a text for each field of the environment, except for the VOLATILE ones, and code that differs.
 
-    An interrupted run is resumed only in an environment without such differences.
+    What was interrupted is resumed only without such differences. The code is that of :func:`source_hashes`.
     """
     names = [name for name in Environment.__struct_fields__ if name not in VOLATILE]
-    pairs = [(name, getattr(left, name), getattr(right, name)) for name in names]
-    return [f"{name.replace('_', ' ')} {_format(a)} vs {_format(b)}" for name, a, b in pairs if a != b]
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in names]
+    changes = [f"{name.replace('_', ' ')} {_format(a)} vs {_format(b)}" for name, a, b in pairs if a != b]
+    return changes + [
+        f"the code of {name}" for name, code in code_before.items() if code != code_now.get(name)
+    ]
 
 
 def _format(value: object) -> str:

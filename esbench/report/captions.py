@@ -22,7 +22,6 @@ from esbench.store import PUBLISHED
 from esbench.text import pluralize
 from esbench.units import format_number, format_value
 
-_COMMIT_DIGITS = 7
 _MAX_BATCHES = 4
 """If there are more batches, only the first and the last are named."""
 _CELL_CHARS = 28
@@ -136,6 +135,12 @@ def device(run: Run) -> str:
     return run.header.environment.device_name
 
 
+def device_and_threads(run: Run) -> str:
+    """Return the name of the device, and of a CPU the threads of the run: ``AMD EPYC (2 threads)``."""
+    here = run.header.environment
+    return here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
+
+
 def source(run: Run) -> str:
     """Return the device and, if the run is from a publication, its name."""
     name = device(run)
@@ -147,22 +152,15 @@ def origin(run: Run) -> str:
     environment = run.header.environment
     if is_published(run):
         return f"{source(run)}, not measured by esbench."
-    commit = f"commit {short_commit(run)}" if environment.commit else "commit unknown"
+    commit = f"commit {environment.commit[:7]}" if environment.commit else "commit unknown"
     commit += " with uncommitted changes" if environment.dirty else ""
-    where = environment.device_name
-    if environment.device == "cpu":
-        where += f" ({pluralize(environment.threads, 'thread')})"
+    part = f" Part of the suite: {partial_request(run)}." if partial_request(run) else ""
     return (
-        f"{invalid_note(run)}{where}, suite {run.header.suite} of {run.header.started[:10]}, "
-        f"run {run.header.run_id}, {commit}, esbench {environment.esbench}, torch {environment.torch}."
-        f"{_partial_note(run)}{unfinished_note(run)}{_disturbed_note(run)}"
+        f"{invalid_note(run)}{device_and_threads(run)}, "
+        f"suite {run.header.suite} of {run.header.started[:10]}, run {run.header.run_id}, "
+        f"{commit}, esbench {environment.esbench}, torch {environment.torch}."
+        f"{part}{unfinished_note(run)}{_disturbed_note(run)}"
     )
-
-
-def short_commit(run: Run) -> str | None:
-    """Return the first digits of the commit, None if it is unknown."""
-    commit = run.header.environment.commit
-    return commit[:_COMMIT_DIGITS] if commit else None
 
 
 def short_origin(run: Run) -> str:
@@ -221,10 +219,6 @@ def _widths(ratios: Sequence[Ratio]) -> str:
     return (
         f"; 95 % intervals for {len(widths)} of {len(ratios)} cells: ±{usual} in the median, ±{worst} at most"
     )
-
-
-def _partial_note(run: Run) -> str:
-    return f" Part of the suite: {partial_request(run)}." if partial_request(run) else ""
 
 
 def _disturbed_note(run: Run) -> str:

@@ -59,9 +59,7 @@ def check_resumable(study: Study, entries: Sequence[Entry], environment: Environ
     if not study.remaining_runs():
         raise UserError(f"{study.study_id} is complete: there is nothing to resume")
     code = _code([entry for entry in entries if entry.variant in study.variants])
-    changes = differences(study.environment, environment)
-    changes += [f"the code of {name}" for name in study.code if study.code[name] != code.get(name)]
-    if changes:
+    if changes := differences(study.environment, environment, study.code, code):
         raise UserError(
             f"{study.study_id} cannot be resumed, because this changed: {'; '.join(changes)}; "
             "start a new study without --resume"

@@ -45,7 +45,7 @@ def test_the_environment_of_a_cpu_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert here.threads == torch.get_num_threads()
     assert here.memory_bytes > 2**20
     assert (here.cuda, here.driver, here.uuid, here.foreign, here.idle_w) == (None, None, None, (), None)
-    assert differences(here, environment("cpu")) == []
+    assert differences(here, environment("cpu"), {}, {}) == []
     monkeypatch.setattr(psutil, "getloadavg", Mock(side_effect=OSError))
     assert environment("cpu").load is None
     rule = tmp_path / "scaling_governor"
@@ -89,14 +89,14 @@ def test_differences_between_two_environments() -> None:
     """Each difference has both values; load, other processes and idle power are not compared."""
     here = synthetic.environment()
     there = msgspec.structs.replace(here, commit="def", dirty=True, uuid=UUID, memory_bytes=2**31)
-    assert differences(here, there) == [
+    assert differences(here, there, {}, {}) == [
         f"memory bytes {here.memory_bytes} vs 2147483648",
         f"commit {here.commit} vs def",
         "dirty no vs yes",
         f"uuid unknown vs {UUID}",
     ]
     busy = msgspec.structs.replace(here, load=9.0, foreign=("x (pid 1)",), idle_w=80.0)
-    assert differences(here, busy) == []
+    assert differences(here, busy, {"a": "1"}, {"a": "1"}) == []
 
 
 class Written:

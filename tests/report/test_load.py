@@ -77,7 +77,7 @@ def test_load_is_shown_in_place_of_the_numbers_of_a_ranking() -> None:
     assert best_schemes([loaded], ["Linear"], largest_only=True) is None
     (view, *_) = views(loaded, "Linear")
     assert {row.reason for row in view.rows if row.variant.mode == "batched"} >= {f"unavailable: {reason}"}
-    assert not any(row.reach for row in view.rows)
+    assert not any(row.bounds for row in view.rows)
     recommendation = recommend([loaded], SQUARE)
     assert recommendation
     assert (

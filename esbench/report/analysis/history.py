@@ -74,9 +74,9 @@ class Series:
         """The label of the variant, as in the rows of a table."""
         return self.variant.label(self.key.case.operator)
 
-    def runs_around(self, step: ChangePoint) -> tuple[int, int]:
+    def runs_around(self, change: ChangePoint) -> tuple[int, int]:
         """Return the positions of the last run before a change and of the first run after it."""
-        return self.points[step.position - 1].run, self.points[step.position].run
+        return self.points[change.position - 1].run, self.points[change.position].run
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,17 @@ def select_comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
     """
     ordered = sorted(runs, key=lambda run: run.header.run_id)
     usable = [run for run in ordered if not any(reasons_unusable(run))]
-    template = "it ran on {}, the newest one on {}"
-    reasons = [
-        f"it {' and '.join(reasons_unusable(run))}"
-        if any(reasons_unusable(run))
-        else different_devices(run, usable[-1], template)
-        for run in ordered
-    ]
-    pairs = list(zip(ordered, reasons, strict=True))
-    left_out = [f"run {run.header.run_id} is left out, {reason}" for run, reason in pairs if reason]
-    return tuple(run for run, reason in pairs if not reason), left_out
+    comparable, left_out = [], []
+    for run in ordered:
+        if flaws := " and ".join(reasons_unusable(run)):
+            reason = f"it {flaws}"
+        else:
+            reason = different_devices(run, usable[-1], "it ran on {}, the newest one on {}")
+        if reason:
+            left_out.append(f"run {run.header.run_id} is left out, {reason}")
+        else:
+            comparable.append(run)
+    return tuple(comparable), left_out
 
 
 def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
@@ -317,16 +318,10 @@ def change_points(values: Sequence[float]) -> tuple[ChangePoint, ...]:
     )
 
 
-def change(before: float, after: float) -> float | None:
-    """Return the relative change of a value in percent, ``None`` if it is not finite."""
-    percent = 100 * (after / before - 1)
-    return percent if math.isfinite(percent) else None
-
-
 def percentage(before: float, after: float) -> str:
     """Return the relative change of a value as text, with its sign."""
-    percent = change(before, after)
-    if percent is None:
+    percent = 100 * (after / before - 1)
+    if not math.isfinite(percent):
         return ABSENT
     rounded = round(percent, _DECIMALS)
     sign = "+" if rounded > 0 else "-" if rounded < 0 else ""

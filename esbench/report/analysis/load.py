@@ -1,4 +1,4 @@
-"""Load: cases on which other programs slowed base down, so that their times rank nothing."""
+"""Cases whose times are unreliable, because other programs slowed base down: nothing is ranked on them."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,11 +18,9 @@ _Key = tuple[Case, Phase, str]
 
 
 def reasons_unreliable(run: Run, history: Iterable[Run] = ()) -> dict[Case, str]:
-    """Return the cases on which base is far from its roofline or from other runs -> the reason.
+    """Return case -> the reason, where base is far slower than its roofline bound or than in another run.
 
-    Args:
-        run: the run.
-        history: stored runs; those of other devices, and unfinished or invalid ones, are left out.
+    ``history`` are stored runs; those of other devices, and unfinished or invalid ones, are left out.
     """
     fastest: dict[_Key, float] = {}
     for stored in history:

@@ -79,6 +79,19 @@ class EffectiveSize:
         return math.isfinite(self.value) and self.value == self.low and math.isinf(self.high)
 
 
+class KappaFit(NamedTuple):
+    """A fitted kappa, its closed form, and how much pairs of members that were not sampled may add to it."""
+
+    fitted: Estimate
+    closed: Estimate
+    unseen: float = math.inf
+
+    @property
+    def verdict(self) -> str:
+        """Whether the fit agrees with the closed form, see :func:`agrees`."""
+        return agrees(self.fitted, self.closed.mean, self.unseen)
+
+
 class Part(NamedTuple):
     """The numbers of perturbed weights of a layer and of its network."""
 
@@ -229,6 +242,15 @@ class Qualities:
 
     run: Run
 
+    def fit(self, variant: Variant, case: Case) -> KappaFit | None:
+        """Return the fitted kappa with its closed form, None without both."""
+        fitted, closed, unseen = (
+            self.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
+        )
+        if fitted is None or closed is None:
+            return None
+        return KappaFit(fitted, closed, unseen.mean if unseen else math.inf)
+
     def law(self, variant: Variant, case: Case, part: Part = ALONE) -> Law:
         """Return kappa and n_eff, from the closed form unless it is missing or the fit contradicts it.
 
@@ -236,25 +258,21 @@ class Qualities:
         n_eff = n / (1 + kappa n / d) with the d of the network. If the closed form gives n_eff above n and
         the replicates give a lower bound only, that bound is returned.
         """
-        fitted, closed, unseen = (
-            self.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
-        )
-        replicated = self.effective(variant, case, LINEAR, part)
+        fit, replicated = self.fit(variant, case), self.effective(variant, case, LINEAR, part)
         rows = (self._rows.get((variant, case, metric, LINEAR)) for metric in (KAPPA, EFFECTIVE))
         kappas, n_effs = (_replicates(row) if row else [] for row in rows)
         # d is not stored: it follows from the kappa and n_eff of the same replicates.
         weights = weights_by_law(kappas, n_effs, case.members)
-        if not (fitted and closed and weights):
-            return Law(fitted, replicated)
-        weights_of_network = weights / part.share
-        by_form = n_eff_by_law(closed.mean, case.members, weights_of_network)
-        if not by_form or agrees(fitted, closed.mean, unseen.mean if unseen else math.inf) == CONTRADICTED:
-            return Law(fitted, replicated)
+        if not (fit and weights):
+            return Law(self.estimate(variant, case, KAPPA, LINEAR), replicated)
+        by_form = n_eff_by_law(fit.closed.mean, case.members, weights / part.share)
+        if not by_form or fit.verdict == CONTRADICTED:
+            return Law(fit.fitted, replicated)
         is_gain = case.members < by_form.value < math.inf
         if is_gain and isinstance(replicated, EffectiveSize) and math.isinf(replicated.high):
             bound = min(replicated.low, by_form.value)
-            return Law(closed, EffectiveSize(bound, bound, math.inf, replicated.replicates))
-        return Law(closed, by_form)
+            return Law(fit.closed, EffectiveSize(bound, bound, math.inf, replicated.replicates))
+        return Law(fit.closed, by_form)
 
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
         """Return the mean of a quality over its replicates, None if it has no number."""

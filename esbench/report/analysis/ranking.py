@@ -42,7 +42,7 @@ class RankedVariant:
         step: the row with the times of a step.
         noise: the row with the noise of a step in bytes.
         peak: the row with the largest peak of any phase in bytes.
-        law: the rows that kappa and n_eff are computed from.
+        rows_of_law: the rows that kappa and n_eff are computed from.
         skipped: the row with the reason for the missing rate, or None.
     """
 
@@ -54,7 +54,7 @@ class RankedVariant:
     step: Measurement | None = None
     noise: Measurement | None = None
     peak: Measurement | None = None
-    law: tuple[Measurement, ...] = ()
+    rows_of_law: tuple[Measurement, ...] = ()
     skipped: Skipped | None = None
 
     @property
@@ -95,6 +95,11 @@ class RankedVariant:
         return self.effective.value / (self.step_ns / _NS_PER_MS)
 
     @property
+    def evaluated_per_ms(self) -> float:
+        """The members per millisecond of a step, 0 if its time is unknown."""
+        return self.case.members / (self.step_ns / _NS_PER_MS) if self.step_ns else 0.0
+
+    @property
     def is_exact(self) -> bool:
         """Whether the gradient of a linear fitness is found without error: ranked before all others."""
         return self.rate is not None and math.isinf(self.rate)
@@ -110,7 +115,7 @@ class RankedVariant:
         return n_eff.low / (step.high / _NS_PER_MS), n_eff.high / (step.low / _NS_PER_MS)
 
     @property
-    def reach(self) -> "Bounds | None":
+    def bounds(self) -> "Bounds | None":
         """The lower and upper bounds of the sort key (n_eff per ns, -step time in ns), at 95 %.
 
         The time in the key sorts exact variants, whose n_eff per ns is infinite.
@@ -127,7 +132,7 @@ class RankedVariant:
         """Whether the step has at most one round, too few to compare its rate with that of others."""
         return self.step is None or len(self.step.samples) < _FEWEST_ROUNDS
 
-    def times(self, other: "RankedVariant | None") -> float | None:
+    def rate_over(self, other: "RankedVariant | None") -> float | None:
         """Return this rate over another's, or None if either is not finite or from a single round."""
         if other is None or self.is_single or other.is_single:
             return None
@@ -226,7 +231,7 @@ class Rankings:
             step=cell if isinstance(cell, Measurement) else None,
             noise=self._largest_rows.get((variant, case, NOISE)),
             peak=self._largest_rows.get((variant, case, PEAK)),
-            law=self.qualities.rows_of_law(variant, case),
+            rows_of_law=self.qualities.rows_of_law(variant, case),
             skipped=next((row for row in (cell, effective) if isinstance(row, Skipped)), None)
             or self._failed.get((variant, case))
             or self._loaded(variant, case),
@@ -294,7 +299,7 @@ def best_of_each_scheme(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
     """
     best: dict[str, RankedVariant] = {}
     for entry in ranked:
-        scheme = entry.variant.scheme.removeprefix("Fused")
+        scheme = entry.variant.unfused_scheme
         if entry.rate is None or entry.variant.baseline:
             continue
         if scheme != DENSE or entry.variant.name == DENSE:
@@ -310,7 +315,7 @@ class _Candidate(Protocol):
     @property
     def is_exact(self) -> bool: ...
     @property
-    def reach(self) -> Bounds | None: ...
+    def bounds(self) -> Bounds | None: ...
 
 
 _C = TypeVar("_C", bound=_Candidate)
@@ -331,26 +336,25 @@ def tied(best: _C, others: Iterable[_C]) -> list[_C]:
     If the best is exact, only exact ones can be tied with it; otherwise only those that are not exact.
     ``recommend``, the report page, titles of figures and the README's table of the best schemes name these.
     """
-    if best.reach is None:
+    if best.bounds is None:
         return []
-    lower_bound, _ = best.reach
+    lower_bound, _ = best.bounds
     return [
         other
         for other in others
         if other != best and other.is_exact == best.is_exact
-        if other.reach is not None and other.reach[1] >= lower_bound
+        if other.bounds is not None and other.bounds[1] >= lower_bound
     ]
 
 
 def tied_schemes(best: RankedVariant, others: Iterable[RankedVariant]) -> str:
     """Return ``"tied with Hadamard"`` or ``"tied with 3 other schemes"``, or ``""`` if no scheme is tied."""
-    own_scheme = best.variant.scheme.removeprefix("Fused")
     schemes = {
-        other.variant.scheme.removeprefix("Fused"): other.variant.name
+        other.variant.unfused_scheme: other.variant.name
         for other in tied(best, others)
         if not other.variant.baseline
     }
-    schemes.pop(own_scheme, None)
+    schemes.pop(best.variant.unfused_scheme, None)
     if len(schemes) == 1:
         return f"tied with {schemes.popitem()[1]}"
     return f"tied with {len(schemes)} other schemes" if schemes else ""

@@ -52,7 +52,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
     rows = _limit_rows(schemes)
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 0.5 + 0.19 * len(rows))
-    rates = [rate for row in rows for rate in (evaluated_per_ms(row), row.rate) if rate and is_drawable(rate)]
+    rates = [rate for row in rows for rate in (row.evaluated_per_ms, row.rate) if rate and is_drawable(rate)]
     style.log_axis(axes, "x", rates)
     if width < PAGE:  # beside the names there is little room for the numbers
         axes.xaxis.set_major_locator(LogLocator(subs=(1,)))
@@ -79,7 +79,7 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
 
 def drawable_schemes(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
     """Return the best variant of each scheme, best first, without rates that no axis can show."""
-    return [entry for entry in best_of_each_scheme(ranked) if is_drawable(evaluated_per_ms(entry))]
+    return [entry for entry in best_of_each_scheme(ranked) if is_drawable(entry.evaluated_per_ms)]
 
 
 def label(ranked: RankedVariant) -> str:
@@ -96,7 +96,7 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
     fastest = _fastest(ranked) or rated[0]
     best = next((entry for entry in rated if not entry.is_exact), rated[0])
     reference = dense(rated)
-    times = best.times(reference) if reference != best else None
+    times = best.rate_over(reference) if reference != best else None
     least = "at least " if best.effective and best.effective.is_bound else ""
     gain = f" and gives {least}{format_multiplier(times)} the n_eff per ms of dense noise" if times else ""
     ties = tied_schemes(best, rated)
@@ -112,18 +112,13 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
 def _fastest(ranked: Sequence[RankedVariant]) -> RankedVariant | None:
     """Return the variant with the fastest step among those with a rate that can be drawn."""
     rated = [entry for entry in ranked if entry.rate is not None and not entry.variant.baseline]
-    drawn = [entry for entry in rated if is_drawable(evaluated_per_ms(entry))]
+    drawn = [entry for entry in rated if is_drawable(entry.evaluated_per_ms)]
     return min(drawn, key=lambda entry: entry.step_ns or 0.0, default=None)
 
 
 def format_n_eff(n_eff: float) -> str:
     """Return n_eff with three digits, without an exponent."""
     return f"{n_eff:.3g}" if n_eff < 100 else f"{n_eff:,.0f}"  # noqa: PLR2004  # three digits
-
-
-def evaluated_per_ms(ranked: RankedVariant) -> float:
-    """Return the members over the time of a step in ms, 0 if the time is unknown."""
-    return ranked.case.members / (ranked.step_ns / 1e6) if ranked.step_ns else 0.0
 
 
 def _keeps(ranked: RankedVariant) -> str:
@@ -149,7 +144,7 @@ def _draw_row(axes: Axes, index: int, row: RankedVariant) -> None:
     An arrow to the right starts at a rate that is only a lower bound.
     """
     look = style.family_look(row.variant.scheme)
-    evaluated, rate = evaluated_per_ms(row), row.rate or 0.0
+    evaluated, rate = row.evaluated_per_ms, row.rate or 0.0
     if row.variant.name == DENSE:
         axes.axhspan(index - 0.5, index + 0.5, color="0.92", linewidth=0, zorder=0.5)
     if row.is_exact or (row.effective and row.effective.is_bound):

@@ -143,12 +143,12 @@ def _draw_line(axes: Axes, series: Series, look: Look, indices: Mapping[int, int
     for index, point in points.items():
         if point.low and point.high:
             axes.vlines(index, point.low / size, point.high / size, color=look.color, linewidth=0.8)
-    for step in series.change_points:
-        point = series.points[step.position]
+    for change in series.change_points:
+        point = series.points[change.position]
         at = indices[point.run], point.value / size
         axes.plot(*at, **style.RING)
         axes.annotate(
-            percentage(step.before, step.after),
+            percentage(change.before, change.after),
             at,
             (0, 5),
             textcoords="offset points",

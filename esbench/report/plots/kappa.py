@@ -1,6 +1,5 @@
 """Kappa of the quality law: fitted, against its closed form."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,10 +17,8 @@ from esbench.report.analysis.quality import (
     KAPPA,
     LINEAR,
     RELATIVE,
-    UNSEEN,
     Estimate,
     Qualities,
-    agrees,
 )
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure
@@ -36,7 +33,7 @@ _LARGEST = 1e12
 
 
 class Fit(NamedTuple):
-    """The kappa of a variant on a case: fitted, by the closed form, and the verdict of :func:`agrees`."""
+    """A variant and case with its kappa: fitted, by the closed form, and whether the two agree."""
 
     variant: Variant
     case: Case
@@ -56,12 +53,9 @@ def fits(grid: Grid) -> list[Fit]:
     all_fits = []
     for variant in grid.variants:
         for case in grid.cases:
-            fitted, closed, unseen = (
-                qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
-            )
-            if fitted and closed and max(abs(fitted.mean), abs(closed.mean)) < _LARGEST:
-                verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
-                all_fits.append(Fit(variant, case, fitted, closed.mean, verdict))
+            fit = qualities.fit(variant, case)
+            if fit and max(abs(fit.fitted.mean), abs(fit.closed.mean)) < _LARGEST:
+                all_fits.append(Fit(variant, case, fit.fitted, fit.closed.mean, fit.verdict))
     return all_fits
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from esbench.report import captions
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, tied_schemes
 from esbench.report.plots import style
-from esbench.report.plots.hero import drawable_schemes, evaluated_per_ms, label
+from esbench.report.plots.hero import drawable_schemes, label
 from esbench.report.plots.style import BLACK, PAGE, Figure, is_drawable
 from esbench.units import format_multiplier, quantity
 
@@ -103,7 +103,7 @@ def finding(points: Sequence[Point], ranked: Sequence[RankedVariant] = ()) -> st
     name = "Dense noise" if dense([best.ranked]) else best.ranked.variant.name
     ties = f", {names}," if (names := tied_schemes(best.ranked, ranked)) else ""
     reference = next((point for point in points if dense([point.ranked]) and point != best), None)
-    times = best.ranked.times(reference.ranked) if reference else None
+    times = best.ranked.rate_over(reference.ranked) if reference else None
     if reference is None or times is None:
         return f"{name}{ties} gives the most n_eff per ms"
     memory = reference.x / best.x
@@ -113,7 +113,7 @@ def finding(points: Sequence[Point], ranked: Sequence[RankedVariant] = ()) -> st
 
 
 def _point(ranked: RankedVariant) -> Point | None:
-    rate = evaluated_per_ms(ranked) if ranked.is_exact else ranked.rate
+    rate = ranked.evaluated_per_ms if ranked.is_exact else ranked.rate
     if not rate or not ranked.peak_bytes or not is_drawable(rate, ranked.peak_bytes):
         return None
     return Point(ranked, ranked.peak_bytes / _MB, rate)

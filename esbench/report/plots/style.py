@@ -29,7 +29,7 @@ from esbench.report import captions
 from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import Grid
 from esbench.schema import Case, Measurement, Row
-from esbench.text import one_line, pluralize
+from esbench.text import one_line
 
 COLUMN, PAGE = 3.3, 6.9
 """Widths of a figure in inches."""
@@ -266,9 +266,8 @@ def origin(grid: Grid, cases: Sequence[Case]) -> str:
     if captions.is_published(run):
         return f"{layer}{captions.source(run)}, {conditions}"
     here = run.header.environment
-    device = here.device_name + (f" ({pluralize(here.threads, 'thread')})" if here.device == "cpu" else "")
     commit = f"commit {here.commit[:7]}{'+' if here.dirty else ''}" if here.commit else "commit unknown"
-    return f"{layer}{device}, {commit}, {conditions}, run {run.header.run_id}"
+    return f"{layer}{captions.device_and_threads(run)}, {commit}, {conditions}, run {run.header.run_id}"
 
 
 def note_if_incomplete(shown: Sequence[object], available: Sequence[object], noun: str) -> list[str]:

@@ -60,7 +60,7 @@ def _time_section(grid: Grid, best: int) -> Section | None:
     fastest: dict[str, Variant] = {}
     for variant in times:
         if not variant.baseline:
-            fastest.setdefault(variant.scheme.removeprefix("Fused"), variant)
+            fastest.setdefault(variant.unfused_scheme, variant)
     if not fastest:
         return None
     shown = list(fastest.values())[:best]

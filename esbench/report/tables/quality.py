@@ -15,10 +15,8 @@ from esbench.report.analysis.quality import (
     LINEAR,
     ONE_WEIGHT,
     RELATIVE,
-    UNSEEN,
     EffectiveSize,
     Qualities,
-    agrees,
 )
 from esbench.report.analysis.ranking import rankings
 from esbench.report.tables.ranking import ranking_section
@@ -103,18 +101,16 @@ def _law_section(qualities: Qualities, case: Case) -> Section:
         return replace(cell, numbers=tuple(replace(number, has_interval=True) for number in cell.numbers))
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
-        fitted, closed, unseen = (
-            qualities.estimate(variant, case, KAPPA, method) for method in (LINEAR, CLOSED, UNSEEN)
-        )
+        fitted, fit = qualities.estimate(variant, case, KAPPA, LINEAR), qualities.fit(variant, case)
         fit_rows, form_rows = (qualities.rows(variant, case, (KAPPA, method)) for method in (LINEAR, CLOSED))
         form_cells: list[Cell | None] = [Cell("no form") if fitted else None] * 3
-        if fitted and closed:
-            verdict = agrees(fitted, closed.mean, unseen.mean if unseen else math.inf)
-            if verdict != agrees(fitted, closed.mean, 0.0):  # a contradiction without the unseen pairs
+        if fit:
+            closed, verdict = fit.closed.mean, fit.verdict
+            if verdict != fit._replace(unseen=0.0).verdict:  # a contradiction without the unseen pairs
                 verdict = notes.mark(verdict, _UNSEEN_NOTE)
             form_cells = [
-                _plain("kappa_closed_form", closed.mean, form_rows),
-                _plain("kappa_difference", fitted.mean - closed.mean, fit_rows + form_rows),
+                _plain("kappa_closed_form", closed, form_rows),
+                _plain("kappa_difference", fit.fitted.mean - closed, fit_rows + form_rows),
                 Cell(verdict),
             ]
         half = format_number(fitted.half) if fitted and fitted.half is not None else "one value"

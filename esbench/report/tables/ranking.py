@@ -139,7 +139,7 @@ def ranking_columns(
         notes: the footnotes to add to.
         no_reference: why dense noise is not shown although the run has it.
     """
-    law = ranked.law
+    law = ranked.rows_of_law
     step_and_law = (*([ranked.step] if ranked.step else []), *law)
 
     def relative_rate() -> Cell | None:
@@ -152,10 +152,10 @@ def ranking_columns(
             return Cell(notes.mark(NOTHING, why_not)) if why_not else None
         if single := next((entry for entry in (reference, ranked) if entry.is_single), None):
             return Cell(notes.mark(NOTHING, _why_no_multiple(single)))
-        times = ranked.times(reference)
+        times = ranked.rate_over(reference)
         if times is None:
             return None
-        rows = (*step_and_law, *([reference.step] if reference.step else []), *reference.law)
+        rows = (*step_and_law, *([reference.step] if reference.step else []), *reference.rows_of_law)
         return _ranked_cell(
             CellNumber(RATE_MULTIPLIER, times, rows, kind="multiple"), _bound_template(ranked)
         )
@@ -267,12 +267,12 @@ def best_schemes(runs: Sequence[Run], layers: Sequence[str], *, largest_only: bo
 def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Cell, ...]]:
     ranked = ranking.of(case)
     reference = dense(ranked)
-    if reference is None or reference.times(reference) is None:
+    if reference is None or reference.rate_over(reference) is None:
         return []  # no variant can be shown as a multiple of dense noise
     candidates = [
         scheme
         for scheme in ranked
-        if not scheme.variant.baseline and (scheme.is_exact or scheme.times(reference))
+        if not scheme.variant.baseline and (scheme.is_exact or scheme.rate_over(reference))
     ]
     rows = []
     for best in recommended(candidates):

@@ -151,7 +151,7 @@ def _variant(variant: Variant, sources: "ChainMap[str, str]", docs: "ChainMap[st
     can_train = role == "scheme" and doc is not None and not doc.module.startswith("impls.benchmark")
     return {
         "name": short(variant.name),
-        "scheme": short(variant.scheme.removeprefix("Fused")),
+        "scheme": short(variant.unfused_scheme),
         "documented": short(variant.scheme),
         "role": "dense" if variant.name == DENSE else role,
         "family": family(variant.scheme),

@@ -46,7 +46,6 @@ _UNSHOWN = {
 }
 """Metrics that only the tables show."""
 _LAW = {("kappa", "closed form"), ("kappa", "unseen")}
-_NS_PER_MS = 1e6
 
 
 class Marks(NamedTuple):
@@ -68,7 +67,7 @@ class Row(NamedTuple):
         kind: ``EXACT``, ``AT_LEAST`` or empty.
         reason: why there is no value.
         remark: a warning about the samples.
-        reach: in a ranking, the bounds that decide on a tie.
+        bounds: in a ranking, the bounds that decide on a tie.
     """
 
     variant: Variant
@@ -77,7 +76,7 @@ class Row(NamedTuple):
     kind: str = ""
     reason: str = ""
     remark: str = ""
-    reach: Bounds | None = None
+    bounds: Bounds | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -151,7 +150,7 @@ def _ranked_view(ranking: Rankings, case: Case) -> View:
 def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | None) -> Row:
     notes = Footnotes()
     texts = ranking_texts(grid, ranked, reference, notes)
-    evaluated = ranked.case.members / (ranked.step_ns / _NS_PER_MS) if ranked.step_ns else None
+    evaluated = ranked.evaluated_per_ms or None
     texts[EVALUATED] = format_number(evaluated) if evaluated else ""
     rate = rate_cell(ranked)
     interval = _half(rate.numbers[0]) if rate and rate.numbers else ""
@@ -164,7 +163,7 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
         kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
         reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
         remark="; ".join(notes.notes),
-        reach=ranked.reach,
+        bounds=ranked.bounds,
     )
 
 
