@@ -1,5 +1,7 @@
 """The error that a user can fix, and one-line messages of any exception."""
 
+from esbench.text import cut, one_line
+
 LONGEST = 1000
 """The largest number of characters of a message; longer ones are cut."""
 
@@ -27,5 +29,4 @@ def message_line(text: str) -> str:
     """Return a text as a message that can be stored: one printable line of at most LONGEST characters."""
     # A lone surrogate cannot be encoded in UTF-8.
     text = text[: 2 * LONGEST].encode("utf-8", "replace").decode()
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    return cut(one_line(text), LONGEST)

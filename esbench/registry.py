@@ -305,7 +305,10 @@ def load(name: str) -> str:
     """
     if name not in LOADED:
         try:
-            LOADED[name] = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+            if name.endswith(".py"):
+                LOADED[name] = _import_file(Path(name))
+            else:
+                LOADED[name] = importlib.import_module(name).__name__.partition(".")[0]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # foreign code may raise anything
@@ -319,11 +322,6 @@ def load_installed() -> None:
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     for name in dict.fromkeys([DEFAULT, *(point.module for point in points)]):
         load(name)
-
-
-def _import_module(name: str) -> str:
-    """Import a module; return the name of its package."""
-    return importlib.import_module(name).__name__.partition(".")[0]
 
 
 def _import_file(path: Path) -> str:

@@ -169,7 +169,13 @@ def median_clock(run: Run) -> float | None:
 
 def off_clock_share(measurement: Measurement, clock_hz: float | None) -> float:
     """Return the share of visits whose clock is more than 2 % off the given median clock of the run."""
-    return _share(_visits(measurement), lambda visit: _is_off(visit, clock_hz))
+
+    def is_off(visit: Conditions) -> bool:
+        if visit.clock_hz is None or clock_hz is None:
+            return False
+        return abs(visit.clock_hz - clock_hz) > MAX_CLOCK_DEVIATION * clock_hz
+
+    return _share(_visits(measurement), is_off)
 
 
 def throttled_share(measurement: Measurement) -> float:
@@ -240,12 +246,6 @@ def _visits(*measurements: Measurement) -> list[Conditions]:
 def _timed_visits(run: Run) -> list[Conditions]:
     """Return each visit of a run once; other metrics of a visit repeat its conditions."""
     return _visits(*(row for row in run.measurements if row.metric == LATENCY))
-
-
-def _is_off(visit: Conditions, clock_hz: float | None) -> bool:
-    if visit.clock_hz is None or clock_hz is None:
-        return False
-    return abs(visit.clock_hz - clock_hz) > MAX_CLOCK_DEVIATION * clock_hz
 
 
 def _share(visits: Sequence[Conditions], holds: Callable[[Conditions], bool]) -> float:

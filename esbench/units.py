@@ -84,11 +84,8 @@ def last_digit_exponent(value: float, half: float | None = None) -> int:
     With an interval, the last digit is the leading digit of the half width, or the digit after it if the
     leading digit is 1. At least one and at most six significant digits are printed. Without an interval, or
     if it is as narrow as the rounding of floats, three significant digits are printed. All digits before the
-    decimal point are printed in either case, unless the interval rounds them.
-
-    Args:
-        value: a finite number.
-        half: half the width of the 95 % interval, in the unit of the value.
+    decimal point are printed in either case, unless the interval rounds them. ``half`` is half the width of
+    the 95 % interval.
     """
     if not _is_known(value, half):
         return min(0, _leading_exponent(value, _DIGITS) - _DIGITS + 1) if value else 0

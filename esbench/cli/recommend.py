@@ -398,7 +398,7 @@ def _print(
         for case in target.cases:
             if case not in recommendations or not recommendations[case].ranked:
                 typer.echo(printable(f"{layer_and_members(case)}: {reasons_without_rate(run, case)}"))
-    if recommendations and not tables:
+    if recommendations:
         trained = partial(trained_with, results)
         typer.echo(printable(f"\n{figures(recommendations.values(), trained)}"))
     if tables:
@@ -430,18 +430,13 @@ def target_of(
     dtype: str | None,
     entries: Sequence[Entry],
 ) -> Target:
-    """Return the layers that the options name.
+    """Return the layers that the option --linear, --conv or --model names.
 
-    Args:
-        linear: value of --linear.
-        conv: value of --conv.
-        model: value of --model.
-        template: case with members, repeats, dtype and sigma.
-        dtype: value of --dtype; by default each layer of a model keeps its own.
-        entries: the candidates.
+    ``template`` has members, repeats and sigma. Without a ``dtype`` each layer of a model keeps its own.
 
     Raises:
-        UserError: not exactly one of the three is present, it is malformed, or the model cannot be perturbed.
+        UserError: not exactly one of the three is present, it is malformed, or none of the candidates
+            ``entries`` can perturb the model.
     """
     if sum(option is not None for option in (linear, conv, model)) != 1:
         raise UserError(

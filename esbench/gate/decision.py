@@ -380,10 +380,8 @@ def time_verdicts(
 ) -> tuple[list[Verdict], Verdict]:
     """Return the verdicts on the times of all cells, and on their mean.
 
-    Args:
-        screened: the bounds of all cells and of their mean at the screen.
-        confirmed: new log ratios of the suspected cells; of all cells if their mean is suspected.
-        settings: the rule.
+    ``screened`` has the bounds of all cells and of their mean at the screen, ``confirmed`` new log ratios of
+    the suspected cells, or of all cells if their mean is suspected.
     """
     suspected = suspects(screened, settings)
     # Only a complete confirmation is tested; that of the mean needs all cells.

@@ -100,14 +100,7 @@ class Worker:
     """Answers questions about one revision."""
 
     def __init__(self, orders: Orders, selection: Selection, state: TorchState, tools: Instruments) -> None:
-        """Prepare to measure.
-
-        Args:
-            orders: the settings.
-            selection: the suite and its variants.
-            state: torch's global settings, which no variant may change.
-            tools: clocks and meters of the device.
-        """
+        """Prepare to measure; ``state`` has torch's global settings, which no variant may change."""
         self.orders, self.selection, self.state, self.tools = orders, selection, state, tools
         checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
         self._checks = ExactChecks(checks, orders.device, orders.seed)

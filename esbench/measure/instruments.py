@@ -50,12 +50,9 @@ class Instruments:
 def instruments(
     device: str, methods: tuple[str, ...] = (), idle_w: float | None = None
 ) -> Iterator[Instruments]:
-    """Open the instruments of a device.
+    """Open the instruments of a device, with a clock for each timing method, by default for all.
 
-    Args:
-        device: ``cpu`` or ``cuda``.
-        methods: timing methods, by default all of the device.
-        idle_w: the power of the idle GPU.
+    ``idle_w`` is the power of the idle GPU, which is subtracted for the net energy of a call.
     """
     if device != "cuda":
         yield Instruments(

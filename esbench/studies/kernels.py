@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids, operators
+from esbench.report.analysis.pivot import Grid, latency_grids, operators
 from esbench.report.analysis.run_selection import select_newest
 from esbench.report.formats import write
 from esbench.report.formats.markdown import join, table
@@ -139,8 +139,7 @@ def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
     """Return the cell of each variant, case and phase: its graph timing if measured, else a reason."""
     cells: dict[tuple[str, str, Phase], _Cell] = {}
     for run in runs:
-        all_grids = [grid for operator in operators(run) for grid in grids(run, operator, TIMES)]
-        latencies = [grid for grid in all_grids if grid.metric == LATENCY]
+        latencies = [grid for operator in operators(run) for grid in latency_grids(run, operator)]
         for grid in sorted(latencies, key=_preference):
             for variant, case in itertools.product(grid.variants, grid.cases):
                 if row := grid.at(variant, case):

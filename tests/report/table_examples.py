@@ -472,9 +472,9 @@ def advice() -> Iterator[Example]:
         shown = [
             recommendation.answer(recommended),
             recommendation.figures([recommended], lambda variant: f"99 ({variant.name})"),
-            recommendation.reasons(recommended),
+            recommendation.remarks(recommended),
         ]
-        yield rule, "```text\n{}\n```\n".format("\n\n".join(shown))
+        yield rule, "```text\n{}\n```\n".format("\n\n".join(filter(None, shown)))
 
 
 def winner(variant: Variant) -> RankedVariant:

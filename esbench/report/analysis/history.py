@@ -127,13 +127,8 @@ def history(  # noqa: PLR0913  # the options of the command
 ) -> History:
     """Collect the series of the runs of one device; :func:`why_empty` explains why there are none.
 
-    Args:
-        runs: of one device's folder, in any order.
-        metric: ``multiplier``, or the name of a stored metric.
-        phase: of the timed ones.
-        variants: globs over names or labels.
-        cases: a glob over labels.
-        fewest: runs that a case must have.
+    ``metric`` is ``multiplier`` or the name of a stored metric; ``variants`` are globs over names or labels,
+    ``cases`` is one over labels. A case must have values in ``fewest`` runs.
 
     Raises:
         UserError: a glob matches nothing, or ruptures is not installed.

@@ -120,6 +120,12 @@ class Grid:
             if isinstance(row := self.at(variant, case), Measurement)
         )
 
+    def by_median(self, case: Case) -> dict[Variant, Measurement]:
+        """Return the variants with a median on a case and their rows, the smallest median first."""
+        rows = ((variant, self.at(variant, case)) for variant in self.variants)
+        known = {variant: row for variant, row in rows if isinstance(row, Measurement) and median(row)}
+        return dict(sorted(known.items(), key=lambda item: median(item[1]) or 0.0))
+
     def peak(self, variant: Variant, case: Case) -> Measurement | None:
         """Return the peak memory of a cell's variant in this phase; its method is not that of the times."""
         return self._peaks.get((variant, case))
@@ -189,6 +195,11 @@ def grids(run: Run, operator: str, suffix: str) -> list[Grid]:
     kinds = dict.fromkeys(_kind(row.case) for row in run.rows if row.case.operator == operator)
     all_grids = [Grid(run, *kind, *key) for kind in kinds for key in _keys(run, kind, suffix)]
     return sorted((grid for grid in all_grids if grid.variants), key=_sort_key)
+
+
+def latency_grids(run: Run, operator: str) -> list[Grid]:
+    """Return the grids of an operator's times, without host times and times with warm caches."""
+    return [grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY]
 
 
 def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:

@@ -48,10 +48,6 @@ def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
     One line is a variant on a case in a phase by a method; one column is a metric, whose suffix is its unit:
     ``latency_ns``. The interval is in ``latency_ns_low`` and ``latency_ns_high``. A variant without a number
     has its ``status`` and ``reason``. The text is empty if no cell has a number.
-
-    Args:
-        runs: the runs that the tables are made from.
-        sections: the tables.
     """
     devices = {run.header.run_id: run.header.environment.device_name for run in runs}
     lines: dict[tuple[object, ...], dict[str, object]] = {}

@@ -21,12 +21,8 @@ def recommendation_document(
 ) -> str:
     """Return the recommended variants of each case, and the figures of all its variants.
 
-    Args:
-        layers: name of each layer -> its case.
-        recommendations: the rankings.
-        code: the code that trains with the recommended variants, or "".
-        forwards: the number of forwards in a step, whose time ``step_ns`` is.
-        run: the run with the reasons of cases without a ranking.
+    ``layers`` are the cases of the layers by name, ``code`` trains with the recommended variants, a step has
+    this many ``forwards``, and ``run`` has the reasons of cases without a ranking.
     """
     answers = []
     for case in dict.fromkeys(layers.values()):

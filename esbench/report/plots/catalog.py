@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from esbench.errors import UserError
-from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, grids, operators, quality_grids
+from esbench.report.analysis.pivot import UNMEASURED, Grid, latency_grids, operators, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, KAPPA, LINEAR
 from esbench.report.analysis.ranking import Rankings, rankings
 from esbench.report.analysis.run_selection import flaws
@@ -166,7 +166,7 @@ def _grid(subject: Subject) -> Grid:
 def _timed(run: Run, phase: Phase | None) -> Iterator[Grid]:
     """Yield the grids of times of a phase; by default the forward of a layer, and all of other operators."""
     for operator in operators(run):
-        timed = [grid for grid in grids(run, operator, LATENCY) if grid.metric == LATENCY]
+        timed = latency_grids(run, operator)
         is_layer = any(grid.phase in {"sample", "forward"} for grid in timed)
         wanted = phase or ("forward" if is_layer else None)
         for grid in timed:

@@ -45,7 +45,8 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
         return None
     rows: dict[str, list[Dot]] = {}
     for dot in sorted(dots, key=lambda dot: dot.ratio.value):
-        rows.setdefault(_row_name(dot.variant), []).append(dot)
+        name = dot.variant.name if dot.variant.baseline else family(dot.variant.scheme)
+        rows.setdefault(name, []).append(dot)
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 0.45 + 0.34 * len(rows))
     ends = [x for dot in dots for x in (dot.ratio.value, dot.bound, dot.ratio.low, dot.ratio.high) if x]
@@ -102,10 +103,6 @@ def _times(dot: Dot) -> str:
     ratio = dot.ratio
     half = (ratio.high - ratio.low) / 2 if ratio.low is not None and ratio.high is not None else None
     return format_multiplier(ratio.value, half)
-
-
-def _row_name(variant: Variant) -> str:
-    return variant.name if variant.baseline else family(variant.scheme)
 
 
 def _dot(grid: Grid, variant: Variant, case: Case) -> Dot | None:

@@ -95,9 +95,7 @@ def front(points: Sequence[Point]) -> list[Point]:
 def finding(points: Sequence[Point], ranked: Sequence[RankedVariant] = ()) -> str:
     """Return the title: the finite scheme with the most n_eff per ms, compared with dense noise.
 
-    Args:
-        points: the points of the plot.
-        ranked: the variants that it may be tied with.
+    ``ranked`` are the variants that it may be tied with.
     """
     best = max((point for point in points if not point.ranked.is_exact), key=lambda point: point.y)
     name = "Dense noise" if dense([best.ranked]) else best.ranked.variant.name

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
+from esbench.report.analysis.pivot import LATENCY, PEAK, UNMEASURED, Grid, latency_grids, operators
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
 from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIVE_RATE, STEP, ranking_texts
 from esbench.report.tables.table import NOTHING
-from esbench.schema import DENSE, Case, Measurement, Run, Variant
+from esbench.schema import DENSE, Case, Run, Variant
 from esbench.stats import median
 from esbench.text import COLUMNS, cut, first_names, one_line, pluralize
 from esbench.units import format_cell, format_multiplier, format_number
@@ -154,36 +154,25 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
     for operator in operators(run):
         if rankings(run, operator):
             continue
-        timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
-        grid = next((grid for grid in timed if grid.method != UNMEASURED), None)
-        if grid is None:
-            continue
-        for case in reversed(grid.cases):
-            if rows := _rows_by_time(grid, case):
-                header = (
-                    captions.layer_and_members(case),
-                    f"{grid.phase} (ms)",
-                    "faster than dense",
-                    "x base",
-                    "MB",
-                )
-                yield case, _table(header, rows)
+        timed = [grid for grid in latency_grids(run, operator) if grid.method != UNMEASURED]
+        for grid in timed[:1]:
+            for case in reversed(grid.cases):
+                if rows := _rows_by_time(grid, case):
+                    layer = captions.layer_and_members(case)
+                    header = (layer, f"{grid.phase} (ms)", "faster than dense", "x base", "MB")
+                    yield case, _table(header, rows)
 
 
 def _rows_by_time(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     """Return the rows of the fastest variants of a case, then those of dense noise, base and naive."""
-    rows = [
-        (variant, row) for variant in grid.variants if isinstance(row := grid.at(variant, case), Measurement)
-    ]
-    timed = sorted(((variant, ns) for variant, row in rows if (ns := median(row))), key=lambda pair: pair[1])
-    best = [variant for variant, _ in timed if not variant.baseline][:BEST]
-    shown = [(variant, ns) for variant, ns in timed if variant in best]
+    times_ns = {variant: median(row) or 0.0 for variant, row in grid.by_median(case).items()}
+    shown = [variant for variant in times_ns if not variant.baseline][:BEST]
     shown += [
-        (variant, ns)
-        for variant, ns in timed
-        if variant not in best and (variant.name == DENSE or variant.mode != "batched")
+        variant
+        for variant in times_ns
+        if variant not in shown and (variant.name == DENSE or variant.mode != "batched")
     ]
-    dense_ns = next((ns for variant, ns in timed if variant.name == DENSE), None)
+    dense_ns = times_ns.get(Variant(scheme=DENSE))
 
     def peak(variant: Variant) -> str:
         row = grid.peak(variant, case)
@@ -197,12 +186,12 @@ def _rows_by_time(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     return [
         (
             _name(variant),
-            format_cell(LATENCY, ns),
-            format_multiplier(dense_ns / ns) if dense_ns else "",
+            format_cell(LATENCY, times_ns[variant]),
+            format_multiplier(dense_ns / times_ns[variant]) if dense_ns else "",
             times_base(variant),
             peak(variant),
         )
-        for variant, ns in shown
+        for variant in shown
     ]
 
 

@@ -14,6 +14,7 @@ from esbench.report.analysis.pivot import (
     Grid,
     grids,
     headings,
+    latency_grids,
 )
 from esbench.report.captions import sample_warnings
 from esbench.report.tables.table import (
@@ -139,7 +140,7 @@ def grid_section(grid: Grid, topic: str, blocks: Iterable[Block], footnotes: Ite
 
 def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
     """Return the tables of the times of an operator, of these phases or of all."""
-    timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
+    timed = latency_grids(run, operator)
     return [section(grid) for grid in timed if not phases or grid.phase in phases]
 
 

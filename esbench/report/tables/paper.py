@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LATENCY, TIMES, UNMEASURED, Grid, grids, operators
+from esbench.report.analysis.pivot import UNMEASURED, Grid, latency_grids, operators
 from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense, rankings
 from esbench.report.tables.measured import SPEED, TIME, median_number, multiple
 from esbench.report.tables.ranking import KEPT, PEAK_MEMORY, RATE, RELATIVE_RATE, STEP, ranking_columns
 from esbench.report.tables.table import Block, Cell, Footnotes, Section, Table, case_section, number_cell
-from esbench.schema import DENSE, Case, Measurement, Run, Variant
-from esbench.stats import median
+from esbench.schema import DENSE, Case, Run, Variant
 
 _RANKED = {
     RATE: "n_eff / ms",
@@ -30,7 +29,7 @@ def paper_sections(run: Run, best: int) -> Iterator[Section]:
         for ranking in rankings(run, operator)[:1]:
             if case := ranking.main:
                 yield _rank_section(ranking, case, best)
-        timed = [grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY]
+        timed = latency_grids(run, operator)
         is_layer = any(grid.phase in {"sample", "forward"} for grid in timed)
         for grid in [grid for grid in timed if grid.phase == "forward" or not is_layer][:1]:
             if grid.method != UNMEASURED and (times := _time_section(grid, best)):
@@ -53,7 +52,7 @@ def _rank_section(ranking: Rankings, case: Case, best: int) -> Section:
 
 def _time_section(grid: Grid, best: int) -> Section | None:
     """Return the times of the case with the most timed variants, of several such cases the largest."""
-    by_case = {case: _variants_by_time(grid, case) for case in grid.cases}
+    by_case = {case: grid.by_median(case) for case in grid.cases}
     # The cases are sorted by size, and max takes the first of equals.
     case = max(reversed(grid.cases), key=lambda case: len(by_case[case]))
     times = by_case[case]
@@ -77,13 +76,6 @@ def _time_section(grid: Grid, best: int) -> Section | None:
     headings = ["time (ms)", "time, x base", "speed, x naive"]
     rows = [(variant, cells(variant)) for variant in shown]
     return _section(grid, case, f"time of the {grid.phase}", headings, rows, notes)
-
-
-def _variants_by_time(grid: Grid, case: Case) -> dict[Variant, Measurement]:
-    """Return the variants that have a time, the fastest first, with its row."""
-    rows = ((variant, grid.at(variant, case)) for variant in grid.variants)
-    timed = {variant: row for variant, row in rows if isinstance(row, Measurement) and median(row)}
-    return dict(sorted(timed.items(), key=lambda item: median(item[1]) or 0.0))
 
 
 def _section(  # noqa: PLR0913, PLR0917  # the parts of a table

@@ -73,7 +73,11 @@ def quality_sections(run: Run, operator: str, history: Iterable[Run] = ()) -> li
     return [
         *(ranking_section(ranking, case) for ranking in by_method for case in ranking.cases),
         *(_law_section(qualities, case) for case in cases if qualities.methods(case, KAPPA)),
-        *(_network_section(qualities, case) for case in cases if _has_network(qualities, case)),
+        *(
+            _network_section(qualities, case)
+            for case in cases
+            if qualities.methods(case, COSINE) or CURVED in qualities.methods(case, EFFECTIVE)
+        ),
         *(section for case in cases for section in _metric_sections(qualities, case)),
     ]
 
@@ -165,10 +169,6 @@ def _network_section(qualities: Qualities, case: Case) -> Section:
     title = "quality on a trained network" if methods else "effective population at sigma"
     block = ("Cosine to backpropagation", f"{_COSINE_NOTE}{most}")
     return _section(qualities, case, title, block, cells, {*methods, CURVED}, Footnotes())
-
-
-def _has_network(qualities: Qualities, case: Case) -> bool:
-    return bool(qualities.methods(case, COSINE)) or CURVED in qualities.methods(case, EFFECTIVE)
 
 
 def _sigma(method: str) -> float:

@@ -62,10 +62,7 @@ def ranking_sections(run: Run, operator: str, history: Iterable[Run] = ()) -> li
 def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVariant] | None = None) -> Section:
     """Return the variants of a case ranked by n_eff per ms, with n_eff, times and memory.
 
-    Args:
-        rankings: the rankings of an operator.
-        case: one of their cases.
-        ranked: the variants to show, by default all.
+    ``ranked`` are the variants to show, by default all.
     """
     all_ranked = rankings.of(case)
     ranked = all_ranked if ranked is None else ranked

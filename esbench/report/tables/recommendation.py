@@ -2,20 +2,15 @@
 
 import glob
 import json
-import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from esbench.report.analysis.quality import EXACT, MORE
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, tied
 from esbench.report.captions import layer_and_members, short_origin
 from esbench.report.tables.console import LEGEND, figures_table
 from esbench.report.tables.ranking import (
-    COST,
-    KEPT,
     RATE,
-    RELATIVE_RATE,
     STEP,
     ranking_section,
     ranking_texts,
@@ -56,6 +51,31 @@ def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[V
     return "\n".join([*filter(None, ["\n\n".join(tables)]), legend, *runs])
 
 
+def details(recommendation: Recommendation) -> str:
+    """Return all variants of a case with all columns and the reasons of those without a rate, and remarks."""
+    section = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants)
+    return f"{section.text()}\n{remarks(recommendation)}".rstrip()
+
+
+def remarks(recommendation: Recommendation) -> str:
+    """Return sentences on a layer of a network, and on a variant with a faster step but a lower rate."""
+    part, ranked = recommendation.part, recommendation.ranked
+    sentences = []
+    if part.own < part.whole:
+        sentences.append(
+            f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
+            f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
+        )
+    fastest = min(ranked, key=lambda entry: entry.step_ns or 0.0, default=None)
+    if fastest and fastest not in recommendation.recommended:
+        texts = ranking_texts(recommendation.ranking.grid, fastest, recommendation.reference)
+        sentences.append(
+            f"{fastest.variant.name} has the fastest step, {texts[STEP]} ms, but an n_eff per ms of only "
+            f"{texts[RATE]}."
+        )
+    return "\n".join(map(wrap, sentences))
+
+
 def _figures(recommendation: Recommendation, trained_with: Callable[[Variant], str]) -> str:
     """Return the table of a case, and which variants are tied with the recommended ones."""
     best, reference = recommendation.recommended, recommendation.reference
@@ -84,49 +104,9 @@ def _far_changes(recommendation: Recommendation, ranked: RankedVariant) -> str:
     )
 
 
-def details(recommendation: Recommendation) -> str:
-    """Return all variants with all columns, and the reasons for the recommendation."""
-    section = ranking_section(recommendation.ranking, recommendation.case, recommendation.variants)
-    return f"{section.text()}\n{reasons(recommendation)}"
-
-
-def reasons(recommendation: Recommendation) -> str:
-    """Return what is gained with the recommended variants, and what the fastest variant loses."""
-    return "\n".join(map(wrap, _sentences(recommendation)))
-
-
 def wrap(text: str) -> str:
     """Return a paragraph in lines of 80 columns."""
     return textwrap.fill(one_line(text), _TERMINAL_WIDTH)
-
-
-def _sentences(recommendation: Recommendation) -> Iterator[str]:
-    part = recommendation.part
-    if part.own < part.whole:
-        yield (
-            f"In a network n_eff = n / (1 + kappa n / d) has the network's d, {part.whole}, of which a layer "
-            f"like this has {part.own}: the noise of each layer disturbs the gradients of all."
-        )
-    reference = recommendation.reference
-    grid = recommendation.ranking.grid
-    texts = {ranked: ranking_texts(grid, ranked, reference) for ranked in recommendation.ranked}
-    for title, ranked in zip(
-        ("Best", "Best of those that are not exact"), recommendation.recommended, strict=False
-    ):
-        rate, times = texts[ranked][RATE], texts[ranked][RELATIVE_RATE]
-        gain = "the exact gradient of a linear fitness" if rate == EXACT else f"an n_eff per ms of {rate}"
-        if reference and ranked != reference and times not in {"", EXACT}:
-            gain += f", {times} that of dense noise"
-        yield f"{title}: {ranked.variant.name} with {gain}."
-        if ties := [other.variant.name for other in tied(ranked, recommendation.ranked)]:
-            yield f"It is tied with {first_names(ties)}: their intervals overlap."
-        members = _members_clause(texts[ranked])
-        yield f"{members[0].upper()}{members[1:]}; a step takes {_step_clause(texts[ranked])}."
-        yield from filter(None, [_far_changes(recommendation, ranked)])
-    fastest = min(recommendation.ranked, key=lambda ranked: ranked.step_ns or 0.0, default=None)
-    if fastest and fastest not in recommendation.recommended:
-        step, members = _step_clause(texts[fastest]), _members_clause(texts[fastest])
-        yield f"{fastest.variant.name} is faster, {step}, but {members}."
 
 
 def reasons_without_rate(run: Run, case: Case) -> str:
@@ -138,23 +118,6 @@ def reasons_without_rate(run: Run, case: Case) -> str:
     )
     lines = ["no variant has both a time and a quality:", *(reasons or ["  the run holds no reason"])]
     return "\n".join(lines) + "\n"
-
-
-def _members_clause(texts: Mapping[str, str]) -> str:
-    """Return a clause on n_eff and kappa: ``its n_eff is 80 % of the members (kappa 0.25)``."""
-    kept = texts[KEPT]
-    clause = f"its n_eff is {kept} % of the members"
-    if kept == EXACT:
-        clause = "it is exact for a linear fitness"
-    elif kept == MORE:
-        clause = "its gradient is better than that of as many members of dense noise"
-    elif re.fullmatch(r"100(\.0+)?", kept):
-        clause = "all members count"
-    return f"{clause} (kappa {texts['kappa'] or 'unknown'})"
-
-
-def _step_clause(texts: Mapping[str, str]) -> str:
-    return f"{texts[STEP]} ms" + (f", {texts[COST]} base" if texts[COST] else "")
 
 
 def training_code(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import LATENCY, TIMES, Grid, grids
+from esbench.report.analysis.pivot import Grid, latency_grids
 from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, percent_of_bound, rate
 from esbench.report.tables.measured import GridTable, grid_section, median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
@@ -19,7 +19,7 @@ _BY_TRAFFIC = "traffic above the rate of a copy: some data came from a cache"
 
 def sections(run: Run, operator: str) -> list[Section]:
     """Return the roofline of each phase and method of an operator in which a row has a bound."""
-    timed = (grid for grid in grids(run, operator, TIMES) if grid.metric == LATENCY)
+    timed = latency_grids(run, operator)
     return [_section(grid) for grid in timed if any(percent_of_bound(run, row) for _, _, row in grid.cells)]
 
 

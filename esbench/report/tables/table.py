@@ -229,12 +229,8 @@ def variants_table(
 ) -> Table:
     """Return a table with a row for each variant; its first cell without a number shows the reason, if known.
 
-    Args:
-        case: the case of all rows.
-        variants: its rows.
-        cells: gives the cells of a variant by their headings, None where the run has no such number.
-        reason: returns why a variant has no number.
-        notes: the footnotes to add to.
+    ``cells`` returns the cells of a variant by their headings, None where the run has no such number, and
+    ``reason`` why a number is missing.
     """
     labels, rows = [], []
     headings: tuple[str, ...] = ()

@@ -168,7 +168,7 @@ def answer(views: Sequence[View], trained_with: Callable[[Variant], str]) -> Ans
         lead, figures = task.lead, partial(_task_figures, task, views)
         notes += _task_notes(task, view, best)
     elif view.metric != LATENCY:
-        lead, figures = f"Best by {view.columns[0]}:", _only_figure
+        lead, figures = f"Best by {view.columns[0]}:", _first_column
     else:
         lead, figures = f"Fastest {view.phase}:", _time_figures
         if any(row.variant.name == DENSE for row in view.rows):
@@ -288,7 +288,7 @@ def _rate_notes(view: View, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _only_figure(view: View, row: Row) -> Iterator[tuple[str, str]]:
+def _first_column(view: View, row: Row) -> Iterator[tuple[str, str]]:
     yield row.texts[0], view.columns[0]
 
 

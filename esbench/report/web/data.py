@@ -20,7 +20,7 @@ from esbench.report.tables.recommendation import expression
 from esbench.report.web.answers import TASKS, Answer, answer, is_control
 from esbench.report.web.views import RATE_METRIC, Row, View, better, metric_title, views
 from esbench.schema import DENSE, Case, Run, SchemeDoc, Variant
-from esbench.text import one_line
+from esbench.text import cut, one_line
 
 MAX_TEXT = 400
 """Characters of a name or a reason in the page; a run from elsewhere may have longer ones."""
@@ -54,14 +54,10 @@ class _Records:
 
 
 def page_data(runs: Sequence[Run], left_out: Iterable[str], trained_with: Callable[[Variant], str]) -> Record:
-    """Return the data of a page.
-
-    Args:
-        runs: the runs to show, measured and published ones; those without rows are left out.
-        left_out: sentences on stored runs that are not shown.
-        trained_with: returns the accuracies of networks trained with a variant, in % of dense noise's.
-    """
-    shown = sorted((run for run in runs if run.rows), key=_start_key, reverse=True)
+    """Return the data of a page; for the arguments see :func:`esbench.report.web.render.page`."""
+    # Newest first. The start of published runs is unknown: they come last.
+    shown = [run for run in runs if run.rows]
+    shown.sort(key=lambda run: (not captions.is_published(run), run.header.run_id), reverse=True)
     sources = ChainMap(*(run.header.sources for run in shown))  # the newest run's first
     docs = ChainMap(*(run.header.docs for run in shown))
     variants = _Records(lambda variant: _variant(variant, sources, docs))
@@ -108,13 +104,7 @@ def _by_case(run: Run, history: Sequence[Run]) -> Iterator[list[View]]:
 
 def short(text: str) -> str:
     """Return a text on one line, cut off after :data:`MAX_TEXT` characters."""
-    line = one_line(text)
-    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
-
-
-def _start_key(run: Run) -> tuple[bool, str]:
-    """Return a key that sorts runs by their start; published ones, whose start is unknown, come first."""
-    return not captions.is_published(run), run.header.run_id
+    return cut(one_line(text), MAX_TEXT)
 
 
 def _run(run: Run) -> Record:
