@@ -46,12 +46,9 @@ def history(
     from esbench.report.analysis.history import history as history_of
     from esbench.report.plots.history import history as draw
     from esbench.report.plots.history import panels
-    from esbench.report.plots.style import METADATA
     from esbench.report.tables.history import sections
     from esbench.text import one_line
 
-    if out.suffix.lower() not in METADATA:
-        raise UserError(f"--out {out}: expected a file that ends in {', '.join(METADATA)}")
     runs, problems = read_stored_runs(results)
     chosen = runs_of_device(device, devices(runs), results)
     device_history = history_of(
@@ -62,7 +59,6 @@ def history(
     for line in device_history.left_out:
         note(one_line(line))
     if shown := panels(device_history):
-        out.parent.mkdir(parents=True, exist_ok=True)
         note(f"{draw(device_history, shown).write(out)}")
     else:
         note("no plot: no variant was measured in two or more of these runs")

@@ -136,7 +136,6 @@ def _render_run(run: Run, history: Iterable[Run], folder: Path, style: Style) ->
         return [write_page(page, style)]
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
 
-    folder.mkdir(parents=True, exist_ok=True)
     for old_plot in folder.glob("*.svg"):
         old_plot.unlink()
     plots = {figure.write(folder / f"{stem}.svg"): figure.title for stem, figure in standard_figures(run)}
@@ -156,7 +155,6 @@ def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
     from esbench.report.plots.history import history as draw  # noqa: PLC0415  # matplotlib is slow to import
     from esbench.report.plots.history import panels  # noqa: PLC0415  # the same
 
-    folder.mkdir(parents=True, exist_ok=True)
     plot = folder / "history.svg"
     plot.unlink(missing_ok=True)  # of earlier runs
     shown = panels(device_history, MIN_PLOTTED_RUNS)

@@ -381,7 +381,6 @@ def _picture(study: GateStudy, alarms: Alarms, out: Path) -> str:
     title = f"{finding} and raises {alarm} {alarms.suites:,} unchanged suites"
     here = study.opening.environment
     figure = gate_power(points, MIN_POWER, title, f"{here.device_name}, study {study.opening.gate_id}")
-    out.mkdir(parents=True, exist_ok=True)
     return image(figure.write(_picture_path(study, out)).name, title)
 
 

@@ -2,9 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+
+import msgspec
 
 from esbench.schema import (
     METHODS,
@@ -290,6 +292,14 @@ def headings(cases: Iterable[Case]) -> list[str]:
         " ".join([case.shape, *(f"{name}={getattr(case, name)}" for name in differing[case.shape])])
         for case in cases
     ]
+
+
+def largest_populations(cases: Iterable[Case], numbers: Callable[[Case], int]) -> list[Case]:
+    """Return for each shape the case with the most numbers; of several the one with the most members."""
+    by_shape: dict[Case, list[Case]] = {}
+    for case in cases:
+        by_shape.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
+    return [max(same, key=lambda case: (numbers(case), case.members)) for same in by_shape.values()]
 
 
 def by_size(case: Case) -> tuple[float, int, int, int, int, str]:

@@ -13,7 +13,14 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from esbench.report.analysis.load import reasons_unreliable
-from esbench.report.analysis.pivot import LATENCY, PEAK, TIMES, UNMEASURED, Grid, grids, operators
+from esbench.report.analysis.pivot import (
+    PEAK,
+    UNMEASURED,
+    Grid,
+    largest_populations,
+    latency_grids,
+    operators,
+)
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.roofline import impossible
 from esbench.report.analysis.run_selection import reasons_unusable
@@ -180,16 +187,12 @@ class Rankings:
 
         If there is none, it is the population with the most rates.
         """
-        by_shape: dict[Case, list[Case]] = {}
-        for case in self.cases:
-            by_shape.setdefault(msgspec.structs.replace(case, members=1), []).append(case)
 
-        def key(case: Case) -> tuple[int, int]:
+        def rates_up_to_half(case: Case) -> int:
             ranked = self.of(case)
-            rates = sum(entry.rate is not None for entry in ranked)
-            return min(rates, len(ranked) // 2), case.members
+            return min(sum(entry.rate is not None for entry in ranked), len(ranked) // 2)
 
-        return [max(cases, key=key) for cases in by_shape.values()]
+        return largest_populations(self.cases, rates_up_to_half)
 
     @cached_property
     def main(self) -> Case | None:
@@ -281,8 +284,8 @@ def rankings(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Ranki
     stored = tuple(history)
     all_rankings = (
         Rankings(grid, stored)
-        for grid in grids(run, operator, TIMES)
-        if (grid.phase, grid.metric) == ("step", LATENCY) and grid.method != UNMEASURED
+        for grid in latency_grids(run, operator)
+        if grid.phase == "step" and grid.method != UNMEASURED
     )
     return [ranking for ranking in all_rankings if ranking.cases]
 

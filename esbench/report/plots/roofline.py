@@ -3,14 +3,12 @@
 Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import msgspec
 
 from esbench.report import captions
 from esbench.report.analysis import roofline as analysis
-from esbench.report.analysis.pivot import Grid, headings
+from esbench.report.analysis.pivot import Grid, headings, largest_populations
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, PAGE, Figure, Look, is_drawable, log_axis
 from esbench.schema import Case, Measurement, Variant
@@ -43,18 +41,6 @@ def calls(grid: Grid, case: Case) -> list[Call]:
     return all_calls
 
 
-def largest_populations(cases: Sequence[Case], numbers: Callable[[Case], int], enough: int) -> list[Case]:
-    """Return for each shape the largest population with ``enough`` numbers, or else with the most."""
-    populations: dict[Case, list[Case]] = {}
-    for case in cases:
-        shape = msgspec.structs.replace(case, members=1)
-        populations.setdefault(shape, []).append(case)
-    return [
-        max(same_shape, key=lambda case: (min(numbers(case), enough), case.members))
-        for same_shape in populations.values()
-    ]
-
-
 @style.use_style()
 def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     """Draw the arithmetic that calls achieve, below the roof of the device's measured peaks.
@@ -68,7 +54,7 @@ def roofline(grid: Grid, width: float = PAGE) -> Figure | None:
     if not copy or not product or not shown_cases:
         return None
     majority = len(grid.variants) // 2 + 1
-    cases = largest_populations(shown_cases, lambda case: len(calls(grid, case)), majority)
+    cases = largest_populations(shown_cases, lambda case: min(len(calls(grid, case)), majority))
     shown = cases[: 6 if width == PAGE else 3]
     panels = [calls(grid, case) for case in shown]
     all_calls = [call for panel in panels for call in panel]

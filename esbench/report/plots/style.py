@@ -25,6 +25,7 @@ from matplotlib.style import context
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
+from esbench.errors import UserError
 from esbench.report import captions
 from esbench.report.analysis.families import family
 from esbench.report.analysis.pivot import Grid
@@ -194,8 +195,15 @@ class Figure(figure.Figure):
         self.text(left, bottom, "\n".join(lines), va="top", fontsize=FINE, color="0.3")
 
     def write(self, path: Path) -> Path:
-        """Write the figure in the format of the file's suffix, with title and origin in its metadata."""
+        """Write the figure in the format of the file's suffix, with title and origin in its metadata.
+
+        Raises:
+            UserError: the format is unknown.
+        """
         suffix = path.suffix.lower()
+        if suffix not in METADATA:
+            raise UserError(f"--out {path}: expected a file that ends in {', '.join(METADATA)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
         subject = "Subject" if suffix == ".pdf" else "Description"
         metadata = METADATA[suffix] | ({"Title": self.title, subject: self.origin} if self.title else {})
         drawn = self.get_tightbbox()  # with title, legend and notes, which lie outside the figure

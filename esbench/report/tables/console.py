@@ -9,7 +9,7 @@ from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIV
 from esbench.report.tables.table import NOTHING
 from esbench.schema import DENSE, Case, Run, Variant
 from esbench.stats import median
-from esbench.text import COLUMNS, cut, first_names, one_line, pluralize
+from esbench.text import cut, first_names, one_line, pluralize
 from esbench.units import format_cell, format_multiplier, format_number
 
 BEST = 5
@@ -83,26 +83,15 @@ def warnings(run: Run, history: Iterable[Run] = ()) -> list[str]:
             for ranked in all_ranked
             if ranked.wastes_members and (ranked.step_ns or 0.0) <= (all_ranked[0].step_ns or 0.0)
         ]
-        if small:
-            small.sort(key=lambda ranked: ranked.share or 0.0)
-            lines.append(_small_warning(case, small))
+        small.sort(key=lambda ranked: ranked.share or 0.0)
+        if names := [
+            f"{ranked.variant.name} {format_number(ranked.effective.value)}"
+            for ranked in small
+            if ranked.effective
+        ]:
+            layer = captions.layer_and_members(case)
+            lines.append(f"{layer}: fast, but of small n_eff: {first_names(names)}")
     return lines
-
-
-def _small_warning(case: Case, small: Sequence[RankedVariant]) -> str:
-    """Return a line with the n_eff of as many variants as fit."""
-    names = [
-        f"{ranked.variant.name} {format_number(ranked.effective.value)}"
-        for ranked in small
-        if ranked.effective
-    ]
-    title, line = captions.layer_and_members(case), ""
-    for count in range(len(names), 0, -1):
-        more = f" and {len(names) - count} more" if count < len(names) else ""
-        line = f"{title}: fast, but of small n_eff: {', '.join(names[:count])}{more}"
-        if len(line) <= COLUMNS:
-            return line
-    return cut(line)
 
 
 def _ranked_cases(run: Run, history: Iterable[Run]) -> dict[Case, Rankings]:
