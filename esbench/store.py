@@ -97,9 +97,9 @@ def summarize_problems(problems: Iterable[Problem]) -> list[str]:
     ]
 
 
-def new_run_id(suite: str, now: datetime | None = None) -> str:
+def new_run_id(suite: str, now: datetime) -> str:
     """Return a name for a run that sorts by time: ``20261121T123456Z-quick-1a2b``."""
-    stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     words = re.sub(r"[^A-Za-z0-9_]+", "-", suite).strip("-") or "run"
     return f"{stamp}-{words}-{secrets.token_hex(2)}"
 

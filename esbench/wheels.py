@@ -7,7 +7,6 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
 MEASURING = ("filelock", "msgspec", "numpy", "nvidia-ml-py", "psutil", "torch", "typer", "typing-extensions")
 """Packages that ``esbench doctor`` and ``esbench run`` import; other dependencies are for reports."""
 TESTING = ("hypothesis", "pytest", "pytest-xdist")
@@ -15,9 +14,9 @@ TESTING = ("hypothesis", "pytest", "pytest-xdist")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def missing_packages(root: Path = ROOT) -> list[str]:
+def missing_packages() -> list[str]:
     """Return ``name==version``, from constraints.txt, of each package that is needed but not installed."""
-    lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = (Path(__file__).parent.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line}
     return [pinned.get(name, name) for name in (*MEASURING, *TESTING) if not _is_installed(name)]
 

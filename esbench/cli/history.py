@@ -9,6 +9,7 @@ from esbench.cli.options import (
     FAILED,
     Device,
     Results,
+    TimedPhase,
     Variants,
     app,
     note,
@@ -16,7 +17,6 @@ from esbench.cli.options import (
     runs_of_device,
 )
 from esbench.errors import UserError
-from esbench.schema import Phase
 
 
 @app.command()
@@ -25,7 +25,7 @@ def history(
     device: Device = None,
     variants: Variants = None,
     cases: Annotated[str, typer.Option(help="Glob over case labels, such as 'Linear(128*'.")] = "*",
-    phase: Annotated[Phase, typer.Option(help="Phase of the figures.")] = "forward",
+    phase: Annotated[TimedPhase, typer.Option(help="Phase of the figures.")] = "forward",
     metric: Annotated[
         str,
         typer.Option(help="multiplier: time(variant) / time(base); or a stored metric, such as latency_ns."),

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -35,6 +35,7 @@ def seconds_option(text: str) -> Any:  # noqa: ANN401  # what typer returns
     return typer.Option(help=text, metavar="SECONDS", min=1, max=10**8)
 
 
+TimedPhase = Literal["sample", "forward", "update", "step"]
 Variants = Annotated[
     list[str] | None,
     typer.Option(

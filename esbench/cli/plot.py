@@ -8,6 +8,7 @@ import typer
 from esbench.cli.options import (
     Device,
     Results,
+    TimedPhase,
     Variants,
     app,
     note,
@@ -16,7 +17,6 @@ from esbench.cli.options import (
     runs_of_device,
 )
 from esbench.errors import UserError
-from esbench.schema import Phase
 
 if TYPE_CHECKING:
     from esbench.schema import Run
@@ -40,7 +40,7 @@ def plot(
     ] = None,
     cases: Annotated[str, typer.Option(help="Glob over case labels or shapes, such as '(256, 256)'.")] = "*",
     variants: Variants = None,
-    phase: Annotated[Phase | None, typer.Option(help="Phase to plot.")] = None,
+    phase: Annotated[TimedPhase | None, typer.Option(help="Phase to plot.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format, such as float32.")] = None,
     method: Annotated[str | None, typer.Option(help="Timing method: host, eager or graph.")] = None,
     width: Annotated[

@@ -323,9 +323,9 @@ def _answer_offline(
 def _recommend(
     target: Target,
     runs: Sequence[Run],
-    variants: Collection[Variant] | None = None,
-    limit_bytes: float | None = None,
-    forwards: int = 1,
+    variants: Collection[Variant] | None,
+    limit_bytes: float | None,
+    forwards: int,
 ) -> "dict[Case, Recommendation]":
     """Return the recommendation for each case that a run ranks; a step has ``forwards`` forwards."""
     from esbench.report.analysis.quality import ALONE, Part

@@ -272,7 +272,7 @@ def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, float]:
 
 
 def decide(
-    opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str] = ()
+    opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str]
 ) -> Decision:
     """Return the decision; ``invalid`` are reasons, found while measuring, to ignore the times."""
     cells = evidence.timed_cells()

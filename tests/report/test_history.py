@@ -225,7 +225,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     for name in ("GPU B", "GPU A"):
         several = stored(tmp_path / "several", [a_run(day, rows(3.0), device_name=name) for day in (1, 2)])
     for folder, arguments, words in (
-        (results, "--phase quality", "the metric 'multiplier' in quality; available: none"),
+        (results, "--phase quality", "'quality' is not one of 'sample', 'forward', 'update', 'step'"),
         (results, "--metric nope", "the metric 'nope' in forward; available: multiplier, latency_ns"),
         (results, "--phase step", "the metric 'multiplier' in step; available: none"),
         (results, "--variants nope", "nothing matches variants nope and cases * in these runs; available"),

@@ -17,7 +17,7 @@ def recommendation_document(
     recommendations: Mapping[Case, Recommendation],
     code: str,
     forwards: int,
-    run: Run | None = None,
+    run: Run | None,
 ) -> str:
     """Return the recommended variants of each case, and the figures of all its variants.
 

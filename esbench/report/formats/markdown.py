@@ -35,6 +35,6 @@ def join(parts: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def image(source: str, alternative: str, width: int = 900) -> str:
-    """Return an image of this width in pixels."""
-    return f'<img src="{html_escape(source)}" alt="{html_escape(alternative)}" width="{width}">'
+def image(source: str, alternative: str) -> str:
+    """Return an image, 900 pixels wide."""
+    return f'<img src="{html_escape(source)}" alt="{html_escape(alternative)}" width="900">'

@@ -77,7 +77,7 @@ def warnings(run: Run, history: Iterable[Run] = ()) -> list[str]:
             for ranked in cases[case].of(case)
             if ranked.rate is not None and not ranked.variant.baseline
         ]
-        # Only a variant that is as fast as the best one invites to be chosen by its time.
+        # A variant with a slower step than the best is not tempting, so it needs no warning.
         small = [
             ranked
             for ranked in all_ranked
@@ -190,7 +190,7 @@ def _name(variant: Variant) -> str:
 
 
 def _without_middle(name: str) -> str:
-    """Return a name; one longer than _NAME_WIDTH has … for its middle, as options are at the end."""
+    """Return a name; if it is longer than _NAME_WIDTH, … replaces its middle, as options are at the end."""
     half = _NAME_WIDTH // 2
     return name if len(name) <= _NAME_WIDTH else f"{name[: half - 1]}…{name[-half:]}"
 

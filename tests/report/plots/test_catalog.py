@@ -134,7 +134,8 @@ def test_bad_usage_of_the_command_is_one_line(
         ("", "--out is missing: esbench plot multipliers --out multipliers.svg"),
         ("--out a.gif", "--out a.gif: expected a file that ends in .svg, .png, .pdf"),
         ("--out a.svg --width poster", "'poster' is not one of 'column', 'page'"),
-        ("--out a.svg --phase quality", "nothing to draw with phase quality"),
+        ("--out a.svg --phase quality", "'quality' is not one of 'sample', 'forward', 'update', 'step'"),
+        ("--out a.svg --phase update --method eager", "nothing to draw with phase update and method eager"),
         ("--out a.svg --device nope", "no device 'nope' has runs in"),
         ("--out a.svg --run no.jsonl", "--run takes a file, such as results/"),
     ):
