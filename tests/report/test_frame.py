@@ -47,6 +47,9 @@ def test_a_row_has_one_value_with_its_case_and_scheme(tmp_path: Path) -> None:
     assert (base["scheme"], base["mode"], base["median"]) == ("Base", "base", 1e6)
     assert (missing["status"], missing["reason"]) == ("unavailable", "out of memory")
     assert len({*frame.columns}) == len(frame.columns)
+    odd = time_row(variant("Blocks", block="(2, 2)"), CASE, 1)
+    report_cases.store(tmp_path / "odd", synthetic.run([odd]))
+    assert list(esbench.load(tmp_path / "odd" / "results")["options"]) == ["block=(2, 2)"]
 
 
 def test_a_file_and_the_folder_of_a_device_are_read(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _line(run: Run, row: Row) -> dict[str, object]:
         **msgspec.structs.asdict(row.case),
         "shape": row.case.shape,
         "scheme": row.variant.scheme,
-        "options": row.variant.name.removeprefix(row.variant.scheme).strip("()"),
+        "options": row.variant.name.removeprefix(row.variant.scheme)[1:-1],
         "mode": row.variant.mode,
         **csv_line(run, row),
     }
