@@ -123,11 +123,7 @@ def _entries(variants: list[str] | None, plugin: list[str] | None, *, baselines:
 
 
 def _recipes(entries: Sequence[Entry], networks: Sequence[str], numbers: Mapping[str, float]) -> list[Recipe]:
-    """Return a recipe per network, and check that training can start.
-
-    Raises:
-        UserError: a number is not above 0, there is no such network, or its data is missing.
-    """
+    """Return a recipe per network; raise a UserError if training cannot start, for example without data."""
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} {value:g}: expected a finite number above 0")

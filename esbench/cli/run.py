@@ -283,11 +283,7 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
 
 
 def _find_unfinished(context: typer.Context, results: Path, here: Environment) -> Unfinished:
-    """Return the newest unfinished run on this device.
-
-    Raises:
-        UserError: the run is not found, or --resume is combined with other options.
-    """
+    """Return the newest unfinished run on this device; raise a UserError for options beside --resume."""
     # An enumeration of click, or of typer's copy of it.
     sources = {name: str(context.get_parameter_source(name)) for name in CHOICES}
     combined = [name for name, source in sources.items() if source.endswith("COMMANDLINE")]

@@ -194,11 +194,7 @@ class Nvml:
 
 
 def current_uuid() -> str:
-    """Return the UUID of torch's current CUDA device as NVML writes it, ``GPU-...``.
-
-    Raises:
-        NvmlError: torch has no CUDA device, or cannot describe it.
-    """
+    """Return the UUID of torch's current CUDA device as NVML writes it, or raise an NvmlError."""
     if not torch.cuda.is_available():
         raise NvmlError("torch sees no CUDA device")
     try:

@@ -40,7 +40,8 @@ _LAYERS = ("Linear", "Conv2d")
 class Page:
     """The generated blocks of README.md or of a page of the folder docs.
 
-    In the first block: ``page = Page.of(cog.inFile)``.
+    In the first block: ``page = Page.of(cog.inFile)``. A method raises a UserError if its file has no such
+    figure, table or numbers.
 
     Attributes:
         root: folder of the repository, which all file names are relative to.
@@ -57,11 +58,7 @@ class Page:
         return cls(folder.parent, "../") if folder.name == DOCS else cls(folder)
 
     def picture(self, file: str, run: str) -> str:
-        """Return a figure of the reports, with its title and origin as its alternative text.
-
-        Raises:
-            UserError: there is no such figure, or it was not drawn from that run.
-        """
+        """Return a figure of ``run`` in the reports; its title and origin are the alternative text."""
         try:
             text = (self.root / file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -116,11 +113,7 @@ class Page:
         return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
 
     def published(self, file: str, *published_files: str) -> str:
-        """Return the multipliers of a run next to published ones, a folded table for each operator.
-
-        Raises:
-            UserError: no shape has times of the forward in both runs.
-        """
+        """Return the forward's multipliers of a run next to published ones, folded for each operator."""
         run, published = self._run(file), [self._run(name) for name in published_files]
         sections = [
             table_section

@@ -144,11 +144,7 @@ def _render_run(run: Run, history: Iterable[Run], folder: Path, style: Style) ->
 
 
 def _render_history(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """Write the history of a device, if a case has enough runs, with a plot of the cases of many runs.
-
-    Raises:
-        UserError: ruptures is not installed.
-    """
+    """Write the history of a device if a case has enough runs, with a plot of the cases of many runs."""
     device_history = history(runs, fewest=MIN_HISTORY_RUNS)
     if not device_history.series:
         return []

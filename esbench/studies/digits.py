@@ -100,11 +100,7 @@ def study_path(study: Study, results: Path) -> Path:
 
 
 def newest_study(results: Path, device: str) -> Study:
-    """Read the newest study of a device.
-
-    Raises:
-        UserError: there is no study, or it is invalid.
-    """
+    """Read the newest study of a device; raise a UserError if there is none, or if it is invalid."""
     paths = sorted((results / device / FOLDER).glob("*.json"))
     if not paths:
         raise UserError(f"no digits study in {results / device / FOLDER}: train with `esbench digits`")

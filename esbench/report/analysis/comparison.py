@@ -162,11 +162,7 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
-    """Match the rows of two runs.
-
-    Raises:
-        UserError: they ran on different devices, and ``across_devices`` is false.
-    """
+    """Match the rows of two runs; of different devices only if ``across_devices``, else raise a UserError."""
     if different_devices(a, b) and not across_devices:
         raise UserError(
             f"{different_devices(a, b)}: a ratio of their times does not compare the variants; "

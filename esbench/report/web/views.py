@@ -109,13 +109,21 @@ class View(NamedTuple):
 
 
 EVALUATED = "evaluated / ms"
-RATE_COLUMNS = (
-    *("n_eff / ms", EVALUATED, "x dense noise", "x plain layer", "kept (%)", "step (ms)"),
-    *("memory (MB)", "interval", "n_eff", "interval of n_eff", "kappa", "noise (MB)"),
-)
-_OF_RANKING = (RATE, EVALUATED, RELATIVE_RATE, COST, KEPT, STEP, PEAK_MEMORY)
-_OF_DETAIL = ("n_eff", INTERVAL, "kappa", "noise (MB)")
-"""The headings of a ranking's table, in the order of :data:`RATE_COLUMNS`; the interval is between them."""
+RATE_COLUMNS = {
+    RATE: "n_eff / ms",
+    EVALUATED: EVALUATED,
+    RELATIVE_RATE: "x dense noise",
+    COST: "x plain layer",
+    KEPT: "kept (%)",
+    STEP: "step (ms)",
+    PEAK_MEMORY: "memory (MB)",
+    "interval": "interval",
+    "n_eff": "n_eff",
+    INTERVAL: "interval of n_eff",
+    "kappa": "kappa",
+    "noise (MB)": "noise (MB)",
+}
+"""Columns of a ranking's table -> their headings here; only details of a variant have those after memory."""
 
 
 def views(run: Run, operator: str, history: Iterable[Run] = ()) -> Iterator[View]:
@@ -143,8 +151,9 @@ def _ranked_view(ranking: Rankings, case: Case) -> View:
         for ranked in ranked_variants
         if ranked.step or not ranked.variant.baseline
     ]
-    method, shown = ranking.grid.method, len(_OF_RANKING)
-    return View("step", RATE_METRIC, method, case, RATE_COLUMNS, shown, tuple(rows))
+    columns = tuple(RATE_COLUMNS.values())
+    shown = columns.index("memory (MB)") + 1
+    return View("step", RATE_METRIC, ranking.grid.method, case, columns, shown, tuple(rows))
 
 
 def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | None) -> Row:
@@ -153,13 +162,13 @@ def _ranked_row(grid: Grid, ranked: RankedVariant, reference: RankedVariant | No
     evaluated = ranked.evaluated_per_ms or None
     texts[EVALUATED] = format_number(evaluated) if evaluated else ""
     rate = rate_cell(ranked)
-    interval = _half(rate.numbers[0]) if rate and rate.numbers else ""
+    texts["interval"] = _half(rate.numbers[0]) if rate and rate.numbers else ""
     low, high = ranked.rate_interval or (None, None)
     is_bound = ranked.effective is not None and ranked.effective.is_bound and ranked.rate is not None
     return Row(
         ranked.variant,
         Marks(None if ranked.is_exact else ranked.rate, low, high, evaluated),
-        (*(texts[name] for name in _OF_RANKING), interval, *(texts[name] for name in _OF_DETAIL)),
+        tuple(texts[name] for name in RATE_COLUMNS),
         kind=EXACT if ranked.is_exact else AT_LEAST if is_bound else "",
         reason=f"{ranked.skipped.status}: {ranked.skipped.reason}" if ranked.skipped else "",
         remark="; ".join(notes.notes),
