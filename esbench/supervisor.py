@@ -136,7 +136,7 @@ class Child:
             _write(self._descriptor, self.announcement)
 
     def watch(self, variant: Variant, case: Case, activity: str, lost: str = "") -> bool:
-        """Announce the variant that runs from now on; with ``lost``, why the process must end because of it.
+        """Announce which variant runs now; ``lost`` is why it forces the process to end, if it does.
 
         Return whether the supervisor starts a new process after the end of this one.
         """

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from esbench.registry import Entry, is_reference
 from esbench.schema import METHODS, OUT_OF_TIME, PHASES, QUALITY, Case, Phase, Skipped, Variant
+from esbench.text import pluralize
 from esbench.workload import UnavailableError
 
 MONITORED_PHASE: Phase = "forward"
@@ -205,7 +206,7 @@ class Budget:
         lost = [row for row in skipped if row.reason == OUT_OF_TIME]
         if lost:
             last = f"{lost[-1].variant.label(lost[-1].case.operator)} on {lost[-1].case.label}"
-            yield f"{OUT_OF_TIME}: {len(lost)} rows not measured; the last is {last}"
+            yield f"{OUT_OF_TIME}: {pluralize(len(lost), 'row')} not measured; the last is {last}"
 
     @property
     def _mean_overhead_s(self) -> float:

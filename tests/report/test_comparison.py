@@ -67,7 +67,7 @@ def test_rows_with_different_keys_do_not_match() -> None:
         assert comparison.pairs == (), fields
         assert (len(comparison.only_a), len(comparison.only_b)) == (1, 1), fields
         assert "The runs have no measured rows in common." in text(comparison)
-        assert "Only in A: 1 rows" in text(comparison)
+        assert "Only in A: 1 row\n" in text(comparison)
 
 
 def test_a_missing_row_has_the_reason_of_the_other_run() -> None:

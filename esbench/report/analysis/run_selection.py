@@ -6,6 +6,7 @@ from pathlib import Path
 
 from esbench.schema import OUT_OF_TIME, Request, Run
 from esbench.store import Problem, read_results
+from esbench.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def flaws(run: Run) -> Iterator[str]:
     if part := partial_request(run):
         yield f"holds part of its suite ({part})"
     if cut := sum(row.reason == OUT_OF_TIME for row in run.skipped):
-        yield f"left {cut} rows out for lack of time"
+        yield f"left {pluralize(cut, 'row')} out for lack of time"
 
 
 def reasons_unusable(run: Run) -> Iterator[str]:

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from esbench.report import captions
 from esbench.report.analysis.comparison import Comparison, Pair, differences
 from esbench.schema import Run
-from esbench.text import first_names, one_line
+from esbench.text import first_names, one_line, pluralize
 from esbench.units import ABSENT, format_multiplier, format_value
 
 INTERVAL = (
@@ -86,7 +86,7 @@ def text(comparison: Comparison) -> str:
                 f"  {one_line(', '.join(row.key.names.values()) + (row.reason and f': {row.reason}'))}"
                 for row in lone
             ]
-            parts.append("\n".join([f"Only in {name}: {len(lone)} rows", *lines]))
+            parts.append("\n".join([f"Only in {name}: {pluralize(len(lone), 'row')}", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
