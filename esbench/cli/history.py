@@ -13,8 +13,7 @@ from esbench.cli.options import (
     Variants,
     app,
     note,
-    read_stored_runs,
-    runs_of_device,
+    read_runs_of_device,
 )
 from esbench.errors import UserError
 
@@ -42,17 +41,16 @@ def history(
 
     Example: esbench history --cases 'Linear(128*' --variants 'Flipped*'
     """
-    from esbench.report.analysis.history import devices, why_empty
     from esbench.report.analysis.history import history as history_of
+    from esbench.report.analysis.history import why_empty
     from esbench.report.plots.history import history as draw
     from esbench.report.plots.history import panels
     from esbench.report.tables.history import sections
     from esbench.text import one_line
 
-    runs, problems = read_stored_runs(results)
-    chosen = runs_of_device(device, devices(runs), results)
+    runs, problems = read_runs_of_device(results, device)
     device_history = history_of(
-        chosen, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2
+        runs, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2
     )
     if not device_history.series:
         raise UserError(one_line(why_empty(device_history)))

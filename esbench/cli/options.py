@@ -117,25 +117,6 @@ def combined_note(forwards: int) -> str:
     )
 
 
-def runs_of_device(device: str | None, known: "dict[str, list[Run]]", results: Path) -> "list[Run]":
-    """Return the runs of a device; without a name, those of the only device.
-
-    Raises:
-        UserError: the device has no runs, or no device was named and there are several.
-    """
-    if device is None and len(known) == 1:
-        return next(iter(known.values()))
-    if device in known:
-        return known[device]
-    if not known:
-        message = f"no runs in {results}: measure with `esbench run`"
-    elif device is None:
-        message = f"several devices have runs in {results}, name one with --device: {', '.join(known)}"
-    else:
-        message = f"no device {device!r} has runs in {results}; available: {', '.join(known)}"
-    raise UserError(message)
-
-
 def read_stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
     """Read the run in a file; print and return the problems.
 
@@ -151,18 +132,27 @@ def read_stored_run(path: Path, option: str) -> "tuple[Run, list[Problem]]":
     return run, problems
 
 
-def read_stored_runs(results: Path) -> "tuple[list[Run], list[Problem]]":
-    """Read the runs in a folder; print and return the problems.
+def read_runs_of_device(results: Path, device: str | None) -> "tuple[list[Run], list[Problem]]":
+    """Read the runs of a device, or of the only device with runs; print and return the problems of all files.
 
     Raises:
-        UserError: the folder does not exist.
+        UserError: there is no such folder, the device has no runs, or none was named and there are several.
     """
+    from esbench.report.analysis.history import devices
     from esbench.store import read_results
 
     check_results(results)
     runs, problems = read_results(results)
     print_problems(problems)
-    return runs, problems
+    known = devices(run for run in runs if run.rows)
+    names = ", ".join(known)
+    if not known:
+        raise UserError(f"no run with rows in {results}: measure with `esbench run`")
+    if device is None and len(known) > 1:
+        raise UserError(f"several devices have runs in {results}, name one with --device: {names}")
+    if device not in {None, *known}:
+        raise UserError(f"no device {device!r} has runs in {results}; available: {names}")
+    return known[device or names], problems
 
 
 def check_writable(option: str, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The command ``plot``: one plot from stored runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,14 +12,10 @@ from esbench.cli.options import (
     Variants,
     app,
     note,
+    read_runs_of_device,
     read_stored_run,
-    read_stored_runs,
-    runs_of_device,
 )
 from esbench.errors import UserError
-
-if TYPE_CHECKING:
-    from esbench.schema import Run
 
 
 @app.command()
@@ -74,19 +70,10 @@ def plot(
         method=method,
         width=WIDTHS[width],
     )
-    runs = [read_stored_run(run, "--run takes a file")[0]] if run else _stored(results, device)
+    if run:
+        runs = [read_stored_run(run, "--run takes a file")[0]]
+    else:
+        runs, _ = read_runs_of_device(results, device)
     figure = draw(name, runs, request)
     figure.write(out)
     note(f"{out}: {figure.title}; {figure.origin}")
-
-
-def _stored(results: Path, device: str | None) -> "list[Run]":
-    """Return the runs of a device.
-
-    Raises:
-        UserError: no runs are found, or several devices have runs and none was named.
-    """
-    from esbench.report.analysis.history import devices
-
-    runs, _ = read_stored_runs(results)
-    return runs_of_device(device, devices(run for run in runs if run.rows), results)

@@ -26,7 +26,6 @@ from esbench.cli.options import (
     app,
     check_writable,
     combined_note,
-    load_entries,
     load_usual,
     note,
     print_problems,
@@ -113,9 +112,6 @@ def recommend(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="Measure compiled variants too: each takes a minute or so.")
-    ] = False,
     budget: Annotated[
         float,
         seconds_option("Time limit in seconds; variants for which no time is left are named."),
@@ -158,10 +154,8 @@ def recommend(
     check_writable("--results", results)
     template = template_case(members, repeats, dtype, sigma, antithetic=antithetic)
     limit_bytes = size_bytes(memory_limit) if memory_limit is not None else None
-    if variants and compiled:
-        variants = [*variants, "Compiled*"]
-    loaded = load_entries(variants, plugin) if compiled else load_usual(variants, plugin)
-    entries = [entry for entry in candidates(loaded, named=bool(variants)) if entry.variant.mode == "batched"]
+    named = candidates(load_usual(variants, plugin), named=bool(variants))
+    entries = [entry for entry in named if entry.variant.mode == "batched"]
     if not entries:
         raise UserError(
             f"--variants {' '.join(variants or ())}: none of these perturbs the weights of a layer: name "
