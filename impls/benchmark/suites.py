@@ -19,6 +19,14 @@ NESGPU_CONV2D = (
 PLAIN = ("*", "!Fused*", "!Compiled*")
 """Schemes in plain torch, and the baselines; kernels have their own suite."""
 
+QUICK = (
+    *PLAIN,
+    *("!Perturbed(stored=weights)", "!SparsePerturbed(k=2*", "!LowRank(rank=4)", "!LowRankSign(regenerated*"),
+    *("!Permuted(side=*", "!Permuted(in_sparsity=0.5)", "!Flipped(side=out)", "!Flipped(cores=32)"),
+    "!DropoutMask(side=out)",
+)
+"""One variant of each scheme, or a few: two minutes in all."""
+
 README = (
     "Perturbed",
     *("SparsePerturbed(k=1)", "SparsePerturbed(k=2)"),
@@ -69,7 +77,7 @@ SUITES = (
     Suite(
         name="quick",
         description="three small shapes; two minutes on two CPU cores",
-        variants=PLAIN,
+        variants=QUICK,
         cases=(
             linear(128, 128, members=256),
             linear(256, 256, members=64),
