@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -13,23 +13,9 @@ from esbench.measure.validation import InputRenewal
 from esbench.pytest_plugin import CHOSEN, Cell, ChosenBenchmarks
 from esbench.schema import Phase
 
+Benchmark = Any
+"""The fixture of pytest-benchmark, which has no type hints."""
 UNLOADED = "the plug-in is not loaded: run pytest -p esbench.pytest_plugin --pyargs esbench.pytest_benchmarks"
-
-
-class Benchmark(Protocol):
-    """The part of pytest-benchmark's fixture that is used, which has no type hints."""
-
-    group: str | None
-    has_error: bool
-    extra_info: dict[str, object]
-    stats: Any
-
-    @property
-    def enabled(self) -> bool:
-        """Whether cells are timed: not with pytest-xdist or --benchmark-disable."""
-
-    def pedantic(self, target: Callable[[], object], *, setup: Callable[[], None], rounds: int) -> object:
-        """Call ``setup`` and time ``target``, as often as there are rounds."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

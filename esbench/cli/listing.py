@@ -9,12 +9,11 @@ import typer
 
 from esbench.cli.options import Json, Plugins, Variants, app, load_entries
 from esbench.registry import REGISTRY, Entry
-from esbench.report.analysis.families import family
+from esbench.report.analysis.families import FAMILIES, family
 from esbench.text import cut, pluralize
 
 _NAME = 24
 """The least width of a column of names."""
-_FAMILIES = ("dense noise", "low rank", "sparse", "shared core", "dropout")
 _OTHER_SCHEMES = "other schemes"
 _BASELINES = "baselines and controls"
 _WORKLOADS = "workloads that are not layers"
@@ -64,7 +63,7 @@ def list_(
     schemes: dict[str, list[Entry]] = {}
     for entry in entries:
         schemes.setdefault(entry.variant.unfused_scheme, []).append(entry)
-    for group in (*_FAMILIES, _OTHER_SCHEMES, _BASELINES, _WORKLOADS):
+    for group in (*FAMILIES, _OTHER_SCHEMES, _BASELINES, _WORKLOADS):
         lines = {
             scheme + _counts(entries_of_scheme): _summary(entries_of_scheme[0])
             for scheme, entries_of_scheme in schemes.items()
@@ -91,7 +90,7 @@ def _print_table(title: str, lines: dict[str, str]) -> None:
 def _group(entries: list[Entry]) -> str:
     """Return the heading under which a scheme is listed: its family, or another group."""
     scheme_family = family(entries[0].variant.scheme)
-    if scheme_family in _FAMILIES:
+    if scheme_family in FAMILIES:
         return scheme_family
     if all(entry.variant.baseline or entry.variant.mode != "batched" for entry in entries):
         return _BASELINES

@@ -17,6 +17,7 @@ _FAMILY_OF = {
     "DropConnect": "dropout",
     "DropoutBlocks": "dropout",
 }
+FAMILIES = tuple(dict.fromkeys(_FAMILY_OF.values()))
 
 
 def family(scheme: str) -> str:
