@@ -87,7 +87,7 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
         ) from error
     for index, waiver in enumerate(waivers):
         key = (waiver.cell, waiver.metric, waiver.device)
-        if any(key == (other.cell, other.metric, other.device) for other in waivers[:index]):
+        if key in [(earlier.cell, earlier.metric, earlier.device) for earlier in waivers[:index]]:
             raise UserError(f"{waiver} is listed twice: remove one of them")
         if waiver.expires < today:
             raise UserError(f"{waiver} expired on {waiver.expires}: remove it")

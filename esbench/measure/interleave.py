@@ -216,10 +216,10 @@ def interleave(calls: Sequence[TimedCall], rng: random.Random) -> None:
         rng.shuffle(active)
         for call in (*active, *reversed(active)):
             call.visit()
-        others = [call for call in active if not call.is_baseline]
+        variants = [call for call in active if not call.is_baseline]
         # Baselines come last: whether they may stop depends on whether all others have.
         for call in sorted(active, key=lambda call: call.is_baseline):
-            is_needed = call.is_baseline and any(not other.stop for other in others)
+            is_needed = call.is_baseline and any(not variant.stop for variant in variants)
             call.end_round(active.index(call), may_stop=not is_needed)
 
 

@@ -139,13 +139,13 @@ class RankedVariant:
         """Whether the step has at most one round, too few to compare its rate with that of others."""
         return self.step is None or len(self.step.samples) < _FEWEST_ROUNDS
 
-    def rate_over(self, other: "RankedVariant | None") -> float | None:
-        """Return this rate over another's, or None if either is not finite or from a single round."""
-        if other is None or self.is_single or other.is_single:
+    def rate_over(self, reference: "RankedVariant | None") -> float | None:
+        """Return this rate over that of a reference; None if one is not finite or from a single round."""
+        if reference is None or self.is_single or reference.is_single:
             return None
-        if self.rate is None or self.is_exact or not other.rate or other.rate < 0 or other.is_exact:
+        if self.rate is None or self.is_exact or reference.is_exact:
             return None
-        return self.rate / other.rate
+        return self.rate / reference.rate if reference.rate and reference.rate > 0 else None
 
 
 @dataclass(frozen=True)
@@ -343,19 +343,19 @@ def tied(best: _C, others: Iterable[_C]) -> list[_C]:
         return []
     lower_bound, _ = best.bounds
     return [
-        other
-        for other in others
-        if other != best and other.is_exact == best.is_exact
-        if other.bounds is not None and other.bounds[1] >= lower_bound
+        candidate
+        for candidate in others
+        if candidate != best and candidate.is_exact == best.is_exact
+        if candidate.bounds is not None and candidate.bounds[1] >= lower_bound
     ]
 
 
 def tied_schemes(best: RankedVariant, others: Iterable[RankedVariant]) -> str:
     """Return ``"tied with Hadamard"`` or ``"tied with 3 other schemes"``, or ``""`` if no scheme is tied."""
     schemes = {
-        other.variant.unfused_scheme: other.variant.name
-        for other in tied(best, others)
-        if not other.variant.baseline
+        entry.variant.unfused_scheme: entry.variant.name
+        for entry in tied(best, others)
+        if not entry.variant.baseline
     }
     schemes.pop(best.variant.unfused_scheme, None)
     if len(schemes) == 1:
@@ -463,10 +463,10 @@ def _limited(ranked: RankedVariant, limit_bytes: float) -> RankedVariant:
 def nearest(runs: Iterable[Run], case: Case) -> Case | None:
     """Return the ranked case nearest in size to a case, of the same operator if there is one."""
 
-    def distance(other: Case) -> tuple[bool, float, str]:
-        sizes = [(sized.out_channels, sized.in_channels, sized.members) for sized in (case, other)]
+    def distance(ranked: Case) -> tuple[bool, float, str]:
+        sizes = [(sized.out_channels, sized.in_channels, sized.members) for sized in (case, ranked)]
         of_sizes = sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
-        return other.operator != case.operator, of_sizes, other.label
+        return ranked.operator != case.operator, of_sizes, ranked.label
 
     all_rankings = (
         ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator)

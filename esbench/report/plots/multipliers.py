@@ -89,9 +89,9 @@ def finding(grid: Grid, case: Case, rows: dict[str, list[Dot]]) -> str:
     dots = [dot for row in rows.values() for dot in row]
     cheapest = min(dots, key=lambda dot: dot.ratio.value)
     slowest = max(dots, key=lambda dot: dot.ratio.value)
-    other = next((dot for dot in dots if dot.variant.name == DENSE), slowest)
-    name = "dense noise" if other.variant.name == DENSE else other.variant.name
-    than = f", {name} {_times(other)}" if other != cheapest else ""
+    reference = next((dot for dot in dots if dot.variant.name == DENSE), slowest)
+    name = "dense noise" if reference.variant.name == DENSE else reference.variant.name
+    than = f", {name} {_times(reference)}" if reference != cheapest else ""
     times = f"{cheapest.variant.name} takes {_times(cheapest)} the plain layer's time"
     n_eff = Qualities(grid.run).law(cheapest.variant, case).effective
     if isinstance(n_eff, EffectiveSize) and n_eff.value < SMALL_SHARE * case.members:

@@ -88,7 +88,7 @@ def pareto(rankings: Rankings, width: float = PAGE) -> Figure | None:
 
 def front(points: Sequence[Point]) -> list[Point]:
     """Return the points that no other one dominates, least memory first."""
-    best = [point for point in points if not any(other.dominates(point) for other in points)]
+    best = [point for point in points if not any(rival.dominates(point) for rival in points)]
     return sorted(best, key=lambda point: point.x)
 
 

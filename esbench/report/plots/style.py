@@ -401,7 +401,7 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
             """Return the covered area in pixels, ten times the area outside the axes, and 2 per candidate."""
             box = boxes[index]
             outside = box.width * box.height - _shared_area(box, frame)
-            return 2 * index + sum(_shared_area(box, other) for other in covered) + 10 * outside
+            return 2 * index + sum(_shared_area(box, drawn) for drawn in covered) + 10 * outside
 
         best = min(range(len(boxes)), key=cost)
         side, vertical, right, up = _CANDIDATES[best]

@@ -83,7 +83,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         notes,
     )
     first = next((entry for entry in ranked if entry.rate is not None), None)
-    ties = [other.label for other in tied(first, ranked)] if first else []
+    ties = [entry.label for entry in tied(first, ranked)] if first else []
     wasteful = [entry for entry in ranked if entry.wastes_members]
     footnotes = [
         *notes,
@@ -280,7 +280,7 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
             name = best.variant.name
             if best.wastes_members:
                 name = notes.mark(name, _wasted_note(case, [best]))
-            if tied_names := [other.variant.name for other in tied(best, candidates)]:
+            if tied_names := [entry.variant.name for entry in tied(best, candidates)]:
                 name = notes.mark(name, f"tied with {first_names(tied_names)}: their intervals overlap")
             rows.append((Cell(f"{case.members:,}"), Cell(name), *filled))
     return rows

@@ -33,8 +33,8 @@ def answer(recommendation: Recommendation, layers: Sequence[str] = ()) -> str:
         return wrap(f"{subject}: no recommendation, {load or 'no variant has a rate'}.")
     best, *others = (ranked.variant.name for ranked in recommendation.recommended)
     exact = ", exact for a linear fitness" if recommendation.recommended[0].is_exact else ""
-    other = f"; the best of the others is {others[0]}" if others else ""
-    return wrap(f"{subject}: use {best}{exact}{other}.")
+    second = f"; the best of the others is {others[0]}" if others else ""
+    return wrap(f"{subject}: use {best}{exact}{second}.")
 
 
 def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[Variant], str]) -> str:
@@ -81,7 +81,7 @@ def _figures(recommendation: Recommendation, trained_with: Callable[[Variant], s
     best, reference = recommendation.recommended, recommendation.reference
     rows = best if reference is None or reference in best else [*best, reference]
     ties = [
-        wrap(f"Tied with {ranked.variant.name}: {first_names([other.variant.name for other in equals])}")
+        wrap(f"Tied with {ranked.variant.name}: {first_names([entry.variant.name for entry in equals])}")
         for ranked in best
         if (equals := tied(ranked, recommendation.ranked))
     ]

@@ -254,7 +254,7 @@ def _why(row: Row, best: Row) -> str:
 
 def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
     cells = dict(zip(view.columns, row.texts, strict=True))
-    if any(other.variant.name == DENSE for other in view.rows):
+    if any(shown.variant.name == DENSE for shown in view.rows):
         words = "so no multiple of dense noise" if row.is_exact else "the n_eff per ms of dense noise"
         yield cells["x dense noise"] or "unknown", words
     yield cells["x plain layer"] or "unknown", "the time of the plain layer"
@@ -311,9 +311,9 @@ def _task_figures(task: Task, views: Sequence[View], view: View, row: Row) -> It
     for reference in _references(view):
         yield reference.texts[0], f"{task.words} with {reference.variant.name}"
     for phase, metric, words in task.also:
-        for other in _rows_of(views, phase, metric):
-            if other.variant == row.variant and other.is_known:
-                yield other.texts[0], words
+        for measured in _rows_of(views, phase, metric):
+            if measured.variant == row.variant and measured.is_known:
+                yield measured.texts[0], words
 
 
 def _references(view: View) -> list[Row]:
