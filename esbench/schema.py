@@ -4,7 +4,8 @@ Field names carry their unit; a metric's unit is the suffix of its name (``laten
 ``utilization_percent``), see :mod:`esbench.units`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import Annotated, Literal
 
@@ -127,6 +128,11 @@ class Variant(Strict, frozen=True, kw_only=True):
     def label(self, operator: str) -> str:
         """Return the row heading: ``SparsePerturbedLinear(k=2)``; a baseline is just ``Base``."""
         return self._label("" if self.baseline else operator)
+
+    def matches(self, globs: Iterable[str], operator: str) -> bool:
+        """Return whether the name, or the label on an operator, matches one of the globs."""
+        names = (self.name, self.label(operator))
+        return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
     def _label(self, operator: str) -> str:
         """Return scheme and operator with the options in parentheses."""

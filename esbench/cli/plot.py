@@ -64,7 +64,7 @@ def plot(
     request = PlotRequest(
         operator=operator,
         cases=cases,
-        variants=tuple(variants or ()),
+        variants=variants or ["*"],
         phase=phase,
         dtype=dtype,
         method=method,

@@ -161,7 +161,7 @@ class Page:
                     chosen = [
                         ranked
                         for ranked in ranking.of(ranked_case)
-                        if any(fnmatchcase(ranked.variant.name, glob) for glob in variants)
+                        if ranked.variant.matches(variants, ranked_case.operator)
                     ]
                     sections.append(ranking_section(ranking, ranked_case, chosen))
         return self._markdown(file, sections)

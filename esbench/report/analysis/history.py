@@ -236,12 +236,11 @@ def _choose(
     """Return the series that match the globs; if none does, raise a UserError that has ``left_out``."""
     known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))
 
-    def is_chosen(key: Key, variant: Variant) -> bool:
-        names = variant.name, variant.label(key.case.operator)
-        has_variant = any(fnmatchcase(name, glob) for name in names for glob in variants)
-        return has_variant and fnmatchcase(key.case.label, cases)
-
-    chosen = [pair for pair in known if is_chosen(*pair)]
+    chosen = [
+        (key, variant)
+        for key, variant in known
+        if variant.matches(variants, key.case.operator) and fnmatchcase(key.case.label, cases)
+    ]
     if known and not chosen:
         labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
         globs = f"variants {', '.join(variants)} and cases {cases}"

@@ -45,7 +45,7 @@ class PlotRequest:
 
     operator: str | None = None
     cases: str = "*"
-    variants: tuple[str, ...] = ()
+    variants: Sequence[str] = ("*",)
     phase: Phase | None = None
     dtype: str | None = None
     method: str | None = None
@@ -56,12 +56,11 @@ class PlotRequest:
         return msgspec.structs.replace(run, rows=tuple(row for row in run.rows if self._selects(row)))
 
     def _selects(self, row: Row) -> bool:
-        case, is_reference = row.case, row.variant.mode == "base"
-        has_variant = not self.variants or _matches(_variant_names(row), self.variants)
+        case, variant = row.case, row.variant
         return (
             self.operator in {None, case.operator}
             and self.dtype in {None, case.dtype}
-            and (is_reference or has_variant)
+            and (variant.mode == "base" or variant.matches(self.variants, case.operator))
             and _matches(_case_names(row), [self.cases])
         )
 
