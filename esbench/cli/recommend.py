@@ -293,6 +293,7 @@ def _answer_offline(
     print_problems(problem for problem in problems if problem.path.parent.name == here.slug)
     runs = [run for run in stored if run.header.environment.slug == here.slug]
     remedy = f"leave --offline out to measure {'; '.join(layer_and_members(case) for case in target.cases)}"
+    warning = ""
     if not runs:
         missing = f"no stored run of this device ({here.device_name}) in {short_path(results)}"
         same_kind = [run for run in stored if run.header.environment.device == device_type]
@@ -300,7 +301,7 @@ def _answer_offline(
             raise UserError(f"{missing}: {remedy}")
         other_device = max(same_kind, key=lambda run: run.header.run_id).header.environment
         runs = [run for run in same_kind if run.header.environment.slug == other_device.slug]
-        note(f"{missing}:\n  this is the answer for {other_device.device_name}; {remedy}")
+        warning = f"{missing}:\n  this is the answer for {other_device.device_name}; {remedy}"
     recommendations = _recommend(target, runs, variants, limit_bytes, forwards)
     for case in target.cases:
         if case not in recommendations:
@@ -311,6 +312,8 @@ def _answer_offline(
                 f"no stored run ranks {layer_and_members(case)}{of_variants}; "
                 f"leave --offline out to measure it{hint}"
             )
+    if warning:
+        note(warning)
     return recommendations
 
 

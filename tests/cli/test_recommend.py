@@ -191,6 +191,12 @@ def test_offline_without_a_matching_run_is_an_error(
         ("a", None, "64x64 --variants Orthogonal*", "ranks Linear 64 -> 64, 1024 members for Orthogonal"),
         ("b", None, "64x64", "no stored run ranks Linear 64 -> 64, 1024 members; leave --offline out"),
         ("c", "", "64x64", "no stored run of this device ("),
+        (
+            "d",
+            "Another CPU",
+            "32x32",
+            "no stored run ranks Linear 32 -> 32, 1024 members; leave --offline out",
+        ),
     ):
         if device_name != "" and not (tmp_path / folder).exists():
             unranked = synthetic.three(SQUARE) if folder == "b" else None
