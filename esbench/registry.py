@@ -85,7 +85,6 @@ class Suite:
     Attributes:
         name: for ``--suite``.
         description: one line.
-        cases: the cases.
         variants: globs, see :meth:`Registry.select`; packages given as plug-ins are measured in any suite.
         phases: the phases to measure.
         cell_s: limit for the seconds spent on one (case, variant, phase).

@@ -61,7 +61,6 @@ class Problem:
     """A problem with a file in ``results/``.
 
     Attributes:
-        path: the file.
         message: the problem and what to do, in one line.
         line: number of the line.
         lost: whether data could not be read; otherwise the problem is a remark.
@@ -490,12 +489,8 @@ def write_document(document: Document, path: Path) -> Path:
 def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: str) -> D:
     """Read a document.
 
-    Args:
-        path: the file.
-        kind: the record's class.
-        what: name of the record in messages, such as ``timer study``.
-        schema: the version that can be read.
-        again: instruction in the message about another version, such as ``measure again``.
+    ``what`` is its name in messages, such as ``timer study``, and ``again`` says what to do about a file with
+    another version than ``schema``, such as ``measure again``.
 
     Raises:
         UserError: the file cannot be read or is invalid; the message has the file and the field.

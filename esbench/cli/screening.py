@@ -53,7 +53,6 @@ class Screened:
     """A variant with the rate and the cost that are expected at the full population.
 
     Attributes:
-        variant: the variant.
         rate: n_eff per second of a step; infinite for an exact estimate, 0 if n_eff is unknown.
         step_s: seconds of a step with one forward, as it is measured.
     """

@@ -76,15 +76,7 @@ class Page:
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"
 
     def recommendation(self, file: str, label: str) -> str:
-        """Return what `esbench recommend --offline` prints from a run.
-
-        Args:
-            file: the run.
-            label: the layer and population, such as ``Linear(64, 64) members=16384``.
-
-        Raises:
-            UserError: the run has no ranking of this layer and population, or no variant has a rate.
-        """
+        """Return what `esbench recommend --offline` prints for a layer: ``Linear(64, 64) members=16384``."""
         run = self._run(file)
         cases = [case for name in operators(run) for ranking in rankings(run, name) for case in ranking.cases]
         answer = next((recommend([run], case) for case in cases if case.label == label), None)

@@ -41,8 +41,6 @@ class RankedVariant:
     """A variant on a case with the rows of its rate; None where the run has no such row or number.
 
     Attributes:
-        variant: the variant.
-        case: the case.
         effective: n_eff with its interval.
         kappa: kappa with its interval.
         multiplier: the time of a step over that of base.
@@ -369,7 +367,6 @@ class Recommendation:
 
     Attributes:
         ranking: the rankings of the run.
-        case: the case.
         variants: the candidates, best rate first; those above the memory limit have no rate.
         part: the share of the case in the network that it is a layer of.
     """

@@ -39,7 +39,6 @@ class Page:
     Attributes:
         path: its file without the suffix.
         name: a name that differs from those of the report's other pages.
-        title: its title.
         runs: the runs that it shows.
         sections: its tables.
         above: Markdown above the tables; other formats leave it out.

@@ -64,7 +64,6 @@ class Line:
     """The line of a variant.
 
     Attributes:
-        variant: the variant.
         points: positions on the x axis and values, sorted; a share is at most 100 %.
         reason: why a larger case has no value, or empty.
         label: its name in the plot, if it is not the variant's.

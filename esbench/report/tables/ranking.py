@@ -129,12 +129,8 @@ def ranking_columns(
 ) -> dict[str, Callable[[], Cell | None]]:
     """Return the columns of a ranking: heading -> function that builds a cell and adds its footnotes.
 
-    Args:
-        grid: the times of a step.
-        ranked: the variant.
-        reference: dense noise, which rates are shown as multiples of, None if it is not shown.
-        notes: the footnotes to add to.
-        no_reference: why dense noise is not shown although the run has it.
+    ``reference`` is dense noise, which rates are shown as multiples of; ``no_reference`` says why it is not
+    shown although the run has it.
     """
     law = ranked.rows_of_law
     step_and_law = (*([ranked.step] if ranked.step else []), *law)

@@ -61,7 +61,6 @@ class Row(NamedTuple):
     """A variant in a view.
 
     Attributes:
-        variant: the variant.
         marks: the numbers to draw; only a ranking has members evaluated per ms.
         texts: the text of each column.
         kind: ``EXACT``, ``AT_LEAST`` or empty.
