@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
+import pytest
 import torch
 
 from esbench.cli.run import plan_of
-from esbench.measure import cuda
+from esbench.measure import case_runner, cuda, validation
 from esbench.measure.interleave import REFERENCE_ROUNDS
 from esbench.measure.plan import Plan
 from esbench.measure.recorder import RunSummary, Stopwatch
@@ -28,6 +29,13 @@ PHASES: tuple[Phase, ...] = ("sample", "forward")
 NAMES = ("Base", "A", "B", "C", "D", "E")
 CELL_CALLS = 12
 """A bound of the calls of a cell with the fewest samples."""
+
+
+@pytest.fixture(autouse=True)
+def no_real_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out pauses in real time: the clock of these runs is fake."""
+    monkeypatch.setattr(case_runner, "has_running_threads", lambda: False)
+    monkeypatch.setattr(validation, "PATIENCE_S", (0.0, 0.0))
 
 
 def entries(
