@@ -231,7 +231,8 @@ def _measure(  # the options of a measurement
                     note(text)
                 if not names:
                     raise UserError(
-                        f"no variant could be screened within {budget_s:g} s: give a longer --budget"
+                        f"no variant could be screened within the budget of {budget_s:g} s: give a longer "
+                        "--budget or fewer --variants, or stop other programs"
                     )
                 request = msgspec.structs.replace(request, variants=tuple(names))
         plan = plan_of(request, name, device, seed)

@@ -46,6 +46,9 @@ MIN_MEMBERS, MAX_ENTRIES = 8, 2**23
 CALLS, REFERENCE_CALLS, MIN_COST_S = 20, 40, 1.0
 """A variant is expected to cost this many steps, for checks and rounds, and at least these seconds. Dense
 noise costs more, because it gets at least six rounds."""
+MAX_REFERENCE_SHARE = 0.5
+"""The largest share of the time that dense noise may take: it often takes longer than expected, because the
+noise of the small population fits into a cache."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def screen(
     """
     # The slowest are registered first: they come last, except for dense noise, which a run begins with.
     entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]
-    plan = replace(plan, entries=entries, checks=(), reference_phases=())
+    plan = replace(plan, entries=entries, checks=(), reference_phases=(), finds_slowdowns=False)
     screened = {}
     for index, case in enumerate(plan.cases):
         now_s = time.monotonic()
@@ -189,6 +192,8 @@ def choose(screened: Mapping[Case, Sequence[Screened]], left_s: float) -> tuple[
         others = [variant for variant in variants if variant is not dense]
         unspent_s, too_slow = case_s, []
         needed_s = sum(variant.cost_s for variant in (dense, *others[:1]) if variant)
+        if dense:
+            needed_s = max(needed_s, dense.cost_s / MAX_REFERENCE_SHARE)
         if dense and needed_s <= case_s:
             names[DENSE] = None
             unspent_s -= dense.cost_s

@@ -305,10 +305,11 @@ class CaseRunner:
             for prepared in [*calls]:  # popped, so that all graphs are freed before memory is measured
                 rows[prepared] += self._rows_of_call(prepared, phase, clock, calls.pop(prepared))
         stored = [row for prepared in variants for row in self._add_readings(prepared, phase, rows[prepared])]
-        if (ratio := self._base_slowdown()) > 1:
+        finds_slowdowns = context.plan.finds_slowdowns
+        if finds_slowdowns and (ratio := self._base_slowdown()) > 1:
             slower = f"base took {ratio:.3g}x as long after these rounds as after its set-up"
             stored = [add_labels(row, (slower,)) for row in stored]
-        if has_running_threads():
+        if finds_slowdowns and has_running_threads():
             stored = [add_labels(row, ("threads used the CPU after these rounds",)) for row in stored]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
         self._store(phase, [*self._missing_phase_rows(phase), *stored])
@@ -345,10 +346,10 @@ class CaseRunner:
                 self._group.deferred.append(entry)
                 continue
             self._announce(entry, SET_UP)
-            # Time to set this variant up, as long as for those before it, and to measure it and them.
-            count = len(self._group.variants)
-            set_up_s = (seconds() - start_s) / max(count, 1)
-            reserve_s = set_up_s + (count + 1) * budget.variant_s
+            # Time to set this variant up, as long as for those before it, and to measure it and them, which
+            # takes at least as long as their set-up.
+            count, spent_s = len(self._group.variants), seconds() - start_s
+            reserve_s = spent_s / max(count, 1) + max((count + 1) * budget.variant_s, spent_s)
             around = partial(self._charge, activity="set-up", reserve_s=reserve_s)
             self._group.admit(entry, self.context.checks, around)
             self._write_failures()
@@ -356,7 +357,7 @@ class CaseRunner:
                 times = self._time_base()
                 # A call that takes long was timed only once, which is too few to compare with.
                 self._base_times = {metric: means for metric, means in times.items() if len(means) == VISITS}
-            else:
+            elif self.context.plan.finds_slowdowns:
                 self._check_neighbors(entry)
         start_s, count = seconds(), len(self._group.variants)
         self._reference_rounds_s = 0.0

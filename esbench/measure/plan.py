@@ -34,6 +34,7 @@ class Plan:
         sweep, stop_s, active, active_variants, traced: see :class:`esbench.registry.Suite`.
         methods: phase -> its timing methods; a phase that is missing has all methods of the device.
         reference_phases: the phases in which base, naive and dense noise get at least six rounds.
+        finds_slowdowns: whether base is timed again to find variants that slow others down.
         limit_s: the seconds without progress after which a variant is ended.
         end_s: the time of :func:`time.monotonic` by which the run has to be over.
     """
@@ -52,6 +53,7 @@ class Plan:
     methods: Mapping[Phase, Sequence[str]] = field(default_factory=dict)
     traced: Sequence[Phase] = PHASES
     reference_phases: Sequence[Phase] = PHASES
+    finds_slowdowns: bool = True
     limit_s: float = math.inf
     end_s: float = math.inf
 
