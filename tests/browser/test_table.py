@@ -1,4 +1,4 @@
-"""The table with dots, its details, the keyboard, and accessibility."""
+"""The table with dots, its details, the comparison of two runs, the keyboard, and accessibility."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,12 +7,14 @@ import pytest
 from tests import synthetic
 from tests.browser.conftest import LAPTOP, PHONE, Open, Violations
 from tests.report.ranking_cases import LOW_RANK, SQUARE, quality_row
+from tests.report.web_cases import NEW, OLD
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 WIDE = "#layer=Linear 512 -> 512"
+COMPARED = f"#a={OLD}&b={NEW}&quantity=forward: time (ms), host"
 DETAIL = "#open=LowRank(rank%3D1)"
 
 
@@ -116,8 +118,37 @@ def test_details_open_below_their_row(opened: Open) -> None:
     assert "unavailable: out of memory: 9 GB" in page.inner_text("#dots .detail")
 
 
+def test_two_runs_compared(opened: Open) -> None:
+    """Both runs' rows are shown worst first, colored beyond the intervals, with the median shift."""
+    page = opened()
+    page.select_option("#compare-a", OLD)
+    page.select_option("#compare-b", NEW)
+    page.select_option("#compare-quantity", "forward: time (ms), host")
+    rows = [row.split("\t") for row in page.locator("#compare-table tbody tr").all_inner_texts()]
+    (wide,) = [row for row in rows if row[:2] == ["Base", "Linear(512, 512)"]]
+    assert wide[2:5] == ["20.12", "26.16", "1.30x worse"]
+    ratios = [float(row[4].partition("x")[0]) for row in rows]
+    assert ratios == sorted(ratios, reverse=True)
+    assert "B / A is 1.30x in the median" in page.inner_text("#compare-status")
+    assert page.locator("#compare-table tr.worse").count() > 0
+    page.click("#compare-swap")
+    assert "B / A is 0.769x in the median" in page.inner_text("#compare-status")
+    assert page.locator("#compare-table tr.better").count() > 0
+    reopened = opened(link=f"#{page.url.partition('#')[2]}")
+    assert reopened.inner_text("#compare") == page.inner_text("#compare")
+
+
+def test_runs_that_cannot_be_compared(opened: Open) -> None:
+    """Different devices, an unknown run and an unknown quantity each have a message."""
+    page = opened(link=f"#a={NEW}&b=2025&quantity=forward: nothing")
+    assert "Different devices (device_name: Test CPU in A, GPU 1 in B" in page.inner_text("#compare-status")
+    assert "Not in both runs: forward: nothing." in page.inner_text("#compare-status")
+    reopened = opened(link=f"#a={NEW}&b=never")
+    assert reopened.inner_text("#compare-status").startswith("Run never is not in this page.")
+
+
 def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
-    """The keyboard is enough to skip, choose, sort, filter, open and read marks."""
+    """The keyboard is enough to skip, choose, sort, filter, open, read marks and compare."""
     page = opened()
     page.keyboard.press("Tab")
     assert focused(page) == "skip"
@@ -144,11 +175,14 @@ def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
     )
     page.keyboard.press("Escape")
     assert (focused(page, "ariaExpanded"), focused(page, "dataset.variant")) == ("false", "Hadamard")
+    press_tab_until(page, "document.activeElement.id === 'compare-a'")
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == "compare-a"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
-@pytest.mark.parametrize("link", [DETAIL, "#filter=zz"], ids=["detail", "empty"])
+@pytest.mark.parametrize("link", [DETAIL, COMPARED, "#filter=zz"], ids=["detail", "compared", "empty"])
 def test_axe_finds_nothing(
     opened: Open, violations: Violations, scheme: str, viewport: dict[str, int], link: str
 ) -> None:

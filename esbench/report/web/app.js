@@ -1,5 +1,5 @@
-// The report page: a choice, its answer, and a table with dots. Every text of a figure comes from the JSON in the page;
-// this script selects, sorts and draws.
+// The report page: a choice, its answer, a table with dots, and a comparison of two runs. Every text of a figure comes
+// from the JSON in the page; this script selects, sorts and draws.
 "use strict";
 
 // --- Data -----------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ function copyButton(label, text) {
 
 /** A choice restricts those after it. */
 const CHOICES = ["device", "layer", "members", "run", "dtype", "phase", "metric"];
-const DISPLAY = ["filter", "all", "sort", "open"];
+const DISPLAY = ["filter", "all", "sort", "open", "a", "b", "quantity"];
 
 /** The chosen view, and how the page displays it. */
 const state = { view: null, display: {} };
@@ -214,8 +214,13 @@ function optionsOf(name) {
 function optionText(name, { choice, run, quantity }) {
   if (name === "members") return withCommas(choice.members);
   if (name === "metric") return quantity.method === "host" ? quantity.title : `${quantity.title} (${quantity.method})`;
-  if (name === "run") return [run.published ? run.suite : `${run.started.slice(0, 10)} ${run.suite}`, ...run.flaws].join(", ");
+  if (name === "run") return runText(run);
   return choice[name];
+}
+
+function runText(run) {
+  const text = run.published ? run.suite : `${run.started.slice(0, 10)} ${run.suite}`;
+  return [text, ...run.flaws].join(", ");
 }
 
 function keptChoice({ choice: { device, layer, members } }) {
@@ -670,6 +675,120 @@ function asCsv(lines) {
   return `${lines.map((line) => line.map(clean).join(",")).join("\r\n")}\r\n`;
 }
 
+// --- Two runs compared ----------------------------------------------------------------------------------------------
+
+const MOST_ROWS = 200;
+/** The fields of an environment that are equal on the same device. */
+const DEVICE_FIELDS = ["device_name", "cpu", "threads", "device_memory_bytes"];
+
+/** Write the comparison of the two runs that are chosen. */
+function showComparison() {
+  const { display } = state;
+  const options = DATA.runs.map((run) => [run.id, `${run.device}: ${runText(run)}`]);
+  for (const side of ["a", "b"]) fillSelect(`compare-${side}`, [["", "Choose a run"], ...options], display[side] ?? "");
+  const [a, b] = [display.a, display.b].map((id) => DATA.runs.find((run) => run.id === id));
+  const pairs = a && b ? commonViews(a, b) : new Map();
+  const quantity = pairs.has(display.quantity) ? display.quantity : [...pairs.keys()][0];
+  fillSelect("compare-quantity", [...pairs.keys()].map((key) => [key, key]), quantity);
+  byId("compare-quantity").parentElement.hidden = !pairs.size;
+  if (quantity) {
+    const lost = display.quantity && display.quantity !== quantity;
+    const warning = lost ? [`Not in both runs: ${display.quantity}. Another quantity is shown.`] : [];
+    writeComparison(pairs.get(quantity), [...warning, ...differences(a, b)]);
+    return;
+  }
+  const unknown = [display.a, display.b].filter((id) => id && !DATA.runs.some((run) => run.id === id));
+  const lacking = unknown.map((id) => `Run ${id} is not in this page. `).join("");
+  put("compare-status", a && b ? "These two runs have no case, phase and metric in common." : `${lacking}Choose two runs.`);
+  put("compare-table");
+}
+
+/** The pairs of views of the same case and quantity in two runs, by the name of the quantity, times first. */
+function commonViews(a, b) {
+  const keyOf = (view) => `${DATA.cases.indexOf(view.case)} ${DATA.quantities.indexOf(view.quantity)}`;
+  const there = new Map(VIEWS.filter((view) => view.run === b).map((view) => [keyOf(view), view]));
+  const both = VIEWS.filter((view) => view.run === a && there.has(keyOf(view)));
+  const phases = ["quality", "sample", "update", "forward", "step"];
+  const order = ({ quantity }) => [quantity.metric === LATENCY, quantity.metric === RATE, phases.indexOf(quantity.phase)];
+  const pairs = new Map();
+  for (const view of both.sort((x, y) => firstDifference(order(x), order(y)))) {
+    const { phase, method } = view.quantity;
+    const name = `${phase}: ${view.columns[0]}, ${method}`;
+    pairs.set(name, [...(pairs.get(name) ?? []), [view, there.get(keyOf(view))]]);
+  }
+  return pairs;
+}
+
+/** Write the rows that both runs have, the worst change first. */
+function writeComparison(pairs, warnings) {
+  const rows = pairs.flatMap(([view, other]) => matchedRows(view, other));
+  const both = rows.filter((row) => row.ratio !== null).sort((x, y) => y.loss - x.loss);
+  const count = (kind) => both.filter((row) => row.kind === kind).length;
+  const summary = [
+    both.length && `B / A is ${ratioText(medianRatio(both))} in the median of ${both.length} rows. `,
+    both.length && `Beyond the intervals of both, ${count("worse")} are worse and ${count("better")} better. `,
+    `${rows.length - both.length} rows are in only one of the runs or have no ratio.`,
+    both.length > MOST_ROWS && ` The first ${MOST_ROWS} are shown.`,
+  ];
+  put("compare-status", paragraphs("warning", warnings), html("p", {}, summary.filter(Boolean)));
+  const heads = ["Variant", "Case", "A", "B", "B / A", "Interval"];
+  const table = tableOf(`${pairs[0][0].columns[0]}, worst change first`, heads, both.slice(0, MOST_ROWS).map(comparisonTexts));
+  table.querySelectorAll("tbody tr").forEach((line, place) => line.classList.add(both[place].kind || "same"));
+  put("compare-table", table);
+}
+
+function comparisonTexts({ name, label, textA, textB, ratio, low, high, kind }) {
+  const range = low === null ? "" : `${ratioText(low)} to ${ratioText(high)}`;
+  return [name, label, textA, textB, `${ratioText(ratio)}${kind && ` ${kind}`}`, range];
+}
+
+function medianRatio(rows) {
+  const ratios = rows.map((row) => row.ratio).sort((x, y) => x - y);
+  return (ratios[(ratios.length - 1) >> 1] + ratios[ratios.length >> 1]) / 2;
+}
+
+/** The variants of two views side by side; the ratio is null where one of them has no number. */
+function matchedRows(view, other) {
+  const [here, there] = [view, other].map(({ rows }) => new Map(rows.filter(isKnown).map((row) => [row.variant, row])));
+  return [...new Set([...here.keys(), ...there.keys()])].map((variant) => {
+    const [a, b] = [here.get(variant), there.get(variant)];
+    const texts = { textA: a?.texts[0] ?? "", textB: b?.texts[0] ?? "" };
+    return { ...change(a, b, view.quantity.better), ...texts, name: variant.name, label: view.case.label };
+  });
+}
+
+/** B / A, the ends of its interval, how much worse B is (above 1), and "worse" or "better" beyond the interval. */
+function change(a, b, better) {
+  const [x, y] = [a?.marks ?? [], b?.marks ?? []];
+  if (!(x[VALUE] > 0) || !(y[VALUE] >= 0)) return { ratio: null };
+  const hasEnds = [x[LOW], x[HIGH], y[LOW], y[HIGH]].every(isNumber) && x[LOW] > 0;
+  const [low, high] = hasEnds ? [y[LOW] / x[HIGH], y[HIGH] / x[LOW]] : [null, null];
+  const ratio = y[VALUE] / x[VALUE];
+  const loss = better > 0 ? 1 / ratio : ratio;
+  const isBeyond = better && hasEnds && (low > 1 || high < 1);
+  return { ratio, low, high, loss, kind: isBeyond ? (loss > 1 ? "worse" : "better") : "" };
+}
+
+/** A ratio with three significant digits, as format_multiplier in units.py without an interval. */
+function ratioText(value) {
+  return `${value >= 100 ? value.toFixed(0) : value.toPrecision(3)}x`;
+}
+
+/** Sentences on flaws of two runs and differences between their environments. */
+function differences(a, b) {
+  const flaws = [["A", a], ["B", b]].filter(([, run]) => run.flaws.length);
+  const sentences = flaws.map(([side, run]) => `Run ${side} ${run.flaws.join(" and ")}.`);
+  const [x, y] = [a.environment, b.environment];
+  const different = [...new Set([...Object.keys(x), ...Object.keys(y)])].filter((name) => x[name] !== y[name]);
+  const sides = (name) => `${name}: ${x[name] ?? "unknown"} in A, ${y[name] ?? "unknown"} in B`;
+  const listed = (names) => names.map(sides).join("; ");
+  const devices = different.filter((name) => DEVICE_FIELDS.includes(name) && name in x && name in y);
+  const others = different.filter((name) => !DEVICE_FIELDS.includes(name));
+  if (devices.length) sentences.push(`Different devices (${listed(devices)}): the ratio compares devices, not variants.`);
+  if (others.length) sentences.push(`Different in A and B: ${listed(others)}.`);
+  return sentences;
+}
+
 // --- The page -------------------------------------------------------------------------------------------------------
 
 /** Draw everything from the current choice. */
@@ -678,6 +797,7 @@ function refresh({ step = false } = {}) {
   for (const name of CHOICES) fillSelect(`choose-${name}`, optionsOf(name), state.view.choice[name]);
   showAnswer();
   showTable();
+  showComparison();
 }
 
 /** Show what the address says. */
@@ -715,6 +835,13 @@ function listen() {
     byId("more").open = false;
     byId("more").querySelector("summary").focus();
   });
+  for (const name of ["a", "b", "quantity"]) {
+    on(`compare-${name}`, "change", (event) => display(name, event.target.value));
+  }
+  on("compare-swap", "click", () => {
+    [state.display.a, state.display.b] = [state.display.b, state.display.a];
+    refresh();
+  });
   // The address holds the choice, so that a link inside the page cannot be a fragment.
   on("skip", "click", (event) => {
     event.preventDefault();
@@ -729,7 +856,7 @@ function showNothing() {
   put("answer-title", "No run to show");
   const lines = [...DATA.left_out, "Measure with: python -m esbench run"];
   put("answer-notes", lines.map((line) => html("li", {}, line)));
-  for (const id of ["choice", "table"]) byId(id).hidden = true;
+  for (const id of ["choice", "table", "compare"]) byId(id).hidden = true;
 }
 
 showRuns();

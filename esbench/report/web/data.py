@@ -1,7 +1,7 @@
 """The data of the report page as plain JSON: runs, cases, variants, views with their rows, and answers.
 
 Records refer to one another by position. The page computes no number: each text is that of a table, and the
-numbers are there to be drawn.
+numbers are there to be drawn and, in a comparison of two runs, divided.
 """
 
 import math
@@ -32,6 +32,8 @@ _CLOSED = re.compile(r"(Memory|Work|Quality)\s\s+(.*)", re.DOTALL)
 """A paragraph of a scheme's docstring with a closed form."""
 _REFERENCE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
 """A cross-reference such as :class:`~impls.Perturbed`; its group is the last name."""
+_TRANSIENT = {"idle_w", "memory_bytes", "load", "foreign"}
+"""Fields of an environment that differ in every run."""
 
 Record = dict[str, Any]
 
@@ -109,6 +111,7 @@ def short(text: str) -> str:
 
 def _run(run: Run) -> Record:
     header = run.header
+    facts = msgspec.structs.asdict(header.environment) | {"seed": header.seed}
     return {
         "id": short(header.run_id),
         "suite": short(header.suite),
@@ -118,6 +121,11 @@ def _run(run: Run) -> Record:
         "started": short(header.started),
         "origin": short(captions.origin(run)),
         "flaws": [short(flaw) for flaw in flaws(run)],
+        "environment": {
+            name: value if isinstance(value, bool | int | float) else short(str(value))
+            for name, value in facts.items()
+            if name not in _TRANSIENT and value is not None
+        },
     }
 
 
