@@ -89,7 +89,8 @@ def test_agrees_with_the_reference_on_every_operator(entry: Entry) -> None:
 def test_errs_at_most_twice_the_reference_in_narrow_dtypes(entry: Entry) -> None:
     """Errors of each phase are at most twice those of dense weights in the same dtype.
 
-    On a CPU TF32 is float32: tests/measure/test_float32_precision.py rounds to it.
+    On a CPU TF32 is float32: tests/measure/test_float32_precision.py rounds to it. Each variant runs in
+    bfloat16 and, in turn, in one of the other dtypes with antithetic halves.
     """
     is_binary = not suits(entry, NARROW)
     base = msgspec.structs.replace(BITS, repeats=2, bias=True) if is_binary else NARROW
@@ -101,7 +102,8 @@ def test_errs_at_most_twice_the_reference_in_narrow_dtypes(entry: Entry) -> None
             work.enter(phase)
             work.confirm(phase)
 
-    check_each((("bfloat16", False), ("float32", True), ("float16", True)), check)
+    other = ("float32", "float16")[ENTRIES.index(entry) % 2 if entry in ENTRIES else 0]
+    check_each((("bfloat16", False), (other, True)), check)
 
 
 @every_scheme

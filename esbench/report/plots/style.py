@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.style import context
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import Bbox
+from numpy.typing import ArrayLike, NDArray
 
 from esbench.errors import UserError
 from esbench.report import captions
@@ -376,9 +377,9 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
     markers = [to_pixels(label[:2]) for label in labels]
     starts = [to_pixels(label[:2]) for label in arrows]
     covered = [
-        *(Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in markers),
-        *(Bbox.from_extents(x - 4, y, x + 4, frame.y1) for x, y in starts),
-        *(Bbox.from_bounds(x - 2, y - 2, 4, 4) for x, y in _sample_lines(axes)),
+        *((x - 4, y - 4, x + 4, y + 4) for x, y in markers),
+        *((x - 4, y, x + 4, frame.y1) for x, y in starts),
+        *((x - 2, y - 2, x + 2, y + 2) for x, y in _sample_lines(axes)),
     ]
     pixels = axes.figure.dpi / 72  # per point
     for label in sorted(_merge_overlapping(axes, labels), key=lambda label: -label.y):
@@ -387,23 +388,15 @@ def label_points(axes: Axes, labels: Sequence[Label], arrows: Sequence[Label] = 
         width, height = drawn_name.get_window_extent().size
         drawn_name.remove()
         x, y = to_pixels(label[:2])
-        boxes = [
-            Bbox.from_bounds(
-                x + right * pixels - _BEFORE[side] * width,
-                y + up * pixels - _BEFORE[vertical] * height,
-                width,
-                height,
-            )
+        corners = [
+            (x + right * pixels - _BEFORE[side] * width, y + up * pixels - _BEFORE[vertical] * height)
             for side, vertical, right, up in _CANDIDATES
         ]
-
-        def cost(index: int, boxes: Sequence[Bbox] = boxes) -> float:
-            """Return the covered area in pixels, ten times the area outside the axes, and 2 per candidate."""
-            box = boxes[index]
-            outside = box.width * box.height - _shared_area(box, frame)
-            return 2 * index + sum(_shared_area(box, drawn) for drawn in covered) + 10 * outside
-
-        best = min(range(len(boxes)), key=cost)
+        boxes = [(x0, y0, x0 + width, y0 + height) for x0, y0 in corners]
+        # The covered area in pixels, ten times the area outside the axes, and 2 per candidate.
+        outside = width * height - _shared_areas(boxes, [frame.extents])[:, 0]
+        costs = 2.0 * np.arange(len(boxes)) + _shared_areas(boxes, covered).sum(1) + 10 * outside
+        best = int(costs.argmin())
         side, vertical, right, up = _CANDIDATES[best]
         leader = {
             "arrowstyle": "-",
@@ -449,9 +442,11 @@ def _merge_overlapping(axes: Axes, labels: Sequence[Label]) -> list[Label]:
     return [group[0]._replace(text=", ".join(label.text for label in group)) for group in groups]
 
 
-def _shared_area(box: Bbox, other: Bbox) -> float:
-    both = Bbox.intersection(box, other)
-    return float(both.width * both.height) if both else 0.0
+def _shared_areas(boxes: ArrayLike, others: ArrayLike) -> NDArray[np.float64]:
+    """Return the area that each box (x0, y0, x1, y1) shares with each of the others, [boxes, others]."""
+    box, other = np.asarray(boxes)[:, np.newaxis], np.asarray(others)[np.newaxis]
+    sides = np.minimum(box[..., 2:], other[..., 2:]) - np.maximum(box[..., :2], other[..., :2])
+    return sides.clip(0).prod(axis=-1)
 
 
 def label_ends(axes: Axes, labels: Sequence[Label], inches: float) -> None:
