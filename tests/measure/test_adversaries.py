@@ -508,7 +508,7 @@ def test_each_member_of_a_network_is_checked() -> None:
     reason = failure_of(
         measured_here(case, "forward", Cheat=OneMemberLess(left_out=10), Honest=impls.Perturbed())
     )
-    assert re.search(f"forward is off by .*{LATE}", reason)
+    assert "forward is off by" in reason  # mostly after timing: the check before it compares two members
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A population that is split over processes, which talk by gloo."""
 
+import multiprocessing
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -95,7 +96,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    start_processes(work, (count, port, folder), count, start_method="spawn")
+    multiprocessing.set_forkserver_preload(["impls"])  # imported once for both processes
+    start_processes(work, (count, port, folder), count, start_method="forkserver")
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(count)]
 
 

@@ -173,32 +173,31 @@ ONE_OF_A_CLASS = {type(entry.scheme): entry for entry in ENTRIES}.values()
 @pytest.mark.parametrize("entry", ONE_OF_A_CLASS, ids=lambda entry: entry.variant.name)
 def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     """A trace computes the same as the eager forward, on a grouped convolution and on a Linear layer."""
-    convolution = nn.Conv2d(6, 8, 3, groups=2, bias=False)
     signed = torch.tensor([0.1, -0.1]).view(2, 1, 1, 1, 1, 1)
-    cases: list[tuple[AbstractOperator, nn.Module, tuple[int, ...], float | Tensor]] = [
-        (Convolution(groups=2), convolution, (2, 3, 5, 5), signed)
+    layers: list[tuple[AbstractOperator, nn.Module, tuple[int, ...], float | Tensor]] = [
+        (Convolution(groups=2), nn.Conv2d(6, 8, 3, groups=2, bias=False), (2, 3, 5, 5), signed)
     ]
     if isinstance(entry.scheme, AbstractAdditiveScheme):
         # A product that adds to its output has a path for a number and one for a tensor.
-        linear = nn.Linear(6, 8, bias=False)
-        cases += [(Linear(), linear, (1, 6), 0.1)]
-
-    def check(
-        op: AbstractOperator, module: nn.Module, features: tuple[int, ...], scale: float | Tensor
-    ) -> None:
+        layers += [(Linear(), nn.Linear(6, 8, bias=False), (1, 6), 0.1)]
+    calls, inputs = [], []
+    for op, module, features, scale in layers:
         population = perturb(fill(module, torch.float32), scheme_of(entry), members=4, sigma=0.1, warn=False)
         noise, layer = population.sample(0).layers[""].weight, population.layers[0]
-        weight, x = layer.split_groups(layer.weight.detach().clone()), normal(2, 4, *features).float()
+        weight = layer.split_groups(layer.weight.detach().clone())
+        calls.append((op, weight, noise, scale))
+        inputs.append(normal(2, 4, *features).float())
 
-        def forward(x: Tensor) -> Tensor:
-            return scheme_of(entry).forward(op, weight, noise, x, scale)
+    def forward(*inputs: Tensor) -> list[Tensor]:
+        return [
+            scheme_of(entry).forward(op, weight, noise, x, scale)
+            for (op, weight, noise, scale), x in zip(calls, inputs, strict=True)
+        ]
 
-        torch.compiler.reset()
-        with torch.no_grad():
-            compiled: Any = torch.compile(forward, backend="aot_eager")
-            torch.testing.assert_close(compiled(x), forward(x), rtol=1e-5, atol=1e-5)
-
-    check_each(cases, check)
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled: Any = torch.compile(forward, backend="aot_eager")
+        torch.testing.assert_close(compiled(*inputs), forward(*inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_utilities_of_any_size_are_scaled_before_they_are_rounded_to_a_narrow_dtype() -> None:
