@@ -30,7 +30,7 @@ def tests(session: nox.Session) -> None:
     """Run all tests that need no GPU, on as many cores as there are, up to eight."""
     install(session, *PROJECT, *group("test"))
     # One thread per worker: more would only compete with each other.
-    workers = ("-n", "logical", "--maxprocesses", "8")
+    workers = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadgroup")
     session.run("python", "-m", "pytest", *workers, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -129,9 +129,14 @@ def gate_study(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def kernels(session: nox.Session) -> None:
-    """Compile every kernel for capability 8.0 and 9.0 without a GPU; prints registers and shared memory."""
+    """Compile every kernel for capability 8.0 and 9.0 without a GPU, and run all their tests interpreted.
+
+    Prints registers and shared memory.
+    """
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "impls.kernels.compile_checks", *session.posargs)
+    interpreted = ("-W", "ignore::DeprecationWarning:triton.runtime.interpreter", "tests/kernels/launched")
+    session.run("python", "-m", "pytest", *interpreted, env={"TRITON_INTERPRET": "1"})
 
 
 @nox.session(default=False)

@@ -38,6 +38,8 @@ from tests import synthetic
 from tests.report import ranking_cases, report_cases
 from tests.synthetic import bytes_row, skipped
 
+pytestmark = pytest.mark.xdist_group("gpu_reading")  # one worker makes what these tests share
+
 load_installed()
 
 SQUARE = "Linear(1024, 1024)"

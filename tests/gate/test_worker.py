@@ -37,6 +37,8 @@ from esbench.schema import Case, Phase, Variant
 from tests.gate.gate_plugin import correct_variant, plugin, variant_with
 from tests.gate.gate_repository import write
 
+pytestmark = pytest.mark.xdist_group("gate_worker")  # one worker makes what these tests share
+
 FILE = "their_variants.py"
 CASE = Case(operator="Tiny", out_channels=4, in_channels=4, members=8)
 VARIANTS = (

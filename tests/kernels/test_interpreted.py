@@ -1,4 +1,7 @@
-"""Runs the tests in ``launched/`` in two processes with Triton's interpreter, and imports without triton."""
+"""Runs the tests in ``launched/`` in two processes with Triton's interpreter, and imports without triton.
+
+Tests marked as slow are left out: `nox -s kernels` runs all of them.
+"""
 
 import os
 import subprocess
@@ -30,7 +33,19 @@ def test_kernels_are_right_in_the_interpreter(files: tuple[str, ...]) -> None:
     # The interpreter of triton 3.6 uses an array as a number: numpy warns, and from 2.4 on raises.
     warning = "ignore::DeprecationWarning:triton.runtime.interpreter"
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", warning, *paths],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            warning,
+            "-m",
+            "not slow",
+            *paths,
+        ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

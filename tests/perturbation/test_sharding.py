@@ -15,6 +15,8 @@ from torch.multiprocessing.spawn import start_processes
 import impls
 from impls.perturbation.sharding import split
 
+pytestmark = pytest.mark.xdist_group("sharding")  # one worker makes what these tests share
+
 STEPS = 5
 SCHEMES: dict[str, impls.AbstractScheme[Any]] = {
     "dense": impls.Perturbed(),

@@ -21,6 +21,8 @@ from tests.report.ranking_cases import rows
 from tests.report.report_cases import ROOT, a_run, readme, render_reports, store
 from tests.synthetic import BASE, DENSE, linear, time_row
 
+pytestmark = pytest.mark.xdist_group("site")  # one worker makes what these tests share
+
 WHOLE, PART = "20260101T000000Z-quick-0001", "20270101T000000Z-quick-0002"
 PLOTS = ("conv2d-multipliers", "linear-multipliers", "linear-time-population")
 WITHOUT_TORCH = """

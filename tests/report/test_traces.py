@@ -34,6 +34,8 @@ from esbench.report.tables.table import (
 )
 from esbench.schema import Case, Measurement, Variant
 
+pytestmark = pytest.mark.xdist_group("traces")  # one worker makes what these tests share
+
 ROOT = Path(__file__).parents[2]
 
 

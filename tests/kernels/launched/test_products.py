@@ -389,7 +389,27 @@ def guarded_scale(buffers: Canaries, *operands: Any) -> tuple[Tensor | None, flo
     return None if sigmas is None else buffers.guard(sigmas), sigma
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+SIMILAR = (
+    "low rank 8",
+    "drawn low rank 2, signs False",
+    "drawn dense, few rows, signs True",
+    "drawn dense, many rows, signs False",
+    "flipped in",
+    "flipped out",
+    "sparse 1",
+    "dropout of out",
+    "dropout of blocks, both sides False",
+)
+"""Families whose kernel another family launches too."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.slow if name in SIMILAR else (), id=name)
+        for name, family in FAMILIES.items()
+    ],
+)
 def test_a_product_is_that_of_its_formula(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel errs at most twice as much as its formula in the same dtype, and stays within its buffers."""
     for sizes, dtype, tiling, sigma in family.cases:

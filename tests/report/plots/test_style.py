@@ -29,6 +29,8 @@ from esbench.schema import Run
 from tests.report.plots.figures import ODD, RUNS, draw, renamed, texts
 from tests.synthetic import BASE
 
+pytestmark = pytest.mark.xdist_group("plots")  # one worker makes what these tests share
+
 ROOT = Path(__file__).parents[3]
 Figures = Mapping[tuple[str, str], Figure]
 
