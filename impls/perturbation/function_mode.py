@@ -41,6 +41,7 @@ from impls.perturbation.layer_functions import (
 from impls.perturbation.member_tensors import (
     FIRST,
     SECOND,
+    UNKNOWN,
     MemberTensor,
     RowsAxis,
     compute_per_member,
@@ -202,7 +203,8 @@ class MemberFunctionMode(TorchFunctionMode):
             weight = args[position] if len(args) > position else kwargs.get("weight")
             layer = self._layers.get(id(weight))
             if layer is not None and (not layer.is_own_parameter or func in FEATURES_LAST):
-                if id(args[0]) in self._names or id(args[0]) in self._derived:
+                rows = args[0] if args else kwargs.get("input")
+                if id(rows) in self._names or id(rows) in self._derived:
                     return self._call_on_members(func, args, kwargs)
                 return self._call_layer(layer, read(*args, **kwargs))
         return self._call_other(func, args, kwargs)
@@ -296,6 +298,10 @@ class MemberFunctionMode(TorchFunctionMode):
         """Compute a function of perturbed parameters, or refuse it."""
         if func in PROPERTIES:
             return func(*args, **kwargs)
+        names = [] if args else ["input"]
+        names += ["size"] if func in EXPANSIONS else []
+        args = [*args, *(kwargs[name] for name in names if name in kwargs)]
+        kwargs = {name: value for name, value in kwargs.items() if name not in names}
         y: Tensor | None = None
         if func in TRANSPOSITIONS:
             y = self._transpose(func, args, kwargs)
@@ -688,6 +694,7 @@ class MemberFunctionMode(TorchFunctionMode):
             RowsError: it may have them in several axes, in which the layer has had rows.
         """
         if (axes := self._rows_axes.get(name)) is not None:
+            axes = (FIRST,) if axes is UNKNOWN and x.dim() <= 2 else axes  # noqa: PLR2004  [rows, features]
             matching = [
                 axis
                 for axis in axes

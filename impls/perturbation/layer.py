@@ -127,10 +127,10 @@ class LayerCall(NamedTuple):
     @classmethod
     def of(cls, operator: AbstractOperator, rows: Tensor) -> "LayerCall":
         """Record a call."""
-        return cls(operator, rows, _version(rows))
+        return cls(operator, rows, version_of(rows))
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """Return the number of a tensor's in-place changes, as torch counts them: 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  no public name
 
@@ -348,7 +348,7 @@ class PerturbedLayer:
 
     def _weight_version(self) -> tuple[int, int]:
         """Return the address of the weight and the number of its in-place changes, as torch counts them."""
-        return self.weight.data_ptr(), _version(self.weight)
+        return self.weight.data_ptr(), version_of(self.weight)
 
     def forward(  # noqa: PLR0913  a layer's call and its population's options
         self,
@@ -779,14 +779,12 @@ def perturbed_layers(
             if layer.weight_path in excluded:
                 continue
             first = layers.setdefault(id(layer.weight), layer)
-            if first is not layer and hasattr(first.module, "padding_idx") != hasattr(module, "padding_idx"):
-                padding = (getattr(m, "padding_idx", None) for m in (first.module, module))
-                if any(index is not None for index in padding):
-                    message = (
-                        f"{first.name} and {layer.name} share a weight, and one has a padding_idx: leave it "
-                        "out, or exclude both"
-                    )
-                    raise UnsupportedError(message)
+            if first.padding_idx != layer.padding_idx:
+                message = (
+                    f"{first.name} and {layer.name} share a weight, but not a padding_idx: leave it out, or "
+                    "exclude both"
+                )
+                raise UnsupportedError(message)
             if first.bias is not layer.bias:
                 message = (
                     f"{first.name} and {layer.name} share a weight but not their bias: share the bias too, "

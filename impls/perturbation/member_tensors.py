@@ -71,6 +71,8 @@ class RowsAxis(NamedTuple):
 
 FIRST = RowsAxis(0)
 SECOND = RowsAxis(1)
+UNKNOWN = (FIRST, SECOND)
+"""The axes of the rows where they could not be found: an input of three or more axes may have either."""
 
 
 def spread(values: Tensor, axis: RowsAxis, dim: int, sides: int, members: int) -> Tensor | None:

@@ -429,7 +429,12 @@ class Population:
 
     @torch.no_grad()
     def dense_noise(
-        self, noise: PopulationNoise, start: int = 0, stop: int = -1, *, update_directions: bool = False
+        self,
+        noise: PopulationNoise,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        update_directions: bool = False,
     ) -> dict[str, Tensor]:
         """Return E_m of members ``start`` to ``stop`` as dense tensors [m, *shape], by parameter name.
 
@@ -439,7 +444,7 @@ class Population:
             stop: the member after the last; by default all members.
             update_directions: return the tensors that the update multiplies by utilities instead.
         """
-        stop = stop if stop >= 0 else len(noise.members)
+        stop = len(noise.members) if stop is None else stop
         return {
             name: changes
             for layer in self.layers
@@ -737,6 +742,13 @@ def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str
     return name
 
 
+def has_utilities_shape(values: Tensor, members: int, *, antithetic: bool) -> bool:
+    """Return whether a tensor has the shape [members], or [2, members]; other axes may have length 1."""
+    is_flat = sum(size != 1 for size in values.shape) <= 1
+    count = members * (2 if antithetic else 1)
+    return values.numel() == count and (is_flat or (antithetic and values.shape[:2] == (2, members)))
+
+
 def combine_antithetic(
     utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
 ) -> Tensor:
@@ -746,13 +758,12 @@ def combine_antithetic(
         ValueError: the shape of the utilities is wrong, or with ``validate`` one is not finite.
     """
     values = torch.as_tensor(utilities, device=device).detach()
-    long_axes = sum(size != 1 for size in values.shape)
     c = values.flatten().double()
     if c.numel() != members * (2 if antithetic else 1):
         sides = "two (antithetic)" if antithetic else "one"
         message = f"got {c.numel()} utilities for {members} members: pass {sides} for each member"
         raise ValueError(message)
-    if long_axes > 1 and not (antithetic and tuple(values.shape[:2]) == (2, members)):
+    if not has_utilities_shape(values, members, antithetic=antithetic):
         expected = f"[2, {members}], first those with the noise" if antithetic else f"[{members}]"
         message = f"got utilities of shape {list(values.shape)} for {members} members: pass {expected}"
         raise ValueError(message)

@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from esbench.errors import message_of
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.layer import LayerNoise
+from impls.perturbation.layer import LayerNoise, version_of
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.verification import restoring
 
@@ -103,7 +103,7 @@ class PreparedForward:
         self._is_one_tensor = trace.outputs == tree_flatten(torch.empty(0))[1]
         results, self._weights = _evaluate(trace.constants, _tensors(noise))
         self._constants = [results[node] for node in trace.used]
-        self._versions = [weight._version for weight in self._weights]  # noqa: SLF001  no public name
+        self._versions = [(weight.data_ptr(), version_of(weight)) for weight in self._weights]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the model's
         """Run the model on rows, as a call of the population with this noise does.
@@ -116,7 +116,7 @@ class PreparedForward:
         if len(inputs) != len(self._inputs):
             message = f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}"
             raise ValueError(message)
-        if [weight._version for weight in self._weights] != self._versions:  # noqa: SLF001  as above
+        if [(weight.data_ptr(), version_of(weight)) for weight in self._weights] != self._versions:
             message = "a weight has changed after prepare(): call sample() and prepare() again"
             raise ValueError(message)
         rows = [_like(x, expected) for x, expected in zip(inputs, self._inputs, strict=True)]

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 import esbench
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import all_finite
-from impls.perturbation.population import Population, PopulationNoise
+from impls.perturbation.population import Population, PopulationNoise, has_utilities_shape
 
 
 def shard(
@@ -95,21 +95,22 @@ class Shard:
         Raises:
             ValueError: ``evaluate`` returned another shape.
         """
-        self._step, self._noise = step, None
+        self._step = self._noise = None
         members, sides = self.population.members, 2 if self.population.antithetic else 1
         device = self.population.layers[0].weight.device
         fitness = torch.zeros(sides, members, dtype=torch.float64, device=device)
         for part in self.own_parts:
             noise = self.population.sample(step, part)
             values = evaluate(noise)
-            if values.numel() != sides * len(part):
+            if not has_utilities_shape(values, len(part), antithetic=self.population.antithetic):
                 shape = f"[{len(part)}]" if sides == 1 else f"[2, {len(part)}]"
                 message = f"evaluate returned fitness of shape {list(values.shape)} instead of {shape}"
                 raise ValueError(message)
-            fitness[:, part.start : part.stop] = values.view(sides, -1)
+            fitness[:, part.start : part.stop] = values.reshape(sides, -1)
             # Noise of a single part is kept for the update; that of several would not fit at once.
             self._noise = noise if len(self.own_parts) == 1 else None
         self._sum_over_ranks(fitness)  # adding the zeros of other ranks changes no bit
+        self._step = step
         return fitness if self.population.antithetic else fitness[0]
 
     @torch.no_grad()
@@ -127,14 +128,18 @@ class Shard:
         if self._step is None:
             message = "update needs the noise of a step: call evaluate(step, ...) first"
             raise ValueError(message)
-        sides = 2 if self.population.antithetic else 1
-        if utilities.numel() != sides * self.population.members:
-            message = f"got {utilities.numel()} utilities for {self.population.members} members of all ranks"
+        members, antithetic = self.population.members, self.population.antithetic
+        if not has_utilities_shape(utilities, members, antithetic=antithetic):
+            expected = f"[2, {members}]" if antithetic else f"[{members}]"
+            message = (
+                f"got utilities of shape {list(utilities.shape)} for {members} members of all ranks: pass "
+                f"{expected}"
+            )
             raise ValueError(message)
         if not all_finite(utilities):
             message = "a utility is not finite: replace it, on all ranks"
             raise ValueError(message)
-        utilities = utilities.view(sides, -1)
+        utilities = utilities.reshape(2 if antithetic else 1, -1)
         parameters = _parameters(self.population)
         gradients = []
         for part in self.own_parts:

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from impls.perturbation.function_mode import LayerIndex, RowsAxes
 from impls.perturbation.guarded_mode import InputsMode
-from impls.perturbation.member_tensors import FIRST, RowsAxis
+from impls.perturbation.layer import version_of
+from impls.perturbation.member_tensors import FIRST, UNKNOWN, RowsAxis
 
 if TYPE_CHECKING:
     from impls.perturbation.population import Population
@@ -47,8 +48,8 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
         kwargs: its keyword arguments.
 
     Returns:
-        The axes of the layers, without those that could not be found: the model may only work with the number
-        of rows that it got, or make inputs whose length depends on numbers.
+        The axes of the layers, without those that could not be found: the length of inputs may depend on
+        numbers. They are :data:`UNKNOWN` if the model only works with the number of rows that it got.
     """
 
     def run(count: int, *, changes_second: bool = False) -> dict[str, list[Tensor]]:
@@ -86,7 +87,7 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
             if None not in found and set(found) != {FIRST}:
                 axes[name] = list(dict.fromkeys(axis for axis in found if axis is not None))
     except Exception:  # noqa: BLE001  the model may need the number of rows that it got
-        return axes
+        return dict.fromkeys((layer.name for layer in index.layers.values()), UNKNOWN)
     return axes
 
 
@@ -97,7 +98,7 @@ def check_same_axes(before: RowsAxes, now: RowsAxes) -> None:
         ValueError: a layer has not.
     """
     for name, axes in now.items():
-        if not {*axes} <= {*before.get(name, (FIRST,))}:
+        if axes is not UNKNOWN and not {*axes} <= {*before.get(name, (FIRST,))}:
             message = (
                 "the model took another branch than in its first call with inputs of these shapes, and layer "
                 f"{name!r} has its rows in another axis there, or none: call perturb() again for this branch"
@@ -167,7 +168,7 @@ def restoring(model: nn.Module) -> Iterator[list[str]]:
     """
     attributes = [(vars(module), {**vars(module)}) for module in model.modules()]
     attributes += [(module._buffers, {**module._buffers}) for module in model.modules()]  # noqa: SLF001  in place
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers()]  # noqa: SLF001  no public name
+    buffers = [(buffer, buffer.clone(), version_of(buffer)) for buffer in model.buffers()]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     changed: list[str] = []
     try:
@@ -179,7 +180,8 @@ def restoring(model: nn.Module) -> Iterator[list[str]]:
             now.clear()
             now.update(before)
         for buffer, value, version in buffers:
-            if buffer._version != version:  # noqa: SLF001  a copy would change the version of the others
+            # A copy would change the version of the others. Tensors of inference mode have none.
+            if version_of(buffer) != version or buffer.is_inference():
                 buffer.copy_(value)
 
 
@@ -261,7 +263,8 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
     largest = max(float(wide.norm()) for wide in expected.values())
     narrow_error = min(narrow_error, largest / 100)  # a model that draws random numbers differs by more
     compared = [y for y, axis in zip(outputs, axes, strict=True) if axis is not None]
-    eps = max(torch.finfo(y.dtype).eps for y in compared if y.is_floating_point())
+    # Integers, such as those of argmax, must be equal.
+    eps = max((torch.finfo(y.dtype).eps for y in compared if y.is_floating_point()), default=0.0)
     roundings = 1024 if eps == torch.finfo(torch.float64).eps else 4
     for (repeat, member), wide in expected.items():
         row = repeat * members + member

@@ -142,6 +142,13 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "positions first": (
         lambda: Expression(lambda m, x: (x.transpose(0, 1) * m.w).transpose(0, 1), w=(4,)), (ROWS, 5, 4)
     ),
+    "arguments by name": (
+        lambda: Expression(
+            lambda m, x: functional.linear(input=x, weight=m.w) * torch.broadcast_to(input=m.b, size=(len(x), 3)),
+            w=(3, 4), b=(3,),
+        ),
+        (ROWS, 4),
+    ),
     "in place": (lambda: Expression(add_in_place, w=(5, 4), b=(4,)), (ROWS, 5, 4)),
     "parts of a parameter": (
         lambda: Expression(lambda m, x: torch.where(x > 0, x * m.w.chunk(2)[0], m.w[4:]), w=(8,)),

@@ -487,11 +487,20 @@ def test_uses_without_rows_are_refused(make: Any, inputs: Any, words: str) -> No
         population(inputs(), noise=population.sample(0))
 
 
+def test_tables_that_share_a_weight_share_the_padding() -> None:
+    """If one of them has none, whether its token is perturbed would depend on their order."""
+    plain, padded = nn.Embedding(5, 3), nn.Embedding(5, 3, padding_idx=0)
+    padded.weight = plain.weight
+    for pair in ((plain, padded), (padded, plain)):
+        with pytest.raises(ValueError, match="share a weight, but not a padding_idx"):
+            impls.perturb(nn.ModuleList(pair), impls.Perturbed(), members=MEMBERS, sigma=0.3)
+
+
 def test_a_tied_table_with_padding_is_refused() -> None:
     """A head would perturb the padding that the embedding leaves as it is."""
     model = Language(tied=True)
     model.embedding.padding_idx = 0
-    with pytest.raises(ValueError, match="share a weight, and one has a padding_idx"):
+    with pytest.raises(ValueError, match="share a weight, but not a padding_idx"):
         impls.perturb(model, impls.Perturbed(), members=MEMBERS, sigma=0.3)
 
 
@@ -536,6 +545,26 @@ def test_an_axis_as_long_as_the_rows_is_not_taken_for_them(rows: int) -> None:
         noise = population.sample(0)
         check_members(population, noise, x)
         check_members(population, noise, x[:, :-1])
+
+
+class FixedRows(nn.Linear):
+    """A linear layer on [positions, rows, 4] in a model that takes eight rows only."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform [8, positions, 4]."""
+        return super().forward(x.view(8, x.shape[1], 4).transpose(0, 1)).transpose(0, 1)
+
+
+def test_an_axis_that_cannot_be_found_is_not_guessed() -> None:
+    """If the model does not run with few rows, an input with two axes as long as the rows is refused."""
+    population = impls.perturb(fill(FixedRows()), impls.Perturbed(), members=8, sigma=0.1, warn=False)
+    noise = population.sample(0)
+    assert population(normal(8, 5, 4), noise=noise).shape == (8, 5, 3)
+    with pytest.raises(ValueError, match="another axis is as long as the 8 rows by coincidence"):
+        population(normal(8, 8, 4), noise=noise)
 
 
 class Folded(nn.Linear):

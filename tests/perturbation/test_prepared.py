@@ -157,7 +157,12 @@ def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
         next(population.model.buffers()).add_(1)
     with pytest.raises(ValueError, match="a weight has changed"):
         forward(x)
-    check_equal(population.prepare(noise, x)(x), population(x, noise=noise))
+    forward = population.prepare(noise, x)
+    check_equal(forward(x), population(x, noise=noise))
+    weight = population.model.get_parameter("0.weight")
+    weight.data = 2 * weight.data  # torch does not count this change
+    with pytest.raises(ValueError, match="a weight has changed"):
+        forward(x)
     with pytest.raises(ValueError, match="another population"):
         population_of(nn.Linear(4, 3)).prepare(noise, x)
 

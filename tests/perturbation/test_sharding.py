@@ -78,6 +78,7 @@ def refuse(rank: int) -> list[str]:
     attempt(lambda: shard.update(torch.zeros(2, 21)))
     fitness = shard.evaluate(0, lambda noise: torch.full((2, len(noise.members)), 0.0 if rank else torch.nan))
     attempt(lambda: shard.update(fitness))
+    attempt(lambda: shard.update(fitness.T))
     return messages
 
 
@@ -125,6 +126,7 @@ def test_ranks_that_do_not_fit_together_are_refused_on_all_ranks(ranks: list[Any
         "256 members cannot be split into 2 parts at multiples of 256: pass stream='philox'",
         "call evaluate(step, ...) first",
         "a utility is not finite",
+        "got utilities of shape [21, 2] for 21 members of all ranks: pass [2, 21]",
     )
     for _, messages in ranks:
         assert messages == ranks[0][1]

@@ -207,6 +207,7 @@ def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> No
     with pytest.raises(ValueError, match="did not use the perturbed layers 0: call perturb"):
         check_members(population, population.sample(0))
 
+    perturb(Model(lambda model, x: model.first(x).argmax(-1)), optional=["second"]).verify(normal(8, 3))
     partial = perturb(Model(lambda model, x: model.first(x)), optional=["second"])
     check_members(partial, partial.sample(0))
     twin = copy.deepcopy(partial)
