@@ -144,7 +144,8 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "arguments by name": (
         lambda: Expression(
-            lambda m, x: functional.linear(input=x, weight=m.w) * torch.broadcast_to(input=m.b, size=(len(x), 3)),
+            lambda m, x: functional.linear(input=x, weight=m.w)
+            * torch.broadcast_to(input=m.b, size=(len(x), 3)),
             w=(3, 4), b=(3,),
         ),
         (ROWS, 4),
