@@ -156,7 +156,9 @@ def test_a_planted_bug_in_a_step_is_found(
             with monkeypatch.context() as patch:
                 patch.setattr(owner, method, wrong)
                 with on(name), pytest.raises(WrongResultError, match="step"):
-                    work.confirm("step")
+                    # In bfloat16 one random row in fifty hides half of the utilities in its rounding.
+                    for _ in range(3):
+                        work.confirm("step")
 
 
 def test_a_check_of_a_step_restores_the_weights() -> None:
