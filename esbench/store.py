@@ -218,7 +218,7 @@ def _compressed_path(path: Path) -> Path:
 def run_files(results: Path) -> Iterator[Path]:
     """Yield the file of each run under a results folder, compressed or not, by device and time."""
     named = (*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}"))
-    paths = {path for path in named if path.is_file()}
+    paths = {path for path in named if path.is_file()}  # reading a pipe or a device may never end
     for path in sorted(paths):
         # Both files exist if the run was killed before the plain one was deleted.
         is_copy = path.name.endswith(COMPRESSED) and path.with_suffix("") in paths
@@ -238,13 +238,24 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read or decompressed.
     """
     is_compressed = not path.exists() and _compressed_path(path).exists()
-    content = (_compressed_path(path) if is_compressed else path).read_bytes()
+    content = read_regular_file(_compressed_path(path) if is_compressed else path)
     if not content.startswith(_GZIP):
         return content
     try:
         return gzip.decompress(content)
     except (EOFError, zlib.error) as error:
         raise OSError(f"it is damaged: {error}") from error
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Read a file; refuse a pipe or a device, from which reading may never end.
+
+    Raises:
+        OSError: the file is missing, cannot be read or is not a regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+    return path.read_bytes()
 
 
 def read_run(path: Path) -> tuple[Run | None, list[Problem]]:
@@ -496,7 +507,7 @@ def read_document(path: Path, kind: type[D], *, what: str, schema: int, again: s
         UserError: the file cannot be read or is invalid; the message has the file and the field.
     """
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=kind)
+        document = msgspec.json.decode(read_regular_file(path), type=kind)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -26,9 +26,11 @@ from esbench.store import (
     Writer,
     encode,
     new_run_id,
+    read_document,
     read_results,
     read_run,
 )
+from esbench.studies.timer_accuracy import Study
 from tests import synthetic
 
 if TYPE_CHECKING:
@@ -318,3 +320,12 @@ def test_only_a_failure_withdraws_the_numbers_of_its_phase(tmp_path: Path) -> No
         run, _ = read_run(write(tmp_path, lines(synthetic.header(), ROW, row, END)))
         assert run is not None
         assert run.rows == (*kept, row)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """A pipe in the place of a run or of a study is one error; reading from it would never end."""
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    assert read_run(path) == (None, [Problem(path, "cannot be read: it is not a regular file")])
+    with pytest.raises(UserError, match=r"pipe\.json: cannot be read: it is not a regular file"):
+        read_document(path, Study, what="timer study", schema=2, again="measure again")

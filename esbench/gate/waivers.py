@@ -26,6 +26,7 @@ from esbench.errors import UserError
 from esbench.gate.decision import MEAN, PASSED, USAGE, exit_code
 from esbench.gate.records import Decision, Verdict, split_method
 from esbench.schema import METHODS
+from esbench.store import read_regular_file
 
 FILE = "gate.toml"
 LONGEST = dt.timedelta(days=366)
@@ -74,7 +75,7 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     """
     path = folder / FILE
     try:
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        content = read_regular_file(path).removeprefix(codecs.BOM_UTF8)
         waivers = msgspec.toml.decode(content, type=_File).accept
     except FileNotFoundError:
         return ()

@@ -1,6 +1,7 @@
 """Waivers: the contents of gate.toml, the verdicts that it accepts, and what it must not hide."""
 
 import datetime as dt
+import os
 from pathlib import Path
 
 import msgspec
@@ -78,6 +79,10 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
             read(tmp_path, TODAY)
         assert str(error.value).startswith("gate.toml"), new
         assert words in str(error.value), new
+    (tmp_path / FILE).unlink()
+    os.mkfifo(tmp_path / FILE)  # reading from a pipe would never end
+    with pytest.raises(UserError, match=r"gate\.toml cannot be read: it is not a regular file"):
+        read(tmp_path, TODAY)
 
 
 def test_a_waiver_accepts_only_its_cells_and_metric() -> None:
