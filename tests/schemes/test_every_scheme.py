@@ -179,7 +179,8 @@ def test_a_compiled_forward_agrees_with_the_eager_one(entry: Entry) -> None:
     ]
     if isinstance(entry.scheme, AbstractAdditiveScheme):
         # A product that adds to its output has a path for a number and one for a tensor.
-        layers += [(Linear(), nn.Linear(6, 8, bias=False), (1, 6), 0.1)]
+        linear = nn.Linear(6, 8, bias=False)
+        layers += [(Linear(), linear, (1, 6), scale) for scale in (0.1, signed.view(2, 1, 1, 1))]
     calls, inputs = [], []
     for op, module, features, scale in layers:
         population = perturb(fill(module, torch.float32), scheme_of(entry), members=4, sigma=0.1, warn=False)
