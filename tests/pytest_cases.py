@@ -1,14 +1,18 @@
 """Runs of pytest on third-party variants: right, wrong, cheating, raising, and unavailable."""
 
+import contextlib
+import io
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+import pytest
+
+from esbench import registry
+
 LOADED = ("-p", "esbench.pytest_plugin", "--pyargs", "esbench.pytest_benchmarks")
 
 PLUGIN = '''
@@ -133,15 +137,17 @@ class PytestResult:
 
 
 def run_pytest(folder: Path, *options: str) -> PytestResult:
-    """Run pytest from the folder of a third-party plug-in."""
+    """Run pytest in this process, from the folder of a third-party plug-in."""
     (folder / "my_rows.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "pytest", "-rA", *LOADED, *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ESBENCH_LOCK_DIR": str(folder), "COLUMNS": "200"}
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False
-    )
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "200")
+        patch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker
+        patch.setattr(registry, "LOADED", dict(registry.LOADED))
+        patch.delitem(sys.modules, "my_rows", raising=False)  # of an earlier run
+        arguments = ["-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider", "-rA"]
+        code = pytest.main([*arguments, *LOADED, *options])
     file = folder / "stored.json"
     stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return PytestResult(done.returncode, done.stdout + done.stderr, stored)
+    return PytestResult(int(code), printed.getvalue(), stored)

@@ -1,6 +1,5 @@
 """The pytest-benchmark plugin: variants are checked, then timed, and reported in pytest's terms."""
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from esbench.measure.validation import ExactChecks, TorchState
 from esbench.pytest_plugin import Call, Cell, Choice, ChosenBenchmarks, Subject
 from esbench.schema import Phase
 from tests.fakes import CASE, FakeScheme, World
-from tests.pytest_cases import LOADED, PLUGIN, ROOT, run_pytest
+from tests.pytest_cases import run_pytest
 
 QUICKLY = ("--benchmark-max-time", "0.01", "--benchmark-json", "stored.json")
 TINY = ("--esbench-plugin", "my_rows.py", "--esbench-suite", "tiny", "--esbench-device", "cpu", *QUICKLY)
@@ -80,20 +79,14 @@ def test_a_suite_is_benchmarked_and_wrong_variants_have_no_time(tmp_path: Path) 
     assert "a plain layer draws no noise" in skipped
 
 
-def test_without_times_variants_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_times_variants_are_checked(tmp_path: Path) -> None:
     """With --benchmark-disable, as under pytest-xdist, every test still reports a wrong variant."""
-    monkeypatch.chdir(tmp_path)
-    Path("my_rows.py").write_text(PLUGIN)
     named = ("--esbench-variants", "Good", "--esbench-variants", "Wrong", "--esbench-cases", "Linear(4*")
-    # Runs in this process: a new one would take seconds to import what pytest has imported already.
-    options = (*LOADED, *TINY, *named, "--benchmark-disable", "-rA", "-p", "no:cacheprovider")
-    assert pytest.main(["-c", os.devnull, "--rootdir", str(tmp_path), *options]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("FAILED") and "WrongLinear" in line for line in lines) == 3
-    assert sum(line.startswith("PASSED") and "GoodLinear" in line for line in lines) == 3
-    assert not Path("stored.json").exists()
+    ended = run_pytest(tmp_path, *TINY, *named, "--benchmark-disable")
+    assert ended.code == 1
+    assert ended.outcomes("FAILED").count("WrongLinear") == 3
+    assert ended.outcomes("PASSED").count("GoodLinear") == 3
+    assert not ended.stored
 
 
 def test_an_invalid_option_is_one_line() -> None:
@@ -137,7 +130,8 @@ def test_every_variant_is_a_benchmark_by_default() -> None:
     assert {cell.phase for cell in benchmarks.cells} == {"sample", "forward", "update", "step"}
     assert benchmarks.with_quality
     assert not ChosenBenchmarks.of(Choice(device="cpu", phases="forward")).with_quality
-    named = set(re.findall(r"--esbench-\w+", (ROOT / "docs/pytest.md").read_text(encoding="utf-8")))
+    page = (Path(__file__).parents[2] / "docs/pytest.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"--esbench-\w+", page))
     known = set(re.findall(r'"(--esbench-\w+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
     assert set() < named <= known
 
