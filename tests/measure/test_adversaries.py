@@ -698,7 +698,7 @@ def test_a_variant_cannot_look_up_its_result() -> None:
     ):
         for buffers in (
             (torch.randn(4, 3), torch.randn(4, 3)),
-            (torch.randn(2**12, 5), torch.randn(2**12, 5)),
+            (torch.randn(2**11, 3), torch.randn(2**11, 3)),
             (torch.arange(100).view(20, 5), torch.arange(100, 200).view(20, 5)),
         ):
             world = World()

@@ -19,6 +19,9 @@ from esbench.measure.device_lock import lock_device
 
 HOLD = """
 import sys
+from types import SimpleNamespace
+
+sys.modules["esbench.measure.environment"] = SimpleNamespace(device_uuid=lambda _: None)  # without torch
 from esbench.measure.device_lock import lock_device
 
 with lock_device(sys.argv[1], sys.argv[2], print, wait_s=0):
