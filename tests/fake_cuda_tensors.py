@@ -51,6 +51,7 @@ HIDDEN_WAITS = (
 )
 """Operators that read a value on the host inside their CUDA implementation."""
 WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+MOVES = {Tensor.to, Tensor.cpu, Tensor.cuda}
 READ_BY_PYTHON = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__}
 CREATED_ON_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 SET_GRAD = getattr(Tensor, "grad").__set__  # noqa: B009  mypy has the type of an instance's attribute
@@ -72,11 +73,6 @@ class CudaTensor(Tensor):
     device = CUDA
     is_cuda = True
     is_cpu = False
-
-    @staticmethod
-    def __new__(cls: type["CudaTensor"], values: Tensor) -> "CudaTensor":  # noqa: PYI034  torch's function has no type
-        """Share the memory of a CPU tensor."""
-        return Tensor._make_subclass(cls, values)
 
     @classmethod
     @override
@@ -104,6 +100,8 @@ class Operator(NamedTuple):
     takes_numbers: bool
     needs_floats: bool
     waits: bool
+    is_special: bool
+    """Whether it is checked even if all its tensors are on the device."""
     writes: tuple[int | str, ...]
     """Positions or names of the arguments that the operator writes."""
 
@@ -112,6 +110,10 @@ class Operator(NamedTuple):
     def of(cls, func: Any) -> "Operator":
         """Return the rules for an operator."""
         packet = func.overloadpacket
+        # Whether indexing waits depends on the dtype of the index.
+        waits = packet in HIDDEN_WAITS or (
+            packet not in INDEXING and any(tag in func.tags for tag in WAITING_TAGS)
+        )
         return cls(
             name=str(func).removeprefix("aten."),
             copies=packet in COPIES,
@@ -119,9 +121,8 @@ class Operator(NamedTuple):
             is_empty=packet in EMPTY,
             takes_numbers=torch.Tag.pointwise in func.tags or packet in FILLS,
             needs_floats=packet in FLOATING_ONLY,
-            # Whether indexing waits depends on the dtype of the index.
-            waits=packet in HIDDEN_WAITS
-            or (packet not in INDEXING and any(tag in func.tags for tag in WAITING_TAGS)),
+            waits=waits,
+            is_special=waits or packet in INDEXING or packet in FLOATING_ONLY,
             writes=tuple(
                 argument.name if argument.kwarg_only else index
                 for index, argument in enumerate(func._schema.arguments)
@@ -228,8 +229,11 @@ class FakeDevice(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on the host's memory; its results are on the device where a GPU has them."""
-        rules, kwargs = Operator.of(func), dict(kwargs) if kwargs else {}
-        on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
+        rules, kwargs = Operator.of(func), dict(kwargs)
+        on_cuda, on_host = _places(args)
+        if kwargs:
+            kwargs_on_cuda, kwargs_on_host = _places(kwargs.values())
+            on_cuda, on_host = on_cuda or kwargs_on_cuda, on_host or kwargs_on_host
         device = kwargs.get("device")
         if func is aten.copy_.default:
             goes_to_cuda = isinstance(args[0], CudaTensor)
@@ -240,9 +244,9 @@ class FakeDevice(TorchDispatchMode):
             goes_to_cuda = device.type == "cuda" or (device.type == "cpu" and self.target.type == "cuda")
             kwargs["device"] = CPU if device.type == "cuda" else device
         if rules.copies:
-            if any(map(_is_host, _tensors(args))) if goes_to_cuda else on_cuda:
+            if on_host if goes_to_cuda else on_cuda:
                 self.wait(f"{rules.name} from {'cpu to cuda' if goes_to_cuda else 'cuda to cpu'}")
-        elif on_cuda:
+        elif on_cuda and (on_host or rules.is_special):
             self._check(rules, args, kwargs)
         with torch._C._DisableTorchDispatch():
             outputs = func(*args, **kwargs)
@@ -297,21 +301,23 @@ class _Calls(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs) if kwargs else {}, getattr(func, "__name__", "")
+        if func in MOVES:
+            return self._move(func, *args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
         if name == "__get__":
             return func(*args)
         if name == "__set__":
             return self._assign(func, *args)
-        if func in {Tensor.to, Tensor.cpu, Tensor.cuda}:
-            return self._move(func, *args, **kwargs)
-        on_cuda = _has_cuda(args) or (bool(kwargs) and _has_cuda(kwargs.values()))
+        on_cuda, _ = _places(args)
+        if kwargs:
+            on_cuda = on_cuda or _places(kwargs.values())[0]
         target = CUDA if on_cuda else CPU
-        if kwargs.get("device") is not None:
+        if kwargs and kwargs.get("device") is not None:
             target = torch.device(kwargs["device"])
-            kwargs["device"] = CPU if target.type == "cuda" else target
+            kwargs = {**kwargs, "device": CPU if target.type == "cuda" else target}
         before, self._cuda.target = self._cuda.target, target
         try:
-            return self._call_function(func, name, args, kwargs, on_cuda=on_cuda)
+            return self._call_function(func, name, args, kwargs or {}, on_cuda=on_cuda)
         finally:
             self._cuda.target = before
 
@@ -331,13 +337,13 @@ class _Calls(TorchFunctionMode):
                 return func(args[0].detach(), *args[1:], **kwargs)
         if func is Tensor.__setitem__ and on_cuda and isinstance(args[2], bool | int | float):
             # On a GPU the number is passed as a kernel argument, without a copy.
-            args = (*args[:2], CudaTensor(torch.tensor(args[2], dtype=args[0].dtype)))
+            args = (*args[:2], _on_cuda(torch.tensor(args[2], dtype=args[0].dtype)))
         if (generator := kwargs.get("generator")) is not None:
             self._cuda.check_generator(name, generator.device)
         result = func(*args, **kwargs)
         if func in CREATED_ON_HOST and self._cuda.target.type == "cuda" and type(result) is Tensor:
             self._cuda.wait(f"{name} from cpu to cuda")
-            result = CudaTensor(result.clone())
+            result = _on_cuda(result.clone())
         return result
 
     def _move(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -367,13 +373,19 @@ def _is_host(tensor: Tensor) -> bool:
     return not isinstance(tensor, CudaTensor) and not tensor.is_meta
 
 
-def _has_cuda(values: Iterable[object]) -> bool:
-    """Return whether values, or lists among them, contain a CUDA tensor."""
+def _places(values: Iterable[object]) -> tuple[bool, bool]:
+    """Return whether values, or lists among them, contain a CUDA tensor, and a tensor of the CPU."""
+    on_cuda = on_host = False
     for value in values:
-        value_type = type(value)
-        if value_type is CudaTensor or ((value_type is list or value_type is tuple) and _has_cuda(value)):  # type: ignore[arg-type]  # a list
-            return True
-    return False
+        if type(value) is CudaTensor:
+            on_cuda = True
+        elif isinstance(value, list | tuple):
+            for found in _tensors(value):
+                on_cuda |= type(found) is CudaTensor
+                on_host |= _is_host(found)
+        elif isinstance(value, Tensor):
+            on_host |= not value.is_meta
+    return on_cuda, on_host
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
@@ -386,10 +398,10 @@ def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _on_cuda(value: Any) -> Any:
-    """Move the tensors of a result to the device."""
+    """Return the tensors of a result on the device; they share the memory of those on the CPU."""
     if isinstance(value, list | tuple):
         return type(value)(map(_on_cuda, value))
-    return CudaTensor(value) if type(value) is Tensor else value
+    return Tensor._make_subclass(CudaTensor, value) if type(value) is Tensor else value
 
 
 def _generators(cuda: FakeDevice) -> type[torch.Generator]:
