@@ -13,27 +13,18 @@ from esbench.schema import Run
 from tests.report.web_cases import NEW, OLD, usual_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
 
 NAMES = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "chromium-headless-shell",
-    "microsoft-edge",
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
+    *("chromium-headless-shell", "microsoft-edge"),
 )
 FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-LAPTOP, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
+LAPTOP: "ViewportSize" = {"width": 1280, "height": 800}
+PHONE: "ViewportSize" = {"width": 360, "height": 740}
 
 Open = Callable[..., "Page"]
 Violations = Callable[["Page"], list[dict[str, Any]]]
@@ -69,7 +60,7 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
     """Return a function that opens the page of some runs at a link; fail if a console had a message."""
     messages: list[str] = []
     requested: list[str] = []
-    contexts = []
+    contexts: dict[str, BrowserContext] = {}
 
     def open_(
         runs: Sequence[Run] | None = None,
@@ -83,10 +74,11 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
         if not file.exists():
             three = [usual_run(OLD), usual_run(NEW, 1.3), usual_run("2025", 2.0, "GPU 1")]
             file.write_text(page(three if runs is None else runs, left_out), encoding="utf-8")
-        context = browser.new_context(**{"viewport": LAPTOP, **options})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        contexts.append(context)
-        tab = context.new_page()
+        key = repr(options)
+        if key not in contexts:
+            contexts[key] = browser.new_context(**{"viewport": LAPTOP, **options})
+            contexts[key].grant_permissions(["clipboard-read", "clipboard-write"])
+        tab = contexts[key].new_page()
         tab.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
         tab.on("pageerror", lambda error: messages.append(f"error: {error}"))
         tab.on("request", lambda request: requested.append(request.url))
@@ -94,7 +86,7 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
         return tab
 
     yield open_
-    for context in contexts:
+    for context in contexts.values():
         context.close()
     assert messages == []
     assert {url.partition(":")[0] for url in requested} <= {"file"}

@@ -24,13 +24,27 @@ from tests.synthetic import BASE, DENSE, linear, time_row
 pytestmark = pytest.mark.xdist_group("site")  # one worker makes what these tests share
 
 WHOLE, PART = "20260101T000000Z-quick-0001", "20270101T000000Z-quick-0002"
+FOLDERS = ("test-cpu/quick", "test-cpu/quick-bfloat16", "gpu-1/a-b")
 PLOTS = ("conv2d-multipliers", "linear-multipliers", "linear-time-population")
-WITHOUT_TORCH = """
-import sys
+ELSEWHERE = """
+import importlib, pkgutil, sys
 class NoTorch:
     def find_spec(self, name, path=None, target=None):
         if name.partition('.')[0] in {'torch', 'impls'}: raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, NoTorch())
+import esbench.store, esbench.units, esbench.stats
+assert not {'pandas', 'matplotlib'} & set(sys.modules)
+import matplotlib
+from esbench.cli import app
+matplotlib.rcParams['font.size'] = 31
+def settings(): return [matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend']
+before = settings()
+for command in sys.argv[1:]:
+    app(command.split(), standalone_mode=False)
+assert settings() == before
+for module in pkgutil.walk_packages(esbench.report.__path__, 'esbench.report.'):
+    importlib.import_module(module.name)
+assert 'matplotlib.pyplot' not in sys.modules
 """
 
 
@@ -61,7 +75,7 @@ def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -
     out, written = rendered
     kept = out / "test-cpu/quick/notes.txt"
     assert sorted([*written, kept]) == sorted(path for path in out.rglob("*") if path.is_file())
-    for folder in ("test-cpu/quick", "test-cpu/quick-bfloat16", "gpu-1/a-b"):
+    for folder in FOLDERS:
         names = {path.name for path in written if path.parent == out / folder}
         assert names == {"tables.md", *(f"{stem}.svg" for stem in PLOTS)}, folder
     tables = (out / "test-cpu/quick/tables.md").read_text(encoding="utf-8")
@@ -76,47 +90,40 @@ def test_each_device_and_suite_has_a_folder(rendered: tuple[Path, list[Path]]) -
     assert title == "# GPU 1: suite \\[a\\](b)"
 
 
-def test_same_results_same_bytes_without_torch(tmp_path: Path) -> None:
-    """Another process, without torch, writes the same bytes in every format; pandas is imported lazily."""
-    readme(tmp_path)
-    for day in (2, 3):  # enough runs for a history
-        file = tmp_path / store(tmp_path, a_run(f"2026010{day}T000000Z-quick-0001"))
-    script = (
-        f"{WITHOUT_TORCH}import importlib, pkgutil\n"
-        "import esbench.store, esbench.units, esbench.stats\n"
-        "assert not {'pandas', 'matplotlib'} & set(sys.modules)\n"
-        "from esbench.cli import app\n"
-        "for command in sys.argv[1:]:\n"
-        "    app(command.split(), standalone_mode=False)\n"
-        "for module in pkgutil.walk_packages(esbench.report.__path__, 'esbench.report.'):\n"
-        "    importlib.import_module(module.name)\n"
-    )
-    contents = []
-    for name in ("without torch", "here"):
-        out = tmp_path / name.replace(" ", "-")
-        commands = [
-            *(f"report --results {tmp_path}/results --out {out}/{form} --format {form}" for form in FORMATS),
+def test_same_results_same_bytes_without_torch(rendered: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    """Another process, without torch and with other settings, writes the same bytes in every format.
+
+    It imports pandas only when needed, no pyplot, and keeps matplotlib's settings.
+    """
+    results = rendered[0].parent / "results"
+    (file,) = results.rglob("20250101*.jsonl")
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    commands = {
+        out: [
+            *(f"report --results {results} --out {out}/{form} --format {form}" for form in FORMATS),
             *(f"export {file} --out {out}/to-{form} --format {form}" for form in EXPORTS),
         ]
-        if name == "here":
-            for command in commands:
-                CliRunner().invoke(app, command.split(), catch_exceptions=False)
-        else:
-            environment = os.environ | {"PYTHONHASHSEED": "0"}
-            program = [sys.executable, "-c", script, *commands]
-            subprocess.run(program, cwd=ROOT, check=True, env=environment, capture_output=True)
-        files = sorted(path for path in out.rglob("*") if path.is_file())
-        contents.append({str(path.relative_to(out)): path.read_bytes() for path in files})
-    assert contents[0] == contents[1]
-    assert set(contents[0]) > {"markdown/test-cpu/history.md", *(f"to-{form}" for form in EXPORTS)}
-    for form, suffix, words in (
-        ("latex", ".tex", b"\\toprule"),
-        ("csv", ".csv", b"latency_ns"),
-    ):
-        names = {name for name in contents[0] if name.startswith(f"{form}/")}
-        pages = {f"{form}/{name}{suffix}" for name in ("test-cpu/quick/tables", "published")}
+        for out in (here, there)
+    }
+    for command in commands[here]:
+        if not command.endswith("markdown"):  # that is rendered already
+            CliRunner().invoke(app, command.split(), catch_exceptions=False)
+    shutil.copytree(rendered[0], here / "markdown", ignore=shutil.ignore_patterns("notes.txt"))
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    program = [sys.executable, "-c", ELSEWHERE, *commands[there]]
+    subprocess.run(program, cwd=ROOT, check=True, env=environment, capture_output=True)
+    contents, theirs = (
+        {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for out in (here, there)
+    )
+    assert contents == theirs
+    assert contents.keys() > {"markdown/test-cpu/history.md", *(f"to-{form}" for form in EXPORTS)}
+    for form, suffix, words in (("latex", ".tex", b"\\toprule"), ("csv", ".csv", b"latency_ns")):
+        names = {name for name in contents if name.startswith(f"{form}/")}
+        pages = {f"{form}/{folder}/tables{suffix}" for folder in FOLDERS} | {f"{form}/published{suffix}"}
         assert names == pages | ({"latex/references.bib"} if form == "latex" else set())
-        assert words in contents[0][f"{form}/test-cpu/quick/tables{suffix}"]
+        assert words in contents[f"{form}/test-cpu/quick/tables{suffix}"]
 
 
 def test_names_in_a_run_do_not_choose_a_path(tmp_path: Path) -> None:

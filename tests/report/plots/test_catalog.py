@@ -99,12 +99,12 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
     with (tmp_path / older).open("a") as file:
         file.write('{"record": "measurement"\n')
     results = f"--results {tmp_path / 'results'}"
-    phase = "--operator Conv2d --phase update --cases '(16,*' --variants Perturbed"
+    phase = "--operator Conv2d --phase update --cases '(16,*' --variants Perturbed --width column"
+    png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (990).to_bytes(4, "big")  # pixels: 3.3 inches at 300 dpi
     for arguments, suffix, begins, message in (
         (f"--device test-cpu {results}", ".PDF", b"%PDF", "quick-0001"),
-        (f"--run {tmp_path / older} --width column", ".svg", b'width="237.6pt"', ".jsonl:"),
-        (f"--device gpu-1 {results}", ".png", b"\x89PNG", "quick-0003"),
-        (f"--device gpu-1 {results} {phase}", ".svg", b'width="496.8pt"', "Conv2d, update: Perturbed takes"),
+        (f"--run {tmp_path / older}", ".svg", b'width="496.8pt"', ".jsonl:"),
+        (f"--device gpu-1 {results} {phase}", ".png", png, "Conv2d, update: Perturbed takes"),
     ):
         out = tmp_path / "deep" / f"a{suffix}"
         assert plot(f"multipliers {arguments} --out {out}") == 0
