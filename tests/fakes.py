@@ -141,9 +141,8 @@ class FakeWorkload:
         """Return the bytes that the workload holds."""
         return self.held_bytes
 
-    def work(self, phase: Phase) -> Work | None:
+    def work(self, _: Phase) -> Work | None:
         """Return the same work for each phase."""
-        del phase
         return Work(flops=8.0, moved_bytes=16.0, output_bytes=8.0)
 
     def enter(self, phase: Phase) -> None:
@@ -158,9 +157,8 @@ class FakeWorkload:
         """Run the check of the scheme."""
         self.scheme.check(self.case)
 
-    def confirm(self, phase: Phase) -> None:
+    def confirm(self, _: Phase) -> None:
         """Write new inputs and accept the results: a fake scheme has no reference."""
-        del phase
         if self.scheme.confirms:
             for buffer in self.inputs:
                 buffer.add_(1)
@@ -182,8 +180,7 @@ def _(scheme: FakeScheme, case: Case, device: str, seed: int) -> Any:  # noqa: A
 def raising(error: BaseException, after: int = 0) -> Callable[[Phase, int, int], object]:
     """Return an action that raises from a given call on."""
 
-    def act(phase: Phase, number: int, turn: int) -> object:
-        del phase
+    def act(_: Phase, number: int, turn: int) -> object:
         if number > after:
             raise error
         return torch.full((2,), float(turn))

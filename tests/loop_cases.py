@@ -4,13 +4,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from esbench import store
+from esbench.measure import runner
 from esbench.measure.instruments import Instruments
 from esbench.measure.plan import Plan
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.runner import run_cases
 from esbench.registry import Entry
-from esbench.schema import Measurement, Phase, Record, Row, Run, Skipped
-from esbench.store import read_results
+from esbench.schema import Checkpoint, Measurement, Phase, Record, Row, Run, Skipped
+from tests import synthetic
 from tests.fakes import CASE, World
 
 
@@ -34,9 +36,18 @@ def measure(
     return summary, lines
 
 
+def run_into(folder: Path, plan: Plan, tools: Instruments, *past: Checkpoint) -> tuple[RunSummary, Run]:
+    """Run a plan, after checkpoints of an earlier part; return the summary and the stored run."""
+    with runner.begin("quick", synthetic.environment(), 0, folder, entries=plan.entries) as writer:
+        writer.write(*past)
+        earlier, _ = store.read_run(writer.path) if past else (None, [])
+        summary = runner.run(plan, writer, lambda *_: None, tools, past=earlier)
+    return summary, stored_in(folder)
+
+
 def stored_in(folder: Path) -> Run:
     """Return the one run in a folder of results."""
-    (run,), problems = read_results(folder)
+    (run,), problems = store.read_results(folder)
     assert not problems
     return run
 

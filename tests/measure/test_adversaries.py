@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,8 +67,7 @@ def result(turn: int) -> Tensor:
 def since(number: int, action: Callable[[], object]) -> Act:
     """Return an honest act that also performs an action at the call with this number."""
 
-    def act(phase: Phase, call: int, turn: int) -> Tensor:
-        del phase
+    def act(_: Phase, call: int, turn: int) -> Tensor:
         if call == number:
             action()
         return result(turn)
@@ -79,8 +79,7 @@ def test_a_call_that_cheats_is_caught() -> None:
     """An old result, a late write, changed noise, kept memory and work on another stream have reasons."""
     world, first, pending, kept = World(), result(1), list[Callable[[], object]](), list[Tensor]()
 
-    def write_late(phase: Phase, number: int, turn: int) -> Tensor:
-        del phase, number
+    def write_late(_: Phase, __: int, turn: int) -> Tensor:
         y = torch.zeros(4) + turn / 2
         pending.append(partial(y.copy_, result(turn)))
         return y
@@ -89,12 +88,10 @@ def test_a_call_that_cheats_is_caught() -> None:
         while pending:
             pending.pop()()
 
-    def change_noise(phase: Phase, number: int, turn: int) -> Tensor:
-        del phase
+    def change_noise(_: Phase, number: int, turn: int) -> Tensor:
         return result(turn + (number >= 5))
 
-    def keep_memory(phase: Phase, number: int, turn: int) -> Tensor:
-        del phase, number
+    def keep_memory(_: Phase, __: int, turn: int) -> Tensor:
         kept.append(torch.ones(1000))
         return result(turn)
 
@@ -216,8 +213,7 @@ def test_a_graph_that_skips_work_is_caught() -> None:
             captured = call()
             return lambda: captured
 
-    def act(phase: Phase, number: int, turn: int) -> Tensor:
-        del phase, number
+    def act(_: Phase, __: int, turn: int) -> Tensor:
         return buffers[(turn - 1) % 2] * 3
 
     scheme = FakeScheme("Reader", world, inputs=buffers, act=act)
@@ -231,15 +227,60 @@ def test_a_graph_that_skips_work_is_caught() -> None:
 
 @dataclass(eq=False)
 class Memory:
-    """State that a cheat keeps between calls."""
+    """State that a cheat keeps between calls: counts of calls, the last step, and earlier results."""
 
-    calls: int = 0
-    results: dict[object, Tensor] = dataclasses.field(default_factory=dict)
+    forwards: int = 0
+    sums: int = 0
+    step: object = 0
     ended_s: float = 0.0
+    results: dict[object, Tensor] = dataclasses.field(default_factory=dict)
+
+    def overwrite(self, values: Tensor) -> Tensor:
+        """Return a copy of values, in the same memory at each call."""
+        return self.results.setdefault(values.shape, torch.empty_like(values)).copy_(values)
 
 
-Cheat = Callable[[Memory, Callable[[], Tensor], Tensor], Tensor]
-"""Maps its state, a function that computes the correct result, and the input to a result."""
+Sampling = Callable[[Memory, Callable[[NoiseStream], Tensor], NoiseStream], Tensor]
+"""Maps its state, a function that draws the correct noise of a stream, and the stream to noise."""
+Forward = Callable[[Memory, Callable[..., Tensor], Tensor], Tensor]
+"""Maps its state, a function that computes the correct output, from changed noise if it is given a function
+that changes it, and the input to an output."""
+Summing = Callable[[Memory, Callable[[Tensor], Tensor], Tensor], Tensor]
+"""Maps its state, a function that sums the members correctly, and the utilities to an update."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cheating(impls.Perturbed):
+    """A scheme whose noise, forward or update may be something else than the correct result."""
+
+    sampling: Sampling = lambda _, draw, stream: draw(stream)
+    passing: Forward = lambda _, compute, x: compute()  # noqa: ARG005  # the names say what comes
+    summing: Summing = lambda _, add_up, utilities: add_up(utilities)
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    @override
+    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+        def draw(stream: NoiseStream) -> Tensor:
+            return super(Cheating, self).sample(weight, stream).values
+
+        self.memory.step = stream.step
+        return DenseNoise(self.sampling(self.memory, draw, stream))
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        def compute(change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+            changed = DenseNoise(change(noise.values)) if change else noise
+            return super(Cheating, self).forward(op, weight, changed, x, sigma)
+
+        self.memory.forwards += 1
+        return self.passing(self.memory, compute, x)
+
+    @override
+    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        self.memory.sums += 1
+        return self.summing(self.memory, partial(super().weighted_sum, noise), utilities)
 
 
 def always_the_first(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
@@ -249,7 +290,7 @@ def always_the_first(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -
 
 def stale_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
     """Return the correct result for the first calls, then an old one."""
-    if memory.calls <= 4:
+    if memory.forwards <= 4:
         memory.results[tuple(x.shape)] = compute()
     return memory.results[tuple(x.shape)].clone()
 
@@ -259,165 +300,84 @@ def by_address(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tens
     return memory.results.setdefault((tuple(x.shape), x.data_ptr()), compute()).clone()
 
 
-def nothing_after_the_first_call(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+def nothing_after_the_first_call(memory: Memory, compute: Callable[[], Tensor], _: Tensor) -> Tensor:
     """Return zeros after the first call, as if the noise dropped every input."""
-    del x
-    return compute() if memory.calls <= 1 else torch.zeros_like(compute())
+    return compute() if memory.forwards <= 1 else torch.zeros_like(compute())
 
 
-def negated_after_some_calls(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+def negated_after_some_calls(memory: Memory, compute: Callable[[], Tensor], _: Tensor) -> Tensor:
     """Return the result with its sign flipped after some calls, so that its norm is right."""
-    del x
-    return compute() if memory.calls <= 4 else -compute()
+    return compute() if memory.forwards <= 4 else -compute()
 
 
-def honest_after_a_pause(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+def honest_after_a_pause(memory: Memory, compute: Callable[[], Tensor], _: Tensor) -> Tensor:
     """Return the correct result unless the last call was less than 2 ms ago."""
-    del x
     pause_s, memory.ended_s = time.monotonic() - memory.ended_s, time.monotonic()
-    y = compute() if pause_s > 0.002 or memory.calls < 20 else 2 * compute()
+    y = compute() if pause_s > 0.002 or memory.forwards < 20 else 2 * compute()
     memory.ended_s = time.monotonic()
     return y
 
 
-def nan_while_no_garbage_is_collected(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
+def nan_while_no_garbage_is_collected(_: Memory, compute: Callable[[], Tensor], __: Tensor) -> Tensor:
     """Return NaN while the collector is off, which shows that calls are being timed."""
-    del memory, x
     return compute() if gc.isenabled() else compute() * math.nan
-
-
-@dataclass(frozen=True, eq=False)
-class Cheating(impls.Perturbed):
-    """A scheme whose forward pass may return something else than the correct result."""
-
-    cheat: Cheat = always_the_first
-    memory: Memory = dataclasses.field(default_factory=Memory)
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        self.memory.calls += 1
-        return self.cheat(self.memory, lambda: super(Cheating, self).forward(op, weight, noise, x, sigma), x)
 
 
 def unperturbed_now_and_then(memory: Memory, compute: Callable[[], Tensor], x: Tensor) -> Tensor:
     """Return an output of 0 in every 17th call in float32."""
-    return torch.zeros_like(compute()) if x.dtype == torch.float32 and memory.calls % 17 == 0 else compute()
+    is_skipped = x.dtype == torch.float32 and memory.forwards % 17 == 0
+    return torch.zeros_like(compute()) if is_skipped else compute()
 
 
-@dataclass(frozen=True, eq=False)
-class SkippingUpdate(impls.Perturbed):
-    """A scheme whose update is half as long in every 17th call in float32."""
-
-    memory: Memory = dataclasses.field(default_factory=Memory)
-
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        self.memory.calls += 1
-        is_skipped = utilities.dtype == torch.float32 and self.memory.calls % 17 == 0
-        return super().weighted_sum(noise, utilities * 0.5 if is_skipped else utilities)
+def unperturbed_after_step_0(memory: Memory, compute: Callable[..., Tensor], _: Tensor) -> Tensor:
+    """Skip the perturbation in the forward of every step after step 0."""
+    return compute(torch.zeros_like) if memory.step else compute()
 
 
-@dataclass(frozen=True, eq=False)
-class Forgetting(impls.Perturbed):
-    """A scheme that sums its members correctly at first and later returns an old sum."""
+def without_member(number: int) -> Forward:
+    """Leave the perturbation of one member among many out."""
 
-    memory: Memory = dataclasses.field(default_factory=Memory)
+    def leave_out(noise: Tensor) -> Tensor:
+        noise = noise.clone()
+        noise[number : number + 1] = 0
+        return noise
 
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        self.memory.calls += 1
-        if self.memory.calls <= 4:
-            self.memory.results["sum"] = super().weighted_sum(noise, utilities)
-        return self.memory.results["sum"].clone()
+    return lambda _, compute, x: compute(leave_out)  # noqa: ARG005  # the names say what comes
 
 
-@dataclass(frozen=True, eq=False)
-class HonestAtFirst(impls.Perturbed):
-    """A scheme that skips the perturbation in the forward of every step after step 0."""
-
-    steps: list[object] = dataclasses.field(default_factory=list)
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        self.steps.append(stream.step)
-        return super().sample(weight, stream)
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        if self.steps[-1]:
-            return op.apply_shared(x, weight)
-        return super().forward(op, weight, noise, x, sigma)
+def half_a_sum_now_and_then(memory: Memory, add_up: Callable[[Tensor], Tensor], utilities: Tensor) -> Tensor:
+    """Return an update that is half as long in every 17th call in float32."""
+    is_skipped = utilities.dtype == torch.float32 and memory.sums % 17 == 0
+    return add_up(utilities * 0.5 if is_skipped else utilities)
 
 
-@dataclass(frozen=True, eq=False)
-class WithoutNoise(HonestAtFirst):
-    """A scheme whose noise is 0 in every step after step 0, so that its forward and update agree."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        return DenseNoise(super().sample(weight, stream).values * (stream.step == 0))
+def old_sum(memory: Memory, add_up: Callable[[Tensor], Tensor], utilities: Tensor) -> Tensor:
+    """Sum the members correctly at first and later return an old sum."""
+    if memory.sums <= 4:
+        memory.results["sum"] = add_up(utilities)
+    return memory.results["sum"].clone()
 
 
-@dataclass(frozen=True, eq=False)
-class StaleNoise(HonestAtFirst):
-    """A scheme that draws the noise of step 1 in every step after step 0."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        later = dataclasses.replace(stream, step=int(stream.step != 0))
-        return super().sample(weight, later)
-
-    forward = impls.Perturbed.forward
+def repeated_members(_: Memory, draw: Callable[[NoiseStream], Tensor], stream: NoiseStream) -> Tensor:
+    """Repeat the noise after 128 members."""
+    noise = draw(stream)
+    return noise[torch.arange(len(noise)) % 128]
 
 
-@dataclass(frozen=True, eq=False)
-class NegatedUpdate(HonestAtFirst):
-    """A scheme whose update has the wrong sign after step 0."""
-
-    forward = impls.Perturbed.forward
-
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(noise, -utilities if self.steps[-1] else utilities)
-
-
-@dataclass(frozen=True, eq=False)
-class FewUtilities(impls.Perturbed):
-    """A scheme whose update sums at most 16 members that have a utility."""
-
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        few = utilities * (utilities != 0).cumsum(0).le(16)
-        return super().weighted_sum(noise, few)
-
-
-@dataclass(frozen=True, eq=False)
-class OneMemberLess(impls.Perturbed):
-    """A scheme that leaves the perturbation of one member among many out of its forward."""
-
-    left_out: int = 100
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        values = noise.values.clone()
-        values[self.left_out : self.left_out + 1] = 0
-        return super().forward(op, weight, DenseNoise(values), x, sigma)
-
-
-@dataclass(frozen=True, eq=False)
-class RepeatedMembers(impls.Perturbed):
-    """A scheme whose noise repeats after 128 members."""
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        values = super().sample(weight, stream).values
-        return DenseNoise(values[torch.arange(len(values)) % 128])
+NO_NOISE_AFTER_STEP_0 = Cheating(sampling=lambda _, draw, stream: draw(stream) * (stream.step == 0))
+"""Its forward and update agree."""
+STALE_NOISE = Cheating(
+    sampling=lambda _, draw, stream: draw(dataclasses.replace(stream, step=int(stream.step != 0)))
+)
+"""The noise of step 1 in every step after step 0."""
+NEGATED_UPDATE = Cheating(
+    summing=lambda memory, add_up, utilities: add_up(-utilities if memory.step else utilities)
+)
+"""An update with the wrong sign after step 0."""
+FEW_UTILITIES = Cheating(
+    summing=lambda _, add_up, utilities: add_up(utilities * (utilities != 0).cumsum(0).le(16))
+)
+"""An update that sums at most 16 members that have a utility."""
 
 
 def measured_here(case: Case, *phases: Phase, seed: int = 0, **schemes: object) -> list[Record]:
@@ -431,6 +391,11 @@ def measured_here(case: Case, *phases: Phase, seed: int = 0, **schemes: object) 
             *entries, world=World(), tools=tools, cases=(case,), phases=phases, cell_s=0.01, seed=seed
         )
     return lines
+
+
+def reason_here(case: Case, phase: Phase, cheat: impls.Perturbed) -> str:
+    """Measure a cheat and a scheme that cheats nowhere on a real case; return why the cheat failed."""
+    return failure_of(measured_here(case, phase, Cheat=cheat, Honest=Cheating()))
 
 
 LATE = "found after timing, on new inputs"
@@ -453,11 +418,10 @@ def test_a_scheme_that_cheats_is_caught_on_a_real_case() -> None:
         (honest_after_a_pause, LATE),
         (unperturbed_now_and_then, "forward gives different results for the same input and noise"),
     ):
-        lines = measured_here(case, "forward", Cheat=Cheating(cheat=cheat), Honest=impls.Perturbed())
-        assert words in failure_of(lines), cheat
+        assert words in reason_here(case, "forward", Cheating(passing=cheat)), cheat
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=8)
-    for scheme, words in ((Forgetting(), LATE), (SkippingUpdate(), "update gives different results")):
-        assert words in failure_of(measured_here(case, "update", Cheat=scheme, Honest=impls.Perturbed()))
+    for summing, words in ((old_sum, LATE), (half_a_sum_now_and_then, "update gives different results")):
+        assert words in reason_here(case, "update", Cheating(summing=summing))
 
 
 @pytest.mark.parametrize("max_dense", [reference.MAX_DENSE_NUMBERS["cpu"], 0], ids=["sum", "product"])
@@ -467,38 +431,37 @@ def test_a_step_is_checked_for_all_members_after_step_0(
     """A step is compared with the reference, whether the dense noise of all members is affordable or not."""
     monkeypatch.setitem(reference.MAX_DENSE_NUMBERS, "cpu", max_dense)
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=64)
-    cheats: dict[str, tuple[Any, str]] = {
-        "HonestAtFirst": (HonestAtFirst(), "step is off by"),
-        "WithoutNoise": (WithoutNoise(), "step: after step 0 all members have the same noise of weight"),
-        "StaleNoise": (StaleNoise(), "step: all steps after step 0 have the same noise of weight"),
-        "NegatedUpdate": (NegatedUpdate(), "step.* is off by"),
-        "FewUtilities": (FewUtilities(), "step.* is off by"),
+    cheats: dict[str, tuple[Cheating, str]] = {
+        "HonestAtFirst": (Cheating(passing=unperturbed_after_step_0), "step is off by"),
+        "NoNoise": (NO_NOISE_AFTER_STEP_0, "step: after step 0 all members have the same noise of weight"),
+        "StaleNoise": (STALE_NOISE, "step: all steps after step 0 have the same noise of weight"),
+        "NegatedUpdate": (NEGATED_UPDATE, "step.* is off by"),
+        "FewUtilities": (FEW_UTILITIES, "step.* is off by"),
     }
     schemes: dict[str, Any] = {name: cheat for name, (cheat, _) in cheats.items()}
-    lines = measured_here(case, "step", Honest=impls.Perturbed(), **schemes)
+    lines = measured_here(case, "step", Honest=Cheating(), **schemes)
     assert {row.variant.scheme for row in lines if isinstance(row, Measurement)} == {"Honest"}
     reasons = {row.variant.scheme: row.reason for row in lines if isinstance(row, Skipped)}
     assert reasons.keys() == cheats.keys()
     for name, (_, words) in cheats.items():
         assert re.search(f"{words}.*{LATE}", reasons[name]), reasons[name]
-    lines = measured_here(case, "update", Cheat=FewUtilities(), Honest=impls.Perturbed())
-    assert re.search(f"update.* is off by.*{LATE}", failure_of(lines))
+    assert re.search(f"update.* is off by.*{LATE}", reason_here(case, "update", FEW_UTILITIES))
 
 
 def test_all_members_of_a_large_population_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward without one member's noise, and noise that repeats after 128 members, are found."""
     monkeypatch.setattr(reference, "random_members", lambda count, _=0: iter([0, count - 1]))
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=256)
-    cheats: tuple[tuple[impls.Perturbed, Phase, str], ...] = (
-        (OneMemberLess(), "forward", "forward of all members: .* is off by"),
-        (RepeatedMembers(), "step", "members .* have the same noise of weight"),
+    one_member_less = Cheating(passing=without_member(100))
+    cheats: tuple[tuple[Cheating, Phase, str], ...] = (
+        (one_member_less, "forward", "forward of all members: .* is off by"),
+        (Cheating(sampling=repeated_members), "step", "members .* have the same noise of weight"),
     )
     for scheme, phase, words in cheats:
-        reason = failure_of(measured_here(case, phase, Cheat=scheme, Honest=impls.Perturbed()))
-        assert re.search(f"{words}.*{LATE}", reason)
+        assert re.search(f"{words}.*{LATE}", reason_here(case, phase, scheme))
     # Outputs are rounded more, so that the error of one member is less than that of the sum of all.
     case = Case(operator="Linear", out_channels=64, in_channels=128, members=256, dtype="bfloat16")
-    reason = failure_of(measured_here(case, "forward", Cheat=OneMemberLess(), Honest=impls.Perturbed()))
+    reason = reason_here(case, "forward", one_member_less)
     assert re.search(f"forward of all members: .* is off by .*{LATE}", reason)
 
 
@@ -511,24 +474,20 @@ def test_each_member_of_a_network_is_checked(monkeypatch: pytest.MonkeyPatch) ->
         lambda count, most=2: draw(count, most) if most > 2 else iter([0, count - 1]),
     )
     case = Case(operator="DigitsMLP", out_channels=10, in_channels=64, members=64)
-    reason = failure_of(
-        measured_here(case, "forward", Cheat=OneMemberLess(left_out=10), Honest=impls.Perturbed())
-    )
+    reason = reason_here(case, "forward", Cheating(passing=without_member(10)))
     assert re.search(f"forward is off by .*{LATE}", reason)
 
 
-@dataclass(frozen=True)
-class WrongNoise(impls.Perturbed):
-    """A scheme whose noise is wrong in the dtype that is timed."""
+def wrong_in_float32(change: Callable[[Tensor, NoiseStream], object]) -> Sampling:
+    """Change the noise in the dtype that is timed."""
 
-    wrong: Callable[[Tensor, NoiseStream], object] = lambda values, stream: None  # noqa: ARG005  none is wrong
+    def sampling(_: Memory, draw: Callable[[NoiseStream], Tensor], stream: NoiseStream) -> Tensor:
+        noise = draw(stream)
+        if noise.dtype == torch.float32 and not noise.is_meta:
+            change(noise, stream)
+        return noise
 
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        values = super().sample(weight, stream).values
-        if weight.dtype == torch.float32 and not weight.is_meta:
-            self.wrong(values, stream)
-        return DenseNoise(values)
+    return sampling
 
 
 def test_the_noise_that_is_timed_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,8 +516,8 @@ def test_the_noise_that_is_timed_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
         (small, ignore_seed, "correlation of noise between seeds is 1"),
     )
     for case, wrong, words in wrongs:
-        lines = measured_here(case, "sample", Cheat=WrongNoise(wrong=wrong), Honest=impls.Perturbed())
-        assert re.search(f"{words}.*{LATE}", failure_of(lines))
+        reason = reason_here(case, "sample", Cheating(sampling=wrong_in_float32(wrong)))
+        assert re.search(f"{words}.*{LATE}", reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -582,45 +541,8 @@ class NoisePool(impls.Perturbed):
 def test_noise_from_a_pool_is_found() -> None:
     """A call that returns more bytes than it allocates returns memory of an earlier call."""
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=128)
-    reason = failure_of(measured_here(case, "sample", Cheat=NoisePool(), Honest=impls.Perturbed()))
+    reason = reason_here(case, "sample", NoisePool())
     assert reason.startswith("wrong result: sample returns 131072 bytes but allocates at most 0: it returns")
-
-
-@dataclass(frozen=True, eq=False)
-class ReusedOutputs(impls.Perturbed):
-    """A scheme that returns its outputs in the same memory at each call."""
-
-    memory: Memory = dataclasses.field(default_factory=Memory)
-
-    @override
-    def forward(
-        self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
-    ) -> Tensor:
-        y = super().forward(op, weight, noise, x, sigma)
-        return self.memory.results.setdefault(y.shape, torch.empty_like(y)).copy_(y)
-
-
-@dataclass(frozen=True, eq=False)
-class ReusedNoise(impls.Perturbed):
-    """A scheme that returns its noise in the same memory at each call."""
-
-    memory: Memory = dataclasses.field(default_factory=Memory)
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        values = super().sample(weight, stream).values
-        return DenseNoise(
-            self.memory.results.setdefault(values.shape, torch.empty_like(values)).copy_(values)
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class DrawingUpdate(impls.Perturbed):
-    """A scheme whose update draws from the global generator."""
-
-    @override
-    def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
-        return super().weighted_sum(noise, utilities) + 0 * torch.rand(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -650,14 +572,18 @@ class CachedWeights(impls.Perturbed):
 
 def test_results_stay_and_are_not_stored() -> None:
     """Reused memory, a global generator in the update and a cache in the noise fail the check in float64."""
-    for scheme, words in (
-        (ReusedOutputs(), "a later call changed outputs"),
-        (ReusedNoise(), "a later call changed the noise that sample() had returned"),
-        (DrawingUpdate(), "advanced torch's global random generator"),
-        (CachedWeights(), "forward or update stored tensors in the noise"),
-    ):
+    reused_outputs = Cheating(passing=lambda memory, compute, _: memory.overwrite(compute()))
+    reused_noise = Cheating(sampling=lambda memory, draw, stream: memory.overwrite(draw(stream)))
+    drawing_update = Cheating(summing=lambda _, add_up, utilities: add_up(utilities) + 0 * torch.rand(()))
+    stays, is_pure = checks.check_results_stay, checks.check_purity
+    schemes: tuple[tuple[impls.Perturbed, Callable[[checks.Setting], None], str], ...] = (
+        (reused_outputs, stays, "a later call changed outputs"),
+        (reused_noise, stays, "a later call changed the noise that sample() had returned"),
+        (drawing_update, is_pure, "advanced torch's global random generator"),
+        (CachedWeights(), stays, "forward or update stored tensors in the noise"),
+    )
+    for scheme, check, words in schemes:
         setting = checks.Setting(scheme, torch.nn.Linear(8, 8, bias=False, dtype=torch.float64), (8,))
-        check = checks.check_purity if isinstance(scheme, DrawingUpdate) else checks.check_results_stay
         with pytest.raises(WrongResultError, match=re.escape(words)):
             check(setting)
 
@@ -681,9 +607,8 @@ class Lookup:
     key_of: Callable[[Tensor], object]
     seen: set[object] = dataclasses.field(default_factory=set)
 
-    def __call__(self, phase: Phase, number: int, turn: int) -> Tensor:
+    def __call__(self, _: Phase, __: int, turn: int) -> Tensor:
         """Return a result that differs between inputs."""
-        del phase, number
         key = self.key_of(self.buffers[(turn - 1) % 2])
         self.world.clock.now_s += 1e-6 if key in self.seen else 1e-4
         self.seen.add(key)
@@ -712,17 +637,6 @@ def test_a_variant_cannot_look_up_its_result() -> None:
             assert min(samples) == pytest.approx(1e5)
 
 
-@dataclass(frozen=True, eq=False)
-class Refusing(impls.Perturbed):
-    """A scheme that raises an error when a population is made."""
-
-    error: ValueError = dataclasses.field(default_factory=ValueError)
-
-    @override
-    def sample(self, weight: Tensor, stream: NoiseStream) -> DenseNoise:
-        raise self.error
-
-
 def test_only_the_error_of_a_refusal_makes_a_scheme_unavailable() -> None:
     """A mistake that raises ValueError is a failure of the variant; an UnsupportedError is a refusal."""
     case = Case(operator="Linear", out_channels=4, in_channels=4, members=4)
@@ -730,11 +644,8 @@ def test_only_the_error_of_a_refusal_makes_a_scheme_unavailable() -> None:
         (ValueError("too many values to unpack"), "failed", "ValueError: too many values to unpack"),
         (impls.UnsupportedError("k is too large"), "unavailable", "Linear: k is too large"),
     ):
-        (row,) = (
-            row
-            for row in measured_here(case, "forward", Cheat=Refusing(error=error))
-            if isinstance(row, Skipped)
-        )
+        refusing = Cheating(sampling=Mock(side_effect=error))
+        (row,) = (r for r in measured_here(case, "forward", Cheat=refusing) if isinstance(r, Skipped))
         assert (row.status, row.reason) == (status, words)
 
 

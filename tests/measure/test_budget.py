@@ -43,8 +43,7 @@ def entries(
 ) -> list[Entry]:
     """Return variants whose calls take ``cost_s`` and whose set-up takes ``set_up_s``."""
 
-    def check(case: Case) -> None:
-        del case
+    def check(_: Case) -> None:
         world.clock.now_s += set_up_s
 
     schemes = [FakeScheme(name, world, cost_s=cost_s, check=check) for name in names]
@@ -192,15 +191,13 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
     world, device = World(), FakeCuda()
     noise = random.Random(0)  # noqa: S311  # jitter, not a secret
 
-    def act(name: str, phase: Phase, number: int, turn: int) -> torch.Tensor:
-        del phase, number
+    def act(name: str, _: Phase, __: int, turn: int) -> torch.Tensor:
         device.launch(KERNEL_NS[name] * noise.uniform(1, 1.2), launch_ns=5_000)
         if name == "Syncs":
             device.synchronize()
         return torch.full((2,), float((turn - 1) % 2))
 
-    def check(case: Case) -> None:
-        del case
+    def check(_: Case) -> None:
         device.host_ns += 0.2e9
 
     schemes = [FakeScheme(name, world, act=partial(act, name), check=check) for name in KERNEL_NS]

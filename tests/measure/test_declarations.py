@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from esbench import store
 from esbench.measure import runner
 from esbench.registry import Entry, Registry
 from esbench.schema import Case, Phase, Run, Scalar, Work
 from esbench.workload import QualityMetric, build
-from tests import synthetic
 from tests.fakes import FakeScheme, FakeWorkload, World
-from tests.loop_cases import plan_of
+from tests.loop_cases import plan_of, run_into
 
 TIMED: tuple[Phase, ...] = ("sample", "forward", "step")
 PHASES: tuple[Phase, ...] = ("sample", "forward", "update", "step", "quality")
@@ -135,13 +133,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measure(folder: Path, world: World, *entries: Entry) -> Run:
     """Measure variants in all phases; return what was stored."""
-    plan = plan_of(*entries, phases=PHASES, cell_s=0.05)
-    with runner.begin("quick", synthetic.environment(), 0, folder, entries=entries) as writer:
-        runner.run(plan, writer, lambda *_: None, world.tools)
-    run, problems = store.read_run(writer.path)
-    assert run is not None
-    assert problems == []
-    return run
+    return run_into(folder, plan_of(*entries, phases=PHASES, cell_s=0.05), world.tools)[1]
 
 
 def test_random_declarations_cost_their_own_rows(tmp_path: Path) -> None:
@@ -223,8 +215,7 @@ def test_a_declaration_that_changes_a_setting_costs_its_own_rows(
 ) -> None:
     """The variant that is read after the declaration is not blamed."""
 
-    def work(self: FakeWorkload, phase: Phase) -> None:
-        del phase
+    def work(self: FakeWorkload, _: Phase) -> None:
         if self.scheme.name == "Wrong":
             torch.set_default_dtype(torch.float64)
 

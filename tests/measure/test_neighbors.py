@@ -36,8 +36,7 @@ class SlowedWorld(World):
     def entries(self, **schemes: FakeScheme) -> list[Entry]:
         """Return base, and variants between two that do nothing wrong."""
 
-        def act(phase: Phase, number: int, turn: int) -> object:
-            del number
+        def act(phase: Phase, _: int, turn: int) -> object:
             self.clock.now_s += self.extra_s * (phase == self.slowed_phase)
             return torch.full((2,), float(turn))
 
@@ -84,8 +83,7 @@ def test_a_phase_after_which_base_is_slower_has_a_label(monkeypatch: pytest.Monk
     monkeypatch.setattr(neighbors, "PAUSES_S", ())
     world = SlowedWorld()
 
-    def act(phase: Phase, number: int, turn: int) -> object:
-        del phase
+    def act(_: Phase, number: int, turn: int) -> object:
         if number == 12:
             world.slow_down()
         return torch.full((2,), float(turn))
@@ -124,8 +122,7 @@ def test_a_thread_that_keeps_running_is_found(monkeypatch: pytest.MonkeyPatch) -
         ended.clear()
         threading.Thread(target=run).start()
 
-    def act(phase: Phase, number: int, turn: int) -> object:
-        del phase
+    def act(_: Phase, number: int, turn: int) -> object:
         if number == 12:
             start()
         return torch.full((2,), float(turn))

@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -146,12 +145,6 @@ def chosen(
     )
 
 
-def _waiting(wait: Call, benchmarks: ChosenBenchmarks) -> Call:
-    """Replace the device's synchronization with a fake."""
-    del benchmarks
-    return wait
-
-
 def test_every_timed_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA each timed call includes a synchronization; on a CPU nothing is added."""
     assert chosen(FakeScheme("A", World()), "cuda").synchronize is torch.cuda.synchronize
@@ -160,7 +153,7 @@ def test_every_timed_call_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) 
         (lambda: world.log.append("waited"), ["A", "waited"] * 3),
         (do_nothing, ["A"] * 3),
     ):
-        monkeypatch.setattr(ChosenBenchmarks, "synchronize", property(partial(_waiting, wait)))
+        monkeypatch.setattr(ChosenBenchmarks, "synchronize", property(Mock(return_value=wait)))
         benchmarks = chosen(FakeScheme("A", world))
         prepared = benchmarks.prepare(Cell("A", "case", "forward"))
         assert isinstance(prepared, PreparedVariant)
@@ -175,8 +168,7 @@ def test_every_timed_call_reads_new_inputs() -> None:
     """Inputs are renewed before each call outside of its time; the calls fill pytest-benchmark's time."""
     world, buffers, inputs_read = World(), (torch.randn(8), torch.randn(8)), list[tuple[float, ...]]()
 
-    def act(phase: Phase, number: int, turn: int) -> torch.Tensor:
-        del phase, number
+    def act(_: Phase, __: int, turn: int) -> torch.Tensor:
         time.sleep(0.001)
         inputs_read.append(tuple(buffers[(turn - 1) % 2].tolist()))
         return torch.full((2,), float(turn))
@@ -226,8 +218,7 @@ def test_one_variant_is_resident_at_a_time() -> None:
 def test_a_phase_without_a_time_has_its_reason() -> None:
     """A variant that failed its check has no time in later phases; a missing phase is not a failure."""
 
-    def act(phase: Phase, number: int, turn: int) -> object:
-        del number
+    def act(phase: Phase, _: int, turn: int) -> object:
         return torch.full((2,), float("nan") if phase == "sample" else float(turn))
 
     for benchmarks, reasons in (

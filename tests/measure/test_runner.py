@@ -30,7 +30,7 @@ from esbench.store import Writer, read_results, read_run, read_unfinished, run_n
 from tests import synthetic
 from tests.cli import cli_runner
 from tests.fakes import CASE, FakeScheme, World, raising
-from tests.loop_cases import plan_of, stored_in
+from tests.loop_cases import plan_of, run_into, stored_in
 from tests.synthetic import BASE
 
 
@@ -50,14 +50,8 @@ def conduct(
 ) -> tuple[RunSummary, Run]:
     """Measure a variant on a case; return the summary and the stored run."""
     scheme = scheme or FakeScheme("A", World())
-    plan = plan_of(scheme.entry(), **options)
-    with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
-        earlier = None
-        if past:
-            writer.write(past)
-            earlier, _ = read_run(writer.path)
-        summary = runner.run(plan, writer, lambda *_: None, tools or scheme.world.tools, past=earlier)
-    return summary, stored_in(folder)
+    earlier = [past] if past else []
+    return run_into(folder, plan_of(scheme.entry(), **options), tools or scheme.world.tools, *earlier)
 
 
 def test_the_end_of_a_run_has_the_seconds_of_each_activity(

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import torch
 
-from esbench import store
 from esbench.measure import instruments as module
 from esbench.measure import runner
 from esbench.measure.instruments import Instruments, instruments
@@ -19,9 +18,8 @@ from esbench.measure.profiler import ProfileError, Trace
 from esbench.measure.recorder import RunSummary, Stopwatch
 from esbench.measure.timers import Call, Visit, keep_inputs
 from esbench.schema import Run, Skipped
-from tests import synthetic
 from tests.fakes import CASE, FakeClock, FakeScheme, World
-from tests.loop_cases import measure, measurements, plan_of
+from tests.loop_cases import measure, measurements, plan_of, run_into
 
 CASES = (CASE, msgspec.structs.replace(CASE, members=16))
 
@@ -32,13 +30,7 @@ def conduct(
     """Measure two variants on two cases; return the summary and the stored run."""
     monkeypatch.setattr(runner, "device_peaks", lambda *_: [])
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
-    with runner.begin("quick", synthetic.environment(), 0, folder) as writer:
-        plan = plan_of(*entries, cases=CASES)
-        summary = runner.run(plan, writer, lambda *_: None, tracing(world, trace))
-    run, problems = store.read_run(writer.path)
-    assert run is not None
-    assert not problems
-    return summary, run
+    return run_into(folder, plan_of(*entries, cases=CASES), tracing(world, trace))
 
 
 def tracing(world: World, trace: Callable[[str], Trace]) -> Instruments:
