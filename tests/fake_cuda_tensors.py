@@ -192,13 +192,15 @@ class FakeDevice(TorchDispatchMode):
         if device.type == "cuda":
             self.draw(f"{name} with its own generator")
 
-    def capture(self, call: Callable[[], object], turns: int) -> Sequence[Callable[[], object]]:
+    def capture(
+        self, call: Callable[[], object], turns: int, *, is_warm: bool = False
+    ) -> Sequence[Callable[[], object]]:
         """Run ``turns`` warm-up calls, then capture ``turns`` calls; a replay repeats operators in place.
 
         Raises:
             CaptureError: the host waits in a call, or a generator is used.
         """
-        for _ in range(turns):
+        for _ in range(0 if is_warm else turns):
             call()
         return [self._capture_once(call) for _ in range(turns)]
 
