@@ -151,7 +151,7 @@ def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
 
     workload = build(cell.entry.scheme, cell.case, cell.device, seed)
     workload.verify()
-    if reason := missing_phases(workload, workload.phases).get(cell.phase):
+    if reason := missing_phases(workload).get(cell.phase):
         raise UnavailableError(reason)
     workload.enter(cell.phase)
     call = workload.phases[cell.phase]

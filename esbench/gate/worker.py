@@ -189,7 +189,7 @@ class Worker:
             state = TorchState()  # with the settings of this precision
             workload = build(entry.scheme, case, self.orders.device, self.orders.seed)
             workload.verify()
-            missing = missing_phases(workload, workload.phases)
+            missing = missing_phases(workload)
             for phase in dict.fromkeys(cell.phase for cell in cells):
                 if phase not in missing:
                     counts[phase] = self._phase_counts(workload, phase)

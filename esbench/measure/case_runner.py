@@ -10,7 +10,7 @@ import json
 import math
 import random
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,11 +55,9 @@ from esbench.schema import (
 )
 from esbench.store import encode
 from esbench.supervisor import SLOWS_OTHERS
-from esbench.workload import QualityMetric, UnavailableError, Workload, build
+from esbench.workload import QualityMetric, UnavailableError, Workload, WrongResultError, build
 
 T = TypeVar("T")
-
-NOT_COMPARED = "not compared with a reference after timing: confirm() wrote no new inputs"
 
 BASE_PHASES: tuple[Phase, ...] = ("forward", "step")
 """The phases in which base is timed again: a hook may slow layers, products or optimizers down."""
@@ -107,14 +105,12 @@ class PreparedVariant:
     """A variant that is set up.
 
     Attributes:
-        phases: the phases that it has.
         unavailable: phase that it does not have -> the reason.
         fingerprints: for each phase those of the first result.
     """
 
     entry: Entry
     workload: Workload
-    phases: Collection[Phase]
     unavailable: Mapping[Phase, str]
     fingerprints: dict[Phase, validation.Fingerprints] = field(default_factory=dict)
 
@@ -186,7 +182,7 @@ class CoResidentGroup:
 
     def in_phase(self, phase: Phase) -> list[PreparedVariant]:
         """Return the variants that have the phase, baselines first."""
-        return [prepared for prepared in self.variants if phase in prepared.phases]
+        return [prepared for prepared in self.variants if phase not in prepared.unavailable]
 
     @property
     def candidates(self) -> list[PreparedVariant]:
@@ -218,8 +214,7 @@ class CoResidentGroup:
                 workload = build(entry.scheme, self.case, self.device, self.seed)
                 workload.verify()
                 self.torch_state.check()
-                phases = [phase for phase in PHASES if phase in workload.phases]
-                return PreparedVariant(entry, workload, phases, missing_phases(workload, phases))
+                return PreparedVariant(entry, workload, missing_phases(workload))
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._record_failure(entry, error)
             return None
@@ -265,17 +260,15 @@ class CaseRunner:
         self.case = case
         self.context = context
         self.costs_s: dict[Variant, float] = {}
-        self._group_costs_s: dict[Variant, float] = {}
         self._group_number = 0
         self._reference_rounds_s = 0.0  # the expected seconds of the rounds of base, naive and dense noise
-        self._group = self._new_group()
-        self._base_times: BaseTimes = {}
+        self._begin_group()
 
     def phases(self) -> Iterator[Phase]:
         """Set up one group after another; yield each phase to be measured while its group is set up."""
         waiting = self.context.waiting_entries(self.case)
         while waiting:
-            self._group, self._group_costs_s, self._base_times = self._new_group(), {}, {}
+            self._begin_group()
             try:
                 self._set_up(waiting)
                 waiting = self._group.next_entries()
@@ -312,7 +305,12 @@ class CaseRunner:
         if finds_slowdowns and has_running_threads():
             stored = [add_labels(row, ("threads used the CPU after these rounds",)) for row in stored]
         context.budget.add_overhead(cells, seconds() - start_s - rounds_s)
-        self._store(phase, [*self._missing_phase_rows(phase), *stored])
+        missing = [
+            context.skipped_row(self.case, v.entry, phase, Failure("unavailable", v.unavailable[phase]))
+            for v in self._group.variants
+            if phase in v.unavailable
+        ]
+        self._store(phase, [*missing, *stored])
 
     def compute_quality(self) -> None:
         """Store the quality metrics of each variant, or the reason why it has none, in its first group."""
@@ -328,9 +326,11 @@ class CaseRunner:
         self._group.torch_state.check()
         return rows
 
-    def _new_group(self) -> CoResidentGroup:
-        plan = self.context.plan
-        return CoResidentGroup(self.case, plan.device, plan.seed, self.context.instruments.synchronize)
+    def _begin_group(self) -> None:
+        plan, synchronize = self.context.plan, self.context.instruments.synchronize
+        self._group = CoResidentGroup(self.case, plan.device, plan.seed, synchronize)
+        self._group_costs_s: dict[Variant, float] = {}
+        self._base_times: BaseTimes = {}
 
     @property
     def _new_variants(self) -> list[PreparedVariant]:
@@ -342,7 +342,8 @@ class CaseRunner:
         budget, seconds = self.context.budget, self.context.recorder.stopwatch.seconds
         start_s = seconds()
         for entry in entries:
-            if not is_base_or_naive(entry) and not self._may_join(entry):
+            may_join = self.context.recorder.may_join(entry.variant, self.case, self._group_number)
+            if not is_base_or_naive(entry) and not may_join:
                 self._group.deferred.append(entry)
                 continue
             self._announce(entry, SET_UP)
@@ -407,9 +408,6 @@ class CaseRunner:
             else:
                 times |= {f"{phase} {metric}": means for metric, means in phase_times.items()}
         return times
-
-    def _may_join(self, entry: Entry) -> bool:
-        return self.context.recorder.may_join(entry.variant, self.case, self._group_number)
 
     @contextlib.contextmanager
     def _around_precheck(self, phase: Phase, entry: Entry) -> Iterator[None]:
@@ -530,7 +528,7 @@ class CaseRunner:
                 method=clock.method,
                 samples=tuple(rounds),
                 stop=call.stop,
-                warm_up=call.warm_up_state,
+                warm_up=call.warmed.state,
                 labels=labels,
                 positions=tuple(call.positions),
                 # Conditions are stored once for all times of a visit: see `esbench.store`.
@@ -582,7 +580,7 @@ class CaseRunner:
         is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()
         if not is_compared and not is_base_or_naive(prepared.entry):
-            labels = (*labels, NOT_COMPARED)
+            labels = (*labels, "not compared with a reference after timing: confirm() wrote no new inputs")
         return labels, storable(rows)
 
     def _activity_rows(
@@ -602,13 +600,6 @@ class CaseRunner:
             measurement(metric=metric, method=gpu_monitor.METHOD, samples=(samples,))
             for metric, samples in activity.samples.items()
         ]
-
-    def _missing_phase_rows(self, phase: Phase) -> Iterator[Row]:
-        """Yield a reason for each variant that does not have the phase."""
-        for prepared in self._group.variants:
-            if phase not in prepared.phases:
-                missing = Failure("unavailable", prepared.unavailable[phase])
-                yield self.context.skipped_row(self.case, prepared.entry, phase, missing)
 
     def _store(self, phase: Phase, rows: Sequence[Row]) -> None:
         self.context.recorder.checkpoint(rows, self.case, self._group_number, phase, self._group_costs_s)
@@ -671,12 +662,13 @@ class CaseRunner:
             self._group_costs_s[entry.variant] = self._group_costs_s.get(entry.variant, 0.0) + cost_s
 
 
-def missing_phases(workload: Workload, phases: Collection[Phase]) -> dict[Phase, str]:
+def missing_phases(workload: Workload) -> dict[Phase, str]:
     """Return each timed phase that a workload does not have, with its reason.
 
     Raises:
         TypeError: a reason is not a text.
     """
+    phases = workload.phases
     missing = [phase for phase in PHASES if phase not in phases]
     reasons = {phase: workload.unavailable.get(phase, f"it has no phase {phase}") for phase in missing}
     for phase, reason in reasons.items():
@@ -754,8 +746,13 @@ def count_launches(instruments: Instruments, call: Call, phase: Phase) -> tuple[
         trace = instruments.trace(call)
     except (profiler.ProfileError, OSError, json.JSONDecodeError) as error:
         return None, (_no_trace_label(error),)
-    validation.check_streams(trace, phase)
-    return trace.launches, validation.wait_labels(trace)
+    if trace.other_streams:
+        streams = ", ".join(map(str, trace.other_streams))
+        raise WrongResultError(f"{phase} works on another stream ({streams}), where it is not timed")
+    if not trace.waits:
+        return trace.launches, ()
+    names = ", ".join(dict.fromkeys(trace.waits))
+    return trace.launches, (f"synchronizes inside: {names}, {len(trace.waits)} times a call",)
 
 
 def trace_case(case: Case, context: RunContext) -> Iterator[Row]:

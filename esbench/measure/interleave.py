@@ -74,6 +74,7 @@ class TimedCall:
         is_baseline: whether the call is sampled until all other calls have ended.
         is_reference: whether ratios are relative to it, so that it gets at least REFERENCE_ROUNDS rounds.
         spent_s: the seconds spent in visits.
+        warmed: the result of the warm-up.
     """
 
     def __init__(  # noqa: PLR0913  # a call, its clock, its budget and its role in the rounds
@@ -109,27 +110,22 @@ class TimedCall:
         self._renew, self._read_conditions = renew, conditions
         self._before = before
         self._failed = failed
-        self._warmed = WarmUp(0.0, calls=1)
+        self.warmed = WarmUp(0.0, calls=1)
         self._round: dict[str, tuple[float, ...]] = {}
         self._round_conditions: tuple[Conditions, ...] = ()
         self._dispatch_bound = self._samples = self._grown = 0
-
-    @property
-    def warm_up_state(self) -> str:
-        """How the warm-up ended, as stored with the samples."""
-        return self._warmed.state
 
     def warm_up(self) -> None:
         """Warm the call up; a call that takes longer than its budget ends with that one sample."""
         try:
             with quiet():
                 longest_s = max(self._budget_s, REFERENCE_CALL_S) if self.is_reference else self._budget_s
-                self._warmed = warm_up(self._call, self._clock, self._budget_s, longest_s)
+                self.warmed = warm_up(self._call, self._clock, self._budget_s, longest_s)
             self._read_conditions()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)
-        if self._warmed.slow:
-            self.rounds = {LATENCY: [(self._warmed.call_ns,)]}
+        if self.warmed.slow:
+            self.rounds = {LATENCY: [(self.warmed.call_ns,)]}
             self.stop = f"one sample: a call takes longer than the budget of {self._budget_s:g} s"
 
     def visit(self) -> None:
@@ -140,10 +136,10 @@ class TimedCall:
         start_s = self._clock.seconds()
         try:
             with quiet():
-                if self._warmed.calls > 1:
+                if self.warmed.calls > 1:
                     self._renew()
                     self._call()
-                visit = self._clock.visit(self._call, self._warmed.calls, self._renew)
+                visit = self._clock.visit(self._call, self.warmed.calls, self._renew)
             conditions = self._read_conditions()
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
             self._fail(error)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from esbench.errors import message_of
 from esbench.stats import POWER_CAP
 
 
@@ -86,7 +87,10 @@ class Nvml:
     """
 
     def __init__(self, uuid: str | None = None, bindings: ModuleType | None = None) -> None:
-        self._nvml = bindings or _load_bindings()
+        try:
+            self._nvml = bindings or importlib.import_module("pynvml")
+        except ImportError as error:
+            raise NvmlError("the package nvidia-ml-py is not installed") from error
         self._query("nvmlInit")
         try:
             self._handle = self._query("nvmlDeviceGetHandleByUUID", uuid or current_uuid())
@@ -216,11 +220,4 @@ def _text(answer: str | bytes) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _load_bindings() -> ModuleType:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError as error:
-        raise NvmlError("the package nvidia-ml-py is not installed") from error
+    return message_of(error) or type(error).__name__

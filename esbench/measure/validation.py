@@ -30,7 +30,6 @@ from torch.optim import optimizer
 from esbench.measure import timers
 from esbench.measure.failure import Failure, classify
 from esbench.measure.memory import Footprint
-from esbench.measure.profiler import Trace
 from esbench.registry import Entry
 from esbench.schema import Case, Phase, Variant
 from esbench.workload import UnavailableError, Workload, WrongResultError, build
@@ -296,19 +295,6 @@ def count_bytes(result: object) -> int:
         for tensor in tensors(result)
     }
     return sum(sizes.values())
-
-
-def check_streams(trace: Trace, phase: Phase) -> None:
-    """Check that all work of a call is on the stream that is timed."""
-    if trace.other_streams:
-        streams = ", ".join(map(str, trace.other_streams))
-        raise WrongResultError(f"{phase} works on another stream ({streams}), where it is not timed")
-
-
-def wait_labels(trace: Trace) -> tuple[str, ...]:
-    """Return the label of a call in which the host waits for the device, if it does."""
-    names = ", ".join(dict.fromkeys(trace.waits))
-    return (f"synchronizes inside: {names}, {len(trace.waits)} times a call",) if trace.waits else ()
 
 
 class TorchState:
