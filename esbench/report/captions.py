@@ -20,7 +20,7 @@ from esbench.stats import (
 )
 from esbench.store import PUBLISHED
 from esbench.text import pluralize
-from esbench.units import format_number, format_value
+from esbench.units import format_number, format_value, quantity
 
 _MAX_BATCHES = 4
 """If there are more batches, only the first and the last are named."""
@@ -65,15 +65,8 @@ def layer(case: Case) -> str:
     sizes += ["x".join(map(str, size)) for size in (case.kernel_size, case.input_size) if size]
     defaults = Case(operator=case.operator, out_channels=1, in_channels=1)
     named = (
-        "stride",
-        "padding",
-        "dilation",
-        "groups",
-        "padding_mode",
-        "bias",
-        "antithetic",
-        "dtype",
-        "repeats",
+        *("stride", "padding", "dilation", "groups", "padding_mode", "bias"),
+        *("antithetic", "dtype", "repeats"),
     )
     options = [
         f"{name}={getattr(case, name)}" for name in named if getattr(case, name) != getattr(defaults, name)
@@ -95,6 +88,17 @@ def short_metric(name: str) -> str:
     """Return the description of a metric up to its first detail, in lower case: ``peak memory``."""
     description = re.split(r" above| \(|,", metric(name))[0]
     return description[:1].lower() + description[1:]
+
+
+def without_suffix(name: str) -> str:
+    """Return the name of a metric in words, without the suffix that is its unit."""
+    return name.rpartition("_")[0].replace("_", " ") or name
+
+
+def with_unit(title: str, name: str) -> str:
+    """Return the title of a metric with its unit, if it has one: ``Time (ms)``."""
+    symbol = quantity(name).column.symbol
+    return f"{title} ({symbol})" if symbol else title
 
 
 def heading_suffix(grid: Grid) -> str:

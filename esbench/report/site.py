@@ -10,7 +10,7 @@ from esbench.report import captions
 from esbench.report.analysis.history import devices, history
 from esbench.report.analysis.pivot import LARGEST, PEAK, grids, operators
 from esbench.report.analysis.run_selection import RunSelection, select_runs
-from esbench.report.formats import LATEX, Page, Style, latex, markdown, write, write_page
+from esbench.report.formats import LATEX, MARKDOWN, Page, Style, latex, markdown, write, write_page
 from esbench.report.formats.markdown import image
 from esbench.report.tables import history as history_tables
 from esbench.report.tables import measured, roofline
@@ -92,7 +92,7 @@ def render(
         written.append(write_page(page, style))
     if style.form == LATEX and written:
         written.append(write(out / latex.REFERENCES, latex.references()))
-    if not style.is_markdown:
+    if style.form != MARKDOWN:
         return written, problems
     for device, runs in devices(selected.runs).items():
         folder = out / short_file_name(device)
@@ -132,7 +132,7 @@ def _render_run(run: Run, history: Iterable[Run], folder: Path, style: Style) ->
     title = f"{run.header.environment.device_name}: suite {run.header.suite}"
     name = "-".join(folder.parts[-2:])  # device and suite
     page = Page(folder / "tables", name, title, [run], all_sections(run, history))
-    if not style.is_markdown:
+    if style.form != MARKDOWN:
         return [write_page(page, style)]
     from esbench.report.plots.catalog import standard_figures  # noqa: PLC0415  # matplotlib is slow to import
 

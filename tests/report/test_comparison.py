@@ -10,13 +10,7 @@ from typer.testing import CliRunner
 
 from esbench.cli import app
 from esbench.errors import UserError
-from esbench.report.analysis.comparison import (
-    Comparison,
-    compare,
-    differences,
-    different_devices,
-    disturbed,
-)
+from esbench.report.analysis.comparison import Comparison, compare, differences, different_devices, disturbed
 from esbench.report.tables.comparison import summary, text
 from esbench.schema import Row, Run
 from tests import synthetic

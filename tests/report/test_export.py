@@ -115,11 +115,7 @@ def test_the_command_warns_of_problems_with_the_run(
     lines = file.read_bytes().splitlines(keepends=True)
     interrupted = encode(RunEnd(status="interrupted", wall_s=1.0)) + b"\n"
     for content, code, words in (
-        (
-            lines,
-            0,
-            "INVALID: other processes.\nrows of times and bytes: 12 of 18; withheld: 1 of ",
-        ),
+        (lines, 0, "INVALID: other processes.\nrows of times and bytes: 12 of 18; withheld: 1 of "),
         (lines[:-1], 0, "The run has no end: cells may be missing.\n"),
         ([*lines[:-1], interrupted], 0, "The run was interrupted: cells may be missing.\n"),
         ([lines[0], b'{"record":"measurement"}\n', *lines[1:]], 1, "run.jsonl:2: "),

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pylatexenc.latexwalker import (
-    LatexCharsNode,
-    LatexGroupNode,
-    LatexMacroNode,
-    LatexNode,
-    LatexWalker,
-)
+from pylatexenc.latexwalker import LatexCharsNode, LatexGroupNode, LatexMacroNode, LatexNode, LatexWalker
 
 from esbench.report.formats import latex
 from esbench.report.tables.paper import paper_sections

@@ -10,18 +10,7 @@ import msgspec
 from esbench.schema import Case, Request, Row, Run, RunEnd, SchemeDoc, Variant
 from tests import synthetic
 from tests.report.ranking_cases import rows
-from tests.synthetic import (
-    BASE,
-    DENSE,
-    NAIVE,
-    bytes_row,
-    linear,
-    peaks,
-    skipped,
-    time_row,
-    variant,
-    working,
-)
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, peaks, skipped, time_row, variant, working
 
 Record = dict[str, Any]
 

@@ -12,7 +12,7 @@ import msgspec
 
 from esbench.errors import UserError
 from esbench.report.analysis.quality import quality
-from esbench.schema import PHASES, QUALITY, Case, Environment, Measurement, Phase, Run, Skipped, Variant
+from esbench.schema import PHASES, QUALITY, Case, Environment, Measurement, Phase, Row, Run, Skipped, Variant
 from esbench.stats import interval, median_of_values, round_medians
 
 _SAME_DEVICE = ("device_name", "cpu", "threads", "device_memory_bytes")
@@ -189,17 +189,25 @@ def _sort_by_name(keys: set[Key]) -> list[Key]:
 
 
 def _measured_rows(run: Run) -> dict[Key, Measurement]:
-    """Return the rows by their key, without rows of variants that failed.
+    rows = (row for row in usable_rows(run)[0] if isinstance(row, Measurement))
+    return {Key(row.variant, row.case, row.phase, row.metric, row.method): row for row in rows}
 
-    Baselines are measured in every group, and the first counts.
+
+def usable_rows(run: Run) -> tuple[list[Row], int]:
+    """Return the rows of a run, and how many measurements are left out because their variant failed.
+
+    Baselines are measured in each co-resident group: only their first rows are returned.
     """
-    by_key: dict[Key, Measurement] = {}
-    for row in run.measurements:
-        by_key.setdefault(Key(row.variant, row.case, row.phase, row.metric, row.method), row)
-    failed = [row for row in run.skipped if row.status == "failed"]
-    return {
-        key: row for key, row in by_key.items() if not any(is_reason_for(failure, key) for failure in failed)
-    }
+    failures = [row for row in run.skipped if row.status == "failed"]
+    rows: dict[tuple[object, ...], Row] = {}
+    withheld = 0
+    for row in run.rows:
+        if isinstance(row, Measurement) and any(is_reason_for(failure, row) for failure in failures):
+            withheld += 1
+            continue
+        metric = row.metric if isinstance(row, Measurement) else None
+        rows.setdefault((row.variant, row.case, row.phase, metric, row.method), row)
+    return list(rows.values()), withheld
 
 
 def is_reason_for(skipped: Skipped, key: "Key | Measurement") -> bool:

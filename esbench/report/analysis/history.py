@@ -228,10 +228,7 @@ def _point(  # noqa: PLR0913, PLR0917  # a cell and its run
 
 
 def _choose(
-    measured_keys: Iterable[tuple[Key, Variant]],
-    variants: Sequence[str],
-    cases: str,
-    left_out: Sequence[str],
+    measured_keys: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str, left_out: Sequence[str]
 ) -> list[tuple[Key, Variant]]:
     """Return the series that match the globs; if none does, raise a UserError that has ``left_out``."""
     known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))

@@ -128,14 +128,6 @@ class Grid:
         known = {variant: row for variant, row in rows if isinstance(row, Measurement) and median(row)}
         return dict(sorted(known.items(), key=lambda item: median(item[1]) or 0.0))
 
-    def peak(self, variant: Variant, case: Case) -> Measurement | None:
-        """Return the peak memory of a cell's variant in this phase; its method is not that of the times."""
-        return self._peaks.get((variant, case))
-
-    def largest(self, variant: Variant, case: Case) -> Measurement | None:
-        """Return the row of the largest population of a case that fits, if it was searched for."""
-        return self._largest.get((variant, case))
-
     @cached_property
     def _references(self) -> dict[Mode, Reference]:
         """The baseline of each mode: the first variant with a time in this phase, else in the forward."""
@@ -148,12 +140,14 @@ class Grid:
         return references
 
     @cached_property
-    def _peaks(self) -> dict[tuple[Variant, Case], Measurement]:
+    def peaks(self) -> dict[tuple[Variant, Case], Measurement]:
+        """The peak memory of each cell in this phase; its method is not that of the times."""
         peaks = [row for row in self.run.measurements if (row.phase, row.metric) == (self.phase, PEAK)]
         return {(row.variant, row.case): row for row in reversed(peaks)}  # the first co-resident group counts
 
     @cached_property
-    def _largest(self) -> dict[tuple[Variant, Case], Measurement]:
+    def largest(self) -> dict[tuple[Variant, Case], Measurement]:
+        """The largest population that fits of each cell for which it was searched."""
         return {
             (row.variant, row.case): row
             for row in self.run.measurements

@@ -214,7 +214,7 @@ def agrees(fitted: Estimate, closed: float, unseen: float = math.inf) -> str:
 
 def effective(row: Measurement, part: Part = ALONE) -> EffectiveSize:
     """Return n_eff and its interval from a row of replicates; see :func:`n_eff_of_replicates` for errors."""
-    return n_eff_of_replicates(_replicates(row), row.case.members, part.share)
+    return n_eff_of_replicates(replicates(row), row.case.members, part.share)
 
 
 def quality(row: Measurement) -> float | None:
@@ -225,11 +225,12 @@ def quality(row: Measurement) -> float | None:
         except ValueError:
             return None
         return None if n_eff.is_bound else n_eff.value
-    mean = estimate(_replicates(row))
+    mean = estimate(replicates(row))
     return mean.mean if mean else None
 
 
-def _replicates(row: Measurement) -> list[float]:
+def replicates(row: Measurement) -> list[float]:
+    """Return the samples of all visits of a row."""
     return [sample for visit in row.samples for sample in visit]
 
 
@@ -260,7 +261,7 @@ class Qualities:
         """
         fit, replicated = self.fit(variant, case), self.effective(variant, case, LINEAR, part)
         rows = (self._rows.get((variant, case, metric, LINEAR)) for metric in (KAPPA, EFFECTIVE))
-        kappas, n_effs = (_replicates(row) if row else [] for row in rows)
+        kappas, n_effs = (replicates(row) if row else [] for row in rows)
         # d is not stored: it follows from the kappa and n_eff of the same replicates.
         weights = weights_by_law(kappas, n_effs, case.members)
         if not (fit and weights):
@@ -277,7 +278,7 @@ class Qualities:
     def estimate(self, variant: Variant, case: Case, metric: str, method: str) -> Estimate | None:
         """Return the mean of a quality over its replicates, None if it has no number."""
         row = self._rows.get((variant, case, metric, method))
-        return estimate(_replicates(row)) if row else None
+        return estimate(replicates(row)) if row else None
 
     def effective(
         self, variant: Variant, case: Case, method: str, part: Part = ALONE

@@ -105,6 +105,11 @@ class RankedVariant:
         return self.case.members / (self.step_ns / _NS_PER_MS) if self.step_ns else 0.0
 
     @property
+    def is_candidate(self) -> bool:
+        """Whether it has a rate and is no baseline."""
+        return self.rate is not None and not self.variant.baseline
+
+    @property
     def is_exact(self) -> bool:
         """Whether the gradient of a linear fitness is found without error: ranked before all others."""
         return self.rate is not None and math.isinf(self.rate)
@@ -265,13 +270,10 @@ class Rankings:
     @cached_property
     def _largest_rows(self) -> dict[tuple[Variant, Case, str], Measurement]:
         """The rows of noise memory and peak memory; of several phases, the one with the most bytes."""
-        rows = [
-            row
-            for row in self.grid.run.measurements
-            if row.metric in {NOISE, PEAK} and median(row) is not None
-        ]
-        rows.sort(key=lambda row: median(row) or 0.0)  # the last of equal keys counts
-        return {(row.variant, row.case, row.metric): row for row in rows}
+        rows = (row for row in self.grid.run.measurements if row.metric in {NOISE, PEAK})
+        known = sorted((row for row in rows if median(row) is not None), key=lambda row: median(row) or 0.0)
+        # The last of equal keys counts.
+        return {(row.variant, row.case, row.metric): row for row in known}
 
 
 def rankings(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Rankings]:
@@ -301,9 +303,7 @@ def best_of_each_scheme(ranked: Sequence[RankedVariant]) -> list[RankedVariant]:
     best: dict[str, RankedVariant] = {}
     for entry in ranked:
         scheme = entry.variant.unfused_scheme
-        if entry.rate is None or entry.variant.baseline:
-            continue
-        if scheme != DENSE or entry.variant.name == DENSE:
+        if entry.is_candidate and (scheme != DENSE or entry.variant.name == DENSE):
             best.setdefault(scheme, entry)
     return list(best.values())
 
@@ -394,7 +394,7 @@ class Recommendation:
     @property
     def recommended(self) -> list[RankedVariant]:
         """The best scheme and, if that is exact, the best other one; empty if no scheme has a rate."""
-        return recommended([entry for entry in self.ranked if not entry.variant.baseline])
+        return recommended([entry for entry in self.variants if entry.is_candidate])
 
 
 def recommend(
@@ -434,10 +434,8 @@ def recommend(
     best = max(candidates, key=key, default=None)
     if best is None or limit_bytes is None:
         return best
-    limited = sorted(
-        (_limited(ranked, limit_bytes) for ranked in best.variants), key=lambda ranked: ranked.rate is None
-    )
-    return replace(best, variants=tuple(limited))
+    limited = (_limited(ranked, limit_bytes) for ranked in best.variants)
+    return replace(best, variants=tuple(sorted(limited, key=lambda ranked: ranked.rate is None)))
 
 
 def _limited(ranked: RankedVariant, limit_bytes: float) -> RankedVariant:

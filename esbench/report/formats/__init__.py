@@ -26,11 +26,6 @@ class Style:
     intervals: bool = False
     best: int = 8
 
-    @property
-    def is_markdown(self) -> bool:
-        """Whether plots, histories, studies and the web page are written too."""
-        return self.form == MARKDOWN
-
 
 @dataclass(frozen=True)
 class Page:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from esbench.errors import UserError
-from esbench.report.analysis.comparison import is_reason_for
+from esbench.report.analysis.comparison import usable_rows
+from esbench.report.analysis.quality import replicates
 from esbench.report.captions import origin
 from esbench.report.formats.csv import comma_separated
 from esbench.schema import QUALITY, Measurement, Row, Run
@@ -45,23 +46,6 @@ def export(run: Run, form: str) -> Export:
     return Export(text, f"{written} of {len(rows)}{of_failures}")
 
 
-def usable_rows(run: Run) -> tuple[list[Row], int]:
-    """Return the rows of a run, and how many measurements are left out because their variant failed.
-
-    Baselines are measured in each co-resident group: only their first rows are returned.
-    """
-    failures = [row for row in run.skipped if row.status == "failed"]
-    rows: dict[tuple[object, ...], Row] = {}
-    withheld = 0
-    for row in run.rows:
-        if isinstance(row, Measurement) and any(is_reason_for(failure, row) for failure in failures):
-            withheld += 1
-            continue
-        metric = row.metric if isinstance(row, Measurement) else None
-        rows.setdefault((row.variant, row.case, row.phase, metric, row.method), row)
-    return list(rows.values()), withheld
-
-
 def unit(metric: str) -> str:
     """Return the unit in which a metric is stored, by its suffix: ``ns``, ``bytes``; empty for a count."""
     return next((suffix.removeprefix("_") for suffix in QUANTITIES if metric.endswith(suffix)), "")
@@ -84,7 +68,7 @@ def pytest_benchmark(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
     benchmarks = []
     for row in (row for row in measured if unit(row.metric) == "ns"):
         params, stats = _parameters(row), Stats()  # type: ignore[no-untyped-call]  # the package has no hints
-        for sample in _samples(row):
+        for sample in replicates(row):
             stats.update(sample / _NS_PER_S)  # type: ignore[no-untyped-call]  # the same
         statistics = stats.as_dict()  # type: ignore[no-untyped-call]  # the same
         benchmarks.append(
@@ -137,7 +121,7 @@ def github_action(run: Run, rows: Sequence[Row]) -> tuple[str, str]:
     """Return medians of times and bytes for github-action-benchmark's tool ``customSmallerIsBetter``."""
     entries = []
     for row in (row for row in _measurements(rows) if unit(row.metric) in {"ns", "bytes"}):
-        samples = f"samples: {len(_samples(row))}, rounds: {len(row.samples)}"
+        samples = f"samples: {len(replicates(row))}, rounds: {len(row.samples)}"
         entry = {
             "name": _name(row),
             "unit": unit(row.metric),
@@ -168,7 +152,7 @@ def csv_line(run: Run, row: Row) -> dict[str, object]:
     if not isinstance(row, Measurement):
         return line | {"status": row.status, "reason": row.reason}
     line |= {"metric": row.metric, "unit": unit(row.metric), "status": "measured"}
-    line |= {"rounds": len(row.samples), "samples": len(_samples(row))}
+    line |= {"rounds": len(row.samples), "samples": len(replicates(row))}
     line["labels"] = "; ".join(_labels(run, row))
     if quantiles := spread(row):
         line |= {"median": quantiles.median, "p20": quantiles.p20, "p80": quantiles.p80}
@@ -214,10 +198,6 @@ def _labels(run: Run, row: Measurement) -> list[str]:
     return [*(f"INVALID: {one_line(reason)}" for reason in invalid), *map(one_line, row.labels)]
 
 
-def _samples(row: Measurement) -> list[float]:
-    return [sample for visits in row.samples for sample in visits]
-
-
 def _values_of_median(row: Measurement) -> list[float]:
     """Return the values whose median has an interval: medians of rounds, or a quality's replicates."""
-    return _samples(row) if row.phase == QUALITY else round_medians(row)
+    return replicates(row) if row.phase == QUALITY else round_medians(row)

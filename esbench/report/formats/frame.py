@@ -7,7 +7,8 @@ import msgspec
 import pandas as pd
 
 from esbench.errors import UserError
-from esbench.report.formats.exporters import CSV_COLUMNS, csv_line, usable_rows
+from esbench.report.analysis.comparison import usable_rows
+from esbench.report.formats.exporters import CSV_COLUMNS, csv_line
 from esbench.schema import Case, Row, Run
 from esbench.store import read_run, run_files, summarize_problems
 

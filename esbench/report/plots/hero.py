@@ -9,13 +9,7 @@ from matplotlib.ticker import LogLocator
 
 from esbench.report import captions
 from esbench.report.analysis.quality import MORE, percent_of_members
-from esbench.report.analysis.ranking import (
-    RankedVariant,
-    Rankings,
-    best_of_each_scheme,
-    dense,
-    tied_schemes,
-)
+from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense, tied_schemes
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, PAGE, WHITE, Figure, is_drawable
 from esbench.schema import DENSE
@@ -92,7 +86,7 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
 
     An exact estimate counts as the best only if all are exact. The best is compared with dense noise.
     """
-    rated = [entry for entry in ranked if entry.rate is not None and not entry.variant.baseline]
+    rated = [entry for entry in ranked if entry.is_candidate]
     fastest = _fastest(ranked) or rated[0]
     best = next((entry for entry in rated if not entry.is_exact), rated[0])
     reference = dense(rated)
@@ -111,8 +105,7 @@ def finding(ranked: Sequence[RankedVariant]) -> str:
 
 def _fastest(ranked: Sequence[RankedVariant]) -> RankedVariant | None:
     """Return the variant with the fastest step among those with a rate that can be drawn."""
-    rated = [entry for entry in ranked if entry.rate is not None and not entry.variant.baseline]
-    drawn = [entry for entry in rated if is_drawable(entry.evaluated_per_ms)]
+    drawn = [entry for entry in ranked if entry.is_candidate and is_drawable(entry.evaluated_per_ms)]
     return min(drawn, key=lambda entry: entry.step_ns or 0.0, default=None)
 
 

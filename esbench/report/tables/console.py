@@ -72,11 +72,7 @@ def warnings(run: Run, history: Iterable[Run] = ()) -> list[str]:
     lines += [f"{first_names([*names])}: {one_line(label)}" for label, names in not_checked.items()]
     cases = _ranked_cases(run, history)
     for case in _sort_by_operator(cases)[:TABLES]:
-        all_ranked = [
-            ranked
-            for ranked in cases[case].of(case)
-            if ranked.rate is not None and not ranked.variant.baseline
-        ]
+        all_ranked = [ranked for ranked in cases[case].of(case) if ranked.is_candidate]
         # A variant with a slower step than the best is not tempting, so it needs no warning.
         small = [
             ranked
@@ -106,11 +102,8 @@ def _ranked_cases(run: Run, history: Iterable[Run]) -> dict[Case, Rankings]:
 
 def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
     """Return the first case of each operator, then all other cases."""
-    first_of_operator: dict[str, Case] = {}
-    for case in cases:
-        first_of_operator.setdefault(case.operator, case)
-    first_cases = list(first_of_operator.values())
-    return [*first_cases, *(case for case in cases if case not in first_cases)]
+    first = {case.operator: case for case in reversed([*cases])}
+    return sorted(cases, key=lambda case: case != first[case.operator])
 
 
 def _ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]) -> str:
@@ -120,7 +113,7 @@ def _ranking_table(ranking: Rankings, case: Case, every: Sequence[RankedVariant]
     """
     if reason := ranking.unreliable.get(case):
         return f"{captions.layer_and_members(case)}\n{reason}"
-    best = [ranked for ranked in every if ranked.rate is not None and not ranked.variant.baseline]
+    best = [ranked for ranked in every if ranked.is_candidate]
     rows = best[:BEST] + [ranked for ranked in best[BEST:] if ranked.variant.name == DENSE]
     rows += [ranked for ranked in every if ranked.variant.mode == "base"]
     return figures_table(ranking, case, rows, dense(every))
@@ -164,7 +157,7 @@ def _rows_by_time(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     dense_ns = times_ns.get(Variant(scheme=DENSE))
 
     def peak(variant: Variant) -> str:
-        row = grid.peak(variant, case)
+        row = grid.peaks.get((variant, case))
         value = median(row) if row else None
         return format_cell(PEAK, value) if value else ""
 
@@ -185,8 +178,7 @@ def _rows_by_time(grid: Grid, case: Case) -> list[tuple[str, ...]]:
 
 
 def _name(variant: Variant) -> str:
-    label = _LABELS.get(variant.name)
-    return f"{variant.name} ({label})" if label else variant.name
+    return f"{variant.name} ({_LABELS[variant.name]})" if variant.name in _LABELS else variant.name
 
 
 def _without_middle(name: str) -> str:

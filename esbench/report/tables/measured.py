@@ -85,7 +85,7 @@ class GridTable:
             if not any(row.samples):
                 return Cell(self.notes.mark(EMPTY, EMPTY_NOTE))
             return cell(variant, case, row)
-        largest = self.grid.largest(variant, case)
+        largest = self.grid.largest.get((variant, case))
         if largest is None:
             return self.notes.skipped_cell(row)
         # A search that ran out of its budget has not tried larger populations.
@@ -112,8 +112,7 @@ def multiple(grid: Grid, variant: Variant, case: Case, multiplier: Multiplier) -
 def section(grid: Grid) -> Section:
     """Return the tables of a grid: the values, and their multipliers."""
     filler = GridTable(grid, grid.variants, grid.cases)
-    symbol = quantity(grid.metric).column.symbol
-    title = captions.metric(grid.metric) + (f" ({symbol})" if symbol else "")
+    title = captions.with_unit(captions.metric(grid.metric), grid.metric)
     values = filler.table(lambda _v, _c, row: number_cell(median_number(row)))
     multipliers = [SPEED, TIME] if grid.metric.endswith(TIMES) else [BYTES] if grid.metric == PEAK else []
     blocks = [

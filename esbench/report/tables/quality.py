@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
+from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, by_size
 from esbench.report.analysis.quality import (
     ABSOLUTE,
@@ -35,7 +36,7 @@ from esbench.report.tables.table import (
     variants_table,
 )
 from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
-from esbench.units import format_number, quantity
+from esbench.units import format_number
 
 BIAS, COSINE = "bias", "cosine"
 LAW_METRICS = frozenset(
@@ -217,9 +218,7 @@ def _metric_sections(qualities: Qualities, case: Case) -> list[Section]:
 
 
 def _metric_heading(qualities: Qualities, case: Case, metric: str, method: str) -> str:
-    symbol = quantity(metric).column.symbol
-    heading = metric.rpartition("_")[0].replace("_", " ") or metric
-    heading += f" ({symbol})" if symbol else ""
+    heading = captions.with_unit(captions.without_suffix(metric), metric)
     return heading + (f", {method}" if len(qualities.methods(case, metric)) > 1 else "")
 
 

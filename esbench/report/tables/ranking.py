@@ -75,13 +75,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         columns = ranking_columns(rankings.grid, by_variant[variant], reference, notes, missing)
         return {heading: cell() for heading, cell in columns.items()}
 
-    table = variants_table(
-        case,
-        list(by_variant),
-        cells,
-        lambda variant: by_variant[variant].skipped,
-        notes,
-    )
+    table = variants_table(case, list(by_variant), cells, lambda variant: by_variant[variant].skipped, notes)
     first = next((entry for entry in ranked if entry.rate is not None), None)
     ties = [entry.label for entry in tied(first, ranked)] if first else []
     wasteful = [entry for entry in ranked if entry.wastes_members]

@@ -9,12 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from esbench.report.analysis.ranking import RankedVariant, Recommendation, tied
 from esbench.report.captions import layer_and_members, short_origin
 from esbench.report.tables.console import LEGEND, figures_table
-from esbench.report.tables.ranking import (
-    RATE,
-    STEP,
-    ranking_section,
-    ranking_texts,
-)
+from esbench.report.tables.ranking import RATE, STEP, ranking_section, ranking_texts
 from esbench.schema import Case, Run, Scalar, Variant
 from esbench.text import first_names, one_line
 from esbench.units import format_number

@@ -9,7 +9,7 @@ from esbench.report.tables.measured import GridTable, grid_section, median_numbe
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant, Work
 from esbench.stats import median
-from esbench.units import ABSENT, format_value, quantity
+from esbench.units import ABSENT, format_value
 
 _NS_PER_S = 1e9
 _WHOLE = 100.0
@@ -41,8 +41,7 @@ def _block(filler: GridTable, metric: str) -> Block:
         low, high = (value * time.value / end for end in (time.high, time.low))
         return number_cell(CellNumber(metric, value, (row,), low, high))
 
-    symbol = quantity(metric).column.symbol
-    return Block(f"{captions.metric(metric)} ({symbol})", note, filler.table(cell))
+    return Block(captions.with_unit(captions.metric(metric), metric), note, filler.table(cell))
 
 
 def _notes(grid: Grid) -> Iterator[str]:
@@ -60,14 +59,10 @@ def _notes(grid: Grid) -> Iterator[str]:
 
 def _above(grid: Grid) -> Iterator[str]:
     """Yield a note on the rows above 100 % by arithmetic, and one on those by traffic."""
-    by_cause: dict[str, list[float]] = {}
-    for _, _, row in grid.cells:
-        percent = percent_of_bound(grid.run, row) or 0.0
-        if percent > _WHOLE:
-            cause = _BY_ARITHMETIC if beats_arithmetic(grid.run, row) else _BY_TRAFFIC
-            by_cause.setdefault(cause, []).append(percent)
-    for cause in (_BY_ARITHMETIC, _BY_TRAFFIC):
-        if percents := by_cause.get(cause):
+    rows = [(row, percent_of_bound(grid.run, row) or 0.0) for _, _, row in grid.cells]
+    above = [(percent, beats_arithmetic(grid.run, row)) for row, percent in rows if percent > _WHOLE]
+    for cause, is_arithmetic in ((_BY_ARITHMETIC, True), (_BY_TRAFFIC, False)):
+        if percents := [percent for percent, by_arithmetic in above if by_arithmetic == is_arithmetic]:
             worst = format_value("floor_percent", max(percents))
             yield f"above 100 % in {len(percents)} of {len(grid.cells)} cells, at most {worst}, by {cause}"
 

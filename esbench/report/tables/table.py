@@ -68,11 +68,7 @@ class CellNumber:
         with_interval = intervals or self.has_interval
         if self.kind == "quantity":
             return format_cell(
-                self.name,
-                self.value,
-                self.half,
-                with_interval=with_interval,
-                least_digits=self.least_digits,
+                self.name, self.value, self.half, with_interval=with_interval, least_digits=self.least_digits
             )
         show = format_number if self.kind == "number" else format_multiplier
         return show(self.value, self.half, with_interval=with_interval, least_digits=self.least_digits)
@@ -164,19 +160,13 @@ class Section:
     run_id: str = ""
     heading_suffix: str = ""
 
-    @property
-    def heading(self) -> str:
-        """The title of a section on a page with others."""
-        return f"{self.title}{self.heading_suffix}"
-
     def markdown(self, level: int = 3, *, intervals: bool = False) -> str:
         """Return the section as Markdown for GitHub."""
-        parts = [f"{'#' * level} {escape(self.heading)}", escape(f"{self.origin} {self.conditions}")]
+        heading = escape(f"{self.title}{self.heading_suffix}")
+        parts = [f"{'#' * level} {heading}", escape(f"{self.origin} {self.conditions}")]
         for block in self.blocks:
-            parts += [
-                f"**{escape(block.title)}**{escape(block.note)}",
-                block.table.markdown(intervals=intervals),
-            ]
+            title = f"**{escape(block.title)}**{escape(block.note)}"
+            parts += [title, block.table.markdown(intervals=intervals)]
         parts += ["<br>\n".join(map(escape, self.footnotes))]
         return "\n\n".join(filter(None, parts)) + "\n"
 

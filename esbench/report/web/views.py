@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, TIMES, Grid, grids, quality_grids
-from esbench.report.analysis.quality import EFFECTIVE, effective, estimate
+from esbench.report.analysis.quality import EFFECTIVE, effective, estimate, replicates
 from esbench.report.analysis.ranking import Bounds, RankedVariant, Rankings, dense, rankings
 from esbench.report.analysis.roofline import bound_ns
 from esbench.report.tables.measured import BYTES, SPEED, TIME, Multiplier, median_number, multiple
@@ -201,13 +201,11 @@ def metric_title(metric: str) -> str:
         return "n_eff per ms"
     if metric in captions.METRICS:
         return captions.short_metric(metric)
-    return metric.rpartition("_")[0].replace("_", " ") or metric
+    return captions.without_suffix(metric)
 
 
 def _title(grid: Grid) -> str:
-    symbol = quantity(grid.metric).column.symbol
-    name = metric_title(grid.metric)
-    return f"{name} ({symbol})" if symbol else name
+    return captions.with_unit(metric_title(grid.metric), grid.metric)
 
 
 def _row(
@@ -238,7 +236,7 @@ def _median(grid: Grid, variant: Variant, case: Case, row: Measurement) -> tuple
     dense_row = grid.at(Variant(scheme=DENSE), case)
     reference = median(dense_row) if isinstance(dense_row, Measurement) else None
     faster = format_multiplier(reference / number.value) if reference and number.value else ""
-    peak = median_number(peak_row).text() if (peak_row := grid.peak(variant, case)) else ""
+    peak = median_number(peak_row).text() if (peak_row := grid.peaks.get((variant, case))) else ""
     bound = bound_ns(grid.run, case.dtype, row.work)
     texts = [number.text(), times(TIME), times(SPEED), faster, peak, _half(number)]
     return number, [*texts, format_cell(grid.metric, bound) if bound else ""]
@@ -278,7 +276,7 @@ def _quality_row(variant: Variant, row: Measurement | Skipped) -> Row:
 
 
 def _mean(row: Measurement) -> tuple[CellNumber, list[str]]:
-    mean_of_replicates = estimate([sample for visit in row.samples for sample in visit])
+    mean_of_replicates = estimate(replicates(row))
     mean, half = (mean_of_replicates.mean, mean_of_replicates.half) if mean_of_replicates else (None, None)
     low, high = (mean - half, mean + half) if mean is not None and half else (None, None)
     number = CellNumber(row.metric, mean, low=low, high=high)
