@@ -4,20 +4,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
+from esbench import stats
 from esbench.report.analysis.load import UNRELIABLE
 from esbench.report.analysis.pivot import Grid, Reference, headings
 from esbench.report.analysis.run_selection import partial_request
 from esbench.schema import QUALITY, Case, Measurement, Run
-from esbench.stats import (
-    BUSY,
-    MAX_CLOCK_DEVIATION,
-    MIN_OUTLIER_SCORE,
-    Ratio,
-    median_clock,
-    off_clock_share,
-    outlier_share,
-    throttled_share,
-)
+from esbench.stats import BUSY, Ratio, median_clock, off_clock_share, outlier_share, throttled_share
 from esbench.store import PUBLISHED
 from esbench.text import pluralize
 from esbench.units import format_number, format_value, quantity
@@ -261,9 +253,10 @@ def sample_warnings(grid: Grid) -> Iterator[str]:
         example = f"such as {name}" if len(same_kind) > 1 else name
         yield f"{warning}: {len(same_kind)} of {len(rows)} cells, {example}"
     clock = median_clock(grid.run)
-    off_clock = f"off the run's median clock by more than {_percent(MAX_CLOCK_DEVIATION)}"
+    outliers = f"outliers (modified z-score above {stats.MIN_OUTLIER_SCORE:g}), kept"
+    off_clock = f"off the run's median clock by more than {_percent(stats.MAX_CLOCK_DEVIATION)}"
     kinds: tuple[tuple[str, str, Callable[[Measurement], float], float], ...] = (
-        (f"outliers (modified z-score above {MIN_OUTLIER_SCORE:g}), kept", "samples", outlier_share, 0.1),
+        (outliers, "samples", outlier_share, 0.1),
         (off_clock, "visits", lambda row: off_clock_share(row, clock), 0.0),
         ("throttled", "visits", throttled_share, 0.0),
     )

@@ -20,31 +20,8 @@ from esbench.report.tables.table import Section
 from esbench.schema import Case, Phase, Request, Row, RunEnd, Variant
 from tests import synthetic
 from tests.report import ranking_cases
-from tests.report.ranking_cases import (
-    CORES,
-    FLIPPED,
-    HADAMARD,
-    LOW_RANK,
-    ORTHOGONAL,
-    SQUARE,
-    STEPS,
-    quality_row,
-)
-from tests.synthetic import (
-    BASE,
-    DENSE,
-    NAIVE,
-    bytes_row,
-    changed,
-    failed,
-    linear,
-    replaced,
-    skipped,
-    three,
-    time_row,
-    variant,
-    working,
-)
+from tests.report.ranking_cases import CORES, FLIPPED, HADAMARD, LOW_RANK, ORTHOGONAL, SQUARE, quality_row
+from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, skipped, three, time_row, variant, working
 
 SMALL, LARGE = linear(256), linear(512)
 SPARSE = variant("SparsePerturbed", k=2)
@@ -56,20 +33,9 @@ Example = tuple[str, str]
 
 def examples() -> Iterator[Example]:
     """Return all examples."""
-    for section in (
-        times,
-        methods,
-        notes,
-        origins,
-        published,
-        rooflines,
-        rankings,
-        qualities,
-        advice,
-        code,
-        pairs,
-    ):
-        yield from section()
+    kinds = (times, methods, notes, origins, published, rooflines, rankings, qualities, advice, code, pairs)
+    for kind in kinds:
+        yield from kind()
 
 
 def shown(sections: Iterable[Section]) -> str:
@@ -117,7 +83,7 @@ def times() -> Iterator[Example]:
         forward(
             *three(SMALL),
             time_row(DENSE, LARGE, 1.0),
-            failed(variant("Failed"), SMALL, "forward is off by 3"),
+            synthetic.failed(variant("Failed"), SMALL, "forward is off by 3"),
             skipped(variant("Failed"), SMALL, "no such device"),
             time_row(variant("Failed"), SMALL, 1.0),
             skipped(variant("Reason"), SMALL, "net.0: k = 2 is too large: the weight has 1 column"),
@@ -149,7 +115,7 @@ def times() -> Iterator[Example]:
     lost = [
         skipped(BASE, SMALL, "a step is measured as a whole", "sample"),
         skipped(BASE, SMALL, "out of memory: tried to allocate 9 GB", "update"),
-        failed(BASE, SMALL, "ValueError", "forward"),
+        synthetic.failed(BASE, SMALL, "ValueError", "forward"),
         skipped(DENSE, SMALL, "no device"),
     ]
     yield (
@@ -180,7 +146,7 @@ def methods() -> Iterator[Example]:
     rows += [time_row(variant, SMALL, 1, 1, method="graph") for variant in (BASE, DENSE)]
     rows += [
         time_row(SPARSE, SMALL, 2, 2, method="eager"),
-        failed(SPARSE, SMALL, "graph capture failed: it reads the host", "forward", method="graph"),
+        synthetic.failed(SPARSE, SMALL, "graph capture failed: it reads the host", "forward", method="graph"),
         skipped(NAIVE, SMALL, "too many launches", "forward", method="graph"),
         # The step has a table of graphs because dense noise has a reason in it; the update has none.
         *(time_row(BASE, SMALL, 1.0, phase=phase, method="graph") for phase in _BASE_PHASES),
@@ -215,14 +181,14 @@ def notes() -> Iterator[Example]:
             stop="budget of 1 s",
             labels=("dispatch-bound: 3 of 5 samples",),
         ),
-        *replaced(
+        *synthetic.replaced(
             [time_row(NAIVE, SMALL, 5)],
             stop="budget of 0.2 s",
             warm_up="not flat after 3.10 s",
             labels=("dispatch-bound: in 2 samples",),
         ),
-        *replaced([time_row(FLIPPED, SMALL, 5)], warm_up="flat after 4 blocks, 0.1 s"),
-        *replaced([time_row(CORES, SMALL, 5)], warm_up="not flat after 3.00 s"),
+        *synthetic.replaced([time_row(FLIPPED, SMALL, 5)], warm_up="flat after 4 blocks, 0.1 s"),
+        *synthetic.replaced([time_row(CORES, SMALL, 5)], warm_up="not flat after 3.00 s"),
     ]
     (section,) = time_sections(synthetic.run(rows), "Linear", "forward")
     yield (
@@ -238,7 +204,7 @@ def origins() -> Iterator[Example]:
         run,
         synthetic.run(three(SMALL), invalid=("throttled", "other processes")),
         *(
-            changed(run, **fields)
+            synthetic.changed(run, **fields)
             for fields in (
                 {"load": 0.5},
                 {"load": 3.4},
@@ -273,8 +239,10 @@ def published() -> Iterator[Example]:
         time_row(NAIVE, other_batch, 100),
         time_row(DENSE, other_batch, 8, 80),
     ]
-    padded = replaced(three(synthetic.conv2d()), case=msgspec.structs.replace(synthetic.conv2d(), padding=1))
-    paired = replaced(three(SMALL), case=msgspec.structs.replace(SMALL, antithetic=True))
+    padded = synthetic.replaced(
+        three(synthetic.conv2d()), case=msgspec.structs.replace(synthetic.conv2d(), padding=1)
+    )
+    paired = synthetic.replaced(three(SMALL), case=msgspec.structs.replace(SMALL, antithetic=True))
     others = [
         synthetic.run(rows, device_name=name)
         for name, rows in (
@@ -317,7 +285,7 @@ def without(rows: Iterable[Row], variant: Variant, *names: str) -> list[Row]:
 
 def near() -> list[Row]:
     """Return rows whose two best are tied, as n_eff is fitted without a closed form."""
-    steps = {**STEPS, LOW_RANK: 5.0005}
+    steps = {**ranking_cases.STEPS, LOW_RANK: 5.0005}
     return ranking_cases.without_forms(ranking_cases.rows(steps=steps))
 
 
@@ -333,14 +301,14 @@ def rankings() -> Iterator[Example]:
         )
 
     single = msgspec.structs.replace(
-        time_row(LOW_RANK, SQUARE, STEPS[LOW_RANK], phase="step"), stop="budget of 1 s"
+        time_row(LOW_RANK, SQUARE, ranking_cases.STEPS[LOW_RANK], phase="step"), stop="budget of 1 s"
     )
     yield (
         "Ranked by n_eff per ms; a failed, missing or single measurement has its reason",
         ranked(
             *without(without(without(rows, LOW_RANK, "latency_ns"), CORES, "noise_bytes"), FLIPPED, "step"),
             single,
-            failed(HADAMARD, SQUARE, "NaN", "quality"),
+            synthetic.failed(HADAMARD, SQUARE, "NaN", "quality"),
             skipped(FLIPPED, SQUARE, "no room", "step"),
         ),
     )
@@ -453,6 +421,7 @@ def advice() -> Iterator[Example]:
     rows = ranking_cases.rows()
     exact = linear(64, members=4096)
     with_exact = [*ranking_cases.rows(exact), *ranking_cases.orthogonal(exact)]
+    fast = ranking_cases.rows(steps={**ranking_cases.STEPS, HADAMARD: 0.5})
     no_peak = without(rows, CORES, "peak_bytes")
     alone = [row for row in rows if row.variant in {DENSE, BASE}]
     bound = ranking_cases.with_effective(*[1024 / x for x in (-0.02, 0.02, -0.02, 0.02)]).rows
@@ -463,7 +432,7 @@ def advice() -> Iterator[Example]:
         ("A lower bound of n_eff is best", bound, SQUARE, None, Part()),
         ("Dense noise is not compared with itself", alone, SQUARE, None, Part()),
         ("A tie is named", near(), SQUARE, None, Part()),
-        ("The fastest is best", ranking_cases.rows(steps={**STEPS, HADAMARD: 0.5}), SQUARE, None, Part()),
+        ("The fastest is best", fast, SQUARE, None, Part()),
         ("Above a memory limit, or of unknown memory", no_peak, SQUARE, 1.5e6, Part()),
         ("No variant fits", rows, SQUARE, 1.0, Part()),
     ):
@@ -514,7 +483,7 @@ def pairs() -> Iterator[Example]:
     wide = time_row(SPARSE, SMALL, 1.0, 1.1, 1.0, 1.0, 0.9, 1.0, 1.0)
     few = time_row(CORES, SMALL, 1, 1)
     a = [
-        *replaced(forward, phase="sample"),
+        *synthetic.replaced(forward, phase="sample"),
         *forward,
         *counts,
         wide,
@@ -523,7 +492,9 @@ def pairs() -> Iterator[Example]:
         time_row(FLIPPED, SMALL, 1),
     ]
     b = [
-        *replaced([time_row(variant, SMALL, *[3.0] * 8) for variant in (BASE, DENSE)], phase="sample"),
+        *synthetic.replaced(
+            [time_row(variant, SMALL, *[3.0] * 8) for variant in (BASE, DENSE)], phase="sample"
+        ),
         forward[0],
         time_row(DENSE, SMALL, *[2.0] * 8),
         *counts[:1],
@@ -533,10 +504,10 @@ def pairs() -> Iterator[Example]:
         few,
         skipped(NAIVE, SMALL, "no room"),
         time_row(FLIPPED, SMALL, 1),
-        failed(FLIPPED, SMALL, "wrong"),
+        synthetic.failed(FLIPPED, SMALL, "wrong"),
         time_row(DENSE, LARGE, 1),
     ]
-    later_run = changed(synthetic.run(b, run_id="20260102T000000Z-quick-0002"), torch="2.14.0")
+    later_run = synthetic.changed(synthetic.run(b, run_id="20260102T000000Z-quick-0002"), torch="2.14.0")
     text = comparison.text(compare(synthetic.run(a), later_run))
     yield (
         "Two runs: what grew most first, counts that differ, and rows of one run only",

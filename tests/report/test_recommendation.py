@@ -18,11 +18,9 @@ from tests.report.ranking_cases import (
     FLIPPED,
     HADAMARD,
     KAPPAS,
-    LOW_RANK,
     SQUARE,
     one_ranking,
     orthogonal,
-    quality_row,
     rows,
 )
 from tests.report.table_examples import winner, without
@@ -104,7 +102,8 @@ def test_a_recommendation_says_that_single_weights_move_far() -> None:
     """It names the largest change where it is above three times dense noise's; older runs lack the metric."""
     for change, has_note in ((16.0, True), (14.0, False), (None, False)):
         changes = {HADAMARD: change, DENSE: 5.0} if change else {}
-        measured = [quality_row(v, SQUARE, "largest_change", "one weight", x) for v, x in changes.items()]
+        key = (SQUARE, "largest_change", "one weight")
+        measured = [ranking_cases.quality_row(v, *key, value) for v, value in changes.items()]
         recommendation = recommendation_of(ranking_cases.run([*rows(), *measured]))
         words = "Hadamard moves single weights by up to 16.0 sigma, dense noise by 5.00"
         text = " ".join(figures([recommendation], lambda variant: f"99 ({variant.name})").split())
@@ -182,7 +181,7 @@ def test_the_newest_complete_run_that_ranks_most_is_used() -> None:
         ([complete, newer, few, cut_off, invalid], None, newer),
         ([invalid, newer, complete], None, newer),
         ([complete, few], {HADAMARD}, few),
-        ([complete, few], {HADAMARD, LOW_RANK}, complete),
+        ([complete, few], {HADAMARD, ranking_cases.LOW_RANK}, complete),
         ([invalid, few], None, few),
         ([cut_off], None, cut_off),
     ):

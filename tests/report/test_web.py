@@ -25,16 +25,8 @@ from esbench.report.web.views import RATE_METRIC, views
 from esbench.schema import Row, Run, SchemeDoc, Variant
 from esbench.store import read_run
 from tests import synthetic
-from tests.report.ranking_cases import (
-    CORES,
-    HADAMARD,
-    KAPPAS,
-    LOW_RANK,
-    SQUARE,
-    orthogonal,
-    quality_row,
-    rows,
-)
+from tests.report import ranking_cases
+from tests.report.ranking_cases import CORES, HADAMARD, LOW_RANK, SQUARE, orthogonal, quality_row, rows
 from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, hostile_run, page_data, page_rows, parsed, usual_run
 from tests.synthetic import BASE, DENSE, time_row, variant
@@ -132,7 +124,7 @@ def test_the_answer_is_the_best_rate() -> None:
         "Flipped has the fastest step, 4.00 ms, but keeps only 59.4 of its 1,024 members.",
         "Accuracy on handwritten digits with Hadamard, in % of dense noise's: 99 (Hadamard).",
     )
-    more = answer_of(rows(kappas={**KAPPAS, HADAMARD: -1.0}))
+    more = answer_of(rows(kappas={**ranking_cases.KAPPAS, HADAMARD: -1.0}))
     assert ("100 %", "of the members kept, and more") in more.picks[0].figures
 
 

@@ -8,20 +8,8 @@ from functools import cached_property
 
 import msgspec
 
-from esbench.schema import (
-    METHODS,
-    OUT_OF_MEMORY,
-    PHASES,
-    QUALITY,
-    Case,
-    Measurement,
-    Mode,
-    Phase,
-    Row,
-    Run,
-    Skipped,
-    Variant,
-)
+from esbench import schema
+from esbench.schema import PHASES, QUALITY, Case, Measurement, Mode, Phase, Row, Run, Skipped, Variant
 from esbench.stats import Ratio, median, ratio
 
 BASELINES = ("Base", "Naive", "Loop", "Vmap")
@@ -33,7 +21,7 @@ PEAK, LARGEST = "peak_bytes", "largest_members"
 UNMEASURED = "none"
 """The method of a grid that holds only reasons."""
 _METRICS = (LATENCY, HOST, WARM, PEAK)
-_METHODS = tuple(itertools.chain.from_iterable(METHODS.values()))
+_METHODS = tuple(itertools.chain.from_iterable(schema.METHODS.values()))
 _Key = tuple[Phase, str, str]  # phase, metric and method
 
 
@@ -244,7 +232,7 @@ def _key(row: Measurement) -> _Key:
 
 def _is_lost(row: Skipped) -> bool:
     """Return whether a phase has no number because its variant failed or ran out of memory."""
-    return row.phase is not None and (row.status == "failed" or row.reason.startswith(OUT_OF_MEMORY))
+    return row.phase is not None and (row.status == "failed" or row.reason.startswith(schema.OUT_OF_MEMORY))
 
 
 def quality_grids(run: Run, operator: str, metric: str, method: str) -> list[Grid]:

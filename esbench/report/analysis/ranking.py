@@ -12,15 +12,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from esbench.report.analysis import pivot
 from esbench.report.analysis.load import reasons_unreliable
-from esbench.report.analysis.pivot import (
-    PEAK,
-    UNMEASURED,
-    Grid,
-    largest_populations,
-    latency_grids,
-    operators,
-)
+from esbench.report.analysis.pivot import PEAK, Grid, largest_populations, latency_grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
 from esbench.report.analysis.roofline import impossible
 from esbench.report.analysis.run_selection import reasons_unusable
@@ -285,7 +279,7 @@ def rankings(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Ranki
     all_rankings = (
         Rankings(grid, stored)
         for grid in latency_grids(run, operator)
-        if grid.phase == "step" and grid.method != UNMEASURED
+        if grid.phase == "step" and grid.method != pivot.UNMEASURED
     )
     return [ranking for ranking in all_rankings if ranking.cases]
 

@@ -9,17 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter, SymmetricalLogLocator
 
 from esbench.report import captions
+from esbench.report.analysis import quality
 from esbench.report.analysis.pivot import Grid
-from esbench.report.analysis.quality import (
-    ABSOLUTE,
-    CLOSED,
-    CONTRADICTED,
-    KAPPA,
-    LINEAR,
-    RELATIVE,
-    Estimate,
-    Qualities,
-)
+from esbench.report.analysis.quality import ABSOLUTE, CLOSED, CONTRADICTED, KAPPA, LINEAR, RELATIVE, Qualities
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure
 from esbench.schema import Case, Variant
@@ -37,7 +29,7 @@ class Fit(NamedTuple):
 
     variant: Variant
     case: Case
-    fitted: Estimate
+    fitted: quality.Estimate
     closed: float
     verdict: str
 

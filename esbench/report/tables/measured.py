@@ -4,18 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from esbench.report import captions
-from esbench.report.analysis.pivot import (
-    HOST,
-    LARGEST,
-    LATENCY,
-    MEMORY,
-    PEAK,
-    TIMES,
-    Grid,
-    grids,
-    headings,
-    latency_grids,
-)
+from esbench.report.analysis import pivot
+from esbench.report.analysis.pivot import HOST, LARGEST, LATENCY, MEMORY, PEAK, TIMES, Grid, grids, headings
 from esbench.report.captions import sample_warnings
 from esbench.report.tables.table import (
     EMPTY,
@@ -139,7 +129,7 @@ def grid_section(grid: Grid, topic: str, blocks: Iterable[Block], footnotes: Ite
 
 def time_sections(run: Run, operator: str, *phases: Phase) -> list[Section]:
     """Return the tables of the times of an operator, of these phases or of all."""
-    timed = latency_grids(run, operator)
+    timed = pivot.latency_grids(run, operator)
     return [section(grid) for grid in timed if not phases or grid.phase in phases]
 
 

@@ -13,6 +13,7 @@ from esbench.report.analysis.pivot import PEAK, TIMES, Grid, grids, quality_grid
 from esbench.report.analysis.quality import EFFECTIVE, effective, estimate, replicates
 from esbench.report.analysis.ranking import Bounds, RankedVariant, Rankings, dense, rankings
 from esbench.report.analysis.roofline import bound_ns
+from esbench.report.tables import table
 from esbench.report.tables.measured import BYTES, SPEED, TIME, Multiplier, median_number, multiple
 from esbench.report.tables.ranking import (
     COST,
@@ -24,14 +25,7 @@ from esbench.report.tables.ranking import (
     ranking_texts,
     rate_cell,
 )
-from esbench.report.tables.table import (
-    EMPTY_NOTE,
-    INTERVAL,
-    CellNumber,
-    Footnotes,
-    n_eff_cell,
-    n_eff_interval_cell,
-)
+from esbench.report.tables.table import INTERVAL, CellNumber, Footnotes, n_eff_cell, n_eff_interval_cell
 from esbench.schema import DENSE, QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import median
 from esbench.units import format_cell, format_multiplier, format_number, quantity
@@ -217,7 +211,7 @@ def _row(
         return Row(variant, reason=f"{row.status}: {row.reason}")
     number, texts = number_and_texts(row)
     if number.value is None:
-        return Row(variant, reason=EMPTY_NOTE)
+        return Row(variant, reason=table.EMPTY_NOTE)
     unit = quantity(number.name).column.size
     marks = (None if mark is None else mark / unit for mark in (number.value, number.low, number.high))
     return Row(variant, Marks(*marks), tuple(texts), remark="; ".join(row.labels))

@@ -10,16 +10,7 @@ from esbench.report.plots.kappa import fits, kappa
 from esbench.schema import Row
 from tests.report import ranking_cases
 from tests.report.plots.figures import along, drawn, legend, points
-from tests.report.ranking_cases import (
-    FLIPPED,
-    HADAMARD,
-    SPARSE,
-    SQUARE,
-    qualities,
-    quality_row,
-    rows,
-    without_forms,
-)
+from tests.report.ranking_cases import HADAMARD, SPARSE, SQUARE, qualities, quality_row, rows, without_forms
 from tests.synthetic import DENSE
 
 
@@ -38,7 +29,7 @@ def test_fits_are_drawn_over_their_closed_forms() -> None:
     assert axes.get_xlim() == axes.get_ylim()
     lines = (bars for bars in axes.collections if isinstance(bars, LineCollection))
     last = max(ends.tolist() for line in lines for ends in line.get_segments())
-    (fit,) = [kappa_fit for kappa_fit in fits(grid(rows())) if kappa_fit.variant == FLIPPED]
+    (fit,) = [kappa_fit for kappa_fit in fits(grid(rows())) if kappa_fit.variant == ranking_cases.FLIPPED]
     (x, low), (_, high) = last
     assert (x, low, high) == pytest.approx((65, 65 - fit.fitted.reach, 65 + fit.fitted.reach))
     assert fit.fitted.reach > 0

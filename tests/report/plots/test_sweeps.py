@@ -6,15 +6,8 @@ from matplotlib.axes import Axes
 
 from esbench.report.analysis.pivot import Grid, quality_grids
 from esbench.report.analysis.quality import EFFECTIVE, LINEAR
-from esbench.report.plots.sweeps import (
-    POPULATION,
-    WIDTH,
-    Line,
-    cheapest_of_each_family,
-    kept_members,
-    longest_sweep,
-    times,
-)
+from esbench.report.plots import sweeps
+from esbench.report.plots.sweeps import POPULATION, WIDTH, Line, cheapest_of_each_family, kept_members, times
 from esbench.schema import Row
 from tests import synthetic
 from tests.report import ranking_cases
@@ -103,7 +96,7 @@ def test_time_over_the_width() -> None:
     convolutions = [synthetic.conv2d(width, size) for size in (32, 64) for width in (16, 32, 64)]
     last = synthetic.conv2d(128, 64)
     rows = [time_row(v, case, 1.0) for case in (*convolutions, last) for v in (DENSE, BASE)]
-    assert longest_sweep(grid(rows, operator="Conv2d"), WIDTH) == [*convolutions[3:], last]
+    assert sweeps.longest_sweep(grid(rows, operator="Conv2d"), WIDTH) == [*convolutions[3:], last]
 
 
 def test_without_three_cases_or_without_a_number_there_is_no_figure() -> None:
