@@ -171,9 +171,7 @@ def test_the_page_works_with_the_keyboard_alone(opened: Open) -> None:
     page.keyboard.press("Enter")
     assert focused(page, "ariaExpanded") == "true"
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
-        "Hadamard: n_eff / ms 205"
-    )
+    assert focused(page, "ariaLabel").startswith("Hadamard: n_eff / ms 205")
     page.keyboard.press("Escape")
     assert (focused(page, "ariaExpanded"), focused(page, "dataset.variant")) == ("false", "Hadamard")
     press_tab_until(page, "document.activeElement.id === 'compare-a'")

@@ -75,9 +75,7 @@ def rows(
         result.append(bytes_row(scheme, case, "noise_bytes", NOISES[scheme], phase="sample"))
         result.append(bytes_row(scheme, case, "peak_bytes", NOISES[scheme] + 10**6, phase="step"))
         result += qualities(scheme, case, kappa, spread=0.01)
-    result += [
-        quality_row(scheme, case, "singular_values", "one perturbation", *s) for scheme, s in SINGULAR.items()
-    ]
+    result += [quality_row(v, case, "singular_values", "one perturbation", *s) for v, s in SINGULAR.items()]
     for scheme in (BASE, NAIVE):
         result.append(time_row(scheme, case, *[STEPS[BASE]] * 6))
         result += [
@@ -92,12 +90,8 @@ def digits(case: Case) -> list[Row]:
     result: list[Row] = [skipped(BASE, network, "a plain layer draws no noise", "quality")]
     for scheme, factor in ((DENSE, 1.0), (FLIPPED, 0.25)):
         for sigma, cosine in (("0.1", 0.5), ("0.02", 0.9)):
-            result.append(
-                quality_row(scheme, network, "cosine", f"sigma={sigma}", factor * cosine, factor * cosine)
-            )
-        result.append(
-            quality_row(scheme, network, "effective_members", "at sigma", 512 * factor, 512 * factor)
-        )
+            result.append(quality_row(scheme, network, "cosine", f"sigma={sigma}", *[factor * cosine] * 2))
+        result.append(quality_row(scheme, network, "effective_members", "at sigma", *[512 * factor] * 2))
     return result
 
 

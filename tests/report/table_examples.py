@@ -233,15 +233,10 @@ def published() -> Iterator[Example]:
         ]
     )
     theirs = [*three(SMALL), time_row(BASE, LARGE, 1.0), time_row(FLIPPED, SMALL, 1.0)]
-    other_batch = msgspec.structs.replace(SMALL, members=64, dtype="float16")
-    unlike = [
-        time_row(BASE, other_batch, 1, 10),
-        time_row(NAIVE, other_batch, 100),
-        time_row(DENSE, other_batch, 8, 80),
-    ]
-    padded = synthetic.replaced(
-        three(synthetic.conv2d()), case=msgspec.structs.replace(synthetic.conv2d(), padding=1)
-    )
+    batch = msgspec.structs.replace(SMALL, members=64, dtype="float16")
+    unlike = [time_row(BASE, batch, 1, 10), time_row(NAIVE, batch, 100), time_row(DENSE, batch, 8, 80)]
+    convolution = synthetic.conv2d()
+    padded = synthetic.replaced(three(convolution), case=msgspec.structs.replace(convolution, padding=1))
     paired = synthetic.replaced(three(SMALL), case=msgspec.structs.replace(SMALL, antithetic=True))
     others = [
         synthetic.run(rows, device_name=name)
@@ -475,11 +470,7 @@ def code() -> Iterator[Example]:
 def pairs() -> Iterator[Example]:
     """Yield examples of two runs compared."""
     forward = [time_row(variant, SMALL, *[1.0] * 8) for variant in (BASE, DENSE)]
-    counts = [
-        bytes_row(variant, SMALL, name, 1000)
-        for name in ("peak_bytes", "launches")
-        for variant in (BASE, DENSE)
-    ]
+    counts = [bytes_row(v, SMALL, name, 1000) for name in ("peak_bytes", "launches") for v in (BASE, DENSE)]
     wide = time_row(SPARSE, SMALL, 1.0, 1.1, 1.0, 1.0, 0.9, 1.0, 1.0)
     few = time_row(CORES, SMALL, 1, 1)
     a = [

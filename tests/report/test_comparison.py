@@ -97,9 +97,8 @@ def test_different_devices_are_refused() -> None:
         ("uuid", "GPU-1", "GPU-2", ""),
         ("uuid", "GPU-1", "MIG-2", "kind GPU, B on kind MIG"),
     ):
-        message = different_devices(
-            synthetic.changed(a, **{field: value_a}), synthetic.changed(a, **{field: value_b})
-        )
+        here, there = (synthetic.changed(a, **{field: value}) for value in (value_a, value_b))
+        message = different_devices(here, there)
         assert shown in message
         assert bool(message) == bool(shown), field
 

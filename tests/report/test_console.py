@@ -90,9 +90,7 @@ def test_fast_variants_that_keep_few_members_are_named() -> None:
 def test_long_names_and_reasons_fit_into_100_columns() -> None:
     """Names that differ in their options stay different; a failure is one line, however long its reason."""
     long = [variant("ASchemeWithANameOfMoreThanFortyTwoCharacters", rank=rank) for rank in range(3)]
-    lines = run_summary(
-        synthetic.run(time_row(long_variant, linear(), 1.0) for long_variant in long)
-    ).splitlines()[2:]
+    lines = run_summary(synthetic.run(time_row(v, linear(), 1.0) for v in long)).splitlines()[2:]
     assert len({line.split("  ")[0] for line in lines}) == len(lines) == 3
     failures = warnings(
         synthetic.run(

@@ -39,9 +39,7 @@ def test_pytest_benchmark_has_groups_names_and_other_metrics() -> None:
     first, *_ = exported_rows = document["benchmarks"]
     assert first["name"] == "forward[PerturbedLinear-Linear(128, 128) members=256-latency_ns-eager]"
     assert all(benchmark["name"].isprintable() for benchmark in exported_rows)
-    eager = [
-        benchmark for benchmark in exported_rows if benchmark["group"].endswith("forward, latency_ns (eager)")
-    ]
+    eager = [row for row in exported_rows if row["group"].endswith("forward, latency_ns (eager)")]
     assert [benchmark["params"]["variant"] for benchmark in eager] == ["PerturbedLinear", "Base"]
     assert (first["stats"]["data"], first["stats"]["median"]) == ([0.001, 0.003], 0.002)
     extra = first["extra_info"]
@@ -70,9 +68,7 @@ def test_no_cell_is_a_formula() -> None:
     text = export(exported(), "csv").text
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     assert text.count("\n") == len(lines) + 1
-    texts = [
-        line[name] for line in lines for name in ("run", "device", "variant", "case", "reason", "labels")
-    ]
+    texts = [row[name] for row in lines for name in ("run", "device", "variant", "case", "reason", "labels")]
     assert not [cell for cell in texts if cell.startswith(("=", "+", "-", "@"))]
 
 
@@ -95,9 +91,7 @@ def test_pytest_benchmark_reads_exported_runs(
     for exported_run, file in zip((run, fewer), files, strict=True):
         out = ("--format", "pytest-benchmark", "--out", str(file))
         assert command("export", str(stored(exported_run, tmp_path / "run.jsonl")), *out) == 0
-    names, of_fewer = (
-        {benchmark["name"] for benchmark in json.loads(file.read_text())["benchmarks"]} for file in files
-    )
+    names, of_fewer = ({row["name"] for row in json.loads(file.read_text())["benchmarks"]} for file in files)
     assert len(names) == times == 20
     options = ["--columns", "median", "--group-by", "fullname"]
     monkeypatch.setattr(sys, "argv", ["py.test-benchmark", "compare", *map(str, files), *options])

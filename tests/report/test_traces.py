@@ -253,9 +253,7 @@ def test_printed_values_follow_from_the_samples_of_their_rows() -> None:
     """
     assert len(all_values()) > 10_000
     assert [printed for printed in all_values() if not printed.reading.rows] == []
-    names = {
-        printed.reading.name for printed in sampled_values() if printed.page.startswith(("README", "docs"))
-    }
+    names = {value.reading.name for value in sampled_values() if value.page.startswith(("README", "docs"))}
     assert names >= {"latency_ns", "peak_bytes", "noise_bytes", TIME_MULTIPLIER, SPEED_MULTIPLIER}
     assert names >= {RATE_PER_MS, RATE_MULTIPLIER, EFFECTIVE_PERCENT, "kappa"}
     for printed in sampled_values():

@@ -182,10 +182,7 @@ def test_without_qualities_the_fastest_is_shown_with_a_warning() -> None:
     assert (result.lead, result.best) == ("Fastest forward:", (CORES,))
     assert ("3.00x", "faster than dense noise") in result.picks[0].figures
     assert "n_eff was not measured" in result.notes[0]
-    failed = [
-        synthetic.skipped(row_variant, SQUARE, "out of memory: 9 GB", "forward")
-        for row_variant in (DENSE, LOW_RANK)
-    ]
+    failed = [synthetic.skipped(v, SQUARE, "out of memory: 9 GB", "forward") for v in (DENSE, LOW_RANK)]
     result = answer_of([*failed])
     assert result.best == ()
     assert result.lead.startswith("No variant has a number here")
@@ -198,10 +195,8 @@ def test_the_page_is_one_file_that_loads_no_other() -> None:
     wanted = {"src", "href", "data", "srcset", "action", "poster"}
     assert {attributes[name] for _, attributes in tags for name in wanted & attributes.keys()} == {"#main"}
     (policy,) = [meta["content"] for tag, meta in tags if meta.get("http-equiv")]
-    hash_pattern = r"'sha256-[\w+/=]+'"
-    assert re.fullmatch(
-        f"default-src 'none'; style-src {hash_pattern}; script-src {hash_pattern}", str(policy)
-    )
+    digest = r"'sha256-[\w+/=]+'"
+    assert re.fullmatch(f"default-src 'none'; style-src {digest}; script-src {digest}", str(policy))
     assert "http" not in text.replace("http-equiv", "")
     assert text == page([usual_run()])
 

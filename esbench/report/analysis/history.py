@@ -154,9 +154,7 @@ def history(  # noqa: PLR0913  # the options of the command
     if in_few_runs:
         left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(in_few_runs)}")
     if zeros:
-        left_out.append(
-            f"left out, {pluralize(zeros, 'value')} of 0: a logarithmic axis has no place for them"
-        )
+        left_out += [f"left out, {pluralize(zeros, 'value')} of 0: a logarithmic axis has no place for them"]
     # Baselines come last; other variants are in the order in which the runs first have them.
     order = {variant: index for index, variant in enumerate(dict.fromkeys(v for _, v in by_series))}
     chosen.sort(key=lambda pair: (*_sort_key(pair[0]), pair[1].baseline, order[pair[1]]))
@@ -262,10 +260,8 @@ def why_empty(history: History) -> str:
             f"no run of this device has times of base and of another variant in {history.phase}, which "
             f"--metric {MULTIPLIER} compares; other metrics: {', '.join(metrics)}"
         )
-    available = ", ".join([MULTIPLIER, *metrics]) if rows else "none"
-    return (
-        f"no run of this device has the metric {history.metric!r} in {history.phase}; available: {available}"
-    )
+    known = ", ".join([MULTIPLIER, *metrics]) if rows else "none"
+    return f"no run of this device has the metric {history.metric!r} in {history.phase}; available: {known}"
 
 
 def _sort_key(key: Key) -> tuple[object, ...]:

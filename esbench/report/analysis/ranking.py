@@ -457,8 +457,6 @@ def nearest(runs: Iterable[Run], case: Case) -> Case | None:
         of_sizes = sum(abs(math.log(a / b)) for a, b in zip(*sizes, strict=True))
         return ranked.operator != case.operator, of_sizes, ranked.label
 
-    all_rankings = (
-        ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator)
-    )
-    known = {ranked_case for ranking in all_rankings for ranked_case in ranking.cases}
+    found = (ranking for run in runs for operator in operators(run) for ranking in rankings(run, operator))
+    known = {ranked_case for ranking in found for ranked_case in ranking.cases}
     return min(known, key=distance, default=None)

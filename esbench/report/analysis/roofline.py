@@ -105,10 +105,8 @@ def impossible(run: Run) -> dict[tuple[Variant, Case], str]:
     for row in timed:
         peak = peaks.get((row.variant, row.case, row.phase))
         if row.work and peak is not None and peak < row.work.output_bytes:
-            reason = (
-                f"{row.phase} has a peak of {peak:.0f} bytes and an output of {row.work.output_bytes:.0f}"
-            )
-            reasons.setdefault((row.variant, row.case), reason)
+            text = f"{row.phase} has a peak of {peak:.0f} bytes and an output of {row.work.output_bytes:.0f}"
+            reasons.setdefault((row.variant, row.case), text)
     return reasons
 
 

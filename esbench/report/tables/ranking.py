@@ -139,13 +139,11 @@ def ranking_columns(
             return Cell(notes.mark(NOTHING, why_not)) if why_not else None
         if single := next((entry for entry in (reference, ranked) if entry.is_single), None):
             return Cell(notes.mark(NOTHING, _why_no_multiple(single)))
-        times = ranked.rate_over(reference)
-        if times is None:
+        gain = ranked.rate_over(reference)
+        if gain is None:
             return None
         rows = (*step_and_law, *([reference.step] if reference.step else []), *reference.rows_of_law)
-        return _ranked_cell(
-            CellNumber(RATE_MULTIPLIER, times, rows, kind="multiple"), _bound_template(ranked)
-        )
+        return _ranked_cell(CellNumber(RATE_MULTIPLIER, gain, rows, kind="multiple"), _bound_template(ranked))
 
     def max_bytes(row: Measurement | None) -> Cell | None:
         return _ranked_cell(median_number(row)) if row else None

@@ -38,9 +38,7 @@ def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[V
     ``trained_with`` returns the accuracies of networks trained with a variant, in % of dense noise's.
     """
     answers = list(recommendations)
-    tables = [
-        _figures(recommendation, trained_with) for recommendation in answers if recommendation.recommended
-    ]
+    tables = [_figures(advice, trained_with) for advice in answers if advice.recommended]
     legend = f"{LEGEND}. All variants and why: --tables" if tables else "Why: --tables"
     runs = dict.fromkeys(wrap(short_origin(recommendation.run)) for recommendation in answers)
     return "\n".join([*filter(None, ["\n\n".join(tables)]), legend, *runs])

@@ -49,9 +49,7 @@ def _notes(grid: Grid) -> Iterator[str]:
     copy_per_ns, product_per_ns = rate(grid.run, "copy", grid.dtype), rate(grid.run, "matmul", grid.dtype)
     peaks = [f"copy {format_value('bytes_per_s', copy_per_ns * _NS_PER_S)}"] if copy_per_ns else []
     if product_per_ns:
-        peaks.append(
-            f"matrix product in {grid.dtype} {format_value('flops_per_s', product_per_ns * _NS_PER_S)}"
-        )
+        peaks += [f"matrix product in {grid.dtype} {format_value('flops_per_s', product_per_ns * _NS_PER_S)}"]
     yield f"device peaks, by the p20 of their samples: {', '.join(peaks)}"
     yield from _above(grid)
     yield f"{ABSENT}: the variant declares no minimum work, or the peak was not measured"

@@ -155,11 +155,7 @@ def answer(views: Sequence[View], trained_with: Callable[[Variant], str]) -> Ans
     equals = _tied_rows(best, rows, view.metric)
     leaders = recommended(rows) if best.is_exact else [best]
     shown = leaders if best.is_exact else [best, *equals[:1]]
-    notes = [
-        note
-        for leader in leaders
-        for note in _ties_note(leader, _tied_rows(leader, rows, view.metric), shown)
-    ]
+    notes = [note for row in leaders for note in _ties_note(row, _tied_rows(row, rows, view.metric), shown)]
     if view.metric == RATE_METRIC:
         lead, figures = "Use", _rate_figures
         notes += _rate_notes(view, rows)

@@ -36,18 +36,12 @@ def multiplied() -> Run:
     rounds = (0.97, 0.99, 1.0, 1.0, 1.0, 1.01, 1.02, 1.05)
     rows: list[Row] = []
     for case, size in ((linear(256), 1.0), (linear(512), 2.0)):
-        for timed_variant, times in (
-            (BASE, 1.0),
-            (NAIVE, 30.0),
-            (SPARSE, 1.4),
-            (PERMUTED, 2.5),
-            (DENSE, 16.0),
-        ):
-            if (timed_variant, case) == (DENSE, linear(512)):
+        for timed, times in ((BASE, 1.0), (NAIVE, 30.0), (SPARSE, 1.4), (PERMUTED, 2.5), (DENSE, 16.0)):
+            if (timed, case) == (DENSE, linear(512)):
                 rows.append(skipped(DENSE, case, "out of memory: tried to allocate 9 GB"))
                 continue
-            samples = (size * times * value for value in (rounds if timed_variant == BASE else rounds[::-1]))
-            rows.append(working(time_row(timed_variant, case, *samples), 5e6 * size * times**0.5, 1e5))
+            samples = (size * times * value for value in (rounds if timed == BASE else rounds[::-1]))
+            rows.append(working(time_row(timed, case, *samples), 5e6 * size * times**0.5, 1e5))
     return synthetic.run(rows, synthetic.peaks())
 
 
@@ -70,10 +64,8 @@ def swept(field: str = "members") -> Run:
 def ranked() -> Run:
     """Return quality, steps and memory over three populations."""
     cases = [linear(64, members=members) for members in (256, 1024, 4096)]
-    measured_rows = [
-        row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]
-    ]
-    return ranking_cases.run(measured_rows)
+    rows = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
+    return ranking_cases.run(rows)
 
 
 RUNS = {

@@ -10,7 +10,7 @@ from esbench.report.plots.style import BLACK
 from esbench.schema import Row
 from tests.report import ranking_cases
 from tests.report.plots.figures import along, drawn, texts
-from tests.report.ranking_cases import FLIPPED, SQUARE, STEPS, rows
+from tests.report.ranking_cases import FLIPPED, SQUARE, STEPS, quality_row, rows
 from tests.report.table_examples import without
 from tests.synthetic import DENSE, time_row, variant
 
@@ -70,9 +70,7 @@ def test_the_title_names_a_tie() -> None:
     tied_variant = variant("FlippedSign")
     times = [4.9, 5.0, 5.0, 5.0, 5.0, 5.3]
     tied = [*rows(), time_row(tied_variant, SQUARE, *times, phase="step")]
-    tied.append(
-        ranking_cases.quality_row(tied_variant, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0)
-    )
+    tied.append(quality_row(tied_variant, SQUARE, "effective_members", "linear fitness", 1024.0, 1024.0))
     for more in ([], ranking_cases.orthogonal(SQUARE)):
         text = finding(ranking([*tied, *more]).of(SQUARE))
         assert re.search(r"(Hadamard, tied with FlippedSign|FlippedSign, tied with Hadamard), keeps", text)

@@ -61,17 +61,11 @@ def test_rate_against_memory() -> None:
     (ranking,) = rankings(run, "Linear")
     schemes = best_of_each_scheme(ranking.of(SQUARE))
     assert set(figures.points(axes)) == {((entry.peak_bytes or 0) / 1e6, entry.rate) for entry in schemes}
-    expected = {
-        "Perturbed (dense noise)" if entry.variant == DENSE else entry.variant.name for entry in schemes
-    }
-    assert set(named(figure)) == expected
+    names = {"Perturbed (dense noise)" if entry.variant == DENSE else entry.variant.name for entry in schemes}
+    assert set(named(figure)) == names
     assert "No number, out of memory: SparsePerturbed(k=1)" in figure.notes
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    (area,) = [
-        collection
-        for collection in of(stepped()).axes[0].collections
-        if isinstance(collection, PolyCollection)
-    ]
+    (area,) = [shape for shape in of(stepped()).axes[0].collections if isinstance(shape, PolyCollection)]
     xs, ys = np.asarray(area.get_paths()[0].vertices).T
     assert {round(float(x), 2) for x in xs} >= {2.0, 4.0}  # MB of the schemes on the front
     assert len(set(ys)) > 2  # their rates and the lower end of the axis

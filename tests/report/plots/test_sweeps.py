@@ -130,10 +130,8 @@ def test_the_share_of_effective_members_falls_with_the_population() -> None:
 def test_an_exact_estimate_is_an_arrow_above_all_members() -> None:
     """An exact estimate, whose share is infinite, is an arrow with a name and not a line."""
     cases = [linear(64, members=members) for members in (256, 1024, 4096)]
-    measured_rows = [
-        row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]
-    ]
-    (shares,) = shares_of(measured_rows)
+    rows = [row for case in cases for row in [*ranking_cases.rows(case), *ranking_cases.orthogonal(case)]]
+    (shares,) = shares_of(rows)
     figure = drawn(kept_members(shares))
     assert labels(figure.axes[0])[0] == "Orthogonal: exact"
     assert "4 schemes keep all members" in figure.title
