@@ -4,7 +4,7 @@ What crosses the wire in a step are the fitness of all members and one gradient.
 step and member, so it is drawn where it is used, and results do not depend on the number of ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -93,22 +93,25 @@ class Shard:
             [members], or [2, members] with antithetic sampling, in float64.
 
         Raises:
-            ValueError: ``evaluate`` returned another shape.
+            ValueError: ``evaluate`` returned another shape. If it raises on one rank, the others get NaN for
+                the members of that rank.
         """
         self._step = self._noise = None
         members, sides = self.population.members, 2 if self.population.antithetic else 1
         device = self.population.layers[0].weight.device
         fitness = torch.zeros(sides, members, dtype=torch.float64, device=device)
-        for part in self.own_parts:
-            noise = self.population.sample(step, part)
-            values = evaluate(noise)
-            if not has_utilities_shape(values, len(part), antithetic=self.population.antithetic):
-                shape = f"[{len(part)}]" if sides == 1 else f"[2, {len(part)}]"
-                message = f"evaluate returned fitness of shape {list(values.shape)} instead of {shape}"
-                raise ValueError(message)
-            fitness[:, part.start : part.stop] = values.reshape(sides, -1)
-            # Noise of a single part is kept for the update; that of several would not fit at once.
-            self._noise = noise if len(self.own_parts) == 1 else None
+        own = range(self.own_parts[0].start, self.own_parts[-1].stop)
+        try:
+            for part in self.own_parts:
+                noise = self.population.sample(step, part)
+                fitness[:, part.start : part.stop] = self._fitness(evaluate(noise), len(part))
+                # Noise of a single part is kept for the update; that of several would not fit at once.
+                self._noise = noise if len(self.own_parts) == 1 else None
+        except Exception:
+            # The other ranks wait for this sum. They find the NaN.
+            fitness[:, own.start : own.stop] = torch.nan
+            self._sum_over_ranks(fitness)
+            raise
         self._sum_over_ranks(fitness)  # adding the zeros of other ranks changes no bit
         self._step = step
         return fitness if self.population.antithetic else fitness[0]
@@ -122,8 +125,8 @@ class Shard:
                 :meth:`evaluate` returned last.
 
         Raises:
-            ValueError: :meth:`evaluate` was not called before, or a utility is not finite, which all ranks
-                find.
+            ValueError: :meth:`evaluate` was not called before, a utility is not finite, or the gradient of a
+                rank is not. All ranks raise it.
         """
         if self._step is None:
             message = "update needs the noise of a step: call evaluate(step, ...) first"
@@ -141,16 +144,34 @@ class Shard:
             raise ValueError(message)
         utilities = utilities.reshape(2 if antithetic else 1, -1)
         parameters = _parameters(self.population)
-        gradients = []
+        gradients, failure = list[Tensor](), None
         for part in self.own_parts:
             noise = self._noise or self.population.sample(self._step, part)
-            gradients.append(_gradient(self.population, parameters, noise, utilities[:, noise.members]))
+            try:
+                gradients.append(_gradient(self.population, parameters, noise, utilities[:, noise.members]))
+            except ValueError as error:  # the other ranks wait for the sum, and find the NaN
+                failure = error
+                gradients.append(torch.full_like(_concatenate(parameters), torch.nan))
         self._step = self._noise = None
         total = self._sum_in_order(gradients) if self._ordered else self._sum(gradients)
+        if failure is not None:
+            raise failure
+        if not all_finite(total):
+            message = "the gradient of another rank is not finite: that rank says why"
+            raise ValueError(message)
         sizes = [parameter.numel() for parameter in parameters]
         for parameter, values in zip(parameters, total.split(sizes), strict=True):
             gradient = values.view_as(parameter).to(parameter.dtype)
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _fitness(self, values: Tensor, members: int) -> Tensor:
+        """Return what ``evaluate`` returned as [1, members], or [2, members] with antithetic sampling."""
+        antithetic = self.population.antithetic
+        if not has_utilities_shape(values, members, antithetic=antithetic):
+            expected = f"[2, {members}]" if antithetic else f"[{members}]"
+            message = f"evaluate returned fitness of shape {list(values.shape)} instead of {expected}"
+            raise ValueError(message)
+        return values.reshape(2 if antithetic else 1, members)
 
     def _sum(self, gradients: list[Tensor]) -> Tensor:
         total = sum(gradients[1:], start=gradients[0])
@@ -210,14 +231,18 @@ def _gradient(
         for parameter in parameters:
             parameter.grad = None
         population.update(noise, utilities if population.antithetic else utilities[0])
-        wide = torch.float32
-        for parameter in parameters:
-            wide = torch.promote_types(wide, parameter.dtype)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return torch.cat([gradient.to(wide).flatten() for gradient in gradients])
+        return _concatenate([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+
+
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all numbers of some tensors as one vector, in their widest dtype, at least float32."""
+    wide = torch.float32
+    for tensor in tensors:
+        wide = torch.promote_types(wide, tensor.dtype)
+    return torch.cat([tensor.to(wide).flatten() for tensor in tensors])
 
 
 def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> None:

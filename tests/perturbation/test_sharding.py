@@ -79,6 +79,22 @@ def refuse(rank: int) -> list[str]:
     fitness = shard.evaluate(0, lambda noise: torch.full((2, len(noise.members)), 0.0 if rank else torch.nan))
     attempt(lambda: shard.update(fitness))
     attempt(lambda: shard.update(fitness.T))
+
+    def fail_on_rank_0(noise: impls.PopulationNoise) -> Tensor:
+        return torch.zeros(3 if rank == 0 else 2, len(noise.members))
+
+    if rank == 0:
+        attempt(lambda: shard.evaluate(0, fail_on_rank_0))
+    else:
+        messages.append(str(shard.evaluate(0, fail_on_rank_0).isnan().sum().item()))
+    # A gradient of rank 0 that is not finite in float16.
+    narrow = make(SCHEMES["dense"])
+    narrow.model.half()
+    shard = impls.shard(narrow)
+    shard.evaluate(0, lambda noise: torch.zeros(2, len(noise.members)))
+    utilities = torch.zeros(2, 21)
+    utilities[0, 0] = 1e30
+    attempt(lambda: shard.update(utilities))
     return messages
 
 
@@ -128,7 +144,13 @@ def test_ranks_that_do_not_fit_together_are_refused_on_all_ranks(ranks: list[Any
         "a utility is not finite",
         "got utilities of shape [21, 2] for 21 members of all ranks: pass [2, 21]",
     )
-    for _, messages in ranks:
+    own = {
+        0: ("evaluate returned fitness of shape [3, 10]", "the gradient of layer '0' is not finite in"),
+        1: ("20", "the gradient of another rank is not finite"),
+    }
+    for rank, (_, messages) in enumerate(ranks):
+        for text in reversed(own[rank]):
+            assert text in messages.pop()
         assert messages == ranks[0][1]
         for message, text in zip(messages, expected, strict=True):
             assert text in message
