@@ -13,26 +13,30 @@ from esbench.measure.runner import run_cases
 from esbench.registry import Entry
 from esbench.schema import Checkpoint, Measurement, Phase, Record, Row, Run, Skipped
 from tests import synthetic
-from tests.fakes import CASE, World
+from tests.fakes import CASE, FakeScheme
 
 
-def plan_of(*entries: Entry, phases: Sequence[Phase] = ("sample", "forward"), **options: Any) -> Plan:
+def plan_of(
+    *entries: Entry | FakeScheme, phases: Sequence[Phase] = ("sample", "forward"), **options: Any
+) -> Plan:
     """Return a plan with a budget of a second for each cell, by default on one case."""
-    return Plan(entries=entries, phases=phases, **{"cases": (CASE,), "cell_s": 1.0, **options})
+    made = [entry.entry() if isinstance(entry, FakeScheme) else entry for entry in entries]
+    return Plan(entries=made, phases=phases, **{"cases": (CASE,), "cell_s": 1.0, **options})
 
 
 def measure(
-    *entries: Entry,
-    world: World,
+    *entries: Entry | FakeScheme,
     tools: Instruments | None = None,
     past: Iterable[Record] = (),
     stopwatch: Stopwatch | None = None,
     **options: Any,
 ) -> tuple[RunSummary, list[Record]]:
-    """Run entries with fake instruments unless others are given; return summary and stored records."""
+    """Run variants, by default with the instruments of a fake one's world; return summary and records."""
     lines: list[Record] = []
     plan = plan_of(*entries, **options)
-    summary = run_cases(plan, lines.extend, lambda *_: None, tools or world.tools, past, stopwatch)
+    scheme: Any = plan.entries[0].scheme
+    tools = tools or scheme.world.tools
+    summary = run_cases(plan, lines.extend, lambda *_: None, tools, past, stopwatch)
     return summary, lines
 
 

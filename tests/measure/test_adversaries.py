@@ -54,7 +54,7 @@ def reason_of(act: Act, world: World, tools: Instruments | None = None, phase: P
         FakeScheme("Honest", world, phases=(phase,)).entry(),
         FakeScheme("Cheat", world, phases=(phase,), act=act, confirms=False).entry(),
     ]
-    summary, lines = measure(*entries, world=world, tools=tools, phases=(phase,))
+    summary, lines = measure(*entries, tools=tools, phases=(phase,))
     assert (summary.measured, summary.failed) == (1, 1)
     return failure_of(lines)
 
@@ -126,7 +126,7 @@ def test_a_call_that_synchronizes_has_a_label() -> None:
     world = World()
     trace = Trace(launches=3, waits=("cudaStreamSynchronize", "cudaStreamSynchronize"), other_streams=())
     tools = dataclasses.replace(world.tools, trace=lambda _: trace)
-    _, lines = measure(FakeScheme("A", world).entry(), world=world, tools=tools, phases=("forward",))
+    _, lines = measure(FakeScheme("A", world), tools=tools, phases=("forward",))
     (row,) = measurements(lines)
     assert row.labels == ("synchronizes inside: cudaStreamSynchronize, 2 times a call",)
 
@@ -218,7 +218,7 @@ def test_a_graph_that_skips_work_is_caught() -> None:
 
     scheme = FakeScheme("Reader", world, inputs=buffers, act=act)
     tools = dataclasses.replace(world.tools, clocks=(SkippingClock(),))
-    _, lines = measure(scheme.entry(), world=world, tools=tools, phases=("forward",))
+    _, lines = measure(scheme, tools=tools, phases=("forward",))
     (row,) = (row for row in lines if isinstance(row, Skipped))
     assert row.method == "graph"
     assert row.reason.endswith(": a graph does not repeat work on the CPU")
@@ -387,9 +387,7 @@ def measured_here(case: Case, *phases: Phase, seed: int = 0, **schemes: object) 
         for name, scheme in schemes.items()
     ]
     with instruments("cpu") as tools:
-        _, lines = measure(
-            *entries, world=World(), tools=tools, cases=(case,), phases=phases, cell_s=0.01, seed=seed
-        )
+        _, lines = measure(*entries, tools=tools, cases=(case,), phases=phases, cell_s=0.01, seed=seed)
     return lines
 
 
@@ -592,7 +590,7 @@ def test_a_workload_that_confirms_nothing_has_a_label() -> None:
     """A workload that writes no new inputs compares nothing with a reference after timing."""
     world = World()
     entries = [FakeScheme(name, world, confirms=name == "Right").entry() for name in ("Right", "Silent")]
-    _, lines = measure(*entries, world=world, phases=("forward",))
+    _, lines = measure(*entries, phases=("forward",))
     labels = {row.variant.scheme: row.labels for row in measurements(lines)}
     label = "not compared with a reference after timing: confirm() wrote no new inputs"
     assert labels == {"Right": (), "Silent": (label,)}
@@ -630,7 +628,7 @@ def test_a_variant_cannot_look_up_its_result() -> None:
             world.clock.warm_up_s = (0.001, 0.01)
             act = Lookup(world, buffers, key_of)
             scheme = FakeScheme("Lookup", world, cost_s=0.0, inputs=buffers, act=act)
-            _, lines = measure(scheme.entry(), world=world, phases=("forward",), cell_s=0.05)
+            _, lines = measure(scheme, phases=("forward",), cell_s=0.05)
             (row,) = measurements(lines)
             samples = [sample for visits in row.samples for sample in visits]
             assert len(samples) > 100

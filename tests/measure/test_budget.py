@@ -55,9 +55,7 @@ def within(
 ) -> tuple[RunSummary, list[Record], float]:
     """Measure variants on all cases within a budget; return summary, records and the seconds used."""
     start_s, stopwatch = world.clock.now_s, Stopwatch(world.clock.seconds)
-    summary, lines = measure(
-        *variants, world=world, past=past, stopwatch=stopwatch, cases=CASES, end_s=start_s + budget_s
-    )
+    summary, lines = measure(*variants, past=past, stopwatch=stopwatch, cases=CASES, end_s=start_s + budget_s)
     return summary, lines, world.clock.now_s - start_s
 
 
@@ -160,7 +158,6 @@ def test_dense_noise_has_six_rounds_of_a_step_before_others_get_time() -> None:
         names = ("Base", *(f"V{number}" for number in range(20)))
         _, lines = measure(
             *reversed([*entries(world, cost_s, names=names), dense]),
-            world=world,
             stopwatch=Stopwatch(world.clock.seconds),
             phases=phases,
             end_s=end_s,
@@ -209,7 +206,6 @@ def on_gpu(budget_s: float) -> tuple[list[Record], float]:
     )
     _, lines = measure(
         *(scheme.entry("base" if scheme.name == "Base" else "batched") for scheme in schemes),
-        world=world,
         tools=tools,
         stopwatch=Stopwatch(lambda: device.host_ns / 1e9),
         cases=GPU_CASES,

@@ -41,7 +41,6 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
     summary, lines = measure(
         FakeScheme("A", world).entry(),
         FakeScheme("Base", world, phases=("forward",)).entry("base"),
-        world=world,
         phases=("sample", "forward", "update"),
     )
     stored = {(r.variant.scheme, r.phase, r.metric) for r in lines if isinstance(r, Measurement)}
@@ -61,7 +60,7 @@ def test_every_variant_and_phase_gets_its_rows() -> None:
     logs = []
     for seed in (0, 0, 1):
         world = World()
-        measure(*(FakeScheme(n, world).entry() for n in "ABC"), world=world, phases=("forward",), seed=seed)
+        measure(*(FakeScheme(n, world) for n in "ABC"), phases=("forward",), seed=seed)
         logs.append(world.log)
     assert logs[0] == logs[1] != logs[2]
 
@@ -75,7 +74,7 @@ def test_a_phase_is_stored_at_once_and_progress_is_not_shown_in_rounds() -> None
         shown.append((done, total, activity))
         world.log.append("shown")
 
-    run_cases(plan_of(*(FakeScheme(name, world).entry() for name in "AB")), batches.append, show, world.tools)
+    run_cases(plan_of(*(FakeScheme(name, world) for name in "AB")), batches.append, show, world.tools)
     ends = [(line.group, line.phase) for *_, line in batches if isinstance(line, Checkpoint)]
     assert sorted(ends[:2]) == [(0, "forward"), (0, "sample")]
     assert ends[2:] == [(0, None)]
@@ -91,7 +90,7 @@ def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
     world = World()
     lines: list[Record] = []
     scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=30))
-    plan = plan_of(scheme.entry(), phases=("forward", "step"))
+    plan = plan_of(scheme, phases=("forward", "step"))
     with pytest.raises(KeyboardInterrupt):
         run_cases(plan, lines.extend, lambda *_: None, world.tools)
     assert len(measurements(lines)) == 1
@@ -109,7 +108,7 @@ def test_utilization_power_and_energy_are_rows_or_a_note() -> None:
         (Activity({}, "NVML denies it"), "*", {}, ("utilization, power and energy: NVML denies it",)),
     ):
         tools = dataclasses.replace(world.tools, activity=Mock(return_value=activity))
-        summary, lines = measure(*entries, world=world, tools=tools, cases=(CASE, larger), active=(active,))
+        summary, lines = measure(*entries, tools=tools, cases=(CASE, larger), active=(active,))
         rows = measurements(lines, "power_w")
         assert {
             case: sum(row.case == case for row in rows) for case in {row.case for row in rows}
@@ -125,7 +124,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = dataclasses.replace(world.tools, alive=lambda: False)
     lines: list[Record] = []
     with pytest.raises(DeviceLostError, match=r"stopped responding after Lost: RuntimeError: CUDA"):
-        run_cases(plan_of(lost.entry()), lines.extend, lambda *_: None, tools)
+        run_cases(plan_of(lost), lines.extend, lambda *_: None, tools)
     assert not lines
     gone = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -145,7 +144,7 @@ def test_the_variant_that_lost_the_device_is_announced() -> None:
 
     entries = [FakeScheme("A", world, act=act), FakeScheme("Bad", world, act=partial(act, breaks=True))]
     tools = dataclasses.replace(world.tools, alive=lambda: not lost())
-    plan = plan_of(*(scheme.entry() for scheme in entries), phases=("forward",))
+    plan = plan_of(*entries, phases=("forward",))
     with pytest.raises(DeviceLostError, match=r"responding after Bad: RuntimeError: CUDA"):
         run_cases(plan, lambda _: None, lambda *_: None, tools, watch=watch)
     bad, reason = entries[1].entry().variant, f"the device stopped responding (RuntimeError: {error})"
@@ -157,25 +156,25 @@ def test_a_resumed_run_without_a_variant_has_all_rows_of_the_others() -> None:
     """A resumed run measures variants that have room only without the variant that ended the process."""
     world = World(room_bytes=1000)
     entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
-    _, uninterrupted = measure(*entries, world=world)
+    _, uninterrupted = measure(*entries)
     end = next(index for index, line in enumerate(uninterrupted) if isinstance(line, Checkpoint)) + 1
     crash = Skipped(
         variant=entries[0].variant, case=CASE, phase=None, status="failed", reason="the process ended"
     )
-    _, resumed = measure(*entries, world=world, past=[*uninterrupted[:end], crash])
+    _, resumed = measure(*entries, past=[*uninterrupted[:end], crash])
     assert {(row.variant.scheme, row.phase) for row in measurements(resumed)} == {
         ("B", "sample"),
         ("B", "forward"),
     }
     # It is not traced either, where traces come last.
     tools = dataclasses.replace(world.tools, traces_last=True)
-    _, traces = measure(*entries, world=world, tools=tools, past=[*uninterrupted, crash])
+    _, traces = measure(*entries, tools=tools, past=[*uninterrupted, crash])
     assert {row.variant.scheme for row in measurements(traces, "launches")} == {"B"}
     # Another one that ended it in the set-up of two cases is not tried on the third.
     others = [msgspec.structs.replace(CASE, members=members) for members in (16, 32)]
     reason = "the process ended with SIGSEGV during forward check"
     past = [msgspec.structs.replace(crash, case=case, reason=reason) for case in others]
-    _, resumed = measure(*entries, world=world, past=past)
+    _, resumed = measure(*entries, past=past)
     assert skipped(resumed) == [
         ("A", None, "failed", f"not tried: it ended the process on 2 other cases: {reason}")
     ]
@@ -200,7 +199,7 @@ def test_times_are_kept_if_the_profiler_fails() -> None:
     """Times are kept without launch counts, and a label says that the streams were not checked."""
     world = World()
     tools = dataclasses.replace(world.tools, trace=Mock(side_effect=ProfileError("no records came back")))
-    summary, lines = measure(FakeScheme("A", world).entry(), world=world, tools=tools, phases=("forward",))
+    summary, lines = measure(FakeScheme("A", world), tools=tools, phases=("forward",))
     assert summary == RunSummary(measured=1)
     (row,) = measurements(lines)
     assert row.labels == ("launches and streams were not checked: no records came back",)
@@ -221,7 +220,7 @@ def test_a_variant_without_room_is_measured_in_the_next_group() -> None:
         options: dict[str, Any] = {need: 600}
         entries = [FakeScheme(name, world, **options).entry() for name in "AB"]
         base = FakeScheme("Base", world).entry("base")
-        summary, lines = measure(base, *entries, world=world, phases=("forward",))
+        summary, lines = measure(base, *entries, phases=("forward",))
         assert groups(lines) == expected, need
         assert summary.unavailable == summary.failed == 0
         assert {len(row.samples) for row in measurements(lines)} == {FEWEST_ROUNDS}
@@ -229,7 +228,7 @@ def test_a_variant_without_room_is_measured_in_the_next_group() -> None:
     world = World(room_bytes=1000)
     base = FakeScheme("Base", world, call_bytes=300).entry("base")
     entries = [FakeScheme(name, world, built_bytes=400).entry() for name in "AB"]
-    assert groups(measure(base, *entries, world=world, phases=("forward",))[1]) == apart
+    assert groups(measure(base, *entries, phases=("forward",))[1]) == apart
 
 
 def test_base_is_set_up_first_and_has_one_reason_for_a_missing_phase() -> None:
@@ -237,7 +236,7 @@ def test_base_is_set_up_first_and_has_one_reason_for_a_missing_phase() -> None:
     world = World(room_bytes=1000)
     entries = [FakeScheme(name, world, built_bytes=600).entry() for name in "AB"]
     base = FakeScheme("Base", world, phases=("forward",)).entry("base")
-    summary, lines = measure(*entries, base, world=world)
+    summary, lines = measure(*entries, base)
     assert skipped(lines) == [("Base", "sample", "unavailable", "it has no phase sample")]
     assert summary == RunSummary(measured=6, unavailable=1)
 
@@ -251,7 +250,7 @@ def test_a_variant_that_never_fits_is_unavailable() -> None:
         world = World(room_bytes=1000)
         big = FakeScheme("Big", world, built_bytes=built_bytes).entry()
         base = FakeScheme("Base", world, call_bytes=300).entry("base")
-        summary, lines = measure(base, big, FakeScheme("A", world).entry(), world=world)
+        summary, lines = measure(base, big, FakeScheme("A", world))
         assert ("Big", None, "unavailable", reason) in skipped(lines)
         assert {name for _, name in groups(lines)} == {"Base", "A"}
         assert (summary.unavailable, summary.failed) == (1, 0)
@@ -274,7 +273,7 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
         (UnavailableError("needs a GPU"), "unavailable", "needs a GPU"),
     ):
         world = World()
-        summary, lines = measure(FakeScheme("A", world, check=refusing(error)).entry(), world=world)
+        summary, lines = measure(FakeScheme("A", world, check=refusing(error)))
         assert skipped(lines) == [("A", None, status, reason)]
         assert (summary.measured, getattr(summary, status)) == (0, 1)
         assert not world.log
@@ -292,11 +291,11 @@ def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
 
     larger = msgspec.structs.replace(CASE, members=16)
     entry = FakeScheme("A", world, check=check).entry()
-    _, lines = measure(entry, world=world, checks=checks, cases=(CASE, larger))
+    _, lines = measure(entry, checks=checks, cases=(CASE, larger))
     assert {row[1:] for row in skipped(lines)} == {(None, "failed", f"wrong result: off (on {exact.label})")}
     assert checked == [exact]
     declining = FakeScheme("A", world, check=refusing(UnavailableError("float32 only"), "float64"))
-    assert measure(declining.entry(), world=world, checks=checks)[0] == RunSummary(measured=2)
+    assert measure(declining, checks=checks)[0] == RunSummary(measured=2)
     unavailable = Failure("unavailable", f"float32 only (on {exact.label})")
     other = msgspec.structs.replace(exact, operator="Conv2d")
     labelled: tuple[tuple[FakeScheme, tuple[Case, ...], set[str]], ...] = (
@@ -306,7 +305,7 @@ def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
         (FakeScheme("A", world), (), set()),
     )
     for scheme, compared, labels in labelled:
-        _, lines = measure(scheme.entry(), world=world, checks=compared)
+        _, lines = measure(scheme, checks=compared)
         assert {label for row in measurements(lines) for label in row.labels} == labels
     for cases, outcome in (((exact,), unavailable), ((exact, CASE), None), ((CASE, exact), None)):
         assert ExactChecks(cases, "cpu", 0).outcome(declining.entry(), "Linear") == outcome
@@ -326,7 +325,7 @@ def test_an_output_that_is_not_finite_is_wrong() -> None:
         ) -> object:
             return wrap(torch.tensor([1.0, value if number >= first else turn, 2.0]))
 
-        summary, lines = measure(FakeScheme("A", world, act=act).entry(), world=world, phases=("forward",))
+        summary, lines = measure(FakeScheme("A", world, act=act), phases=("forward",))
         reason = "wrong result: forward gives values that are not finite"
         assert [row[2:] for row in skipped(lines)] == [("failed", reason)], first
         assert summary == RunSummary(failed=1)
@@ -353,7 +352,7 @@ def test_a_variant_that_raises_at_any_moment_has_one_row_and_no_time() -> None:
     for (error, reason), after in itertools.product(errors, (0, 1, 2, 9, 15, 16, 17)):
         world = World()
         bad = FakeScheme("Bad", world, act=raising(error, after=after)).entry()
-        measuring = partial(measure, bad, FakeScheme("A", world).entry(), world=world, phases=("forward",))
+        measuring = partial(measure, bad, FakeScheme("A", world).entry(), phases=("forward",))
         if not reason:
             with pytest.raises(KeyboardInterrupt):
                 measuring()
@@ -374,7 +373,7 @@ class Sweep:
         options = {"cases": self.cases, "phases": ("forward",), "sweep": "members", **options}
         stopwatch = Stopwatch(world.clock.seconds)
         entries = [scheme.entry() for scheme in schemes]
-        self.summary, self.lines = measure(*entries, world=world, stopwatch=stopwatch, **options)
+        self.summary, self.lines = measure(*entries, stopwatch=stopwatch, **options)
 
     def timed(self, scheme: str) -> list[int]:
         """Return the populations on which a scheme was timed, in the order of the run."""
@@ -432,7 +431,7 @@ def test_the_largest_population_is_searched_in_a_phase_that_all_variants_have() 
     """The search uses forward for base, which draws no noise and has no sample phase."""
     world = World(room_bytes=100)
     base = FakeScheme("Base", world, built_bytes=200, phases=("forward",)).entry("base")
-    summary, lines = measure(base, world=world)
+    summary, lines = measure(base)
     (row,) = measurements(lines, "largest_members")
     assert (row.phase, row.samples) == ("forward", ((0.0,),))
     assert summary.notes == ()
@@ -478,7 +477,7 @@ def test_quality_metrics_become_rows() -> None:
     world = World()
     dots = QualityMetric("dot_mean", "pairs", (0.0, 0.125, -0.125))
     entry = WithQuality("A", world, metrics=partial(yield_metrics, KAPPA, dots)).entry()
-    summary, lines = measure(entry, world=world, phases=(QUALITY, "sample", "forward"))
+    summary, lines = measure(entry, phases=(QUALITY, "sample", "forward"))
     stored = [
         (r.metric, r.method, r.samples) for r in lines if isinstance(r, Measurement) and r.phase == QUALITY
     ]
@@ -487,7 +486,7 @@ def test_quality_metrics_become_rows() -> None:
     assert summary.measured == 3
     assert (world.log[-1], world.log.count("A quality")) == ("A quality", 1)  # quality comes last
     world = World()
-    summary, lines = measure(WithQuality("A", world).entry(), world=world, phases=(QUALITY,))
+    summary, lines = measure(WithQuality("A", world), phases=(QUALITY,))
     assert [line.metric for line in lines if isinstance(line, Measurement)] == ["kappa"]
     assert world.log == ["A quality"]  # no call was made
     assert summary.measured == 1
@@ -515,7 +514,7 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
     ):
         world = World()
         entries = (WithQuality("A", world, metrics=metrics).entry(), WithQuality("B", world).entry())
-        summary, lines = measure(*entries, world=world, phases=TIMED_WITH_QUALITY)
+        summary, lines = measure(*entries, phases=TIMED_WITH_QUALITY)
         assert skipped(lines) == [("A", QUALITY, status, words)]
         assert [row.method for row in lines if isinstance(row, Skipped)] == [method]
         with_kappa = [row.variant.scheme for row in measurements(lines, "kappa")]
@@ -523,7 +522,7 @@ def test_quality_that_fails_costs_its_own_row_only() -> None:
         assert [row.variant.scheme for row in measurements(lines)] == ["A", "B"]
         assert summary.failed == (status == "failed")
     world = World()  # the workload of this variant has no method for its quality
-    _, lines = measure(FakeScheme("A", world).entry(), world=world, phases=TIMED_WITH_QUALITY)
+    _, lines = measure(FakeScheme("A", world), phases=TIMED_WITH_QUALITY)
     assert skipped(lines) == [
         ("A", QUALITY, "unavailable", "no quality metrics: its workload has no method quality")
     ]
@@ -536,14 +535,14 @@ def test_quality_of_base_is_computed_once() -> None:
     entries = [WithQuality("Base", world).entry("base")]
     entries += [WithQuality(name, world, built_bytes=600).entry() for name in "AB"]
     stopwatch = Stopwatch(world.clock.seconds)
-    _, lines = measure(*entries, world=world, stopwatch=stopwatch, phases=TIMED_WITH_QUALITY)
+    _, lines = measure(*entries, stopwatch=stopwatch, phases=TIMED_WITH_QUALITY)
     computed = [(row.group, row.variant.scheme) for row in measurements(lines, "kappa")]
     assert computed == [(0, "Base"), (0, "A"), (1, "B")]
     assert stopwatch.spent_s["quality"] == pytest.approx(3.0)
     last = next(n for n, line in enumerate(lines) if isinstance(line, Checkpoint) and line.phase == QUALITY)
     kept = lines[: last + 1]
     world.log.clear()
-    _, resumed = measure(*entries, world=world, past=kept, phases=TIMED_WITH_QUALITY)
+    _, resumed = measure(*entries, past=kept, phases=TIMED_WITH_QUALITY)
     assert [name for name in world.log if name.endswith("quality")] == ["B quality"]
     assert len(measurements([*kept, *resumed], "kappa")) == 3
 

@@ -131,7 +131,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
 
 
-def measure(folder: Path, world: World, *entries: Entry) -> Run:
+def measure(folder: Path, world: World, *entries: Entry | FakeScheme) -> Run:
     """Measure variants in all phases; return what was stored."""
     return run_into(folder, plan_of(*entries, phases=PHASES, cell_s=0.05), world.tools)[1]
 
@@ -146,7 +146,7 @@ def test_random_declarations_cost_their_own_rows(tmp_path: Path) -> None:
             for seed in range(first, first + IN_ONE_RUN)
         ]
         right = FakeScheme("Right", world, phases=TIMED)
-        run = measure(tmp_path / str(first), world, *(scheme.entry() for scheme in (*schemes, right)))
+        run = measure(tmp_path / str(first), world, *(scheme for scheme in (*schemes, right)))
         timed = {row.phase for row in run.measurements if row.variant.scheme == "Right"}
         assert timed == {*TIMED}
         for scheme in schemes:
@@ -171,7 +171,7 @@ def test_a_reason_names_the_wrong_declaration(tmp_path: Path) -> None:
 
     build.register(WrongScheme, lambda scheme, case, *_: Wrong(scheme, case))
     world = World()
-    run = measure(tmp_path, world, WrongScheme("A", world, phases=TIMED).entry())
+    run = measure(tmp_path, world, WrongScheme("A", world, phases=TIMED))
     reasons = {row.phase: row.reason for row in run.skipped if row.status == "failed"}
     assert reasons.keys() == {"step", "quality"}
     assert "cannot store this record" in reasons["step"]

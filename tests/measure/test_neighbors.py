@@ -74,7 +74,7 @@ def test_a_variant_that_slows_base_down_ends_the_process(monkeypatch: pytest.Mon
     for check in (world.slow_down, lambda _: None):
         world.recover()
         entries = world.entries(A=FakeScheme("A", world, check=check))
-        summary, lines = measure(*entries, world=world, phases=("forward",))
+        summary, lines = measure(*entries, phases=("forward",))
         assert (summary.measured, summary.notes) == (4, ())
 
 
@@ -88,7 +88,7 @@ def test_a_phase_after_which_base_is_slower_has_a_label(monkeypatch: pytest.Monk
             world.slow_down()
         return torch.full((2,), float(turn))
 
-    _, lines = measure(*world.entries(Late=FakeScheme("Late", world, act=act)), world=world)
+    _, lines = measure(*world.entries(Late=FakeScheme("Late", world, act=act)))
     labels = {row.phase: set[str]() for row in measurements(lines)}
     for row in measurements(lines):
         labels[row.phase] |= {*row.labels}
@@ -134,8 +134,9 @@ def test_a_thread_that_keeps_running_is_found(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SlowedDownError, match=r"^Busy on .*\(threads used the CPU\)$"):
             run_cases(plan, list[Record]().extend, lambda *_: None, world.tools, watch=watch)
         ended.set()
-        late = SlowedWorld().entries(Late=FakeScheme("Late", world, act=act))
-        _, lines = measure(*late, world=world, phases=("forward",))
+        world = SlowedWorld()
+        late = world.entries(Late=FakeScheme("Late", world, act=act))
+        _, lines = measure(*late, phases=("forward",))
         assert {row.labels for row in measurements(lines)} == {("threads used the CPU after these rounds",)}
     finally:
         ended.set()

@@ -51,7 +51,7 @@ def conduct(
     """Measure a variant on a case; return the summary and the stored run."""
     scheme = scheme or FakeScheme("A", World())
     earlier = [past] if past else []
-    return run_into(folder, plan_of(scheme.entry(), **options), tools or scheme.world.tools, *earlier)
+    return run_into(folder, plan_of(scheme, **options), tools or scheme.world.tools, *earlier)
 
 
 def test_the_end_of_a_run_has_the_seconds_of_each_activity(

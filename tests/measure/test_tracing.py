@@ -82,7 +82,6 @@ def test_a_time_budget_holds_for_the_traces() -> None:
     entries = (FakeScheme("Base", world).entry("base"), FakeScheme("A", world).entry())
     summary, lines = measure(
         *entries,
-        world=world,
         tools=tracing(world, trace),
         stopwatch=Stopwatch(world.clock.seconds),
         cases=CASES,
