@@ -204,18 +204,16 @@ def _compute_energy(readings: Readings, window_s: float, calls: int, idle_w: flo
         readings.samples["net_energy_j"] = [net_j / calls]
 
 
-def idle_power_w(
-    nvml: Nvml, pause: Callable[[float], object] = time.sleep, interval_s: float = PACE.interval_s
-) -> float:
+def idle_power_w(nvml: Nvml) -> float:
     """Return the median power of the idle GPU over about a second.
 
     Raises:
         NvmlError: NVML does not report the power.
     """
     readings = []
-    for _ in range(round(IDLE_S / interval_s)):
+    for _ in range(round(IDLE_S / PACE.interval_s)):
         readings.append(nvml.power_w())
-        pause(interval_s)
+        time.sleep(PACE.interval_s)
     return statistics.median(readings)
 
 
