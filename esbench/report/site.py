@@ -120,7 +120,6 @@ def render(
 
 
 def _folder(run: Run, out: Path) -> Path:
-    """Return the folder of a run's page."""
     header = run.header
     dtype = header.request.dtype if header.request else None
     page = file_name("-".join(filter(None, [header.suite, dtype])))

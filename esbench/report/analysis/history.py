@@ -85,7 +85,6 @@ class History:
 
     Attributes:
         metric: ``multiplier`` or a stored metric.
-        phase: one of the timed phases.
         runs: the runs that may be compared, by their start.
         series: those of a panel are adjacent.
         left_out: why other runs, cases and values are not shown.

@@ -35,14 +35,13 @@ class RankedVariant:
     """A variant on a case with the rows of its rate; None where the run has no such row or number.
 
     Attributes:
-        effective: n_eff with its interval.
-        kappa: kappa with its interval.
+        effective, kappa: n_eff and kappa with their intervals.
         multiplier: the time of a step over that of base.
         step: the row with the times of a step.
         noise: the row with the noise of a step in bytes.
         peak: the row with the largest peak of any phase in bytes.
         rows_of_law: the rows that kappa and n_eff are computed from.
-        skipped: the row with the reason for the missing rate, or None.
+        skipped: the row with the reason for the missing rate.
     """
 
     variant: Variant
@@ -401,14 +400,9 @@ def recommend(
 ) -> Recommendation | None:
     """Rank a case from one run: a usable run is preferred, then one with more variants, then a newer one.
 
+    The runs are of one device. Only ``variants`` are ranked, by default all; ``limit_bytes`` limits the noise
+    and the peak memory, each; ``part`` is the layer's share of its network, by default all.
     Returns None if no run has a ranking of the case that contains any of the variants.
-
-    Args:
-        runs: the runs to choose from, all of one device.
-        case: the layer to train.
-        variants: the variants to rank; all by default.
-        limit_bytes: upper limit of the noise and of the peak memory, each.
-        part: the layer's share of its network's parameters; by default the layer is the whole network.
     """
     candidates, history = [], tuple(runs)
     for run in history:

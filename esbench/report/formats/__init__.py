@@ -34,8 +34,6 @@ class Page:
     Attributes:
         path: its file without the suffix.
         name: a name that differs from those of the report's other pages.
-        runs: the runs that it shows.
-        sections: its tables.
         above: Markdown above the tables; other formats leave it out.
     """
 

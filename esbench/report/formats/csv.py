@@ -77,7 +77,6 @@ def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
 
 
 def _key(run_id: str, device: str, row: Row) -> dict[str, object]:
-    """Return the columns that identify the observation of a row."""
     case = row.case
     values = (
         *(run_id, device, case.operator, row.variant.label(case.operator), case.label),

@@ -42,7 +42,6 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def _line(run: Run, row: Row) -> dict[str, object]:
-    """Return the values of a row by column."""
     return {
         **msgspec.structs.asdict(row.case),
         "shape": row.case.shape,

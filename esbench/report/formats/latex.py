@@ -61,12 +61,8 @@ def page(
 ) -> str:
     r"""Return a page of tables, each as wide as a column of the text; with intervals, as wide as the text.
 
-    Args:
-        title: the title of the page, a comment in the first line.
-        sections: its tables, of at most six columns.
-        key: the prefix of labels: ``\ref{tab:<key>-1}`` is the first table.
-        cited: keys of the bibliography from which the variants of the page come.
-        intervals: whether numbers are shown with their intervals.
+    The title is a comment in the first line. Tables have at most six columns; ``\ref{tab:<key>-1}`` is the
+    first. ``cited`` are the keys of the works from which the variants of the page come.
     """
     head = f"% {one_line(title)}: written by `esbench report --format latex`"
     parts = [f"{head}\n% needs \\usepackage{{booktabs}} and \\usepackage{{tabularx}}"]

@@ -33,14 +33,8 @@ Subject = Grid | Rankings
 class PlotRequest:
     """The rows that a plot shows; by default its usual ones.
 
-    Attributes:
-        operator: name of an operator, such as Linear.
-        cases: a glob over labels and shapes.
-        variants: globs over names and labels.
-        phase: one of the timed phases.
-        dtype: name of a dtype, such as float32.
-        method: host, eager or graph.
-        width: width of the figure in inches.
+    ``cases`` is a glob over labels and shapes, ``variants`` are globs over names and labels; ``width`` is in
+    inches.
     """
 
     operator: str | None = None

@@ -18,12 +18,8 @@ def gate_power(
 ) -> Figure:
     """Draw the power of the gate with its 95 % intervals (Clopper and Pearson, 1934).
 
-    Args:
-        detections: what is slower -> (slowdown as a share of the time, suites that found it, all suites) for
-            each slowdown.
-        goals: slowdown -> the share of suites that should find it.
-        title: the finding.
-        origin: the study and its device.
+    ``detections`` maps what is slower to (slowdown as a share of the time, suites that found it, all suites)
+    for each slowdown, ``goals`` a slowdown to the share of suites that should find it.
     """
     figure = Figure(PAGE)
     (axes,) = figure.panels(1, 1, 2.7)

@@ -52,11 +52,8 @@ def hero(rankings: Rankings, width: float = PAGE) -> Figure | None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1,)))
     for index, row in enumerate(rows):
         _draw_row(axes, index, row)
-    axes.set_yticks(range(len(rows)), [style.fit(label(row), 0.32 * width) for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.8)
-    axes.tick_params(axis="y", length=0)
+    style.name_rows(axes, [style.fit(label(row), 0.32 * width) for row in rows], -0.8)
     axes.tick_params(labelsize=FINE)
-    axes.grid(visible=False, axis="y")
     axes.set_xlabel("members per ms of a step", loc="right")
     _write_columns(axes, -0.8, "members kept", "step", color="0.3")
     figure.finish(
@@ -152,7 +149,6 @@ def _draw_row(axes: Axes, index: int, row: RankedVariant) -> None:
 
 
 def _write_columns(axes: Axes, y: float, share: str, step: str, color: str = "black") -> None:
-    """Write the two columns of text to the right of the axes."""
     for offset, text, side in ((4, share, "left"), (100, step, "right")):
         axes.annotate(
             text,

@@ -53,10 +53,7 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     style.log_axis(axes, "x", [1.0, 2.0, *(x for x in ends if is_drawable(x))])
     for index, (name, row) in enumerate(rows.items()):
         _draw_row(axes, index, row, style.FAMILIES.get(name, style.FAMILIES["other"]))
-    axes.set_yticks(range(len(rows)), [style.fit(name, 1.5) for name in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.65)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+    style.name_rows(axes, [style.fit(name, 1.5) for name in rows], -0.65)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("time(variant) / time(base), lower is better", loc="right")
     missing = {

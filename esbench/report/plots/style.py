@@ -161,14 +161,7 @@ class Figure(figure.Figure):
     def finish(
         self, title: str, origin: str, notes: Sequence[str] = (), handles: Sequence[Artist] = ()
     ) -> None:
-        """Lay out the panels, and add title, legend, notes and origin.
-
-        Args:
-            title: the finding.
-            origin: the run and device of its numbers.
-            notes: paragraphs below the legend.
-            handles: entries of the legend below the panels.
-        """
+        """Lay out the panels; add the title above, and a legend of ``handles``, notes and origin below."""
         self.title, self.origin, self.notes = printable(title), printable(origin), list(notes)
         if engine := self.get_layout_engine():
             engine.execute(self)
@@ -302,6 +295,14 @@ def missing_reason(row: Row | None, longest: int = 60) -> str:
 
 
 # Axes and labels
+
+
+def name_rows(axes: Axes, names: Sequence[str], top: float) -> None:
+    """Give the y axis a row for each name, the first below ``top``, without ticks and lines."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, top)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"], values: Iterable[float], margin: float = 1.3) -> None:

@@ -164,12 +164,7 @@ def lines(
 ) -> list[Line]:
     """Return the lines of all variants but base and naive that have at least two points.
 
-    Args:
-        grid: has the reasons of missing values.
-        sweep: the x axis.
-        cases: sorted along it.
-        value: returns the value at a case, None if it is unknown.
-        highest: larger values are drawn at this height.
+    ``cases`` are sorted along the x axis; a value above ``highest`` is drawn at that height.
     """
     all_lines = []
     for variant in grid.variants:

@@ -101,7 +101,6 @@ def _ranked_cases(run: Run, history: Iterable[Run]) -> dict[Case, Rankings]:
 
 
 def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
-    """Return the first case of each operator, then all other cases."""
     first = {case.operator: case for case in reversed([*cases])}
     return sorted(cases, key=lambda case: case != first[case.operator])
 

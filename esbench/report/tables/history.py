@@ -46,7 +46,6 @@ def sections(history: History) -> list[Section]:
 
 
 def _title(history: History, key: Key) -> str:
-    """Return the title of a table: operator, phase, metric and method."""
     if history.metric == MULTIPLIER:
         description = f"time(variant) / time({key.against}), lower is better"
     else:

@@ -30,6 +30,7 @@ from esbench.report.tables.table import (
     Section,
     case_section,
     estimate_cell,
+    mean_number,
     n_eff_cell,
     n_eff_interval_cell,
     number_cell,
@@ -205,9 +206,8 @@ def _metric_sections(qualities: Qualities, case: Case) -> list[Section]:
         mean = qualities.estimate(variant, case, metric, method)
         if mean is None:
             return None
-        low, high = (mean.mean - mean.half, mean.mean + mean.half) if mean.half else (None, None)
-        rows = qualities.rows(variant, case, (metric, method))
-        return number_cell(CellNumber(metric, mean.mean, rows, low, high, has_interval=True))
+        number = mean_number(metric, mean, qualities.rows(variant, case, (metric, method)))
+        return number_cell(replace(number, has_interval=True))
 
     def cells(variant: Variant) -> dict[str, Cell | None]:
         return {heading: cell(variant, *key) for heading, key in keys.items()}

@@ -40,9 +40,7 @@ class CellNumber:
         value: the number, or None if it is missing.
         rows: the stored rows that it is computed from: first that of its own variant and case, then those of
             references such as base.
-        low: the lower end of its 95 % interval, None if unknown.
-        high: the upper end.
-        kind: how it is shown.
+        low, high: the ends of its 95 % interval, None if unknown.
         has_interval: whether the interval is always shown.
         least_digits: significant digits that are shown even if the interval supports fewer.
     """
@@ -144,9 +142,7 @@ class Section:
 
     Attributes:
         title: operator, phase and metric.
-        origin: the run that they are from.
         conditions: dtype, batch and method.
-        blocks: the tables.
         footnotes: reasons and warnings on cells and samples.
         run_id: the run of the cells; empty for a section of several runs.
         heading_suffix: the end of the heading, where a page has several sections of this title.
@@ -248,6 +244,12 @@ def case_section(  # noqa: PLR0913, PLR0917  # the parts of a section
         run_id=grid.run.header.run_id,
         heading_suffix=heading_suffix,
     )
+
+
+def mean_number(metric: str, mean: Estimate | None, rows: tuple[Measurement, ...]) -> CellNumber:
+    """Return a mean over replicates in the unit of its metric; equal replicates give it no interval."""
+    low, high = (mean.mean - mean.half, mean.mean + mean.half) if mean and mean.half else (None, None)
+    return CellNumber(metric, mean.mean if mean else None, rows, low, high)
 
 
 def estimate_cell(metric: str, estimate: Estimate | None, rows: tuple[Measurement, ...]) -> Cell | None:

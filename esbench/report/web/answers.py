@@ -28,9 +28,7 @@ class Task(NamedTuple):
     Attributes:
         group: its heading in the list of layers.
         lead: the words before the best variant.
-        phase: the phase of the metric that decides.
-        metric: that metric.
-        words: its description.
+        phase, metric, words: the metric that decides, and its description.
         also: phase, metric and description of more numbers of the best variant.
         method: the method of the metric, empty for any.
     """
@@ -123,10 +121,8 @@ class Answer(NamedTuple):
 
     Attributes:
         view: the position of the view that it is read from.
-        lead: the words before the best variants.
         best: the best variant, and those that are tied with it.
         picks: the figures of the best variant and of the next one, if the two are tied or the first is exact.
-        notes: sentences on what else to know.
     """
 
     view: int

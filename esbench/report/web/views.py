@@ -56,10 +56,8 @@ class Row(NamedTuple):
 
     Attributes:
         marks: the numbers to draw; only a ranking has members evaluated per ms.
-        texts: the text of each column.
         kind: ``EXACT``, ``AT_LEAST`` or empty.
         reason: why there is no value.
-        remark: a warning about the samples.
         bounds: in a ranking, the bounds that decide on a tie.
     """
 
@@ -270,10 +268,7 @@ def _quality_row(variant: Variant, row: Measurement | Skipped) -> Row:
 
 
 def _mean(row: Measurement) -> tuple[CellNumber, list[str]]:
-    mean_of_replicates = estimate(replicates(row))
-    mean, half = (mean_of_replicates.mean, mean_of_replicates.half) if mean_of_replicates else (None, None)
-    low, high = (mean - half, mean + half) if mean is not None and half else (None, None)
-    number = CellNumber(row.metric, mean, low=low, high=high)
+    number = table.mean_number(row.metric, estimate(replicates(row)), ())
     return number, [number.text(), _half(number)]
 
 
