@@ -6,24 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from esbench.schema import (
-    SCHEMA_VERSION,
-    Case,
-    Conditions,
-    DevicePeak,
-    Environment,
-    Measurement,
-    Mode,
-    Phase,
-    Row,
-    Run,
-    RunEnd,
-    RunHeader,
-    Scalar,
-    Skipped,
-    Variant,
-    Work,
-)
+from esbench import schema
+from esbench.schema import Case, Measurement, Mode, Phase, Row, Run, RunHeader, Scalar, Skipped, Variant
 
 BASE = Variant(scheme="Base", mode="base", baseline=True)
 NAIVE = Variant(scheme="Naive", mode="naive", baseline=True)
@@ -63,7 +47,7 @@ def changed(run: Run, **fields: object) -> Run:
     """Return the run with some of its fields, or fields of its header or environment, replaced."""
     environment, header, of_run = (
         {name: value for name, value in fields.items() if name in struct.__struct_fields__}
-        for struct in (Environment, RunHeader, Run)
+        for struct in (schema.Environment, RunHeader, Run)
     )
     here = msgspec.structs.replace(run.header.environment, **environment)
     return msgspec.structs.replace(
@@ -71,9 +55,9 @@ def changed(run: Run, **fields: object) -> Run:
     )
 
 
-def environment(device_name: str = "Test CPU") -> Environment:
+def environment(device_name: str = "Test CPU") -> schema.Environment:
     """Return an invented machine."""
-    return Environment(
+    return schema.Environment(
         device="cpu",
         device_name=device_name,
         cpu=device_name,
@@ -93,7 +77,7 @@ def header(
 ) -> RunHeader:
     """Return the header of a run on that machine."""
     return RunHeader(
-        schema=SCHEMA_VERSION,
+        schema=schema.SCHEMA_VERSION,
         run_id=run_id,
         suite=suite,
         started="2026-01-01T00:00:00Z",
@@ -137,22 +121,22 @@ def bytes_row(variant: Variant, case: Case, metric: str, count: int, phase: Phas
 
 def clocks(row: Measurement, *megahertz: float, throttled: tuple[str, ...] = ()) -> Measurement:
     """Return the row with a clock for each of its visits, one visit per round."""
-    visits = (Conditions(clock_hz=value * 1e6, throttled=throttled) for value in megahertz)
+    visits = (schema.Conditions(clock_hz=value * 1e6, throttled=throttled) for value in megahertz)
     return msgspec.structs.replace(row, conditions=tuple((visit,) for visit in visits))
 
 
 def working(row: Measurement, flops: float, moved_bytes: float, output_bytes: float = 1e6) -> Measurement:
     """Return the row with the minimum work of its call."""
     return msgspec.structs.replace(
-        row, work=Work(flops=flops, moved_bytes=moved_bytes, output_bytes=output_bytes)
+        row, work=schema.Work(flops=flops, moved_bytes=moved_bytes, output_bytes=output_bytes)
     )
 
 
-def peaks(dtype: str = "float32") -> tuple[DevicePeak, ...]:
+def peaks(dtype: str = "float32") -> tuple[schema.DevicePeak, ...]:
     """Return the peaks of a device with 1 GB/s and 10 GFLOP/s in one dtype."""
     return (
-        DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 2e6, 2e6, 3e6)),
-        DevicePeak(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
+        schema.DevicePeak(kind="copy", dtype="float32", amount=1e6, samples=(1e6, 1e6, 2e6, 2e6, 3e6)),
+        schema.DevicePeak(kind="matmul", dtype=dtype, amount=1e7, samples=(1e6,)),
     )
 
 
@@ -180,10 +164,10 @@ def replaced(rows: Iterable[Row], **fields: object) -> list[Row]:
 
 def run(
     rows: Iterable[Row],
-    device_peaks: tuple[DevicePeak, ...] = (),
+    device_peaks: tuple[schema.DevicePeak, ...] = (),
     invalid: tuple[str, ...] = (),
     **fields: str,
 ) -> Run:
     """Return a completed run."""
-    end = RunEnd(status="complete", wall_s=1.0, invalid=invalid)
+    end = schema.RunEnd(status="complete", wall_s=1.0, invalid=invalid)
     return Run(header=header(**fields), rows=tuple(rows), end=end, device_peaks=device_peaks)

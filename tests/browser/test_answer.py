@@ -27,13 +27,7 @@ def test_the_page_begins_with_an_answer(opened: Open) -> None:
     """The first heading names the best variant; five values below it equal those of the table."""
     page = opened()
     assert page.inner_text("h1") == "Use Hadamard"
-    assert answer_values(page) == {
-        "the n_eff per ms of dense noise": "40.0x",
-        "the time of the plain layer": "5.00x",
-        "of the members kept": "100 %",
-        "a step of 1,024 members": "5.00 ms",
-        "peak memory": "1.00 MB",
-    }
+    assert list(answer_values(page).values()) == ["40.0x", "5.00x", "100 %", "5.00 ms", "1.00 MB"]
     cells = page.locator("#dots tbody tr", has_text="Hadamard").first.locator("td").all_inner_texts()[1:]
     assert cells == ["205", "205", "40.0x", "5.00x", "100", "5.00", "1.00"]
     assert "Flipped has the fastest step, 4.00 ms, but keeps only 59.4" in page.inner_text("#answer-notes")

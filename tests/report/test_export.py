@@ -1,8 +1,6 @@
 """Runs exported for other tools: the exported values, and the rows that are left out."""
 
-import csv
 import importlib
-import io
 import json
 import re
 import sys
@@ -61,15 +59,6 @@ def test_a_variant_that_failed_has_no_time() -> None:
     fields: tuple[dict[str, object], ...] = ({"phase": "step"}, {"case": linear(512)}, {"method": "graph"})
     elsewhere = [msgspec.structs.replace(wrong, **changes) for changes in fields]
     assert len(benchmarks(synthetic.run([*measured, *elsewhere]))) == 2
-
-
-def test_no_cell_is_a_formula() -> None:
-    """A spreadsheet evaluates no cell; each row is one line."""
-    text = export(exported(), "csv").text
-    lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert text.count("\n") == len(lines) + 1
-    texts = [row[name] for row in lines for name in ("run", "device", "variant", "case", "reason", "labels")]
-    assert not [cell for cell in texts if cell.startswith(("=", "+", "-", "@"))]
 
 
 def stored(run: Run, path: Path) -> Path:
