@@ -107,11 +107,8 @@ class Page:
     def published(self, file: str, *published_files: str) -> str:
         """Return the forward's multipliers of a run next to published ones, folded for each operator."""
         run, published = self._run(file), [self._run(name) for name in published_files]
-        sections = [
-            table_section
-            for table_section in published_sections(run, *published)
-            if ", forward:" in table_section.title
-        ]
+        all_sections = published_sections(run, *published)
+        sections = [part for part in all_sections if ", forward:" in part.title]
         if not sections:
             raise UserError(
                 f"{file} and {', '.join(published_files)} have no variant and shape in common with times of "
@@ -150,11 +147,8 @@ class Page:
                 continue
             for ranked_case in ranking.cases:
                 if fnmatchcase(ranked_case.label, case):
-                    chosen = [
-                        ranked
-                        for ranked in ranking.of(ranked_case)
-                        if ranked.variant.matches(variants, ranked_case.operator)
-                    ]
+                    operator, every = ranked_case.operator, ranking.of(ranked_case)
+                    chosen = [ranked for ranked in every if ranked.variant.matches(variants, operator)]
                     sections.append(ranking_section(ranking, ranked_case, chosen))
         return self._markdown(file, sections)
 

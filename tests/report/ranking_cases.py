@@ -108,12 +108,9 @@ def orthogonal(case: Case) -> list[Row]:
 
 def sweep(*populations: int) -> list[Row]:
     """Return populations of one-sided flips with one core and with several, and of dense noise."""
-    return [
-        row
-        for members in populations
-        for variant, kappa in ((DENSE, 0.0), (FLIPPED, 65.0), (CORES, 65 / 8))
-        for row in qualities(variant, linear(64, members=members), kappa)
-    ]
+    kappas = ((DENSE, 0.0), (FLIPPED, 65.0), (CORES, 65 / 8))
+    cases = [linear(64, members=members) for members in populations]
+    return [row for case in cases for variant, kappa in kappas for row in qualities(variant, case, kappa)]
 
 
 def run(measured_rows: Iterable[Row] | None = None, run_id: str = "20260101T000000Z-quality-0001") -> Run:
@@ -129,9 +126,6 @@ def one_ranking(run: Run) -> Rankings:
 
 def with_effective(*values: float) -> Run:
     """Return the usual run with these replicates of Hadamard's effective population."""
-    others = [
-        row
-        for row in rows()
-        if not (row.variant == HADAMARD and getattr(row, "metric", "") in {"kappa", "effective_members"})
-    ]
+    replaced = {"kappa", "effective_members"}
+    others = [row for row in rows() if row.variant != HADAMARD or getattr(row, "metric", "") not in replaced]
     return run([*others, quality_row(HADAMARD, SQUARE, "effective_members", "linear fitness", *values)])

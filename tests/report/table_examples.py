@@ -379,22 +379,15 @@ def qualities() -> Iterator[Example]:
     ]
     below = without(below, CORES, "correlation")
     below.append(skipped(CORES, SQUARE, "one layer", "quality", method="layers"))
-    (law,) = [
-        section
-        for section in quality_sections(ranking_cases.run(below), "Linear")
-        if "quality of" in section.title
-    ]
+    (law,) = [s for s in quality_sections(ranking_cases.run(below), "Linear") if "quality of" in s.title]
     yield "Fitted kappa beside its closed form: it holds, is unclear, or is contradicted", shown([law])
     run = ranking_cases.run(ranking_cases.digits(SQUARE))
     yield (
         "A trained network has a cosine for each sigma, in their order",
         shown(quality_sections(run, "DigitsMLP")),
     )
-    plain, rigl, absent = (
-        variant("DenseDigits"),
-        variant("Trained", rule="rigl"),
-        variant("Trained", rule="set"),
-    )
+    plain, absent = variant("DenseDigits"), variant("Trained", rule="set")
+    rigl = variant("Trained", rule="rigl")
     figures: list[Row] = [
         quality_row(plain, msgspec.structs.replace(DIGITS, in_channels=128), "accuracy", "test digits", 0.99),
         quality_row(plain, DIGITS, "accuracy", "test digits", 0.98, 0.98),

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from esbench.report.tables.console import run_summary, warnings
-from esbench.schema import Case, Skipped
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import SQUARE, rows
@@ -61,7 +60,7 @@ def test_three_shapes_of_different_operators_are_shown() -> None:
 
     Of a layer's options only those that differ from the default are named.
     """
-    cases: list[Case] = [linear(width) for width in (64, 128, 256, 512)]
+    cases = [linear(width) for width in (64, 128, 256, 512)]
     cases.append(msgspec.structs.replace(conv2d(16, 32, members=1), stride=2))
     run = synthetic.run(time_row(v, case, 1.0) for case in cases for v in (BASE, DENSE))
     text = run_summary(run)
@@ -95,14 +94,7 @@ def test_long_names_and_reasons_fit_into_100_columns() -> None:
     long = [variant("ASchemeWithANameOfMoreThanFortyTwoCharacters", rank=rank) for rank in range(3)]
     lines = run_summary(synthetic.run(time_row(v, linear(), 1.0) for v in long)).splitlines()[2:]
     assert len({line.split("  ")[0] for line in lines}) == len(lines) == 3
-    failures = warnings(
-        synthetic.run(
-            Skipped(
-                variant=long_variant, case=linear(), phase=None, status="failed", reason="no such thing " * 20
-            )
-            for long_variant in long
-        )
-    )
+    failures = warnings(synthetic.run(synthetic.failed(v, linear(), "no such thing " * 20) for v in long))
     assert len(failures) == 3
     assert max(map(len, [*lines, *failures])) <= 100
 

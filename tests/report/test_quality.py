@@ -135,11 +135,8 @@ def test_qualities_of_two_runs_are_compared() -> None:
         (pair,) = compare(run, ranking_cases.run([*others, changed])).counts
         assert pair.key.metric == metric
         assert [pair.a, pair.b] == pytest.approx([before, sum(value) / len(value)])
-    (pair,) = (
-        pair
-        for pair in compare(run, with_effective(100.0, 100.0, 400.0)).counts
-        if pair.key.metric == "effective_members"
-    )
+    counts = compare(run, with_effective(100.0, 100.0, 400.0)).counts
+    (pair,) = (pair for pair in counts if pair.key.metric == "effective_members")
     assert pair.a == pytest.approx(1024)
     assert pair.b == pytest.approx(3 / (2 / 100 + 1 / 400))
 
@@ -180,11 +177,8 @@ def test_the_closed_form_is_used_unless_the_fit_contradicts_it() -> None:
         ]
 
     def law(measured_rows: list[Row]) -> tuple[float, float, int]:
-        entry = next(
-            entry
-            for entry in one_ranking(ranking_cases.run(measured_rows)).of(SQUARE)
-            if entry.variant == HADAMARD
-        )
+        ranked = one_ranking(ranking_cases.run(measured_rows)).of(SQUARE)
+        entry = next(entry for entry in ranked if entry.variant == HADAMARD)
         assert entry.kappa
         assert entry.effective
         return entry.kappa.mean, entry.effective.value, entry.effective.replicates
@@ -216,11 +210,8 @@ def test_the_interval_of_the_step_counts_for_ties() -> None:
 def test_each_method_and_case_has_its_own_ranking() -> None:
     """Eager calls and graphs are ranked apart, as are shapes; a case without a rate has no ranking."""
     wide = linear(128)
-    graphs = [
-        msgspec.structs.replace(row, method="graph")
-        for row in rows()
-        if row.phase == "step" and isinstance(row, Measurement)
-    ]
+    measured = (row for row in rows() if isinstance(row, Measurement) and row.phase == "step")
+    graphs = synthetic.replaced(measured, method="graph")
     run = ranking_cases.run([*rows(), *rows(wide), *graphs, time_row(DENSE, linear(32), 1.0, phase="step")])
     assert [(ranking.grid.method, ranking.cases) for ranking in rankings(run, "Linear")] == [
         ("host", [SQUARE, wide]),

@@ -173,12 +173,8 @@ def test_controls_and_baselines_are_never_recommended() -> None:
 
 def test_without_qualities_the_fastest_is_shown_with_a_warning() -> None:
     """A case without n_eff is answered by time; a run of failures alone has no value."""
-    result = answer_of(
-        [
-            time_row(row_variant, SQUARE, *[ms] * 7)
-            for row_variant, ms in ((BASE, 1.0), (DENSE, 9.0), (CORES, 3.0))
-        ]
-    )
+    times = ((BASE, 1.0), (DENSE, 9.0), (CORES, 3.0))
+    result = answer_of([time_row(v, SQUARE, *[ms] * 7) for v, ms in times])
     assert (result.lead, result.best) == ("Fastest forward:", (CORES,))
     assert ("3.00x", "faster than dense noise") in result.picks[0].figures
     assert "n_eff was not measured" in result.notes[0]

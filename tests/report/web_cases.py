@@ -37,11 +37,8 @@ Work      2 * rank * (o + i) flops.
 
 def usual_run(run_id: str = NEW, slower: float = 1.0, device_name: str = "Test CPU") -> Run:
     """Return a run with a ranking on a square layer, a sweep of its forward, and a forward of a wider one."""
-    swept = [
-        row
-        for members in (64, 256, 1024)
-        for row in forward_rows(linear(64, members=members), slower * members / 1024)
-    ]
+    cases = [linear(64, members=members) for members in (64, 256, 1024)]
+    swept = [row for case in cases for row in forward_rows(case, slower * case.members / 1024)]
     measured_rows = [
         *rows(),
         *swept,
@@ -129,11 +126,8 @@ def page_rows(data: Mapping[str, Any]) -> list[tuple[Record, Record, Record, str
     for view in data["views"]:
         columns = data["columns"][view["columns"]]
         for number, marks, texts, *reasons in view["rows"]:
-            row = {
-                "marks": marks,
-                "texts": dict(zip(columns, texts, strict=False)),
-                **(reasons[0] if reasons else {}),
-            }
+            remarks = reasons[0] if reasons else {}
+            row = {"marks": marks, "texts": dict(zip(columns, texts, strict=False)), **remarks}
             keys = (
                 data["runs"][view["run"]],
                 data["quantities"][view["quantity"]],

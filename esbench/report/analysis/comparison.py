@@ -37,11 +37,8 @@ def different_devices(a: Run, b: Run, template: str = "A ran on {}, B on {}") ->
         return {name: getattr(environment, name) for name in _SAME_DEVICE} | {"kind": uuid_kind}
 
     device_a, device_b = (device(run.header.environment) for run in (a, b))
-    differing = [
-        name
-        for name in device_a
-        if device_a[name] is not None and device_b[name] is not None and device_a[name] != device_b[name]
-    ]
+    known = [name for name in device_a if None not in {device_a[name], device_b[name]}]
+    differing = [name for name in known if device_a[name] != device_b[name]]
 
     def describe(device: dict[str, object]) -> str:
         return ", ".join(

@@ -192,12 +192,9 @@ def select_comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
 
 def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
     name = LATENCY if metric == MULTIPLIER else metric
-    return [
-        grid
-        for operator in operators(run)
-        for grid in grids(run, operator, name)
-        if grid.metric == name and grid.phase == phase and grid.method != UNMEASURED
-    ]
+    found = (grid for operator in operators(run) for grid in grids(run, operator, name))
+    measured = (grid for grid in found if grid.method != UNMEASURED)
+    return [grid for grid in measured if (grid.metric, grid.phase) == (name, phase)]
 
 
 def _against(grid: Grid) -> str:

@@ -103,12 +103,8 @@ class Grid:
     @cached_property
     def cells(self) -> tuple[tuple[Variant, Case, Measurement], ...]:
         """The cells that were measured, row by row."""
-        return tuple(
-            (variant, case, row)
-            for variant in self.variants
-            for case in self.cases
-            if isinstance(row := self.at(variant, case), Measurement)
-        )
+        cells = ((variant, case, self.at(variant, case)) for variant in self.variants for case in self.cases)
+        return tuple((variant, case, row) for variant, case, row in cells if isinstance(row, Measurement))
 
     def by_median(self, case: Case) -> dict[Variant, Measurement]:
         """Return the variants with a median on a case and their rows, the smallest median first."""
@@ -136,11 +132,8 @@ class Grid:
     @cached_property
     def largest(self) -> dict[tuple[Variant, Case], Measurement]:
         """The largest population that fits of each cell for which it was searched."""
-        return {
-            (row.variant, row.case): row
-            for row in self.run.measurements
-            if row.metric == LARGEST and median(row) is not None
-        }
+        rows = (row for row in self.run.measurements if row.metric == LARGEST)
+        return {(row.variant, row.case): row for row in rows if median(row) is not None}
 
     @cached_property
     def _rows(self) -> tuple[Row, ...]:

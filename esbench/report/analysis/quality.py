@@ -321,13 +321,8 @@ class Qualities:
 
     def methods(self, case: Case, metric: str) -> list[str]:
         """Return the methods that found a quality of a case, in the order of the run."""
-        return list(
-            dict.fromkeys(
-                method
-                for _, row_case, row_metric, method in self._rows
-                if (row_case, row_metric) == (case, metric)
-            )
-        )
+        found = (method for _, *key, method in self._rows if key == [case, metric])
+        return list(dict.fromkeys(found))
 
     def reason(self, variant: Variant, case: Case, methods: Collection[str]) -> Skipped | None:
         """Return why a variant has no quality on a case by these methods, None without a reason."""

@@ -275,11 +275,8 @@ def rankings(run: Run, operator: str, history: Iterable[Run] = ()) -> list[Ranki
     ``history`` are stored runs, with which base is compared to find load.
     """
     stored = tuple(history)
-    all_rankings = (
-        Rankings(grid, stored)
-        for grid in latency_grids(run, operator)
-        if grid.phase == "step" and grid.method != pivot.UNMEASURED
-    )
+    steps = (grid for grid in latency_grids(run, operator) if grid.phase == "step")
+    all_rankings = (Rankings(grid, stored) for grid in steps if grid.method != pivot.UNMEASURED)
     return [ranking for ranking in all_rankings if ranking.cases]
 
 
@@ -343,11 +340,8 @@ def tied(best: _C, others: Iterable[_C]) -> list[_C]:
 
 def tied_schemes(best: RankedVariant, others: Iterable[RankedVariant]) -> str:
     """Return ``"tied with Hadamard"`` or ``"tied with 3 other schemes"``, or ``""`` if no scheme is tied."""
-    schemes = {
-        entry.variant.unfused_scheme: entry.variant.name
-        for entry in tied(best, others)
-        if not entry.variant.baseline
-    }
+    equals = [entry.variant for entry in tied(best, others) if not entry.variant.baseline]
+    schemes = {variant.unfused_scheme: variant.name for variant in equals}
     schemes.pop(best.variant.unfused_scheme, None)
     if len(schemes) == 1:
         return f"tied with {schemes.popitem()[1]}"

@@ -92,12 +92,8 @@ def partial_request(run: Run) -> str:
     The dtype and plug-ins are left out: they do not limit a suite.
     """
     request = run.header.request or Request()
-    values = {
-        "variants": ", ".join(request.variants),
-        "cases": request.cases,
-        "phases": request.phases,
-        "methods": request.methods,
-    }
+    values = {name: getattr(request, name) for name in ("variants", "cases", "phases", "methods")}
+    values["variants"] = ", ".join(request.variants)
     return "; ".join(
         f"{name} {value}"
         for name, value in values.items()

@@ -57,13 +57,8 @@ def tidy_numbers(runs: Iterable[Run], sections: Iterable[Section]) -> str:
         key = (run_id, row.variant, row.case, row.phase, row.method)
         return lines.setdefault(key, _key(run_id, devices.get(run_id, ""), row))
 
-    cells = (
-        (section.run_id, cell)
-        for section in sections
-        for block in section.blocks
-        for row in block.table.cells
-        for cell in row
-    )
+    tables = ((section.run_id, block.table) for section in sections for block in section.blocks)
+    cells = ((run_id, cell) for run_id, table in tables for row in table.cells for cell in row)
     for run_id, cell in cells:
         for number in cell.numbers:
             values = _values(number)

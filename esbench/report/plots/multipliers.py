@@ -56,11 +56,9 @@ def multipliers(grid: Grid, width: float = PAGE) -> Figure | None:
     style.name_rows(axes, [style.fit(name, 1.5) for name in rows], -0.65)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("time(variant) / time(base), lower is better", loc="right")
-    missing = {
-        variant.name: style.missing_reason(grid.at(variant, case), 40)
-        for variant in variants
-        if not any(dot.variant == variant for dot in dots)
-    }
+    drawn = {dot.variant for dot in dots}
+    lacking = [variant for variant in variants if variant not in drawn]
+    missing = {variant.name: style.missing_reason(grid.at(variant, case), 40) for variant in lacking}
     figure.finish(
         f"{captions.invalid_note(grid.run)}{finding(grid, case, rows)}",
         style.origin(grid, [case]),

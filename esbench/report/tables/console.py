@@ -92,12 +92,8 @@ def warnings(run: Run, history: Iterable[Run] = ()) -> list[str]:
 
 def _ranked_cases(run: Run, history: Iterable[Run]) -> dict[Case, Rankings]:
     """Return the cases to show with their rankings: the main case of each operator, then one per shape."""
-    return {
-        case: ranking
-        for operator in operators(run)
-        for ranking in rankings(run, operator, history)[:1]
-        for case in [*filter(None, [ranking.main]), *ranking.largest]
-    }
+    found = (ranking for operator in operators(run) for ranking in rankings(run, operator, history)[:1])
+    return {case: ranking for ranking in found for case in (ranking.main, *ranking.largest) if case}
 
 
 def _sort_by_operator(cases: Collection[Case]) -> list[Case]:
@@ -148,11 +144,8 @@ def _rows_by_time(grid: Grid, case: Case) -> list[tuple[str, ...]]:
     """Return the rows of the fastest variants of a case, then those of dense noise, base and naive."""
     times_ns = {variant: median(row) or 0.0 for variant, row in grid.by_median(case).items()}
     shown = [variant for variant in times_ns if not variant.baseline][:BEST]
-    shown += [
-        variant
-        for variant in times_ns
-        if variant not in shown and (variant.name == DENSE or variant.mode != "batched")
-    ]
+    references = [variant for variant in times_ns if variant.name == DENSE or variant.mode != "batched"]
+    shown += [variant for variant in references if variant not in shown]
     dense_ns = times_ns.get(Variant(scheme=DENSE))
 
     def peak(variant: Variant) -> str:

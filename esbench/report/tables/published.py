@@ -21,19 +21,11 @@ def published_sections(measured: Run, *published: Run) -> list[Section]:
 
 
 def _section(ours: Grid, published: Sequence[Run]) -> Section | None:
-    published_grids = [
-        theirs
-        for run in published
-        for theirs in grids(run, ours.operator, TIMES)
-        if _is_comparable(ours, theirs)
-    ]
+    theirs_of_operator = (theirs for run in published for theirs in grids(run, ours.operator, TIMES))
+    published_grids = [theirs for theirs in theirs_of_operator if _is_comparable(ours, theirs)]
     notes = Footnotes()
-    blocks = [
-        block
-        for theirs in published_grids
-        for multiplier in (SPEED, TIME)
-        if (block := _block(ours, theirs, multiplier, notes))
-    ]
+    pairs = [(theirs, multiplier) for theirs in published_grids for multiplier in (SPEED, TIME)]
+    blocks = [block for pair in pairs if (block := _block(ours, *pair, notes))]
     if not blocks:
         return None
     their_conditions = (
@@ -63,12 +55,9 @@ def _block(ours: Grid, theirs: Grid, multiplier: Multiplier, notes: Footnotes) -
     """Return our multipliers next to the published ones, None if one side lacks the baseline."""
     if not theirs.reference(multiplier.mode) or not ours.reference(multiplier.mode):
         return None
-    filler = GridTable(
-        ours,
-        tuple(variant for variant in ours.variants if variant in theirs.variants),
-        tuple(case for case in ours.cases if _matching_case(case, theirs)),
-        notes,
-    )
+    variants = tuple(variant for variant in ours.variants if variant in theirs.variants)
+    cases = tuple(case for case in ours.cases if _matching_case(case, theirs))
+    filler = GridTable(ours, variants, cases, notes)
 
     def cell(variant: Variant, case: Case, _: Measurement) -> Cell:
         their_case = _matching_case(case, theirs)

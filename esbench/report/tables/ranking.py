@@ -254,11 +254,8 @@ def _best_rows(ranking: Rankings, case: Case, notes: Footnotes) -> list[tuple[Ce
     reference = dense(ranked)
     if reference is None or reference.rate_over(reference) is None:
         return []  # no variant can be shown as a multiple of dense noise
-    candidates = [
-        scheme
-        for scheme in ranked
-        if not scheme.variant.baseline and (scheme.is_exact or scheme.rate_over(reference))
-    ]
+    schemes = (entry for entry in ranked if not entry.variant.baseline)
+    candidates = [scheme for scheme in schemes if scheme.is_exact or scheme.rate_over(reference)]
     rows = []
     for best in recommended(candidates):
         if best != reference:

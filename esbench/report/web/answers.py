@@ -179,11 +179,8 @@ _TIME_ALONE = (
 
 def _deciding_view(views: Sequence[View], task: Task | None) -> int:
     """Return the position of the view to answer from: the most important one with a candidate."""
-    deciding = [
-        index
-        for index, view in enumerate(views)
-        if (task.decides(view) if task else view.metric == RATE_METRIC)
-    ]
+    decides = task.decides if task else lambda view: view.metric == RATE_METRIC
+    deciding = [index for index, view in enumerate(views) if decides(view)]
     for phase in ("step", "forward", "update", "sample"):
         deciding += [i for i, view in enumerate(views) if (view.phase, view.metric) == (phase, LATENCY)]
     with_candidates = [index for index in deciding if candidates(views[index])]
@@ -192,14 +189,8 @@ def _deciding_view(views: Sequence[View], task: Task | None) -> int:
 
 def candidates(view: View) -> list[Row]:
     """Return the rows with a value, best first, without baselines and controls."""
-    return [
-        row
-        for row in view.rows
-        if row.is_known
-        and row.variant.mode == "batched"
-        and not row.variant.baseline
-        and not is_control(row.variant)
-    ]
+    batched = (row for row in view.rows if row.variant.mode == "batched" and not row.variant.baseline)
+    return [row for row in batched if row.is_known and not is_control(row.variant)]
 
 
 def is_control(variant: Variant) -> bool:
@@ -310,11 +301,8 @@ def _task_figures(task: Task, views: Sequence[View], view: View, row: Row) -> It
 
 def _references(view: View) -> list[Row]:
     """Return the row of the baseline that a task is compared with, or an empty list."""
-    known = [
-        row
-        for row in view.rows
-        if row.is_known and row.variant.mode != "batched" and not is_control(row.variant)
-    ]
+    plain = (row for row in view.rows if row.variant.mode != "batched")
+    known = [row for row in plain if row.is_known and not is_control(row.variant)]
     return sorted(known, key=lambda row: row.variant.mode)[:1]  # base before naive
 
 

@@ -137,11 +137,8 @@ def views(run: Run, operator: str, history: Iterable[Run] = ()) -> Iterator[View
 
 def _ranked_view(ranking: Rankings, case: Case) -> View:
     ranked_variants = ranking.of(case)
-    rows = [
-        _ranked_row(ranking.grid, ranked, dense(ranked_variants))
-        for ranked in ranked_variants
-        if ranked.step or not ranked.variant.baseline
-    ]
+    shown_variants = (entry for entry in ranked_variants if entry.step or not entry.variant.baseline)
+    rows = [_ranked_row(ranking.grid, ranked, dense(ranked_variants)) for ranked in shown_variants]
     columns = tuple(RATE_COLUMNS.values())
     shown = columns.index("memory (MB)") + 1
     return View("step", RATE_METRIC, ranking.grid.method, case, columns, shown, tuple(rows))
@@ -177,11 +174,8 @@ def _measured_view(grid: Grid, case: Case) -> View:
         details.append("roofline bound (ms)")
     elif grid.metric == PEAK:
         shown.append(plain)
-    rows = [
-        _row(variant, row, partial(_median, grid, variant, case))
-        for variant in grid.variants
-        if (row := grid.at(variant, case))
-    ]
+    cells = ((variant, grid.at(variant, case)) for variant in grid.variants)
+    rows = [_row(variant, row, partial(_median, grid, variant, case)) for variant, row in cells if row]
     sorted_rows = _sort_rows(grid.metric, rows)
     columns = (*shown, *details)
     return View(grid.phase, grid.metric, grid.method, case, columns, len(shown), sorted_rows)

@@ -34,11 +34,8 @@ def test_a_row_is_evaluated_members_and_effective_members_per_ms() -> None:
     rates = [entry.rate or 0.0 for entry in expected]
     assert rates == sorted(rates, reverse=True)
     circles = {along(line, "y")[0]: along(line)[0] for line in axes.lines if line.get_color() == BLACK}
-    filled = {
-        along(line, "y")[0]: along(line)[0]
-        for line in axes.lines
-        if line.get_linestyle() == "None" and line.get_color() != BLACK
-    }
+    points = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_color() != BLACK]
+    filled = {along(line, "y")[0]: along(line)[0] for line in points}
     assert filled == pytest.approx(dict(enumerate(rates)))
     evaluated = {index: SQUARE.members / STEPS[entry.variant] for index, entry in enumerate(expected)}
     assert circles == pytest.approx(evaluated)

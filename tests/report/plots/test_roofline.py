@@ -57,12 +57,8 @@ def test_a_roofline_needs_peaks_and_two_calls() -> None:
 
 def test_a_panel_per_shape_with_its_largest_population() -> None:
     """The population is the largest at which most calls have a number."""
-    rows = [
-        working(time_row(variant, linear(width, members=members), 2.0), 1e7, 1e4)
-        for width in (64, 128)
-        for members in (8, 16)
-        for variant in (BASE, DENSE)
-    ]
+    cases = [linear(width, members=members) for width in (64, 128) for members in (8, 16)]
+    rows = [working(time_row(v, case, 2.0), 1e7, 1e4) for case in cases for v in (BASE, DENSE)]
     rows.append(working(time_row(BASE, linear(64, members=32), 2.0), 1e7, 1e4))
     figure = drawn(roofline(grid(rows, peaks=True)))
     assert [axes.get_title("left") for axes in figure.axes] == ["(64, 64)", "(128, 128)"]
