@@ -6,14 +6,12 @@ and energy, several dtypes, a peak for each, and reasons that hold for one metho
 
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from esbench.cli import main
 from esbench.registry import REGISTRY, load_installed
 from esbench.report.analysis.comparison import compare
 from esbench.report.readme import Page
@@ -35,8 +33,9 @@ from esbench.schema import (
 )
 from esbench.store import read_run
 from tests import synthetic
+from tests.cli import cli_runner
 from tests.report import ranking_cases, report_cases
-from tests.synthetic import bytes_row, skipped
+from tests.synthetic import skipped
 
 pytestmark = pytest.mark.xdist_group("gpu_reading")  # one worker makes what these tests share
 
@@ -146,27 +145,25 @@ def rows_of(
                 yield skipped(variant, case, NO_GRAPH, phase, method)
             else:
                 yield from times(variant, case, phase, method, factor, group)
-        readings = (
-            bytes_row(variant, case, "peak_bytes", round(1e9 * factor), phase),
-            bytes_row(variant, case, "reserved_bytes", 2**21, phase),
-            metric_row(variant, case, phase, "launches", "profiler", 3.0),
+        yield from (
+            metric_row(variant, case, phase, "peak_bytes", "allocator", round(1e9 * factor), group=group),
+            metric_row(variant, case, phase, "reserved_bytes", "allocator", 2**21, group=group),
+            metric_row(variant, case, phase, "launches", "profiler", 3.0, group=group),
         )
-        yield from (msgspec.structs.replace(row, group=group) for row in readings)
     if not is_plain:
         yield metric_row(variant, case, "sample", "noise_bytes", "state", round(1e5 * factor))
         kappa = 0.0 if variant.scheme in {"Perturbed", "LowRank"} else 2.0 + len(variant.name)
         yield from ranking_cases.qualities(variant, case, kappa, spread=0.01)
     for metric, samples in ACTIVITY.items() if SQUARE in case.label else ():
-        row = metric_row(variant, case, "forward", metric, "nvml", *samples)
-        yield msgspec.structs.replace(row, group=group)
+        yield metric_row(variant, case, "forward", metric, "nvml", *samples, group=group)
 
 
-def metric_row(
-    variant: Variant, case: Case, phase: Phase, metric: str, method: str, *values: float
+def metric_row(  # noqa: PLR0913  one for each field of a row
+    variant: Variant, case: Case, phase: Phase, metric: str, method: str, *values: float, group: int = 0
 ) -> Measurement:
     """Return a row of a metric that is read in one round."""
     return Measurement(
-        variant=variant, case=case, phase=phase, metric=metric, method=method, samples=(values,)
+        variant=variant, case=case, phase=phase, metric=metric, method=method, samples=(values,), group=group
     )
 
 
@@ -187,11 +184,8 @@ def times(  # noqa: PLR0913, PLR0917  one for each field of a row
     jitter = JITTER[shift:] + JITTER[:shift]
     visit = Conditions(clock_hz=1.98e9, temperature_c=45.0, power_w=350.0)
     host_ns = 9e4 if method == "eager" else 6e3
-    for metric, ns in (
-        ("latency_ns", cold_ns),
-        ("warm_latency_ns", 0.9 * cold_ns),
-        ("host_latency_ns", host_ns),
-    ):
+    all_ns = {"latency_ns": cold_ns, "warm_latency_ns": 0.9 * cold_ns, "host_latency_ns": host_ns}
+    for metric, ns in all_ns.items():
         yield Measurement(
             variant=variant,
             case=case,
@@ -225,12 +219,9 @@ def run_file(folder: Path, day: int = len(SLOWER)) -> Path:
     return folder / "results" / SLUG / f"202701{day:02d}T000000Z-readme-synthetic.jsonl"
 
 
-def esbench(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+def esbench(*arguments: str | Path) -> int:
     """Run a command; return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["esbench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return cli_runner.run(*map(str, arguments))
 
 
 def table_row(table: str, label: str) -> list[str]:
@@ -254,13 +245,8 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
     assert "matrix product in bfloat16 790 TFLOP/s" in roofline
     assert "above 100 %" not in roofline
     others = "".join(section.markdown() for section in measured.other_sections(gpu_run, "Linear"))
-    for words in (
-        "Launches of one call",
-        "Share of a window with a kernel running",
-        "Power draw",
-        "et energy",
-    ):
-        assert words in others
+    running = "Share of a window with a kernel running"
+    assert all(words in others for words in ("Launches of one call", running, "Power draw", "et energy"))
     assert "method graph" in console_tables(gpu_run)
 
 
@@ -279,12 +265,10 @@ def test_phases_timed_by_different_methods_are_compared_with_base(tmp_path: Path
     assert table_row(page.best_schemes(run), "Linear 1024 -\\> 1024")[3].endswith("x")
 
 
-def test_the_report_has_pages_tables_pictures_and_history(
-    stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_has_pages_tables_pictures_and_history(stored: Path) -> None:
     """Each method and dtype has tables; the device's history has a picture for each case."""
     out = stored / "reports"
-    assert esbench(monkeypatch, "report", "--results", stored / "results", "--out", out) == 0
+    assert esbench("report", "--results", stored / "results", "--out", out) == 0
     folder = out / SLUG / "readme"
     pictures = {path.stem for path in folder.glob("*.svg")}
     for plot in ("pareto", "multipliers", "roofline"):
@@ -301,14 +285,14 @@ def test_the_report_has_pages_tables_pictures_and_history(
     assert (out / SLUG / "history.md").exists()
 
 
-def test_commands_show_each_method(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_commands_show_each_method(stored: Path, capsys: Captured) -> None:
     """Rows are exported, compared and shown over time by method; base did not become slower."""
-    assert esbench(monkeypatch, "export", run_file(stored), "--format", "csv") == 0
+    assert esbench("export", run_file(stored), "--format", "csv") == 0
     captured = capsys.readouterr()
     assert all(f",{method}," in captured.out for method in ("eager", "graph"))
     assert "INVALID" not in captured.err
     out = ("history", "--results", stored / "results", "--out", stored / "history.svg")
-    assert esbench(monkeypatch, *out, "--cases", SQUARE, "--variants", "LowRank(rank=1)") == 0
+    assert esbench(*out, "--cases", SQUARE, "--variants", "LowRank(rank=1)") == 0
     history = capsys.readouterr().out
     assert all(f"(method {method})" in history for method in ("eager", "graph"))
     (earlier, _), (later, _) = read_run(run_file(stored, 1)), read_run(run_file(stored))
@@ -335,7 +319,7 @@ def test_a_recommendation_is_made_from_a_stored_run(
     monkeypatch.setattr("esbench.measure.environment.environment", lambda _: ENVIRONMENT)
     ask = ("recommend", "--linear", "1024x1024", "--offline", "--results", stored / "results")
     for dtype in ("float32", "bfloat16"):
-        assert esbench(monkeypatch, *ask, "--dtype", dtype) == 0
+        assert esbench(*ask, "--dtype", dtype) == 0
         out = capsys.readouterr().out
         assert "NVIDIA H200" in out
         assert "LowRank" in out

@@ -148,10 +148,7 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
             partial(torch.set_default_dtype, torch.float64),
             "the default dtype from torch.float32 to torch.float64",
         ),
-        (
-            partial(torch.set_float32_matmul_precision, "medium"),
-            "the precision of float32 products from",
-        ),
+        (partial(torch.set_float32_matmul_precision, "medium"), "the precision of float32 products from"),
         (partial(torch.backends.mkldnn.set_flags, _enabled=False), "the use of oneDNN from True to False"),
         (
             partial(torch.backends.cudnn.set_flags, _benchmark=True),

@@ -27,25 +27,16 @@ HOST, CURRENT, OTHER = 4711, 7, 21
 
 def span(category: str, name: str, track: int, ts: float, dur: float, **args: int) -> Span:
     """Return a span of a thread or stream, in microseconds as in a Chrome trace."""
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": 0,
-        "tid": track,
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
+    event = {"ph": "X", "cat": category, "name": name, "pid": 0}
+    return {**event, "tid": track, "ts": ts, "dur": dur, "args": args}
 
 
 def host(
     name: str, ts: float, dur: float, category: str = "cuda_runtime", correlation: int | None = None
 ) -> Span:
     """Return a span of the host's thread."""
-    return span(
-        category, name, HOST, ts, dur, **({} if correlation is None else {"correlation": correlation})
-    )
+    shared = {} if correlation is None else {"correlation": correlation}
+    return span(category, name, HOST, ts, dur, **shared)
 
 
 def device(name: str, ts: float, dur: float, correlation: int, stream: int = CURRENT) -> Span:
@@ -138,11 +129,7 @@ def test_a_lost_record_is_an_error() -> None:
     for lost in (2, 4, 6, 8, 10):
         with pytest.raises(ProfileError, match="lost records: for 1 of 5 launches"):
             traced(marked(*ORDINARY[:lost], *ORDINARY[lost + 1 :]))
-    for name, words in (
-        (CALL, f"no span {CALL}"),
-        (MARKER, f"no span {MARKER}"),
-        ("marker", "1 of 1"),
-    ):
+    for name, words in ((CALL, f"no span {CALL}"), (MARKER, f"no span {MARKER}"), ("marker", "1 of 1")):
         with pytest.raises(ProfileError, match=words):
             traced([event for event in marked(*ORDINARY) if event["name"] != name])
     # Neither the marker's launch nor its kernel: the profiler recorded nothing on the device.
