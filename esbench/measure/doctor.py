@@ -10,13 +10,7 @@ import torch
 from esbench.errors import UserError
 from esbench.measure import memory
 from esbench.measure.device_lock import lock_device
-from esbench.measure.environment import (
-    commit,
-    cpu_name,
-    cuda_problem,
-    governor,
-    package_version,
-)
+from esbench.measure.environment import commit, cpu_name, cuda_problem, governor, package_version
 from esbench.measure.float32_precision import AMPERE, TF32, capability_message, unsupported_reason
 from esbench.measure.gpu_monitor import other_processes, own_pids
 from esbench.measure.nvml import Nvml, NvmlError

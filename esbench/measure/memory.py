@@ -121,7 +121,7 @@ def available_bytes() -> int:
 
 def _measure_on_cuda(call: Callable[[], object]) -> tuple[int, int]:
     """Return the peak and the kept bytes of the second of two calls; the first fills caches."""
-    with _new_garbage() as collect:
+    with new_garbage() as collect:
         call()
         collect()  # reference cycles of the first call would otherwise be freed during the second
         torch.cuda.synchronize()
@@ -151,7 +151,7 @@ def _measure_on_cpu(call: Callable[[], object]) -> tuple[int, int]:
 
 def _replay_allocations(call: Callable[[], object], calls: int) -> tuple[int, int]:
     """Return the highest and the final number of bytes allocated since the last call began."""
-    with _new_garbage() as collect, torch.autograd.profiler.profile(profile_memory=True) as profile:
+    with new_garbage() as collect, torch.autograd.profiler.profile(profile_memory=True) as profile:
         for _ in range(calls - 1):
             call()
         collect()
@@ -169,7 +169,7 @@ def _replay_allocations(call: Callable[[], object], calls: int) -> tuple[int, in
 
 
 @contextlib.contextmanager
-def _new_garbage() -> Iterator[Callable[[], object]]:
+def new_garbage() -> Iterator[Callable[[], object]]:
     """Yield a function that collects the garbage of objects created inside the context, and no other."""
     gc.freeze()
     try:

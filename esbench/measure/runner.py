@@ -168,7 +168,8 @@ def run_cases(  # noqa: PLR0913, PLR0917  # the parts of a run
     recorder = Recorder(store, progress, past, stopwatch, watch)
     checks = ExactChecks(plan.checks, plan.device, plan.seed)
     limit = memory.limit_memory() if plan.device == "cpu" else contextlib.nullcontext()
-    with limit, _frozen_garbage():
+    gc.collect()  # once: later collections, one after each case, leave out all objects that exist by now
+    with limit, memory.new_garbage():
         budget = Budget(plan, recorder.stopwatch.seconds, traces_last=instruments.traces_last)
         context = RunContext(plan, checks, recorder, instruments, budget)
         order = plan.order
@@ -242,17 +243,6 @@ def _measure_peaks(plan: Plan, instruments: Instruments, writer: store.Writer) -
             f"no percent of the roofline bound: the device peaks were not measured: {classify(error).reason}",
         )
     return ()
-
-
-@contextlib.contextmanager
-def _frozen_garbage() -> Iterator[None]:
-    """Exclude all objects that exist before the run from garbage collection, which follows each case."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _find_largest_populations(case: Case, context: RunContext) -> Iterator[Measurement]:
