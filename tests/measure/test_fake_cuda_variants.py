@@ -171,7 +171,6 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         reference.check_update(population, x, members[:2], step=step)
 
     monkeypatch.setattr("impls.benchmark.workload.REPEATED_CALLS", 2)
-    monkeypatch.setattr(reference, "COMPARED_STEPS", 2)
     monkeypatch.setattr(bias, "CHECKED_STEPS", 3)
     monkeypatch.setattr(bias, "TOLERANCE", math.inf)
     independence = checks.check_independence
