@@ -98,11 +98,8 @@ def ranked() -> Run:
 def page() -> Page:
     """Return all tables on one page."""
     first, second = run(), ranked()
-    sections = [
-        *time_sections(first, "Linear"),
-        *other_sections(first, "Linear"),
-        *ranking_sections(second, "Linear"),
-    ]
+    sections = [*time_sections(first, "Linear"), *other_sections(first, "Linear")]
+    sections += ranking_sections(second, "Linear")
     return Page(Path("tables"), "test-cpu-quick", 'Test "CPU" <b>: suite | quick', [first, second], sections)
 
 

@@ -103,11 +103,8 @@ def times() -> Iterator[Example]:
         "A run in which nothing could be measured has its reasons",
         forward(skipped(DENSE, SMALL, "no device")),
     )
-    phases = [
-        time_row(DENSE, SMALL, 2, phase="step"),
-        time_row(DENSE, SMALL, 2, phase="update"),
-        time_row(NAIVE, SMALL, 6, phase="update"),
-    ]
+    phases = [time_row(DENSE, SMALL, 2, phase=phase) for phase in _BASE_PHASES]
+    phases.append(time_row(NAIVE, SMALL, 6, phase="update"))
     yield (
         "A baseline without a phase is compared by its forward; a naive update counts for updates",
         shown(time_sections(synthetic.run([*three(SMALL), *phases]), "Linear", "update", "step")),
@@ -222,31 +219,20 @@ def origins() -> Iterator[Example]:
 
 def published() -> Iterator[Example]:
     """Yield examples of measured and published multipliers."""
-    here = synthetic.run(
-        [
-            *three(SMALL),
-            *three(LARGE),
-            time_row(SPARSE, SMALL, 1, 2),
-            skipped(FLIPPED, SMALL, "out of memory"),
-            *three(synthetic.conv2d()),
-            *three(linear(1024, members=512)),
-        ]
-    )
+    rows = [*three(SMALL), *three(LARGE), *three(synthetic.conv2d()), *three(linear(1024, members=512))]
+    here = synthetic.run([*rows, time_row(SPARSE, SMALL, 1, 2), skipped(FLIPPED, SMALL, "out of memory")])
     theirs = [*three(SMALL), time_row(BASE, LARGE, 1.0), time_row(FLIPPED, SMALL, 1.0)]
     batch = msgspec.structs.replace(SMALL, members=64, dtype="float16")
-    unlike = [time_row(BASE, batch, 1, 10), time_row(NAIVE, batch, 100), time_row(DENSE, batch, 8, 80)]
+    unlike: list[Row] = [
+        time_row(BASE, batch, 1, 10),
+        time_row(NAIVE, batch, 100),
+        time_row(DENSE, batch, 8, 80),
+    ]
     convolution = synthetic.conv2d()
     padded = synthetic.replaced(three(convolution), case=msgspec.structs.replace(convolution, padding=1))
     paired = synthetic.replaced(three(SMALL), case=msgspec.structs.replace(SMALL, antithetic=True))
-    others = [
-        synthetic.run(rows, device_name=name)
-        for name, rows in (
-            ("Alike", [*theirs, *padded]),
-            ("Unlike", unlike),
-            ("Alike 2", three(SMALL)),
-            ("Pairs", paired),
-        )
-    ]
+    by_device = {"Alike": [*theirs, *padded], "Unlike": unlike, "Alike 2": three(SMALL), "Pairs": paired}
+    others = [synthetic.run(rows, device_name=name) for name, rows in by_device.items()]
     yield (
         "Measured / published: another batch is warned of; padding counts",
         "\n".join(section.markdown() for section in published_sections(here, *others)),
@@ -466,15 +452,8 @@ def pairs() -> Iterator[Example]:
     counts = [bytes_row(v, SMALL, name, 1000) for name in ("peak_bytes", "launches") for v in (BASE, DENSE)]
     wide = time_row(SPARSE, SMALL, 1.0, 1.1, 1.0, 1.0, 0.9, 1.0, 1.0)
     few = time_row(CORES, SMALL, 1, 1)
-    a = [
-        *synthetic.replaced(forward, phase="sample"),
-        *forward,
-        *counts,
-        wide,
-        few,
-        time_row(NAIVE, SMALL, 2),
-        time_row(FLIPPED, SMALL, 1),
-    ]
+    a = [*synthetic.replaced(forward, phase="sample"), *forward, *counts, wide, few]
+    a += [time_row(NAIVE, SMALL, 2), time_row(FLIPPED, SMALL, 1)]
     b = [
         *synthetic.replaced(
             [time_row(variant, SMALL, *[3.0] * 8) for variant in (BASE, DENSE)], phase="sample"

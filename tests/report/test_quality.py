@@ -123,14 +123,8 @@ def test_qualities_of_two_runs_are_compared() -> None:
     run = ranking_cases.run()
     for metric, value, before in (("stable_rank", (3.0,), 17.5), ("kappa", (0.0, 0.0, 3.0), 0.0)):
         method = "one perturbation" if metric == "stable_rank" else "linear fitness"
-        others = [
-            row
-            for row in rows()
-            if not (
-                isinstance(row, Measurement)
-                and (row.variant, row.metric, row.method) == (DENSE, metric, method)
-            )
-        ]
+        key = (DENSE, metric, method)
+        others = [row for row in rows() if (row.variant, getattr(row, "metric", ""), row.method) != key]
         changed = quality_row(DENSE, SQUARE, metric, method, *value)
         (pair,) = compare(run, ranking_cases.run([*others, changed])).counts
         assert pair.key.metric == metric

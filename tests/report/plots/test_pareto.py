@@ -46,10 +46,8 @@ def named(figure: Figure) -> list[str]:
 
 def test_the_front_has_the_points_that_no_other_dominates() -> None:
     """A point is dominated by one that is at least as good in both numbers and better in one."""
-    fast, good, slow, bad, cheap = (
-        Point(RankedVariant(DENSE, SQUARE), x, y)
-        for x, y in ((1, 0.1), (2, 1.0), (3, 1.0), (2.5, 0.05), (0.5, 0.01))
-    )
+    places = ((1, 0.1), (2, 1.0), (3, 1.0), (2.5, 0.05), (0.5, 0.01))
+    fast, good, slow, bad, cheap = (Point(RankedVariant(DENSE, SQUARE), *place) for place in places)
     assert front([slow, bad, good, cheap, fast]) == [cheap, fast, good]
 
 

@@ -36,11 +36,8 @@ Figures = Mapping[tuple[str, str], Figure]
 def figures() -> Figures:
     """Return every plot by name and width."""
     assert {*PLOTS, "history"} == set(RUNS)
-    return {
-        (name, width): draw(name, request=PlotRequest(width=inches))
-        for name in RUNS
-        for width, inches in WIDTHS.items()
-    }
+    keys = itertools.product(RUNS, WIDTHS)
+    return {(name, width): draw(name, request=PlotRequest(width=WIDTHS[width])) for name, width in keys}
 
 
 def test_every_plot_is_laid_out_and_names_its_run(figures: Figures, tmp_path: Path) -> None:
