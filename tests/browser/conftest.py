@@ -57,13 +57,13 @@ def browser() -> "Iterator[Browser]":
 
 @pytest.fixture
 def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
-    """Return a function that opens the page of some runs at a link; fail if a console had a message."""
+    """Return a function that opens the page of some runs, or a page, at a link; fail on a console message."""
     messages: list[str] = []
     requested: list[str] = []
     contexts: dict[str, BrowserContext] = {}
 
     def open_(
-        runs: Sequence[Run] | None = None,
+        runs: Sequence[Run] | str | None = None,
         link: str = "",
         *,
         left_out: Sequence[str] = (),
@@ -73,7 +73,8 @@ def opened(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
         file = tmp_path / f"{name}.html"
         if not file.exists():
             three = [usual_run(OLD), usual_run(NEW, 1.3), usual_run("2025", 2.0, "GPU 1")]
-            file.write_text(page(three if runs is None else runs, left_out), encoding="utf-8")
+            text = runs if isinstance(runs, str) else page(three if runs is None else runs, left_out)
+            file.write_text(text, encoding="utf-8")
         key = repr(options)
         if key not in contexts:
             contexts[key] = browser.new_context(**{"viewport": LAPTOP, **options})

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from esbench.report.site import selection
+import pytest
+
 from tests import synthetic
-from tests.browser.conftest import LAPTOP, PHONE, Open
+from tests.browser.conftest import PHONE, Open
 from tests.report.ranking_cases import SQUARE, orthogonal, rows
-from tests.report.report_cases import ROOT
-from tests.report.web_cases import ALERT, LONG, NEW, hostile_run, usual_run
+from tests.report.web_cases import ALERT, LONG, NEW, committed_page, hostile_run, usual_run
 from tests.synthetic import BASE, DENSE, linear, time_row, variant
 
 if TYPE_CHECKING:
@@ -140,10 +140,10 @@ def test_a_phone_shows_a_number_first(opened: Open) -> None:
     assert box["y"] + box["height"] < PHONE["height"]
 
 
+@pytest.mark.xdist_group("committed page")
 def test_committed_runs_are_drawn(opened: Open) -> None:
     """The page of the committed runs begins with a large population; exact estimates are arrows."""
-    runs = list(selection(ROOT / "results", ROOT / "reports").pages.values())
-    page = opened(runs, viewport=LAPTOP)
+    page = opened(committed_page())
     assert page.input_value("#choose-members") == "16384"
     assert page.inner_text("h1") == "Use Orthogonal"
     row = page.locator("#dots tbody tr", has_text="Orthogonal")

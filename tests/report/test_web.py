@@ -15,7 +15,6 @@ from esbench.registry import REGISTRY, scheme_docs
 from esbench.report.analysis.pivot import grids, operators
 from esbench.report.analysis.ranking import rankings
 from esbench.report.plots.style import FAMILIES
-from esbench.report.site import selection
 from esbench.report.tables import measured
 from esbench.report.tables.ranking import ranking_section
 from esbench.report.web.answers import TASKS, Answer, answer
@@ -25,7 +24,7 @@ from esbench.report.web.views import RATE_METRIC, views
 from esbench.schema import Row, Run, SchemeDoc, Variant
 from esbench.store import read_run
 from tests import synthetic
-from tests.report import ranking_cases
+from tests.report import ranking_cases, web_cases
 from tests.report.ranking_cases import CORES, HADAMARD, LOW_RANK, SQUARE, orthogonal, quality_row, rows
 from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, hostile_run, page_data, page_rows, parsed, usual_run
@@ -88,10 +87,10 @@ def test_texts_are_those_of_the_tables() -> None:
     assert min(checked[column] for column in wanted) > 50, checked
 
 
+@pytest.mark.xdist_group("committed page")
 def test_committed_runs_fit_in_a_megabyte() -> None:
     """The page of the committed runs is at most 1 MB, and every task that they measured has an answer."""
-    runs = list(selection(ROOT / "results", ROOT / "reports").pages.values())
-    text = page(runs)
+    text = web_cases.committed_page()
     assert len(text) < 1_000_000
     data = page_data(text)
     for answer_data in data["answers"]:

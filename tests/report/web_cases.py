@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 
+from esbench.report.site import selection
+from esbench.report.web.render import page
 from esbench.schema import Case, Request, Row, Run, RunEnd, SchemeDoc, Variant
 from tests import synthetic
 from tests.report.ranking_cases import rows
+from tests.report.report_cases import ROOT
 from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, linear, peaks, skipped, time_row, variant, working
 
 Record = dict[str, Any]
@@ -76,6 +80,12 @@ def hostile_run() -> Run:
     end = RunEnd(status="failed", wall_s=1.0, invalid=(EVIL,))
     docs = {"Empty": SchemeDoc(module=EVIL, text=EVIL), LONG: SchemeDoc(module="", text="Work  none.")}
     return synthetic.changed(run, request=Request(cases=EVIL), docs=docs, end=end)
+
+
+@cache
+def committed_page() -> str:
+    """Return the page of the committed runs."""
+    return page(list(selection(ROOT / "results", ROOT / "reports").pages.values()))
 
 
 class _Scripts(HTMLParser):
