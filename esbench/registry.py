@@ -22,17 +22,7 @@ from typing import TypeVar, cast, get_args
 import msgspec
 
 from esbench.errors import UserError, message_line, message_of
-from esbench.schema import (
-    DENSE,
-    PHASES,
-    QUALITY,
-    Case,
-    Mode,
-    Phase,
-    Scalar,
-    SchemeDoc,
-    Variant,
-)
+from esbench.schema import DENSE, PHASES, QUALITY, Case, Mode, Phase, Scalar, SchemeDoc, Variant
 
 Scheme = TypeVar("Scheme", bound=type)
 

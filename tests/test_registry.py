@@ -8,15 +8,7 @@ import msgspec
 import pytest
 
 from esbench.errors import UserError
-from esbench.registry import (
-    Registry,
-    Suite,
-    UnknownNameError,
-    load,
-    parse_phases,
-    select_cases,
-    suggest,
-)
+from esbench.registry import Registry, Suite, UnknownNameError, load, parse_phases, select_cases, suggest
 from esbench.schema import Case, Mode, Variant
 from esbench.workload import build
 

@@ -57,12 +57,7 @@ def test_the_median_lies_in_its_interval(rounds: list[list[float]]) -> None:
 
 def test_unusable_samples_have_no_median() -> None:
     """Without samples, or with one that is not finite, there is no median."""
-    cases: list[tuple[tuple[float, ...], ...]] = [
-        (),
-        ((),),
-        ((1.0, math.nan),),
-        ((1.0,), (math.inf,)),
-    ]
+    cases: list[tuple[tuple[float, ...], ...]] = [(), ((),), ((1.0, math.nan),), ((1.0,), (math.inf,))]
     for rounds in cases:
         assert median(row(*rounds)) is None
         assert spread(row(*rounds)) is None
@@ -194,8 +189,7 @@ READABLE = st.one_of(st.floats(min_value=0), st.just(math.nan))
 
 @example([], [[1.7e308, 1.7e308]])
 @given(
-    st.lists(st.lists(READABLE, max_size=3), max_size=4),
-    st.lists(st.lists(READABLE, max_size=3), max_size=4),
+    st.lists(st.lists(READABLE, max_size=3), max_size=4), st.lists(st.lists(READABLE, max_size=3), max_size=4)
 )
 def test_statistics_never_raise(a: list[list[float]], b: list[list[float]]) -> None:
     """For any samples of a foreign file the statistics are a number or None."""

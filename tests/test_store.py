@@ -21,15 +21,7 @@ from hypothesis import strategies as st
 
 from esbench.errors import UserError
 from esbench.schema import Case, Measurement, Record, RunEnd, Skipped
-from esbench.store import (
-    Problem,
-    Writer,
-    encode,
-    new_run_id,
-    read_document,
-    read_results,
-    read_run,
-)
+from esbench.store import Problem, Writer, encode, new_run_id, read_document, read_results, read_run
 from esbench.studies.timer_accuracy import Study
 from tests import synthetic
 

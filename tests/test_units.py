@@ -36,12 +36,7 @@ def test_three_significant_digits() -> None:
 
 def test_missing_numbers_are_absent() -> None:
     """A missing or non-finite number is never displayed as a number."""
-    cases: list[float | None] = [
-        None,
-        math.nan,
-        math.inf,
-        -math.inf,
-    ]
+    cases: list[float | None] = [None, math.nan, math.inf, -math.inf]
     for value in cases:
         shown = {format_number(value), format_multiplier(value)}
         shown |= {

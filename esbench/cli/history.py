@@ -5,16 +5,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import (
-    FAILED,
-    Device,
-    Results,
-    TimedPhase,
-    Variants,
-    app,
-    note,
-    read_runs_of_device,
-)
+from esbench.cli.options import FAILED, Device, Results, TimedPhase, Variants, app, note, read_runs_of_device
 from esbench.errors import UserError
 
 

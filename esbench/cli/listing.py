@@ -20,12 +20,7 @@ _WORKLOADS = "workloads that are not layers"
 
 
 @app.command("list")
-def list_(
-    variants: Variants = None,
-    plugin: Plugins = None,
-    *,
-    as_json: Json = False,
-) -> None:
+def list_(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = False) -> None:
     """List schemes by family, and suites.
 
     Each scheme has one line; with --variants each variant that matches.

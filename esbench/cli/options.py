@@ -39,9 +39,7 @@ TimedPhase = Literal["sample", "forward", "update", "step"]
 Variants = Annotated[
     list[str] | None,
     typer.Option(
-        "--variants",
-        help="Glob over variants: Permuted* or PermutedLinear*; repeatable.",
-        metavar="GLOB",
+        "--variants", help="Glob over variants: Permuted* or PermutedLinear*; repeatable.", metavar="GLOB"
     ),
 ]
 Plugins = Annotated[
@@ -70,10 +68,7 @@ Seed = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        help="Only runs of this device, by the name of its folder, such as amd-epyc.",
-    ),
+    typer.Option("--device", help="Only runs of this device, by the name of its folder, such as amd-epyc."),
 ]
 
 

@@ -98,8 +98,7 @@ def recommend(
     members: Annotated[int, typer.Option(help="Number of members.", metavar="N", min=1, max=_LARGEST)] = 1024,
     repeats: Annotated[int, typer.Option(help="Rows per member.", metavar="N", min=1, max=_LARGEST)] = 1,
     antithetic: Annotated[
-        bool,
-        typer.Option("--antithetic", help="Evaluate members with their noise and with its negative."),
+        bool, typer.Option("--antithetic", help="Evaluate members with their noise and with its negative.")
     ] = False,
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; by default float32, or that of the model.")
@@ -113,8 +112,7 @@ def recommend(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     budget: Annotated[
-        float,
-        seconds_option("Time limit in seconds; variants for which no time is left are named."),
+        float, seconds_option("Time limit in seconds; variants for which no time is left are named.")
     ] = 60,
     offline: Annotated[
         bool, typer.Option("--offline", help="Measure nothing; answer from stored runs of this device.")
@@ -249,12 +247,7 @@ def _measure(  # the options of a measurement
 
 
 def _screen(
-    plan: "Plan",
-    here: Environment,
-    budget_s: float,
-    limit_bytes: float | None,
-    child: Child,
-    forwards: int,
+    plan: "Plan", here: Environment, budget_s: float, limit_bytes: float | None, child: Child, forwards: int
 ) -> dict[Case, list[Screened]]:
     """Measure all candidates for a moment at a small population."""
     from esbench.measure.instruments import instruments
@@ -263,11 +256,7 @@ def _screen(
     cases = "; ".join(small_case(case).label for case in plan.cases)
     note(f"screening {len(plan.entries)} variants on {plan.device} ({here.device_name}): {cases}")
     plan = replace(plan, end_s=time.monotonic() + budget_s)
-    with (
-        printing_to_stderr(),
-        instruments(plan.device) as tools,
-        showing(end_s=plan.end_s) as progress,
-    ):
+    with printing_to_stderr(), instruments(plan.device) as tools, showing(end_s=plan.end_s) as progress:
         return screen(plan, here, progress, tools, limit_bytes, child.watch, forwards)
 
 

@@ -217,12 +217,7 @@ class Gate:
             yield Replicate(stage, number, tuple(timed), time.monotonic() - start_s)
 
     def _time(
-        self,
-        workers: Workers,
-        name: str,
-        set_up: SetUp,
-        round_factor: int,
-        rng: random.Random,
+        self, workers: Workers, name: str, set_up: SetUp, round_factor: int, rng: random.Random
     ) -> Timed:
         """Set a cell up in both arms, and time it.
 

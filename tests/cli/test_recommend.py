@@ -392,10 +392,7 @@ def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured
     for factory, words in (
         ("tied", "0 and 1 share a weight but not their bias: share the bias too"),
         ("half_frozen", "cannot perturb 0 (Linear, where only the weight or only the bias is trainable)"),
-        (
-            "complex",
-            "the weight of the model is complex64: only real floating point can be perturbed",
-        ),
+        ("complex", "the weight of the model is complex64: only real floating point can be perturbed"),
         ("recurrent", "LSTM has no trainable Linear or Conv2d layer"),
         ("normed", "Sequential has no trainable Linear or Conv2d layer"),
         ("broken", "the model raises on rows of shape (1, 8)"),

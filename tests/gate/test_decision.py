@@ -8,17 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esbench.gate.decision import MEAN, Evidence, exit_code
-from esbench.gate.records import (
-    ARMS,
-    MORE,
-    SAME,
-    Decision,
-    Metric,
-    Settings,
-    Surveyed,
-    Verdict,
-    control_name,
-)
+from esbench.gate.records import ARMS, MORE, SAME, Decision, Metric, Settings, Surveyed, Verdict, control_name
 from tests.gate.gate_cases import (
     ABLE,
     BAKER,

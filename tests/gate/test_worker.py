@@ -163,11 +163,7 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         ("TinyRude", "failed", "ValueError: left so"),
         ("TinyChanges", "failed", "wrong result: it is off now; found after timing"),
         ("TinyHoards", "failed", "bytes more allocated after each call"),
-        (
-            "TinyMute",
-            "failed",
-            "TypeError: unavailable['forward'] is of type int: give the reason as a str",
-        ),
+        ("TinyMute", "failed", "TypeError: unavailable['forward'] is of type int: give the reason as a str"),
         ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):
         (row,) = survey(process, name)

@@ -7,13 +7,7 @@ import pytest
 
 from esbench.schema import Case
 from esbench.workload import Workload, build
-from impls.benchmark.training.backward import (
-    FEW_LARGE,
-    MANY_SMALL,
-    Kernel,
-    StandardStep,
-    StepInBackward,
-)
+from impls.benchmark.training.backward import FEW_LARGE, MANY_SMALL, Kernel, StandardStep, StepInBackward
 from impls.benchmark.training.workload import square
 
 ROUNDS = {MANY_SMALL: 300, FEW_LARGE: 10}
