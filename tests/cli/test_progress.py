@@ -160,17 +160,17 @@ def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: 
         "TinyWaiting", "sum(self, x)", "self.case.members == 16 and time.sleep(1000)", "return x.sum(dim=0)"
     )
     (tmp_path / "waiting.py").write_text(gate_plugin.plugin(waiting, members=(8, 16)))
+    (tmp_path / "impls.py").touch()  # loads faster than the real one
     # Programs started in the background may ignore interrupts, which their child processes inherit.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{heed}; from esbench.cli import main; main()"]
-    command += ["run", "--suite", "tiny", "--device", "cpu", "--results", str(tmp_path)]
-    command += ["--plugin", str(tmp_path / "waiting.py")]
+    command += ["run", "--suite", "tiny", "--device", "cpu", "--results", "results", "--plugin", "waiting.py"]
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
-    environment = {**os.environ, "TERM": "xterm"}
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
     environment.pop("COLUMNS", None)
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=slave, stderr=slave, stdout=subprocess.PIPE
+        command, cwd=tmp_path, env=environment, stdin=slave, stderr=slave, stdout=subprocess.PIPE
     ) as process:
         os.close(slave)
         deadline = time.monotonic() + 120
@@ -192,7 +192,7 @@ def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: 
     assert "━" not in after
     assert "─" not in after
     assert "interrupted: the finished rows are in" in text
-    runs, _ = store.read_results(tmp_path)
+    runs, _ = store.read_results(tmp_path / "results")
     assert [run.end and run.end.status for run in runs] == ["interrupted"]
     assert any(isinstance(row, Measurement) for row in runs[0].rows)
 
