@@ -53,8 +53,8 @@ Forwards = Annotated[
     int,
     typer.Option(
         "--forwards-per-step",
-        help="Rank by the time of a step with this many forwards of one draw of noise, as in a rollout: the "
-        "measured step plus N - 1 times the measured forward.",
+        help="Rank by the time of a step with N forwards of the same noise, as in a rollout: the measured "
+        "step plus N - 1 times the measured forward.",
         metavar="N",
         min=1,
         max=10**6,

@@ -40,7 +40,7 @@ def plot(
     dtype: Annotated[str | None, typer.Option(help="Number format, such as float32.")] = None,
     method: Annotated[str | None, typer.Option(help="Timing method: host, eager or graph.")] = None,
     width: Annotated[
-        Literal["column", "page"], typer.Option(help="column: 3.3 inches; page: 6.9 inches.")
+        Literal["column", "page"], typer.Option(help="Width: column (3.3 inches) or page (6.9 inches).")
     ] = "page",
 ) -> None:
     """Draw one plot from stored runs.

@@ -91,12 +91,12 @@ def recommend(
     model: Annotated[
         str | None,
         typer.Option(
-            help="module:factory; the factory takes no arguments and returns an nn.Module or (module, rows).",
+            help="module:factory, a function without arguments that returns a model or (model, inputs).",
             metavar="FACTORY",
         ),
     ] = None,
     members: Annotated[int, typer.Option(help="Number of members.", metavar="N", min=1, max=_LARGEST)] = 1024,
-    repeats: Annotated[int, typer.Option(help="Rows per member.", metavar="N", min=1, max=_LARGEST)] = 1,
+    repeats: Annotated[int, typer.Option(help="Inputs per member.", metavar="N", min=1, max=_LARGEST)] = 1,
     antithetic: Annotated[
         bool, typer.Option("--antithetic", help="Evaluate members with their noise and with its negative.")
     ] = False,
@@ -242,7 +242,7 @@ def _measure(  # the options of a measurement
     run, problems = store.read_run(path)
     print_problems(problems)
     if run is None:
-        raise UserError(f"{path} was written but cannot be read: see the lines above, then run again")
+        raise UserError(f"{path} was written but cannot be read, for the reasons above: run again")
     return path, outcome, run
 
 

@@ -29,7 +29,7 @@ def classify(error: BaseException) -> Failure:
     The result does not refer to the exception, whose traceback would keep the variant's tensors allocated.
 
     Raises:
-        KeyboardInterrupt: the error is one: callers that catch every exception do not swallow Ctrl-C.
+        KeyboardInterrupt: the error is a KeyboardInterrupt, so that callers do not swallow Ctrl-C.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -38,7 +38,7 @@ def classify(error: BaseException) -> Failure:
         return Failure("unavailable", text)
     if is_out_of_memory(error):
         allocation = ALLOCATION.search(text)
-        detail = allocation.group() if allocation else text or "nothing left"
+        detail = allocation.group() if allocation else text or "no details"
         return Failure("unavailable", f"{OUT_OF_MEMORY}: {detail}")
     if isinstance(error, WrongResultError):
         return Failure("failed", f"{WRONG_RESULT}: {text}")

@@ -74,7 +74,7 @@ def peak_bytes(call: Callable[[], object], device: str) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory did not suffice."""
+    """Return whether an error means out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     message = message_of(error).lower()

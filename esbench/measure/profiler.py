@@ -229,7 +229,7 @@ def _record(span: Mapping[str, Any]) -> Record:
         name=span["name"],
         category=span["cat"],
         track=arguments["stream"] if span["cat"] in ON_DEVICE else span["tid"],
-        start_ns=span["ts"] * 1e3,  # in microseconds
+        start_ns=span["ts"] * 1e3,  # ts and dur are in microseconds
         duration_ns=span["dur"] * 1e3,
         correlation=arguments.get("correlation"),
     )

@@ -78,8 +78,8 @@ class AbstractFused(AbstractWrapper[N]):
     ) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError(
-                f"{self}: a kernel takes rows of its weight's dtype and does not support autocast: call the "
-                "population outside of torch.autocast, or convert the model to the other dtype"
+                f"{self}: the kernel needs inputs in the weight's dtype and does not support autocast: call "
+                "the population outside of torch.autocast, or convert the model to the dtype of autocast"
             )
         rows = op.rows(x, weight)
         assert rows is not None  # noqa: S101  a layer without rows is refused before

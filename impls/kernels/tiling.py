@@ -46,13 +46,14 @@ class Tiling(NamedTuple):
     def for_dtype(self, dtype: torch.dtype) -> "Tiling":
         """Return smaller tiles for operands wider than 16 bits.
 
-        Products of float64, and of float32 without TF32, keep all their operands in registers.
+        Products of float64, and of float32 without TF32, hold both operands in registers.
         """
         if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
             return self
         if input_precision(dtype) == "tf32":
             return self._replace(block_k=max(MIN_BLOCK, self.block_k // 2))
         block_m, block_n = (max(MIN_BLOCK, size // 2) for size in (self.block_m, self.block_n))
+        # So a thread has the same number of bytes of accumulators in float64 and in float32.
         num_warps = self.num_warps if dtype is torch.float64 else max(1, self.num_warps // 2)
         return self._replace(block_m=block_m, block_n=block_n, block_k=MIN_BLOCK, num_warps=num_warps)
 

@@ -498,19 +498,22 @@ class MemberFunctionMode(TorchFunctionMode):
     def _compute_per_member(
         self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
-        """Compute any other function with each member's values of parameters with dense noise."""
+        """Apply a function without a handler of its own to each member's values of the parameters.
+
+        The parameters must have dense noise.
+        """
         leaves, spec = tree_flatten((args, kwargs))
         values: dict[int, Tensor] = {}
         axes: dict[int, RowsAxis] = {}
         name = ""
-        for at, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if (member_tensor := self._find(leaf)) is not None:
-                values[at], name = self._values(func, member_tensor), member_tensor.name
-        takes_rows = 0 not in values or func not in DTYPE_CASTS
-        for at, leaf in enumerate(leaves):
-            if at not in values and isinstance(leaf, Tensor) and takes_rows:
+                values[index], name = self._values(func, member_tensor), member_tensor.name
+        may_have_rows = 0 not in values or func not in DTYPE_CASTS  # parameter.to(x) reads only x's dtype
+        for index, leaf in enumerate(leaves):
+            if index not in values and isinstance(leaf, Tensor) and may_have_rows:
                 axis = self._rows_axis(name, leaf)
-                axes |= {} if axis is None else {at: axis}
+                axes |= {} if axis is None else {index: axis}
         changes_first = self._changes_first(func, args, kwargs)
 
         def call(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401  torch's arguments
@@ -529,6 +532,7 @@ class MemberFunctionMode(TorchFunctionMode):
             raise ValueError(message) from error
         if axes:
             return args[0] if changes_first else y
+        # Without rows the result is again one value per member.
         return tree_map(functools.partial(self._derive, name), y)
 
     def _embed(

@@ -2,15 +2,16 @@
 
 The axes of all tensors of this package:
 
-===  =======================================================================
-r    repeats: rows that each member sees
-m    members of the population
-g    groups of a grouped convolution; 1 for other layers
-o    output channels of a group
-i    input channels of a group (the second axis of a torch weight)
-k    selected channels, or the rank
-...  taps of a weight (kernel height and width), or space of an activation
-===  =======================================================================
+===== =====================================================================
+r     repeats: rows that each member sees
+m     members of the population
+g     groups of a grouped convolution; 1 for other layers
+o     output channels of a group
+i     input channels of a group (the second axis of a torch weight)
+k     selected channels, or the rank
+*taps kernel height and width of a weight
+*s    height and width of an activation, also written ``*space``
+===== =====================================================================
 
 Activations are [r, m, g, i, *space], a weight is [g, o, i, *taps], the members' weights are
 [m, g, o, i, *taps]. To a scheme a grouped convolution is g independent layers.

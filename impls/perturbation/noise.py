@@ -296,8 +296,8 @@ def keys_of_step(stream: type[NoiseStream], seed: int, step: Tensor, device: tor
         )
     if step.dim() or step.dtype is not torch.int64 or step.device != device:
         raise ValueError(
-            f"a step that is a tensor must be a 0-d int64 tensor on {device}, got {step.dtype} of shape "
-            f"{list(step.shape)} on {step.device}: pass an int, or such a tensor"
+            f"a step that is a tensor must be 0-d, int64 and on {device}, got {step.dtype} of shape "
+            f"{list(step.shape)} on {step.device}: pass an int, or convert the tensor"
         )
     return philox.device_keys(seed, step)
 

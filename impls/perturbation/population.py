@@ -799,7 +799,7 @@ def check_shard(part: range, members: int, multiple: int) -> None:
 
 
 def _first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
-    """Return the first tensor among a model's arguments, which has the rows.
+    """Return the first tensor among a model's arguments, whose first axis is the rows.
 
     Raises:
         ValueError: there is none.
@@ -820,7 +820,7 @@ def _count_rows(x: Tensor, members: int, *, antithetic: bool, axis: int = 0) -> 
         ValueError: it is not a multiple of the members, or of twice the members with antithetic sampling.
     """
     if x.dim() <= axis:
-        message = f"the input of shape {list(x.shape)} has no axis of rows: pass [repeats * members, ...]"
+        message = f"the input of shape {list(x.shape)} has no row axis: pass [repeats * members, ...]"
         raise ValueError(message)
     rows = x.shape[axis]
     if rows == 0 or rows % members:

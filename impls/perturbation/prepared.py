@@ -138,7 +138,7 @@ def trace(
     """Record the operations of a call.
 
     Raises:
-        ValueError: the operations depend on numbers in tensors, the model stores values in its attributes, or
+        ValueError: the operations depend on values in tensors, the model stores values in its attributes, or
             the recorded operations give other numbers than the call.
     """
     for name, _, value in _values(noise):
@@ -167,8 +167,8 @@ def trace(
             traced = make_fx(functional)(_tensors(noise), inputs)
     except Exception as error:
         message = (
-            f"the forward cannot be prepared: {message_of(error)}; its operations must not depend on numbers "
-            "in tensors: call population(x, noise=noise) instead"
+            f"the forward cannot be prepared: {message_of(error)}; its control flow must not depend on "
+            "values in tensors: call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
     if changed:

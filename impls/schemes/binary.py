@@ -335,7 +335,7 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     def packed_bits(self, noise: MixtureNoise) -> Tensor:
         return torch.cat([mixed for _, _, mixed in self._mix_groups(noise)])
 
-    def _rows_of_group(self, noise: MixtureNoise, group: int) -> range:
+    def _members_of_group(self, noise: MixtureNoise, group: int) -> range:
         """Return a group's members as indices of the noise's members."""
         first = group * self.group - (noise.members.start - noise.first)
         return range(len(noise.members))[max(0, first) : max(0, first + self.group)]
@@ -346,9 +346,9 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
         columns = noise.columns[noise.members.start - noise.first :]
         for group, (bits_0, bits_1) in enumerate(noise.samples):
             differing = bits_0 ^ bits_1
-            rows = self._rows_of_group(noise, group)
-            for start in rows[::size]:
-                stop = min(start + size, rows.stop)
+            members = self._members_of_group(noise, group)
+            for start in members[::size]:
+                stop = min(start + size, members.stop)
                 # The bits of sample 1 in columns where the choice is 1, else those of sample 0.
                 yield start, stop, (columns[start:stop] & differing).bitwise_xor_(bits_0)
 
@@ -360,12 +360,15 @@ class BinaryMixture(AbstractBitScheme[MixtureNoise]):
     def weighted_sum(self, noise: MixtureNoise, utilities: Tensor) -> Tensor:
         wide = torch.promote_types(torch.float32, utilities.dtype)
         c, total = utilities.to(wide), torch.zeros_like(noise.p, dtype=wide)
+        # The first rows of ``columns`` may belong to members before those of this noise.
         coefficients = self._choice_coefficients(noise)[noise.members.start - noise.first :]
+        # Sum over groups of (sum_m c_m a_m) * (B_1 - B_0); a_m is the choice coefficient of member m.
         for group in range(len(noise.samples)):
-            rows = self._rows_of_group(noise, group)
-            members = slice(rows.start, rows.stop)
+            indices = self._members_of_group(noise, group)
+            members = slice(indices.start, indices.stop)
             contrast = torch.tensordot(c[members], coefficients[members].to(wide), dims=1)
-            total += contrast * self._sample_difference(noise, group, group + 1)[0]
+            (difference,) = self._sample_difference(noise, group, group + 1)
+            total += contrast * difference
         return total * noise.sigma
 
     @override

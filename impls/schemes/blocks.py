@@ -31,7 +31,7 @@ from impls.schemes.dropout import FAIR, AbstractDropoutNoise, AbstractWeightDrop
 from impls.schemes.hadamard import FACTOR, hadamard_matrix, hadamard_width, sylvester
 
 ALIGNED = 16
-"""Borders of wide blocks are multiples of this number; otherwise products take a tenth longer."""
+"""Borders of wide blocks are multiples of this number; otherwise products take 10 % longer."""
 
 Spans = tuple[tuple[int, int], ...]
 """Runs of kept channels: (start, length) of each."""
@@ -117,7 +117,7 @@ class DropoutBlocks(AbstractWeightDropout[BlocksNoise], AbstractRowScheme[Blocks
     :class:`~impls.perturbation.scheme.AbstractRowScheme`.
 
     A layer with fewer channels than ``blocks`` has one block per channel. Groups of a convolution have the
-    same gates. Antithetic halves see 2 W - (W + sigma E), which needs the plain product too.
+    same gates. The weight of an antithetic member is 2 W - (W + sigma E), which needs the plain product too.
 
     Memory    groups * blocks numbers; 0 per member.
     Work      1 - p of the plain product, (1 - p)^2 with ``both``, in one product for each group: few large
@@ -240,11 +240,13 @@ class DropoutBlocks(AbstractWeightDropout[BlocksNoise], AbstractRowScheme[Blocks
 
     @override
     def flops(self, weight: torch.Size, members: int) -> Flops:
-        product, density = 2 * weight.numel(), self.density(weight)
-        # The contrast sums utilities by group and factors by block, and multiplies each weight once.
-        rescaling = members + 2 * self.groups * self._block_count(weight[2]) + weight.numel()
-        forward = math.ceil(product * density)
-        return Flops(forward=forward, update=forward + 2 * product if self.learns_from_rows else rescaling)
+        product = 2 * weight.numel()
+        forward = math.ceil(product * self.density(weight))
+        if self.learns_from_rows:
+            return Flops(forward=forward, update=forward + 2 * product)
+        # The update sums utilities by group, sums the groups' factors by block, and scales each weight once.
+        scaling = members + 2 * self.groups * self._block_count(weight[2]) + weight.numel()
+        return Flops(forward=forward, update=scaling)
 
     @override
     def read_bytes(self, weight: Tensor, noise: BlocksNoise) -> int:

@@ -56,7 +56,7 @@ class Compiled(AbstractWrapper[Noise]):
     def __post_init__(self) -> None:
         """Check that ``of`` is a string; the variant is looked up at its first use."""
         if not isinstance(self.of, str) or not self.of:
-            raise ValueError(f"of must be the name of a variant, such as 'Hadamard', got {self.of!r}")
+            raise ValueError(f"Compiled needs the name of a variant, as in of='Hadamard', got of={self.of!r}")
 
     @property
     @override
@@ -97,8 +97,9 @@ class Compiled(AbstractWrapper[Noise]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: Noise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        scale = sigma.shape if isinstance(sigma, Tensor) else sigma
-        key = (op, scale, *_tensor_key(weight), *_tensor_key(x), *_noise_key(noise))
+        # A tensor is an argument of the program, a number is a constant in it.
+        sigma_key = sigma.shape if isinstance(sigma, Tensor) else sigma
+        key = (op, sigma_key, *_tensor_key(weight), *_tensor_key(x), *_noise_key(noise))
         result: Tensor = program(self, "forward", key)(op, weight, noise, x, sigma)
         return result
 

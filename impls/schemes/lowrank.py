@@ -15,7 +15,7 @@ from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractScheme, Flops, check_count
 
-MAX_SINGLE_TERMS = 4
+MAX_SEPARATE_TERMS = 4
 """Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
 
 
@@ -154,14 +154,16 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
 
 
 def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
-    """Add the product of each row with its member's factor ``up``, in place.
+    """Add the product of ``inner`` with each member's factor ``up`` to ``y``, in place.
+
+    The axes are those of :mod:`impls.perturbation.member_ops`.
 
     Args:
         y: the output [r, m, g, o, *s], in any memory layout.
         inner: the rows' products with the factor ``down``, scaled: [r, m, g, k, *s].
         up: [m, g, k, o].
     """
-    if up.shape[2] > MAX_SINGLE_TERMS:
+    if up.shape[2] > MAX_SEPARATE_TERMS:
         y += torch.einsum("rmgk...,mgko->rmgo...", inner, up)
         return
     for factor, values in zip(up.unbind(2), inner.unbind(3), strict=True):

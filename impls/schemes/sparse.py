@@ -64,7 +64,7 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         groups, outputs, inputs, *taps = weight.shape
         if self.k > inputs:
             raise UnsupportedError(
-                f"k = {self.k} is above the weight's {inputs} input columns: use a smaller k"
+                f"k = {self.k} exceeds the layer's {inputs} input channels per group: use a smaller k"
             )
         draw = stream.signs if self.values == "sign" else stream.normal
         values = draw("values", groups, self.k, outputs, *taps)

@@ -345,7 +345,7 @@ def _on_gradient(optimizer: "weakref.ref[OptimizerInBackward]", index: int, para
     elif owner_of(parameter) is None:  # otherwise the hook of a newer optimizer follows
         parameter.grad = None
         raise BackwardError(
-            "the optimizer in backward was deleted: keep a reference to it, or close() it first"
+            "the optimizer in backward was deleted: keep a reference to it, or call its close() first"
         )
 
 

@@ -440,7 +440,7 @@ class RigLInBackward:
         model: changed in place, and by every backward pass from now on.
         rule: builds the ordinary optimizer of its parameters.
         seed: seed of the first masks.
-        settings: those of :class:`Schedule`; ``grad_accumulation_n`` has to be 1.
+        settings: those of :class:`Schedule`; ``grad_accumulation_n`` must be 1.
 
     Raises:
         ValueError: see :class:`Schedule` and :class:`OptimizerInBackward`; nothing is changed.
@@ -451,26 +451,27 @@ class RigLInBackward:
         self.schedule.warn_if_nothing_moves()
         if has_other_ranks():
             raise ValueError(
-                "RigLInBackward does not support several ranks, whose gradients are averaged only after the "
-                "backward pass: use RigLScheduler"
+                "RigLInBackward does not support training on several ranks, whose gradients are averaged "
+                "only after the backward pass: use RigLScheduler"
             )
         if self.schedule.grad_accumulation_n > 1:
             raise ValueError(
-                f"grad_accumulation_n has to be 1, not {self.schedule.grad_accumulation_n}: no gradient "
-                "outlives its backward pass"
+                f"grad_accumulation_n must be 1, not {self.schedule.grad_accumulation_n}: gradients are "
+                "freed during the backward pass"
             )
         weights, generator = sparsifiable(model), Generator().manual_seed(seed)
-        masks = self.schedule.random_masks(weights, generator, next(iter(weights), ""))
+        first_name = next(iter(weights), "")
+        masks = self.schedule.random_masks(weights, generator, first_name)
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
         self._layer_of = {layer.weight: layer for layer in self.layers}
         self.step = 0
         self._skipped: Counter[str] = Counter()
 
         def build_with_hooks(parameters: list[nn.Parameter]) -> Optimizer:
-            ordinary = rule(parameters)
-            ordinary.register_step_pre_hook(WeakHook(self._before_step))
-            ordinary.register_step_post_hook(WeakHook(self._after_step))
-            return ordinary
+            inner_optimizer = rule(parameters)
+            inner_optimizer.register_step_pre_hook(WeakHook(self._before_step))
+            inner_optimizer.register_step_post_hook(WeakHook(self._after_step))
+            return inner_optimizer
 
         self.optimizer = OptimizerInBackward(model, build_with_hooks)
         for layer in self.layers:
@@ -493,7 +494,7 @@ class RigLInBackward:
         return not is_update
 
     def close(self) -> None:
-        """Release the model: gradients stay from now on, as usual."""
+        """Release the model: from now on gradients are kept, as usual."""
         self.optimizer.close()
 
     @property
@@ -501,22 +502,22 @@ class RigLInBackward:
         """Whether entries move in the current step."""
         return bool(self.layers) and self.schedule.updates_at(self.step + 1)
 
-    def _before_step(self, ordinary: Optimizer, *_: object) -> None:
+    def _before_step(self, inner_optimizer: Optimizer, *_: object) -> None:
         """Mask the gradients that the rule is about to use, or move entries and drop the gradients."""
         is_update = self._is_update
-        for parameter in _parameters_of(ordinary):
+        for parameter in _parameters_of(inner_optimizer):
             layer = self._layer_of.get(parameter)
             if layer is not None and parameter.grad is not None:
                 if is_update:
                     count = int(self.schedule.fraction(self.step + 1) * layer.nonzero)
-                    layer.update_topology(parameter.grad, count, ordinary)
+                    layer.update_topology(parameter.grad, count, inner_optimizer)
                 else:
                     parameter.grad.masked_fill_(layer.inactive, 0)
             if is_update:
                 parameter.grad = None
 
-    def _after_step(self, ordinary: Optimizer, *_: object) -> None:
-        for parameter in _parameters_of(ordinary):
+    def _after_step(self, inner_optimizer: Optimizer, *_: object) -> None:
+        for parameter in _parameters_of(inner_optimizer):
             if parameter in self._layer_of:
                 self._layer_of[parameter].apply_mask()
 

@@ -114,7 +114,7 @@ def check(setting: Setting) -> None:
         raise WrongResultError(f"sample(), forward or update changed {', '.join(changed)}: work on a copy")
     check_weight(setting)
     check_purity(setting)
-    check_results_stay(setting)
+    check_results_unchanged(setting)
     check_independence(setting)
     check_moments(setting)
     check_split(setting)
@@ -256,8 +256,8 @@ def check_purity(setting: Setting) -> None:
         )
 
 
-def check_results_stay(setting: Setting) -> None:
-    """Check that noise, outputs and gradients do not change after they are returned, in later calls.
+def check_results_unchanged(setting: Setting) -> None:
+    """Check that later calls do not change the noise, outputs and gradients that earlier ones returned.
 
     Raises:
         WrongResultError: a later call changed them, or a forward or update stored tensors in the noise.
@@ -277,7 +277,7 @@ def check_results_stay(setting: Setting) -> None:
     population.sample(random_step())
     if changed := [name for name, value in copies.items() if not torch.equal(value, results[name])]:
         raise WrongResultError(
-            f"a later call changed {', '.join(changed)} that an earlier call had returned: return new tensors"
+            f"a later call changed {', '.join(changed)}, which an earlier call returned: return new tensors"
         )
     if not _are_equal(dense, population.dense_noise(noise)):
         raise WrongResultError(

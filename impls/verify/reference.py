@@ -618,7 +618,7 @@ def _check_error(name: str, result: Tensor, expected: Tensor, allowed: float) ->
         )
         factor = float((result * expected).sum()) / max(norm**2, torch.finfo(expected.dtype).tiny)
         if float((result - factor * expected).norm()) <= max(1.0, abs(factor)) * allowed:
-            message += f", of which it is {factor:.3g} times"
+            message += f", and the result is about {factor:.3g} times that"
         raise WrongResultError(message)
 
 

@@ -223,7 +223,7 @@ def test_without_a_ranking_the_reasons_are_printed(
     captured = capsys.readouterr()
     assert "no variant has both a time and a quality:" in captured.out
     assert "SparsePerturbedLinear(k=2): unavailable: " in captured.out
-    assert "1 input columns" in captured.out
+    assert "layer's 1 input channels" in captured.out
     assert "perturb(" not in captured.out
     assert "rows are stored in" in captured.err
 
@@ -235,7 +235,7 @@ def test_without_a_ranking_the_reasons_are_printed(
     assert document["code"] == ""
     (answer,) = document["recommendations"]
     (sparse,) = (entry for entry in answer["variants"] if entry["variant"] == "SparsePerturbed(k=2)")
-    assert "1 input columns" in sparse["reason"]
+    assert "layer's 1 input channels" in sparse["reason"]
 
 
 def test_a_model_has_a_ranking_for_each_layer(

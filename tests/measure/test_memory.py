@@ -223,7 +223,7 @@ def test_an_error_becomes_a_status_and_a_line() -> None:
     for error, failure in (
         (RuntimeError(ASKED), Failure("unavailable", "out of memory: tried to allocate 4096 bytes")),
         (CUDA_FULL, Failure("unavailable", "out of memory: Tried to allocate 20.00 GiB")),
-        (MemoryError(), Failure("unavailable", "out of memory: nothing left")),
+        (MemoryError(), Failure("unavailable", "out of memory: no details")),
         (UnavailableError("needs a GPU"), Failure("unavailable", "needs a GPU")),
         (WrongResultError("off by 3"), Failure("failed", "wrong result: off by 3")),
         (IndexError("a\n  b"), Failure("failed", "IndexError: a b")),

@@ -120,7 +120,7 @@ class Counting(nn.Linear):
 @pytest.mark.parametrize(
     ("make", "scheme", "words"),
     [
-        (Branching, "dense", "must not depend on numbers"),
+        (Branching, "dense", "must not depend on values"),
         (Remembering, "dense", "stores last in its modules"),
         (Counting, "dense", "have another result"),
         (nn.Linear, "regenerated", "drawn again in each call"),

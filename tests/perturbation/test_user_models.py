@@ -613,7 +613,7 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (impls.DropoutMask, {"side": "both"}, "side must be 'in' or 'out', got 'both'"),
     (impls.DropoutBlocks, {"groups": 1}, "groups must be an int of at least 2, got 1"),
     *((perturb_layer, {"scheme": scheme}, words) for scheme, words in (
-        (impls.SparsePerturbed(7), "k = 7 is above the weight's 6 input columns"),
+        (impls.SparsePerturbed(7), "k = 7 exceeds the layer's 6 input channels per group"),
         (impls.DropoutBlocks(0.1, blocks=1), "p = 0.1 keeps none or all of 1 blocks: use p = 0.5"),
         (impls.Perturbed, "must be an instance"),
         ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),

@@ -97,7 +97,7 @@ def test_long_names_and_reasons_fit_into_100_columns() -> None:
 
 def test_variants_that_were_not_checked_are_named() -> None:
     """A warning gives the label once, with the variants that have it."""
-    label = "not checked in float64: out of memory: nothing left"
+    label = "not checked in float64: out of memory: no details"
     timed = [time_row(v, linear(), 1.0) for v in (BASE, DENSE, variant("Flipped"))]
     labelled = [msgspec.structs.replace(row, labels=(label,)) for row in timed[1:]]
     assert warnings(synthetic.run([timed[0], *labelled])) == [f"Perturbed, Flipped: {label}"]

@@ -130,9 +130,9 @@ def test_a_variant_with_impossible_values_is_not_ranked() -> None:
     contradictions: tuple[tuple[Phase, float, float, int, str], ...] = (
         ("step", 0, 1, 10**9, "a peak of 1100000 bytes"),
         ("step", 5e7, 1, 1, "125 % of the roofline"),
-        ("step", 1e12, 1, 1, "is at 2500000 %"),
-        ("update", 5e7, 1, 1, "update is at 125 %"),
-        ("step", 0, big, 1, "bound, by traffic"),
+        ("step", 1e12, 1, 1, "reaches 2500000 %"),
+        ("update", 5e7, 1, 1, "update reaches 125 %"),
+        ("step", 0, big, 1, "bound (traffic)"),
         ("step", 0, cached, 1, ""),
         ("step", 3e7, 1, 1, ""),
     )

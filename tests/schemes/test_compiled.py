@@ -144,7 +144,7 @@ def test_a_scheme_that_cannot_be_compiled_is_refused_with_a_reason() -> None:
             build(Compiled(of=of), LINEAR, "cpu", 0)
     with pytest.raises(UnknownNameError, match="no variant 'Hadmard'; closest: Hadamard, "):
         population("Hadmard")
-    with pytest.raises(ValueError, match="of must be the name of a variant"):
+    with pytest.raises(ValueError, match="needs the name of a variant, as in of='Hadamard'"):
         Compiled(of="")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from impls import BLOCK, LowRank, LowRankSign, Orthogonal, SparsePerturbed, perturb
 from impls.perturbation.noise import BlockStream
 from impls.quality.kappa import effective_members
-from impls.schemes.lowrank import MAX_SINGLE_TERMS, AbstractLowRank, Factors
+from impls.schemes.lowrank import MAX_SEPARATE_TERMS, AbstractLowRank, Factors
 from impls.schemes.orthogonal import MEMBERS_PER_DRAW
 from impls.schemes.sparse import MAX_SINGLE_DRAWS, SparseNoise
 from impls.verify.reference import check_close, check_forward, check_update, compute_update
@@ -44,7 +44,7 @@ def test_regenerated_factors_are_the_stored_ones(stored: LowRank | LowRankSign |
     assert torch.equal(piece, bits["weight"][30 : BLOCK + 7])
 
 
-@pytest.mark.parametrize("rank", [MAX_SINGLE_TERMS, MAX_SINGLE_TERMS + 1])
+@pytest.mark.parametrize("rank", [MAX_SEPARATE_TERMS, MAX_SEPARATE_TERMS + 1])
 def test_any_rank_and_memory_layout_is_right(rank: int) -> None:
     """Few and many terms agree with the reference, and images with channels last have the same outputs."""
     check_sums(LowRank(rank))

@@ -31,7 +31,7 @@ from impls.schemes import (
     dropout,
     hadamard,
 )
-from impls.schemes.lowrank import MAX_SINGLE_TERMS, Factors, RedrawnFactors
+from impls.schemes.lowrank import MAX_SEPARATE_TERMS, Factors, RedrawnFactors
 from impls.schemes.regenerated import StreamNoise
 from impls.verify.reference import compute_update
 from tests.scheme_cases import fill, normal
@@ -97,7 +97,7 @@ def test_no_tensor_has_a_number_for_each_member_and_weight() -> None:
         return tensors.numel
 
     ranks: dict[AnyScheme, int] = {
-        **{LowRank(rank): rank for rank in (1, 4, MAX_SINGLE_TERMS + 1)},
+        **{LowRank(rank): rank for rank in (1, 4, MAX_SEPARATE_TERMS + 1)},
         **dict.fromkeys((LowRank(1, regenerated=True), LowRankSign(), SparsePerturbed(1)), 1),
         Orthogonal(2): 2,
         SparsePerturbed(3, "sign"): 3,

@@ -458,7 +458,7 @@ def test_a_non_finite_gradient_in_backward_leaves_its_layer_unchanged() -> None:
 def test_unsupported_uses_inside_the_backward_pass_are_refused() -> None:
     """Averaged gradients, steps without a backward pass and second passes raise errors."""
     model = text_model()
-    with pytest.raises(ValueError, match="grad_accumulation_n has to be 1"):
+    with pytest.raises(ValueError, match="grad_accumulation_n must be 1"):
         RigLInBackward(model, SGD, **SETTINGS, grad_accumulation_n=2)
     assert equal(weights(model), weights(text_model()))
     training = RigLInBackward(model, SGD, **SETTINGS | {"delta": 1})

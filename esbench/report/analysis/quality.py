@@ -24,7 +24,7 @@ _SHARE_ROUNDING = 0.0005
 """A share above 1 by less than this is shown as 100 %."""
 EXACT = "exact"
 """The text for an infinite n_eff: an estimate without error for a linear fitness."""
-ABOUT_ALL, MORE = "about 100 %", "more than dense"
+ABOUT_ALL, MORE_THAN_DENSE = "about 100 %", "more than dense"
 """The texts for a share n_eff / n above 1: its interval includes 1, or is above it."""
 LINEAR, CLOSED, CURVED = "linear fitness", "closed form", "at sigma"
 """The methods that kappa and n_eff are computed by."""
@@ -188,12 +188,12 @@ def percent_of_members(n_eff: EffectiveSize, members: int) -> str:
     """Return n_eff as a percentage of the members, as precisely as its interval allows.
 
     No share is above 100 %: an n_eff above the members is :data:`ABOUT_ALL` if its interval includes the
-    members, and :data:`MORE` if it does not.
+    members, and :data:`MORE_THAN_DENSE` if it does not.
     """
     if n_eff.is_exact:
         return EXACT
     if n_eff.value > members * (1 + _SHARE_ROUNDING):
-        return ABOUT_ALL if n_eff.low <= members else MORE
+        return ABOUT_ALL if n_eff.low <= members else MORE_THAN_DENSE
     if math.isfinite(n_eff.high):
         return f"{format_number(100 * n_eff.value / members)} %"
     return f"at least {format_number(100 * n_eff.low / members)} %"

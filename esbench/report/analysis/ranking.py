@@ -16,7 +16,7 @@ from esbench.report.analysis import pivot
 from esbench.report.analysis.load import reasons_unreliable
 from esbench.report.analysis.pivot import PEAK, Grid, largest_populations, latency_grids, operators
 from esbench.report.analysis.quality import ALONE, EffectiveSize, Estimate, Part, Qualities
-from esbench.report.analysis.roofline import impossible
+from esbench.report.analysis.roofline import impossible_results
 from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import DENSE, WRONG_RESULT, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Interval, Ratio, interval, median, round_medians
@@ -247,7 +247,7 @@ class Rankings:
             (variant, case): Skipped(
                 variant=variant, case=case, phase="step", status="failed", reason=f"impossible: {reason}"
             )
-            for (variant, case), reason in impossible(run).items()
+            for (variant, case), reason in impossible_results(run).items()
         }
         for row in run.skipped:
             if row.reason.startswith(WRONG_RESULT):

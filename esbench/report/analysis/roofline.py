@@ -50,7 +50,7 @@ def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
     return max(_min_ns(run, dtype, work).values(), default=None)
 
 
-def beats_arithmetic(run: Run, row: Measurement) -> bool:
+def exceeds_matmul_peak(run: Run, row: Measurement) -> bool:
     """Return whether the arithmetic of a call is above the peak of the matrix product.
 
     Traffic above its peak may come from a cache; for arithmetic there is no such explanation.
@@ -65,16 +65,16 @@ def percent_of_bound(run: Run, row: Measurement) -> float | None:
     return 100 * bound / ns if bound and ns else None
 
 
-def impossible(run: Run) -> dict[tuple[Variant, Case], str]:
-    """Return each variant and case with an impossible number -> the reason.
+def impossible_results(run: Run) -> dict[tuple[Variant, Case], str]:
+    """Return the reason for each variant and case with an impossible result.
 
-    Impossible are:
+    A result is impossible if
 
-    - arithmetic above the device peak, unless base is above it as well: then the peak itself is too low,
-      because it was measured under a disturbance;
-    - traffic above twice the rate of a copy, of more bytes than a cache holds. A call that only reads may be
-      twice as fast as a copy, which also writes;
-    - a peak memory below the bytes of the output.
+    - its arithmetic exceeds the device peak. If that of base does too, the measured peak is too low, and the
+      limit follows from base;
+    - its traffic exceeds a cache, and twice the rate of a copy: a call that only reads may be twice as fast
+      as a copy, which also writes;
+    - its peak memory is below the bytes of its output.
     """
     timed = [row for row in run.measurements if row.metric == "latency_ns" and row.work]
     above_bound = [
@@ -84,18 +84,18 @@ def impossible(run: Run) -> dict[tuple[Variant, Case], str]:
     ]
     arithmetic_limits: dict[Case, float] = {}
     for row, percent in above_bound:
-        if row.variant.mode == "base" and beats_arithmetic(run, row):
+        if row.variant.mode == "base" and exceeds_matmul_peak(run, row):
             limit = _ALLOWED_OVER_BASE * percent
             arithmetic_limits[row.case] = max(arithmetic_limits.get(row.case, 0.0), limit)
     reasons: dict[tuple[Variant, Case], str] = {}
     for row, percent in above_bound:
-        if beats_arithmetic(run, row):
+        if exceeds_matmul_peak(run, row):
             kind, limit = "arithmetic", arithmetic_limits.get(row.case, 100.0)
         else:
             fits_in_cache = row.work is None or row.work.moved_bytes <= CACHE_BYTES
             kind, limit = "traffic", math.inf if fits_in_cache else 200.0
         if percent > limit:
-            reason = f"{row.phase} is at {percent:.0f} % of the roofline bound, by {kind}"
+            reason = f"{row.phase} reaches {percent:.0f} % of the roofline bound ({kind})"
             reasons.setdefault((row.variant, row.case), reason)
     peaks = {
         (row.variant, row.case, row.phase): median(row)

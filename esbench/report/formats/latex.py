@@ -82,9 +82,9 @@ def references() -> str:
 
 
 def cited_keys(runs: Iterable[Run]) -> list[str]:
-    """Return the keys of the works that the variants of some runs come from.
+    """Return the BibTeX keys of the works that some runs name as the origin of their variants.
 
-    A work is cited if one of its keywords is in the source that a run gives for a variant.
+    An entry is cited if one of its keywords occurs in the origin of a variant (``header.sources``).
     """
     sources = "\n".join(source for run in runs for source in run.header.sources.values())
     entries = re.findall(r"^@\w+\{([\w-]+),.*?keywords = \{(.*?)\}", references(), re.DOTALL | re.MULTILINE)

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from esbench.report import captions
-from esbench.report.analysis.quality import MORE, percent_of_members
+from esbench.report.analysis.quality import MORE_THAN_DENSE, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Rankings, best_of_each_scheme, dense, tied_schemes
 from esbench.report.plots import style
 from esbench.report.plots.style import BLACK, FINE, PAGE, WHITE, Figure, is_drawable
@@ -117,7 +117,7 @@ def _keeps(ranked: RankedVariant) -> str:
     if ranked.effective is None:
         return "keeps an unknown share of its members"
     share = percent_of_members(ranked.effective, ranked.case.members)
-    return "keeps all members" if share in {"100 %", MORE} else f"keeps {share} of its members"
+    return "keeps all members" if share in {"100 %", MORE_THAN_DENSE} else f"keeps {share} of its members"
 
 
 def _limit_rows(schemes: Sequence[RankedVariant]) -> list[RankedVariant]:

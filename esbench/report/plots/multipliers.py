@@ -147,6 +147,6 @@ def _notes(grid: Grid, dots: Sequence[Dot]) -> list[str]:
         bound = (
             "Roofline bound: tick, minimum work of the cheapest variant at the measured peaks of the device"
         )
-        beaten = any(roofline.beats_arithmetic(grid.run, row) for _, _, row in grid.cells)
+        beaten = any(roofline.exceeds_matmul_peak(grid.run, row) for _, _, row in grid.cells)
         notes.append(f"{bound}; some calls are faster: {roofline.DISTURBED}" if beaten else bound)
     return notes

@@ -93,7 +93,7 @@ _LADDER = quantity("flops_per_s").ladder
 
 def _notes(grid: Grid, shown: Sequence[Case], all_calls: Sequence[Call], copy: float) -> list[str]:
     notes = ["Grey: the bandwidth of a copy on the left, the arithmetic of a matrix product on the right"]
-    if any(case in shown and analysis.beats_arithmetic(grid.run, row) for _, case, row in grid.cells):
+    if any(case in shown and analysis.exceeds_matmul_peak(grid.run, row) for _, case, row in grid.cells):
         notes.append(f"Above the roof: {analysis.DISTURBED}")
     elif any(call.rate > copy * call.intensity for call in all_calls):
         notes.append("Above the slope: data in caches moves faster than the copy")

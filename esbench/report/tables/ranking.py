@@ -8,7 +8,7 @@ import msgspec
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, operators
-from esbench.report.analysis.quality import ABOUT_ALL, EXACT, MORE, percent_of_members
+from esbench.report.analysis.quality import ABOUT_ALL, EXACT, MORE_THAN_DENSE, percent_of_members
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings, recommended, tied
 from esbench.report.tables.measured import TIME, median_number, multiple
 from esbench.report.tables.table import (
@@ -48,7 +48,10 @@ _EXACT_NOTE = (
     f"{EXACT}: 1 + kappa n / d is 0 by the closed form: the gradient of a linear fitness has no error; these "
     "variants come first, sorted by time"
 )
-_MORE_NOTE = f"{MORE}: n_eff is above the members: the gradient is better than that of n independent members"
+_MORE_NOTE = (
+    f"{MORE_THAN_DENSE}: n_eff is above the members: the gradient is better than that of n independent "
+    "members"
+)
 _MARK = re.compile(r" \[\d+\]$")
 """The number of a footnote at the end of a cell."""
 
@@ -84,7 +87,7 @@ def ranking_section(rankings: Rankings, case: Case, ranked: Sequence[RankedVaria
         *([f"first, {first.label}: tied with {first_names(ties)}"] if first and ties else []),
         *([_wasted_note(case, wasteful)] if wasteful else []),
         *([_EXACT_NOTE] if any(entry.is_exact for entry in ranked) else []),
-        *([_MORE_NOTE] if any(cell.text() == MORE for row in table.cells for cell in row) else []),
+        *([_MORE_NOTE] if any(cell.text() == MORE_THAN_DENSE for row in table.cells for cell in row) else []),
     ]
     block = Block("n_eff per ms (effective population per ms)", _RATE_NOTE, table)
     return case_section(rankings.grid, case, "n_eff per ms", block, footnotes, captions.method(rankings.grid))
@@ -183,8 +186,8 @@ def _percent_cell(ranked: RankedVariant, rows: tuple[Measurement, ...]) -> Cell 
     value = ranked.effective.low if is_bound else ranked.effective.value
     low, high = (100 * end / members if end else None for end in n_eff_ends(ranked.effective))
     number = CellNumber(EFFECTIVE_PERCENT, 100 * value / members, rows, low, high, kind="number")
-    if text == MORE:
-        return _ranked_cell(number, MORE)  # the number is not shown, but exported
+    if text == MORE_THAN_DENSE:
+        return _ranked_cell(number, MORE_THAN_DENSE)  # exports have the number, tables only the text
     return _ranked_cell(number, "at least {}" if is_bound else "{}")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from esbench.report import captions
 from esbench.report.analysis.pivot import Grid, latency_grids
-from esbench.report.analysis.roofline import DISTURBED, beats_arithmetic, percent_of_bound, rate
+from esbench.report.analysis.roofline import DISTURBED, exceeds_matmul_peak, percent_of_bound, rate
 from esbench.report.tables.measured import GridTable, grid_section, median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Section, number_cell
 from esbench.schema import Case, Measurement, Run, Variant, Work
@@ -58,7 +58,7 @@ def _notes(grid: Grid) -> Iterator[str]:
 def _above(grid: Grid) -> Iterator[str]:
     """Yield a note on the rows above 100 % by arithmetic, and one on those by traffic."""
     rows = [(row, percent_of_bound(grid.run, row) or 0.0) for _, _, row in grid.cells]
-    above = [(percent, beats_arithmetic(grid.run, row)) for row, percent in rows if percent > _WHOLE]
+    above = [(percent, exceeds_matmul_peak(grid.run, row)) for row, percent in rows if percent > _WHOLE]
     for cause, is_arithmetic in ((_BY_ARITHMETIC, True), (_BY_TRAFFIC, False)):
         if percents := [percent for percent, by_arithmetic in above if by_arithmetic == is_arithmetic]:
             worst = format_value("floor_percent", max(percents))

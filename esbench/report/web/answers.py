@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from esbench.report.analysis.quality import MORE
+from esbench.report.analysis.quality import MORE_THAN_DENSE
 from esbench.report.analysis.ranking import recommended, tied
 from esbench.report.web.views import RATE_METRIC, Row, View, better
 from esbench.schema import DENSE, Variant
@@ -244,7 +244,7 @@ def _rate_figures(view: View, row: Row) -> Iterator[tuple[str, str]]:
     kept = cells["kept (%)"]
     if row.is_exact:
         yield kept, "all members kept, and more"
-    elif kept == MORE:
+    elif kept == MORE_THAN_DENSE:
         yield "100 %", "of the members kept, and more"
     else:
         yield f"{kept} %", "of the members kept"

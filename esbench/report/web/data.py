@@ -202,15 +202,19 @@ def _answer(answer: Answer, first: int, position: Callable[[Variant], int]) -> R
 
 
 def _start_view(runs: Sequence[Run], views: Sequence[tuple[int, View]]) -> int:
-    """Return the position of the view that the page begins with: the case of README's first picture."""
+    """Return the index of the view that the page opens with.
+
+    In order of priority: a ranking, with dense noise, of a run without flaws, of a Linear layer, with the
+    most members.
+    """
 
     def key(index: int) -> tuple[bool, bool, bool, bool, int, int]:
         run_index, view = views[index]
         is_ranking = view.metric == RATE_METRIC
         has_dense_noise = any(row.variant.name == DENSE and row.is_known for row in view.rows)
-        is_flawless = not any(flaws(runs[run_index]))
+        has_no_flaws = not any(flaws(runs[run_index]))
         is_linear = view.case.operator == "Linear"
-        return is_ranking, has_dense_noise, is_flawless, is_linear, view.case.members, -index
+        return is_ranking, has_dense_noise, has_no_flaws, is_linear, view.case.members, -index
 
     return max(range(len(views)), key=key, default=0)
 

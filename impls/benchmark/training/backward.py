@@ -27,10 +27,10 @@ from impls.benchmark.training.workload import (
     Trainer,
     add_leaking_hooks,
     check_against_reference,
-    ensure,
+    check_result,
+    check_supported,
     mean_square,
     quality_metric,
-    require,
     square,
     step_and_zero,
 )
@@ -143,7 +143,7 @@ class TiedPair(nn.Module):
 def stack(case: Case, device: str, seed: int) -> nn.Sequential:
     """Return a case's model with seeded weights that preserve the scale of activations."""
     is_square = case.operator == TIED or case.out_channels == case.in_channels
-    require(case.members == 1 and is_square, f"{case.operator} has square layers and one member")
+    check_supported(case.members == 1 and is_square, f"{case.operator} has square layers and one member")
     dtype = inputs.dtype_of(case)
     layers: list[nn.Module] = []
     for _ in range(DEPTHS[case.operator]):
@@ -193,7 +193,7 @@ class StepWorkload(AbstractStepWorkload):
         for handle in handles:
             handle.remove()
         leftover = [name for name, parameter in parameters.items() if parameter.grad is not None]
-        ensure(not leftover, f"gradients are left after the step: {', '.join(leftover)}")
+        check_result(not leftover, f"gradients are left after the step: {', '.join(leftover)}")
         results |= {f"weight {name}": parameter.detach() for name, parameter in parameters.items()}
         results |= {f"moment of {name}": slots["exp_avg"] for name, slots in self._slots().items()}
         check_against_reference(results, reference_steps, *before, bool(self._trainer.optimizers))

@@ -28,7 +28,12 @@ from impls.benchmark.training.architecture_search import (
     largest_architecture,
     search_case,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
+from impls.benchmark.training.workload import (
+    AbstractTrainingWorkload,
+    check_result,
+    check_supported,
+    quality_metric,
+)
 from impls.training.memory_reclaim import Mode, call_in_fresh_process, environment, refusal
 
 OPERATORS = (ARCHITECTURES,)
@@ -80,7 +85,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         leaky = isinstance(scheme, LeakySearch)
         self._search = Search(case, device, seed, scheme.reclaim, leaky=leaky, linked=scheme.linked)
         reason = refusal(scheme.reclaim, device)
-        require(not reason, reason)
+        check_supported(not reason, reason)
         self._widths = architectures(case, seed)
         if isinstance(scheme, OneArchitecture):
             self._widths = (largest_architecture(self._widths),) * len(self._widths)
@@ -108,7 +113,7 @@ class SearchWorkload(AbstractTrainingWorkload):
             call_in_fresh_process(run_trial, search, self._widths, environment=variables)
             for _ in range(REPLICATES)
         ]
-        ensure(len({trial.losses for trial in trials}) == 1, "fresh processes have different losses")
+        check_result(len({trial.losses for trial in trials}) == 1, "fresh processes have different losses")
         alone = largest_alone(Search(search.case, search.device, search.seed))
         reasons = {}  # why a method has no value
         if None in {trial.resident_bytes for trial in (alone, *trials)}:

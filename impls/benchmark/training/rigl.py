@@ -22,7 +22,7 @@ from impls.benchmark.training.sparse_training import (
     OPERATORS,
     AbstractTraining,
 )
-from impls.benchmark.training.workload import Masks, Trainer, case_of, require, square, step_and_zero
+from impls.benchmark.training.workload import Masks, Trainer, case_of, check_supported, square, step_and_zero
 from impls.training import sparse_masks, sparse_products
 from impls.training.rigl import RigLInBackward, RigLScheduler, entry_state
 from impls.training.sparse_products import AbstractSparseLinear
@@ -223,7 +223,7 @@ class AbstractProducts(AbstractTraining):
     def trainer(self, model: nn.Sequential, rate: float, delta: int, seed: int) -> Trainer:
         generator = Generator().manual_seed(seed)
         is_linear = not any(isinstance(module, nn.Conv2d) for module in model)
-        require(is_linear, "torch has sparse products of matrices, but not of convolutions")
+        check_supported(is_linear, "torch has sparse products of matrices, but not of convolutions")
         layers = [self.layer(x, generator) if isinstance(x, nn.Linear) else x for x in model]
         return _plain_trainer(nn.Sequential(*layers), rate)
 
@@ -231,7 +231,7 @@ class AbstractProducts(AbstractTraining):
 def _check_dtype(weight: Tensor, *supported: torch.dtype) -> None:
     names = " and ".join(str(dtype).removeprefix("torch.") for dtype in supported)
     reason = f"torch's sparse products support {names}, not {weight.dtype}: see --dtype"
-    require(weight.dtype in supported, reason)
+    check_supported(weight.dtype in supported, reason)
 
 
 @variant(operators=OPERATORS, source="torch.sparse.sampled_addmm", density=(0.1, 0.01))
@@ -275,7 +275,7 @@ class Blocks(AbstractProducts):
         outputs, inputs = linear.weight.shape
         sizes, block = f"{outputs} x {inputs}", f"{self.side} x {self.side}"
         is_divisible = outputs % self.side == inputs % self.side == 0
-        require(is_divisible, f"{sizes} channels are not divisible into {block} blocks")
+        check_supported(is_divisible, f"{sizes} channels are not divisible into {block} blocks")
         mask = sparse_products.block_mask(linear.weight, self.density, self.side, generator)
         return sparse_products.BlockLinear(linear, mask, self.side)
 
@@ -288,11 +288,11 @@ class SemiStructured(AbstractProducts):
     @override
     def layer(self, linear: nn.Linear, generator: Generator) -> AbstractSparseLinear:
         weight = linear.weight
-        require(weight.is_cuda, "2:4 products need a CUDA GPU with sparse tensor cores")
+        check_supported(weight.is_cuda, "2:4 products need a CUDA GPU with sparse tensor cores")
         capability = torch.cuda.get_device_capability(weight.device)
         present, required = (".".join(map(str, version)) for version in (capability, SPARSE_TENSOR_CORES))
         reason = f"this GPU has no sparse tensor cores: capability {present} < {required}"
-        require(capability >= SPARSE_TENSOR_CORES, reason)
+        check_supported(capability >= SPARSE_TENSOR_CORES, reason)
         _check_dtype(weight, torch.float16, torch.bfloat16)
         mask = sparse_products.two_of_four_mask(weight, generator)
         return sparse_products.SemiStructuredLinear(linear, mask)

@@ -30,7 +30,12 @@ from impls.benchmark.training.architecture_search import (
     search_case,
     untrained,
 )
-from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric, require
+from impls.benchmark.training.workload import (
+    AbstractTrainingWorkload,
+    check_result,
+    check_supported,
+    quality_metric,
+)
 from impls.schemes.compiled import missing_compiler_reason
 from impls.training.memory_reclaim import call_in_fresh_process
 from impls.training.shared_compile import (
@@ -119,7 +124,7 @@ class CompileWorkload(AbstractTrainingWorkload):
         elif isinstance(scheme, SharedLayer):
             way = scheme.shapes
         reason = "" if way == "eager" else missing_compiler_reason(torch.device(device))
-        require(not reason, reason)
+        check_supported(not reason, reason)
         limit = None if scheme == WholeModel(limited=True) else LIMIT
         self._plan = Plan(Search(case, device, seed), way, architectures(case, seed), limit)
 
@@ -139,7 +144,7 @@ def run_isolated(plan: Plan) -> Trial:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
         trial = call_in_fresh_process(run_trial, plan, environment=environment)
-    ensure(not trial.wrong, trial.wrong)
+    check_result(not trial.wrong, trial.wrong)
     return trial
 
 

@@ -16,7 +16,7 @@ from esbench.errors import UserError
 from esbench.registry import REGISTRY, variant
 from esbench.schema import Case
 from esbench.workload import QualityMetric, UnavailableError, build
-from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure, quality_metric
+from impls.benchmark.training.workload import AbstractTrainingWorkload, check_result, quality_metric
 from impls.training import networks
 from impls.training.rigl import RigLScheduler
 
@@ -123,8 +123,9 @@ class DigitsWorkload(AbstractTrainingWorkload):
         model, scheduler = train(self._scheme, 0, CHECKED_STEPS, self._device)
         for layer in scheduler.layers if scheduler else ():
             is_exact = int(layer.mask.sum()) == layer.nonzero and not bool(layer.weight[~layer.mask].any())
-            ensure(is_exact, f"{layer.name} does not have {layer.nonzero} active entries")
-        ensure(all(bool(weight.isfinite().all()) for weight in model.parameters()), "weights are not finite")
+            check_result(is_exact, f"{layer.name} does not have {layer.nonzero} active entries")
+        are_finite = all(bool(weight.isfinite().all()) for weight in model.parameters())
+        check_result(are_finite, "weights are not finite")
 
     @override
     def quality(self) -> Iterator[QualityMetric]:

@@ -21,10 +21,10 @@ from impls.benchmark.training.workload import (
     Masks,
     Trainer,
     check_against_reference,
-    ensure,
+    check_result,
+    check_supported,
     loss_and_gradients,
     quality_metric,
-    require,
 )
 from impls.training.sparse_products import AbstractSparseLinear
 
@@ -51,7 +51,7 @@ def network(case: Case, device: str, seed: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     if case.operator == MLP:
         sizes = f"{case.in_channels} and {width}"
-        require(case.in_channels == width, f"all layers of {MLP} have one width, not {sizes}")
+        check_supported(case.in_channels == width, f"all layers of {MLP} have one width, not {sizes}")
         for _ in range(MLP_DEPTH):
             layers += [nn.utils.skip_init(nn.Linear, width, width, dtype=dtype), nn.ReLU()]
         layers.pop()
@@ -159,7 +159,7 @@ def check_moves(trainer: Trainer, plain: nn.Module, rows: Sequence[Tensor]) -> N
             for name, mask in masks.items():
                 count = int(ALPHA * int(mask.sum()))
                 check_update(weights[name], gradients[name], before[name], mask, count)
-    ensure(has_moved, "no entry has moved")
+    check_result(has_moved, "no entry has moved")
 
 
 def check_zeros(before: Masks, masks: Masks, weights: Mapping[str, Tensor]) -> None:
@@ -167,7 +167,7 @@ def check_zeros(before: Masks, masks: Masks, weights: Mapping[str, Tensor]) -> N
     for name, mask in masks.items():
         count = int(before[name].sum())
         is_exact = int(mask.sum()) == count and not bool(weights[name][~mask].any())
-        ensure(is_exact, f"{name} does not have exactly {count} nonzero entries")
+        check_result(is_exact, f"{name} does not have exactly {count} nonzero entries")
 
 
 def train_reference(

@@ -16,7 +16,7 @@ from esbench.registry import REGISTRY, variant
 from esbench.schema import Case, Phase, Work
 from esbench.workload import QualityMetric, UnavailableError, build
 from impls.benchmark import inputs
-from impls.benchmark.training.workload import AbstractTrainingWorkload, ensure
+from impls.benchmark.training.workload import AbstractTrainingWorkload, check_result
 from impls.training import sparse_masks
 
 OPERATORS = REGISTRY.reserve("TopologyUpdate")
@@ -117,7 +117,7 @@ class TopologyWorkload(AbstractTrainingWorkload):
         if not isinstance(self._scheme, MaskMultiply):
             check_update(self._weight, gradient, self._mask, result, self._count)
         else:
-            ensure(torch.equal(result, gradient * self._mask), "the product with the mask is wrong")
+            check_result(torch.equal(result, gradient * self._mask), "the product with the mask is wrong")
 
     @override
     def quality(self) -> Iterable[QualityMetric]:
@@ -156,16 +156,16 @@ def check_update(weight: Tensor, gradient: Tensor, before: Tensor, after: Tensor
     was_active, is_active = before.flatten(), after.flatten()
     active, active_after = int(before.sum()), int(after.sum())
     is_mask = after.dtype is torch.bool and after.shape == before.shape
-    ensure(is_mask and active_after == active, f"{active_after} entries are active, before {active}")
+    check_result(is_mask and active_after == active, f"{active_after} entries are active, before {active}")
     kept = active - count
     threshold = magnitudes[was_active].topk(kept).values.min() if kept else torch.inf
     is_largest_kept = bool(is_active[was_active & (magnitudes > threshold)].all())
     kept_after = int((is_active & was_active & (magnitudes >= threshold)).sum())
-    ensure(is_largest_kept and kept_after >= kept, "an entry of large magnitude was dropped")
+    check_result(is_largest_kept and kept_after >= kept, "an entry of large magnitude was dropped")
     # Dropped entries may grow again. Those of magnitude ``threshold`` may be kept or dropped: not compared.
     growable = ~was_active | (magnitudes < threshold)
     grown, not_grown = gradients[growable & is_active], gradients[growable & ~is_active]
     if count and len(grown) and len(not_grown):
         smallest, largest = grown.min(), not_grown.max()
         message = f"an entry with |gradient| {smallest:.3g} was grown instead of one with {largest:.3g}"
-        ensure(bool(smallest >= largest), message)
+        check_result(bool(smallest >= largest), message)

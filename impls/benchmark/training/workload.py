@@ -22,13 +22,13 @@ Masks = Mapping[str, Tensor]
 """Masks of sparse weights by name."""
 
 
-def ensure(is_right: bool, message: str) -> None:  # noqa: FBT001  a condition, as in assert
+def check_result(is_right: bool, message: str) -> None:  # noqa: FBT001  a condition, as in assert
     """Raise WrongResultError with a message unless a result is right."""
     if not is_right:
         raise WrongResultError(message)
 
 
-def require(is_supported: bool, reason: str) -> None:  # noqa: FBT001  a condition, as in assert
+def check_supported(is_supported: bool, reason: str) -> None:  # noqa: FBT001  a condition, as in assert
     """Raise UnavailableError with a reason unless a variant supports its case and device."""
     if not is_supported:
         raise UnavailableError(reason)
