@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TextIO
 
 from esbench.text import cut
@@ -80,7 +81,7 @@ def showing(
     stream = stream or sys.stderr
     on_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
     start_s = now_s() if start_s is None else start_s
-    with _display(stream) if on_terminal else _lines(stream) as draw:
+    with _display(stream) if on_terminal else contextlib.nullcontext(partial(_write_line, stream)) as draw:
         drawn_s, drawn = -math.inf, (-1, "")
         stage_start_s, done_before_stage, last_done = start_s, 0, 0
 
@@ -114,16 +115,10 @@ def format_minutes(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-@contextlib.contextmanager
-def _lines(stream: TextIO) -> Iterator[Callable[[_State], None]]:
-    """Write a line for each state."""
-
-    def draw(state: _State) -> None:
-        cell = f"cell {min(state.done + 1, state.total)}/{state.total}"
-        stream.write(f"{cut(f'{state.times}  {cell}  {state.activity}')}\n")
-        stream.flush()
-
-    yield draw
+def _write_line(stream: TextIO, state: _State) -> None:
+    cell = f"cell {min(state.done + 1, state.total)}/{state.total}"
+    stream.write(f"{cut(f'{state.times}  {cell}  {state.activity}')}\n")
+    stream.flush()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ The tests are in :mod:`esbench.pytest_benchmarks`:
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, Self
@@ -44,14 +44,14 @@ Call = Callable[[], object]
 
 
 class Choice(NamedTuple):
-    """The options, with the names of those of `esbench run`."""
+    """The options, each with the name of that of `esbench run`."""
 
     suite: str | None = None
     device: str = "auto"
-    variants: tuple[str, ...] = ()
+    variants: Sequence[str] = ()
     cases: str = "*"
     phases: str = ""
-    plugins: tuple[str, ...] = ()
+    plugin: Sequence[str] = ()
     seed: int = 0
 
 
@@ -95,7 +95,7 @@ class ChosenBenchmarks:
         torch_state = TorchState()  # before a plug-in is loaded
         device = resolve_device(choice.device)
         load_installed()
-        packages = {load(name) for name in choice.plugins}
+        packages = {load(name) for name in choice.plugin}
         suite = REGISTRY.find_suite(choice.suite or ("readme" if device == "cuda" else "quick"))
         entries = REGISTRY.select(choice.variants or ["*"])
         if not choice.variants:
@@ -258,15 +258,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError(NEEDS)
-    choice = Choice(
-        suite=config.getoption("esbench_suite"),
-        device=config.getoption("esbench_device"),
-        variants=tuple(config.getoption("esbench_variants")),
-        cases=config.getoption("esbench_cases"),
-        phases=config.getoption("esbench_phases"),
-        plugins=tuple(config.getoption("esbench_plugin")),
-        seed=config.getoption("esbench_seed"),
-    )
+    choice = Choice(*(config.getoption(f"esbench_{name}") for name in Choice._fields))
     try:
         config.stash[CHOSEN] = ChosenBenchmarks.of(choice)
     except UserError as error:

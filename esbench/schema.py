@@ -135,7 +135,6 @@ class Variant(Strict, frozen=True, kw_only=True):
         return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
     def _label(self, operator: str) -> str:
-        """Return scheme and operator with the options in parentheses."""
         inner = ", ".join(f"{key}={_short(value)}" for key, value in self.options)
         return f"{self.scheme}{operator}" + (f"({inner})" if inner else "")
 

@@ -135,7 +135,6 @@ _Rounds = tuple[tuple[float, ...], ...]
 
 @lru_cache(2**14)  # a report needs each median tens of times
 def _median(samples: _Rounds) -> float | None:
-    """Return the median of the rounds' medians."""
     if not _are_usable([sample for round_ in samples for sample in round_]):
         return None
     return median_of_values([value for value in _round_medians(samples) if value is not None])

@@ -34,38 +34,36 @@ class Unit:
 
 @dataclass(frozen=True)
 class Quantity:
-    """The unit of a metric in tables, ``column``, and its units in sentences, ``ladder``, ascending."""
+    """The unit of a metric in tables, ``column``, and its units in sentences, ``ladder``, ascending.
+
+    Without a ladder the column's unit is that of sentences, too.
+    """
 
     column: Unit
-    ladder: tuple[Unit, ...]
+    ladder: tuple[Unit, ...] = ()
 
 
-_MILLISECOND = Unit("ms", 1e6)
 _MEGABYTE = Unit("MB", 1e6)
-_PERCENT = Unit("%", 1.0)
 _MILLIJOULE = Unit("mJ", 1e-3)
 _WATT = Unit("W", 1.0)
 _MEGAHERTZ = Unit("MHz", 1e6)
-_DEGREE = Unit("°C", 1.0)
 _TERAFLOPS = Unit("TFLOP/s", 1e12)
 _GIGABYTES = Unit("GB/s", 1e9)
-_SHARE = Unit("%", 0.01)
 _COUNT = Unit("", 1.0)
-_TIMES = Unit("x", 1.0)
 
 QUANTITIES: dict[str, Quantity] = {
-    "_ns": Quantity(_MILLISECOND, (_MILLISECOND,)),
+    "_ns": Quantity(Unit("ms", 1e6)),
     "_bytes": Quantity(
         _MEGABYTE, (Unit("B", 1.0), Unit("kB", 1e3), _MEGABYTE, Unit("GB", 1e9), Unit("TB", 1e12))
     ),
-    "_percent": Quantity(_PERCENT, (_PERCENT,)),
-    "accuracy": Quantity(_SHARE, (_SHARE,)),
-    "_count": Quantity(_COUNT, (_COUNT,)),
+    "_percent": Quantity(Unit("%", 1.0)),
+    "accuracy": Quantity(Unit("%", 0.01)),
+    "_count": Quantity(_COUNT),
     "_j": Quantity(_MILLIJOULE, (Unit("µJ", 1e-6), _MILLIJOULE, Unit("J", 1.0), Unit("kJ", 1e3))),
     "_w": Quantity(_WATT, (Unit("mW", 1e-3), _WATT, Unit("kW", 1e3))),
     "_hz": Quantity(_MEGAHERTZ, (_MEGAHERTZ, Unit("GHz", 1e9))),
-    "_c": Quantity(_DEGREE, (_DEGREE,)),
-    "_over_largest": Quantity(_TIMES, (_TIMES,)),
+    "_c": Quantity(Unit("°C", 1.0)),
+    "_over_largest": Quantity(Unit("x", 1.0)),
     "flops_per_s": Quantity(_TERAFLOPS, (Unit("MFLOP/s", 1e6), Unit("GFLOP/s", 1e9), _TERAFLOPS)),
     "bytes_per_s": Quantity(_GIGABYTES, (Unit("MB/s", 1e6), _GIGABYTES, Unit("TB/s", 1e12))),
 }
@@ -75,7 +73,7 @@ QUANTITIES: dict[str, Quantity] = {
 def quantity(metric: str) -> Quantity:
     """Return the units of a metric from the suffix of its name; those of a count without a known suffix."""
     matching = (units for suffix, units in QUANTITIES.items() if metric.endswith(suffix))
-    return next(matching, Quantity(_COUNT, (_COUNT,)))
+    return next(matching, Quantity(_COUNT))
 
 
 def last_digit_exponent(value: float, half: float | None = None) -> int:
@@ -178,7 +176,8 @@ def format_value(metric: str, value: float | None) -> str:
     """Return a number with its unit for a sentence, in the largest unit that it reaches."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    ladder = quantity(metric).ladder
+    units = quantity(metric)
+    ladder = units.ladder or (units.column,)
     unit = next((unit for unit in reversed(ladder) if unit.size <= abs(value)), ladder[0])
     if unit is _COUNT:
         return format_cell(metric, value)

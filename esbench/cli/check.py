@@ -89,7 +89,6 @@ def check(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = 
 
 
 def _check(entry: Entry, cases: Sequence[Case], checks: "ExactChecks", child: Child) -> Iterator[Outcome]:
-    """Check a variant on each operator."""
     from esbench.measure.validation import NO_CASE
 
     name = entry.variant.name

@@ -1,7 +1,6 @@
 """The command ``profile``: print the kernels of a call and write a trace."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -81,7 +80,20 @@ def profile(
     device_type = resolve_device(device)
     entries = load_entries(variants, plugin)
     named = REGISTRY.find_suite(suite or ("readme" if device_type == "cuda" else "quick"))
-    cells = cells_of(entries, cases_of(named, cases, dtype), chosen, device_type)
+    chosen_cases = cases_of(named, cases, dtype)
+    cells = [
+        Cell(entry, case, phase, device_type)
+        for case in chosen_cases
+        for entry in entries
+        if entry.supports(case)
+        for phase in chosen
+    ]
+    if not cells:
+        names = ", ".join(entry.variant.name for entry in entries)
+        labels = "; ".join(case.label for case in chosen_cases)
+        raise UserError(
+            f"nothing to profile: none of the variants {names} supports any of the cases {labels}"
+        )
     check_cases = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
     checks = ExactChecks(check_cases, device_type, seed)
     texts, failed = [], 0
@@ -98,26 +110,6 @@ def profile(
     if failed:
         note(f"{failed} of {len(cells)} failed")
         raise typer.Exit(FAILED)
-
-
-def cells_of(
-    entries: Sequence[Entry], cases: Sequence[Case], phases: Sequence[Phase], device: str
-) -> list[Cell]:
-    """Return the calls to be profiled; raise a UserError if no variant supports any of the cases."""
-    cells = [
-        Cell(entry, case, phase, device)
-        for case in cases
-        for entry in entries
-        if entry.supports(case)
-        for phase in phases
-    ]
-    if not cells:
-        names = ", ".join(entry.variant.name for entry in entries)
-        labels = "; ".join(case.label for case in cases)
-        raise UserError(
-            f"nothing to profile: none of the variants {names} supports any of the cases {labels}"
-        )
-    return cells
 
 
 def _examine(cell: Cell, checks: "ExactChecks", seed: int, out: Path) -> "Profile | Failure":
@@ -160,7 +152,6 @@ def _profile(cell: Cell, seed: int, out: Path) -> "Profile":
 
 
 def _report(cell: Cell, profiled: "Profile", out: Path) -> str:
-    """Return the printed text of a profile."""
     launched = "kernels, copies and fills" if cell.device == "cuda" else "operators"
     lines = [cell.title, profiled.table, f"launches per call: {profiled.trace.launches} {launched}"]
     if profiled.trace.waits:

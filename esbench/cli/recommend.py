@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -162,13 +162,12 @@ def recommend(
     named_variants = {entry.variant for entry in entries} if variants else None
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     device_type = resolve_device(device)
+    answer = partial(_answer, target, results, tables=tables, as_json=as_json, forwards=forwards_per_step)
     if offline:
         recommendations = _answer_offline(
             target, device_type, results, named_variants, limit_bytes, forwards_per_step
         )
-        if not _answer(
-            target, recommendations, results, tables=tables, as_json=as_json, forwards=forwards_per_step
-        ):
+        if not answer(recommendations):
             raise typer.Exit(FAILED)
         return
     if variants:  # others are compared with dense noise
@@ -183,9 +182,7 @@ def recommend(
         request, target.name, device_type, seed, results, budget, limit_bytes, child, forwards_per_step
     )
     recommendations = _recommend(target, [run], named_variants, limit_bytes, forwards_per_step)
-    has_winner = _answer(
-        target, recommendations, results, run, tables=tables, as_json=as_json, forwards=forwards_per_step
-    )
+    has_winner = answer(recommendations, run)
     conclude(path, outcome, run.end.invalid if run.end else ())
     if not has_winner:
         raise typer.Exit(FAILED)
@@ -331,8 +328,8 @@ def _recommend(
 
 def _answer(
     target: Target,
-    recommendations: "dict[Case, Recommendation]",
     results: Path,
+    recommendations: "dict[Case, Recommendation]",
     run: Run | None = None,
     *,
     tables: bool,
@@ -354,43 +351,38 @@ def _answer(
         from esbench.report.formats.json import recommendation_document
 
         typer.echo(recommendation_document(target.layers, recommendations, code, forwards, run))
-    else:
-        _print(target, recommendations, code, results, run, tables=tables)
-        if forwards > 1:
-            typer.echo(fill(combined_note(forwards), indent=""))
+        return bool(winners)
+    for text in _texts(target, results, recommendations, code, run):
+        typer.echo(printable(text))
+    if tables:
+        from esbench.report.tables.recommendation import details
+
+        for recommendation in recommendations.values():
+            typer.echo(printable(f"\n{details(recommendation)}"))
+    if forwards > 1:
+        typer.echo(fill(combined_note(forwards), indent=""))
     return bool(winners)
 
 
-def _print(
-    target: Target,
-    recommendations: "dict[Case, Recommendation]",
-    code: str,
-    results: Path,
-    run: Run | None,
-    *,
-    tables: bool,
-) -> None:
-    """Print the answer for each case, the code, reasons, and figures."""
+def _texts(
+    target: Target, results: Path, recommendations: "dict[Case, Recommendation]", code: str, run: Run | None
+) -> Iterator[str]:
+    """Yield the answer for each case, the code, reasons, and figures."""
     from esbench.report.captions import layer_and_members
-    from esbench.report.tables.recommendation import answer, details, figures, reasons_without_rate
+    from esbench.report.tables.recommendation import answer, figures, reasons_without_rate
     from esbench.studies.digits import trained_with
 
     for case, recommendation in recommendations.items():
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
         if recommendation.ranked or not run:  # else the reasons follow
-            typer.echo(printable(answer(recommendation, names)))
+            yield answer(recommendation, names)
     if code:
-        typer.echo(printable(code))
-    if run:
-        for case in target.cases:
-            if case not in recommendations or not recommendations[case].ranked:
-                typer.echo(printable(f"{layer_and_members(case)}: {reasons_without_rate(run, case)}"))
+        yield code
+    for case in target.cases:
+        if run and (case not in recommendations or not recommendations[case].ranked):
+            yield f"{layer_and_members(case)}: {reasons_without_rate(run, case)}"
     if recommendations:
-        trained = partial(trained_with, results)
-        typer.echo(printable(f"\n{figures(recommendations.values(), trained)}"))
-    if tables:
-        for recommendation in recommendations.values():
-            typer.echo(printable(f"\n{details(recommendation)}"))
+        yield f"\n{figures(recommendations.values(), partial(trained_with, results))}"
 
 
 def _code(target: Target, winners: "Mapping[str, RankedVariant]") -> str:

@@ -42,7 +42,7 @@ from esbench.registry import (
     suite_of_shapes,
     with_references,
 )
-from esbench.schema import PHASES, Environment, Request, Run
+from esbench.schema import PHASES, Environment, Request
 from esbench.stats import BUSY
 from esbench.store import Unfinished
 from esbench.supervisor import TABLES, Child, supervise
@@ -185,7 +185,7 @@ def measure(  # the parts of a run
         UserError: the unfinished run was measured by different code or on a different machine.
     """
     from esbench.measure import runner
-    from esbench.measure.environment import source_hashes
+    from esbench.measure.environment import differences, source_hashes
     from esbench.measure.instruments import instruments
     from esbench.progress import showing
 
@@ -194,7 +194,12 @@ def measure(  # the parts of a run
         if child.is_restarted:  # other files may change during a run: the code is compared by its hash
             at_begin = unfinished.run.header.environment
             here = msgspec.structs.replace(here, commit=at_begin.commit, dirty=at_begin.dirty)
-        _check_same_code(unfinished.run, here, code)
+        header = unfinished.run.header
+        if changes := differences(header.environment, here, header.code, code):
+            raise UserError(
+                f"run {header.run_id} cannot be resumed, because these have changed: {'; '.join(changes)}; "
+                "run without --resume"
+            )
         opened_file = runner.resume(unfinished)
     else:
         opened_file = runner.begin(suite, here, plan.seed, results, request, code, plan.entries)
@@ -305,21 +310,8 @@ def check_unchanged(torch_state: "TorchState") -> None:
         raise UserError(f"cannot measure with the loaded variants or model: {error}") from error
 
 
-def _check_same_code(past: Run, here: Environment, code: dict[str, str]) -> None:
-    """Raise a UserError if the machine or the code of an unfinished run has changed."""
-    from esbench.measure.environment import differences
-
-    if changes := differences(past.header.environment, here, past.header.code, code):
-        raise UserError(
-            f"run {past.header.run_id} cannot be resumed, because these have changed: {'; '.join(changes)}; "
-            "run without --resume"
-        )
-
-
 def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool, forwards: int) -> None:
     """Print the best variants of a run, all its tables, or a JSON summary."""
-    from esbench import store
-
     read, problems = store.read_run(path)
     print_problems(problems)
     reasons = read.end.invalid if read and read.end else ()

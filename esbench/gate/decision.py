@@ -29,18 +29,15 @@ from esbench.gate.records import (
     Arm,
     Bounds,
     Cell,
-    Code,
     Decision,
     Metric,
     Opening,
     Replicate,
     Settings,
     Stage,
-    Status,
     Surveyed,
     Timed,
     Verdict,
-    Visits,
     control_name,
     split_method,
 )
@@ -101,14 +98,9 @@ def round_log_ratios(timed: Timed) -> list[float]:
 
     The order of a round is ABBA or BAAB, so that linear drift cancels.
     """
-    base, head = (_visit_logs(visits) for visits in (timed.base, timed.head))
-    return [(h1 + h2 - b1 - b2) / 2 for (b1, b2), (h1, h2) in zip(base, head, strict=True)]
-
-
-def _visit_logs(visits: Visits) -> list[tuple[float, float]]:
-    """Return the logs of the medians of the two visits of each round."""
-    logs = [math.log(median(visit)) for visit in visits]
-    return list(zip(logs[::2], logs[1::2], strict=True))
+    base, head = ([math.log(median(visit)) for visit in visits] for visits in (timed.base, timed.head))
+    visits_in_rounds = zip(head[::2], head[1::2], base[::2], base[1::2], strict=True)
+    return [(h1 + h2 - b1 - b2) / 2 for h1, h2, b1, b2 in visits_in_rounds]
 
 
 @dataclass(frozen=True)
@@ -343,7 +335,6 @@ def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
 
 
 def _row_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
-    """Yield the verdicts on a cell from its row in each arm."""
     on_row = partial(Verdict, cell=name, metric="row")
     on_output = partial(Verdict, cell=name, metric="output")
     if head.status == "failed":
@@ -401,8 +392,8 @@ def time_verdicts(
         if name in complete:
             return _confirmation_verdict(name, complete[name], levels[name], settings)
         if name in suspected:  # the confirmation is incomplete
-            return _time_verdict(name, "INCONCLUSIVE", "noisy", screened[name])
-        return _time_verdict(name, "PASS", "no-sign", screened[name])
+            return Verdict(name, "latency_ns", "INCONCLUSIVE", "noisy", screened[name])
+        return Verdict(name, "latency_ns", "PASS", "no-sign", screened[name])
 
     return [verdict(name) for name in screened if name != MEAN], verdict(MEAN)
 
@@ -413,21 +404,17 @@ def _confirmation_verdict(
     """Return the verdict on a cell or a control from its new replicates, tested at a level of Holm's."""
     tested = _margin_test(log_ratios, level, settings)
     if tested.p <= level:
-        return _time_verdict(name, "FAIL", "slower", tested)
+        return Verdict(name, "latency_ns", "FAIL", "slower", tested)
     # The level alpha, unlike Holm's, does not depend on the number of confirmed cells.
     mde = _margin_test(log_ratios, settings.alpha, settings).mde
     if mde > settings.worst_mde:
-        return _time_verdict(name, "INCONCLUSIVE", "noisy", tested)
-    return _time_verdict(name, "PASS", "not-confirmed", tested)
+        return Verdict(name, "latency_ns", "INCONCLUSIVE", "noisy", tested)
+    return Verdict(name, "latency_ns", "PASS", "not-confirmed", tested)
 
 
 def _margin_test(log_ratios: Sequence[float], alpha: float, settings: Settings) -> Bounds:
     """Return the bounds of a cell with the margin as the null hypothesis."""
     return bounds(log_ratios, null=settings.margin, alpha=alpha, power=settings.power)
-
-
-def _time_verdict(name: str, status: Status, code: Code, cell_bounds: Bounds) -> Verdict:
-    return Verdict(name, "latency_ns", status, code, cell_bounds)
 
 
 def control_verdicts(confirmed: LogRatios, settings: Settings) -> tuple[list[Verdict], list[str]]:

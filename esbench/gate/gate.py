@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -56,14 +55,7 @@ SetUp = Mapping[Arm, Open | Control]
 """The request that sets a cell or a control up in each arm."""
 
 
-class VisitPlan(NamedTuple):
-    """Launches of one visit: ``before`` ones fill the caches and are not timed, ``launches`` follow."""
-
-    before: int
-    launches: int
-
-
-FAST_CALLS, SLOW_CALLS = VisitPlan(2, 3), VisitPlan(1, 2)
+FAST_CALLS, SLOW_CALLS = Visit(launches=3, before=2), Visit(launches=2, before=1)
 """The other worker has just used the core, so the first launches of a visit are slow: on a CPU the first
 takes 2 to 3 times as long as the last, and the second 1.5 times. Many short visits are better than a few long
 ones, because a disturbance takes longer than a launch: in the same time, 60 rounds of 2 + 3 launches vary by
@@ -226,13 +218,12 @@ class Gate:
         """
         slowest_ns = max(workers[arm].ask(set_up[arm], Opened).launch_ns for arm in ARMS)
 
-        def rounds_in_time(plan: VisitPlan) -> int:
+        def rounds_in_time(visit: Visit) -> int:
             """Return how many rounds of four visits take ``cell_s`` seconds."""
-            return int(self.cell_s * 1e9 / (4 * (plan.before + plan.launches) * slowest_ns))
+            return int(self.cell_s * 1e9 / (4 * (visit.before + visit.launches) * slowest_ns))
 
-        plan = FAST_CALLS if rounds_in_time(FAST_CALLS) >= MIN_ROUNDS else SLOW_CALLS
-        rounds = round_factor * min(max(rounds_in_time(plan), MIN_ROUNDS), MAX_ROUNDS)
-        visit = Visit(launches=plan.launches, before=plan.before)
+        visit = FAST_CALLS if rounds_in_time(FAST_CALLS) >= MIN_ROUNDS else SLOW_CALLS
+        rounds = round_factor * min(max(rounds_in_time(visit), MIN_ROUNDS), MAX_ROUNDS)
         visits: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in ARMS}
         first_arms = []
         for _ in range(rounds):

@@ -123,7 +123,6 @@ def _counts(verdict: Verdict) -> str:
 
 
 def _percent(share: float, sign: str = "") -> str:
-    """Format a share in percent with two decimals."""
     return f"{round(100 * share, 2) + 0.0:{sign}.2f} %"  # + 0.0: no minus sign before zero
 
 

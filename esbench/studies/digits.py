@@ -231,7 +231,6 @@ def page(studies: Sequence[Study]) -> str:
 
 
 def _describe(recipe: Recipe) -> str:
-    """Return the numbers of a recipe in a sentence."""
     return (
         f"{recipe.members} antithetic pairs, {recipe.steps} steps, batches of {recipe.batch}, sigma "
         f"{recipe.sigma:g}, Adam from {recipe.learning_rate:g}."
@@ -239,7 +238,6 @@ def _describe(recipe: Recipe) -> str:
 
 
 def _table(study: Study, recipe: Recipe) -> str:
-    """Return a row for each variant that was trained on the network of a recipe."""
     n_eff = f"n_eff of {recipe.members}"
     header = ("variant", "unbiased", n_eff, "accuracy (%)", "± (%)", "share of dense (%)", "verdict")
     rows = [

@@ -350,7 +350,6 @@ def page(studies: Sequence[GateStudy], out: Path) -> str:
 
 
 def _origin(study: GateStudy) -> str:
-    """Return where and how a study was measured."""
     opening = study.opening
     here, commit = opening.environment, opening.revisions["head"].commit
     return (

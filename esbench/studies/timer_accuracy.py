@@ -151,7 +151,6 @@ def comparisons(study: Study, question: str) -> list[Comparison]:
 
 
 def _median_ns(repetitions: Iterable[Rounds]) -> float:
-    """Return the median of all samples of all rounds."""
     return float(np.median(np.concatenate([samples for rounds in repetitions for samples in rounds])))
 
 
