@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from esbench.measure import device_peaks, interleave
 from esbench.registry import REGISTRY
 from tests.cli.cli_runner import run
 
@@ -80,6 +81,8 @@ def test_the_suite_and_the_operator_of_the_docs_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both files run as they are printed; a wrong forward of the own operator gets a reason."""
+    monkeypatch.setattr(interleave, "MAX_ROUNDS", 6)
+    monkeypatch.setitem(device_peaks.PRODUCT_NS, "cpu", 1e5)
     for name in ("entries", "suites", "reserved"):  # other tests do not see what is registered here
         monkeypatch.setattr(REGISTRY, name, copy.copy(getattr(REGISTRY, name)))
     results = ("--results", str(tmp_path / "results"), "--device", "cpu", "--budget", "30")

@@ -8,10 +8,8 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 from typing_extensions import override
 
-from esbench.cli import app
 from esbench.errors import UserError
 from esbench.measure.timers import Call, Visit, keep_inputs
 from esbench.studies import timer_accuracy_run
@@ -30,6 +28,7 @@ from esbench.studies.timer_accuracy import (
     write_study,
 )
 from esbench.studies.timer_accuracy_run import Kernel, Plan
+from tests.cli.cli_runner import run
 from tests.fakes import FakeClock
 from tests.study_cases import HERE
 
@@ -212,26 +211,16 @@ def test_a_real_study_is_measured() -> None:
 
 
 def test_the_command_stores_the_study_and_writes_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every verdict is printed; the exit code is 0 even if goals are missed; an interrupt stores nothing."""
     monkeypatch.setattr(timer_accuracy_run, "default_plan", lambda _: fake_plan())
-    command = [
-        "accuracy",
-        "--device",
-        "cpu",
-        "--results",
-        str(tmp_path),
-        "--reports",
-        str(tmp_path / "pages"),
-    ]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert "not met" in result.stdout
-    assert (tmp_path / "pages" / "accuracy.md").exists()
-    assert len([*tmp_path.glob("*/accuracy/*.json")]) == 1
+    monkeypatch.chdir(tmp_path)
+    assert run("accuracy", "--device", "cpu", "--reports", "pages") == 0
+    assert "not met" in capsys.readouterr().out
+    assert Path("pages", "accuracy.md").exists()
+    assert len([*Path("results").glob("*/accuracy/*.json")]) == 1
     monkeypatch.setattr(timer_accuracy_run, "measure", Mock(side_effect=KeyboardInterrupt))
-    result = CliRunner().invoke(app, ["accuracy", "--device", "cpu", "--results", str(tmp_path / "none")])
-    assert result.exit_code != 0
-    assert "nothing is stored" in result.stderr
-    assert not list((tmp_path / "none").iterdir())
+    assert run("accuracy", "--device", "cpu", "--results", "none") == 130
+    assert "nothing is stored" in capsys.readouterr().err
+    assert not list(Path("none").iterdir())

@@ -18,20 +18,9 @@ from esbench.units import (
 
 def test_three_significant_digits() -> None:
     """A number has three significant digits; a whole number keeps all its digits."""
-    cases: list[tuple[float, str]] = [
-        (0.0, "0"),
-        (0.0629, "0.0629"),
-        (0.9999, "1.00"),
-        (1.0, "1.00"),
-        (12.984, "13.0"),
-        (99.96, "100"),
-        (146.832, "147"),
-        (24484.4, "24484"),
-        (1.234e-9, "1.23e-09"),
-        (-2.5, "-2.50"),
-    ]
-    for value, shown in cases:
-        assert format_number(value) == shown
+    values = (0.0, 0.0629, 0.9999, 1.0, 12.984, 99.96, 146.832, 24484.4, 1.234e-9, -2.5)
+    shown = "0 0.0629 1.00 1.00 13.0 100 147 24484 1.23e-09 -2.50"
+    assert " ".join(map(format_number, values)) == shown
 
 
 def test_missing_numbers_are_absent() -> None:

@@ -50,6 +50,15 @@ class RowShared(AbstractAdditiveScheme):
 '''
 
 
+def plugin(folder: Path, name: str, *replaced: tuple[str, str]) -> tuple[str, ...]:
+    """Write a plug-in with a scheme of this name and with texts replaced; return options that choose it."""
+    file, text = folder / f"{name.lower()}_rows.py", GOOD.replace("RowShared", name)
+    for old, new in replaced:
+        text = text.replace(old, new)
+    file.write_text(text)
+    return "--plugin", str(file), "--variants", name
+
+
 ONE_FORWARD = ("--cases", "Linear(128*", "--phases", "forward", "--device", "cpu", "--results")
 
 
@@ -128,12 +137,10 @@ def test_a_run_is_stored_and_printed(capsys: pytest.CaptureFixture[str], tmp_pat
 
     A file of some 20 lines, given with --plugin, joins the suite, is checked and gets rows.
     """
-    plugin = tmp_path / "good_rows.py"
-    plugin.write_text(GOOD)
-    added = ("--plugin", str(plugin), "--variants", "RowShared")
+    added = plugin(tmp_path, "RowShared")
     assert run("check", *added) == 0
     assert "RowShared  correct: Linear, Conv2d\n" in capsys.readouterr().out
-    planned = plan_of(Request(plugins=(str(plugin),)), "quick", "cpu", 0).entries
+    planned = plan_of(Request(plugins=added[1:2]), "quick", "cpu", 0).entries
     assert {"RowShared", "Base", "Flipped"} <= {entry.variant.name for entry in planned}
     options = ("--suite", "quick", *added, "--variants", "Flipped", "--budget", "900")
     assert run("run", *options, *ONE_FORWARD, str(tmp_path)) == 0
@@ -198,14 +205,9 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
 
     With --json the standard output has one JSON object and nothing else.
     """
-    plugin = tmp_path / "wrong_rows.py"
-    wrong = GOOD.replace("RowShared", "Forgetful").replace(
-        "torch.tensordot(utilities", "torch.tensordot(utilities.sign()"
-    )
-    plugin.write_text(wrong)
-    assert run("check", "--plugin", str(plugin), "--variants", "Forgetful") == 1
+    chosen = plugin(tmp_path, "Forgetful", ("tensordot(utilities", "tensordot(utilities.sign()"))
+    assert run("check", *chosen) == 1
     assert "Forgetful  failed on Linear: wrong result: update of" in capsys.readouterr().out
-    chosen = ("--plugin", str(plugin), "--variants", "Forgetful")
     assert run("run", "--json", *chosen, *ONE_FORWARD, str(tmp_path)) == 1
     assert json.loads(capsys.readouterr().out)["failed"] == 1
     (row,) = (row for row in stored_in(tmp_path).rows if row.variant.scheme == "Forgetful")
@@ -216,17 +218,12 @@ def test_a_wrong_variant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
 def test_an_undeclared_bias_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A scheme that shifts whole rows fails the check with one line, unless it declares that it is biased."""
     drawn = 'stream.normal("rows", *weight.shape[:2]).view(-1, *weight.shape[:2], *[1] * (weight.dim() - 2))'
-    text = GOOD.replace('stream.normal("rows", *weight.shape)', f"{drawn}.expand(-1, *weight.shape)")
+    shifting = 'stream.normal("rows", *weight.shape)', f"{drawn}.expand(-1, *weight.shape)"
     for name, declared, code in (("Shifting", "", 1), ("Declared", "    is_biased = True\n", 0)):
-        plugin = tmp_path / f"{name}.py"
-        head = "class RowShared(AbstractAdditiveScheme):\n"
-        plugin.write_text(text.replace(head, head + declared).replace("RowShared", name))
-        assert run("check", "--plugin", str(plugin), "--variants", name) == code
-        out = capsys.readouterr().out
-        line = (
-            f"{name}  failed on Linear: wrong result: biased: the mean of its estimates over many steps has"
-        )
-        assert (line in out) == bool(code)
+        head = f"class {name}(AbstractAdditiveScheme):\n"
+        assert run("check", *plugin(tmp_path, name, shifting, (head, head + declared))) == code
+        reason = "wrong result: biased: the mean of its estimates over many steps has"
+        assert (f"{name}  failed on Linear: {reason}" in capsys.readouterr().out) == bool(code)
 
 
 SET_UP = """
@@ -253,20 +250,18 @@ def test_check_says_what_it_did_not_compare(tmp_path: Path, capsys: pytest.Captu
             ("if case.groups > 1: raise UnavailableError('no')", "", 0, "Linear, Conv2d (1 of 2 cases)"),
         )
     ):
-        name, plugin = f"Stopping{number}", tmp_path / f"stopping_rows{number}.py"
-        text = GOOD.replace("return op.", f"{in_call or 'pass'}; return op.") + SET_UP.replace("NAME", name)
-        plugin.write_text(text.replace("RowShared", name).replace("IN_SET_UP", in_set_up or "pass"))
-        assert run("check", "--plugin", str(plugin), "--variants", name) == code, words
+        name = f"Stopping{number}"
+        set_up = SET_UP.replace("NAME", name).replace("IN_SET_UP", in_set_up or "pass")
+        called = ("return op.", f"{in_call or 'pass'}; return op.")
+        chosen = plugin(tmp_path, name, called, ("return noise.rows\n", f"return noise.rows\n{set_up}"))
+        assert run("check", *chosen) == code, words
         assert words in capsys.readouterr().out
 
 
 def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SystemExit raised by a variant ends the variant, not the command."""
-    plugin = tmp_path / "exiting_rows.py"
-    plugin.write_text(
-        GOOD.replace("RowShared", "Exiting").replace("return op.", "raise SystemExit(7); return op.")
-    )
-    assert run("check", "--plugin", str(plugin), "--variants", "Exiting", "--variants", "Flipped") == 1
+    chosen = plugin(tmp_path, "Exiting", ("return op.", "raise SystemExit(7); return op."))
+    assert run("check", *chosen, "--variants", "Flipped") == 1
     out = capsys.readouterr().out
     assert "failed on Linear: SystemExit: 7" in out
     assert "Flipped  correct: Linear, Conv2d\n" in out
@@ -275,11 +270,8 @@ def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_check_and_doctor_print_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each outcome has its variant, operator and reason; what a variant prints is not among them."""
-    plugin = tmp_path / "failing_rows.py"
-    text = GOOD.replace("RowShared", "Failing").replace("return op.", "print('a line'); return 2 * op.")
-    plugin.write_text(text)
-    chosen = ("--variants", "Failing", "--variants", "FusedFlipped")
-    assert run("check", "--json", "--plugin", str(plugin), *chosen) == 1
+    chosen = plugin(tmp_path, "Failing", ("return op.", "print('a line'); return 2 * op."))
+    assert run("check", "--json", *chosen, "--variants", "FusedFlipped") == 1
     document = json.loads(capsys.readouterr().out)
     assert document["counts"]["failed"] == 2
     outcomes = {(outcome["variant"], outcome["operator"]): outcome for outcome in document["outcomes"]}
@@ -340,16 +332,8 @@ def test_what_a_variant_prints_is_not_among_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A variant may print, and close stdout: results are on stdout alone. Names have a limited length."""
-    plugin = tmp_path / "printing_rows.py"
-    plugin.write_text(
-        "import sys\n"
-        + GOOD.replace("RowShared", "Printing").replace(
-            "return op.", "print('a line'); sys.stdout.close(); return op."
-        )
-    )
-    assert run("check", "--plugin", str(plugin), "--variants", "Printing") == 1
+    printing = ("return op.", "import sys; print('a line'); sys.stdout.close(); return op.")
+    assert run("check", *plugin(tmp_path, "Printing", printing)) == 1
     assert capsys.readouterr().out.startswith("Printing  failed on ")
-    long = tmp_path / "long_rows.py"
-    long.write_text(GOOD.replace("RowShared", "R" * 200))
-    assert run("check", "--plugin", str(long)) == 2
+    assert run("check", *plugin(tmp_path, "R" * 200)) == 2
     assert "RRRR... has a name of 200 characters: use at most 120" in capsys.readouterr().err

@@ -238,44 +238,6 @@ def test_without_a_ranking_the_reasons_are_printed(
     assert "layer's 1 input channels" in sparse["reason"]
 
 
-def test_a_model_has_a_ranking_for_each_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Layers of one shape share a table with their names, and are ranked with the d of the model."""
-    (tmp_path / "models_of_a_test.py").write_text(
-        "from torch import nn\n"
-        "def make():\n"
-        "    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))\n"
-        "def wide():\n"
-        "    return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 40000, bias=False))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
-    narrow = msgspec.structs.replace(square, out_channels=4)
-    alone, wide = (msgspec.structs.replace(square, out_channels=width, bias=False) for width in (8, 40000))
-    slow = {variant: 9.0 if variant == HADAMARD else ms for variant, ms in ranking_cases.STEPS.items()}
-    stored(tmp_path, [*rows(square), *rows(narrow, steps=slow), *rows(alone), *rows(wide)])
-    ask = ["--offline", "--device", "cpu", "--results", str(tmp_path / "results")]
-    assert run("--model", "models_of_a_test:make", *ask) == 0
-    captured = capsys.readouterr()
-    assert "Linear 8 -> 8, bias=True, 1024 members (0, 1): use Hadamard.\n" in captured.out
-    assert "Linear 8 -> 4, bias=True, 1024 members (3): use LowRank(rank=1).\n" in captured.out
-    assert captured.out.count("kept: n_eff / n") == captured.out.count(", run ") == 1
-    assert '    "3": LowRank(rank=1),\n    "*": Hadamard(),\n' in captured.out
-    assert "2: LayerNorm: dense noise, whatever the scheme" in captured.err
-    assert run("--model", "models_of_a_test:make", "--tables", *ask) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    assert "the network's d, 196, of which a layer like this has 72:" in output  # 2 * 72 + 16 + 36
-    assert "the network's d, 196, of which a layer like this has 36:" in output
-    for target, best in (
-        (("--linear", "8x8"), "Hadamard()"),
-        (("--model", "models_of_a_test:wide"), "Flipped(cores=8)"),
-    ):
-        assert run(*target, *ask) == 0
-        assert f"population = perturb(model, {best}, " in capsys.readouterr().out
-
-
 def test_run_by_shape_can_be_resumed() -> None:
     """The header of a run has the shape that was requested, so a resumed run has the same plan."""
     from esbench.cli.run import plan_of  # noqa: PLC0415  # the command line imports it late as well
@@ -332,13 +294,15 @@ def test_the_code_imports_each_scheme_from_its_module(
         del sys.modules["plugin_of_a_test"]
 
 
-SLOW_HADAMARD = {
-    variant: 9.0 if variant == ranking_cases.HADAMARD else ms for variant, ms in ranking_cases.STEPS.items()
-}
-
 MODELS = """
 import torch
 from torch import nn
+
+def layers():
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+
+def wide():
+    return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 40000, bias=False))
 
 def tied():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
@@ -392,10 +356,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "some_models", raising=False)
     square = msgspec.structs.replace(SQUARE, out_channels=8, in_channels=8, bias=True)
     narrow = msgspec.structs.replace(square, out_channels=4)
-    measured_rows = [*rows(square), *rows(narrow, steps=SLOW_HADAMARD)]
-    name = environment("cpu").device_name
-    report_cases.store(tmp_path, synthetic.run(measured_rows, suite="quality", device_name=name))
+    alone, wide = (msgspec.structs.replace(square, out_channels=width, bias=False) for width in (8, 40000))
+    slow = {variant: 9.0 if variant == HADAMARD else ms for variant, ms in ranking_cases.STEPS.items()}
+    stored(tmp_path, [*rows(square), *rows(narrow, steps=slow), *rows(alone), *rows(wide)])
     return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_model_has_a_ranking_for_each_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers of one shape share a table with their names, and are ranked with the d of the model."""
+    ask = ["--offline", "--device", "cpu"]
+    assert run("--model", "some_models:layers", *ask) == 0
+    captured = capsys.readouterr()
+    assert "Linear 8 -> 8, bias=True, 1024 members (0, 1): use Hadamard.\n" in captured.out
+    assert "Linear 8 -> 4, bias=True, 1024 members (3): use LowRank(rank=1).\n" in captured.out
+    assert captured.out.count("kept: n_eff / n") == captured.out.count(", run ") == 1
+    assert '    "3": LowRank(rank=1),\n    "*": Hadamard(),\n' in captured.out
+    assert "2: LayerNorm: dense noise, whatever the scheme" in captured.err
+    assert run("--model", "some_models:layers", "--tables", *ask) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "the network's d, 196, of which a layer like this has 72:" in output  # 2 * 72 + 16 + 36
+    assert "the network's d, 196, of which a layer like this has 36:" in output
+    for target, best in (
+        (("--linear", "8x8"), "Hadamard()"),
+        (("--model", "some_models:wide"), "Flipped(cores=8)"),
+    ):
+        assert run(*target, *ask) == 0
+        assert f"population = perturb(model, {best}, " in capsys.readouterr().out
 
 
 def test_a_model_that_cannot_be_perturbed_is_refused_before_anything_is_measured(
