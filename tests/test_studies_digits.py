@@ -268,7 +268,7 @@ def test_the_command_trains_stores_and_renders(capsys: pytest.CaptureFixture[str
     (study,) = newest_studies(Path("results"))
     assert len(study.training_runs) == 6
     assert [failure.network for failure in study.untrained] == ["DigitsCNN"]
-    assert "k = 2 is above" in Path("build/reports/digits.md").read_text()
+    assert "k = 2 exceeds" in Path("build/reports/digits.md").read_text()
     assert run("digits", "--device", "cpu", "--resume") == 2
     assert "nothing to resume" in capsys.readouterr().err
 
