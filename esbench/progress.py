@@ -26,13 +26,9 @@ CASES = 12
 
 
 class CaseProgress(NamedTuple):
-    """The progress of one case.
+    """The progress of one case: the finished share of its time, from 0 to 1, and what is measured now.
 
-    Attributes:
-        label: the label of the case.
-        share: the finished share of its expected time, from 0 to 1.
-        phase: what is measured now; empty before and after.
-        best: the fastest variant so far with its time.
+    ``best`` is the fastest variant so far with its time.
     """
 
     label: str

@@ -117,8 +117,7 @@ class ChosenBenchmarks:
             torch_state.check()
         except WrongResultError as error:
             raise UserError(f"cannot measure with the loaded variants: {error}") from error
-        exact = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-        checks = ExactChecks(exact, device, choice.seed)
+        checks = ExactChecks(REGISTRY.check_cases, device, choice.seed)
         return cls(device, suite.name, choice.seed, cells, checks, QUALITY in phases, torch_state)
 
     @cached_property

@@ -184,10 +184,8 @@ class Registry:
             return {name if name in self.reserved else "" for name in names or ("",)}
 
         wanted = reserved_or_empty(operators)
-        for entry in self.entries.values():
-            if entry.variant.mode == mode and wanted & reserved_or_empty(entry.operators):
-                return entry
-        return None
+        of_mode = (entry for entry in self.entries.values() if entry.variant.mode == mode)
+        return next((entry for entry in of_mode if wanted & reserved_or_empty(entry.operators)), None)
 
     def suite(self, suite: Suite) -> Suite:
         """Register a suite; raise a ValueError if its name is taken."""
@@ -195,6 +193,11 @@ class Registry:
             raise ValueError(f"suite {suite.name} is registered twice")
         self.suites[suite.name] = suite
         return suite
+
+    @property
+    def check_cases(self) -> tuple[Case, ...]:
+        """The cases of the suite ``check``, on which variants are compared in float64; empty without it."""
+        return self.suites["check"].cases if "check" in self.suites else ()
 
     def find_suite(self, name: str) -> Suite:
         """Return a suite by its name; raise an UnknownNameError if it is not registered."""

@@ -22,15 +22,10 @@ ENDED = "it ended the process"
 
 
 class Outcome(NamedTuple):
-    """The result of a check of a variant on an operator.
+    """The result of a check of a variant on an operator; "" for a reason that applies to all operators.
 
-    Attributes:
-        variant: the variant's name.
-        operator: the operator; "" for a reason that applies to all.
-        status: correct, failed, not checked or unavailable.
-        reason: why the variant is not correct, or "".
-        compared: the number of cases that were compared.
-        cases: the number of cases of the operator.
+    ``status`` is correct, failed, not checked or unavailable. Of the operator's ``cases``, ``compared`` were
+    compared with the reference.
     """
 
     variant: str

@@ -94,8 +94,7 @@ def profile(
         raise UserError(
             f"nothing to profile: none of the variants {names} supports any of the cases {labels}"
         )
-    check_cases = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-    checks = ExactChecks(check_cases, device_type, seed)
+    checks = ExactChecks(REGISTRY.check_cases, device_type, seed)
     texts, failed = [], 0
     with lock_device(device_type, "profile", note), showing() as progress:
         for number, cell in enumerate(cells):

@@ -272,7 +272,7 @@ def plan_of(request: Request, suite_name: str, device: str, seed: int) -> "Plan"
         cases=cases,
         phases=phases,
         cell_s=suite.cell_s,
-        checks=REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else (),
+        checks=REGISTRY.check_cases,
         device=device,
         seed=seed,
         sweep=suite.sweep,

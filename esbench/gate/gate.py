@@ -69,12 +69,8 @@ class Gate:
     Attributes:
         orders: the settings of both workers, without arm and folder.
         folders: the folder with the files of each arm.
-        revisions: the commit of each arm.
-        environment: the machine.
         settings: the decision rule.
-        progress: shows the cells done, all cells, and the name of the current one.
         start: starts a worker for each arm.
-        evidence: the measurements so far.
         cell_s: seconds to spend on a cell, from the suite.
     """
 

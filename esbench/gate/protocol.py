@@ -11,13 +11,10 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a worker, given at its start.
 
     Attributes:
-        arm: the arm to measure.
         root: the folder with the files of the arm; its packages of variants take precedence.
-        device: cpu or cuda.
         threads: CPU threads of torch.
         core: the CPU core of the worker; None for any.
         seed: seed of weights, inputs and noise.
-        suite: name of the suite.
         variants: globs over variants; empty for those of the suite.
         plugins: modules or files that register variants.
         methods: timing methods; empty for all of the device.
@@ -76,7 +73,6 @@ class Hello(_Message, frozen=True, tag="hello"):
         own_packages: packages of variants imported from the folder of the revision.
         code: package of variants -> hash of its files.
         harness: hash of the files of esbench.
-        cells: the cells of the suite in this revision.
         cell_s: seconds to spend on a cell.
         unknown: the error if the revision has no such suite or variant; ``cells`` is then empty.
     """

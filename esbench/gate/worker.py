@@ -102,8 +102,7 @@ class Worker:
     def __init__(self, orders: Orders, selection: Selection, state: TorchState, tools: Instruments) -> None:
         """Prepare to measure; ``state`` has torch's global settings, which no variant may change."""
         self.orders, self.selection, self.state, self.tools = orders, selection, state, tools
-        checks = REGISTRY.suites["check"].cases if "check" in REGISTRY.suites else ()
-        self._checks = ExactChecks(checks, orders.device, orders.seed)
+        self._checks = ExactChecks(REGISTRY.check_cases, orders.device, orders.seed)
         self._open: tuple[Call, Clock, Call] | None = None
         self._open_state = state
         self._precision = contextlib.ExitStack()

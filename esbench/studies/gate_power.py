@@ -78,7 +78,6 @@ class Alarms(Strict, frozen=True, kw_only=True):
     """Counts over resampled suites without a slowdown.
 
     Attributes:
-        suites: number of suites.
         cells: cells of each suite.
         alarmed: suites with a FAIL.
         by_mean: suites in which the geometric mean FAILs.
@@ -104,7 +103,6 @@ class Power(Strict, frozen=True, kw_only=True):
     Attributes:
         kind: ONE_CELL, ALL_CELLS or CONTROL_WORK.
         slower: the slowdown; 0.01 is 1 %.
-        suites: number of suites.
         found: suites in which the slowed cell, control or mean FAILs.
         others: suites in which a cell other than the slowed one FAILs; of no use for ALL_CELLS.
         by_mean: suites in which the geometric mean FAILs.

@@ -85,15 +85,9 @@ class TorchClock(HostClock):
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls to measure, and for how long.
+    """The calls to measure by two clocks, and the seconds per kernel, arm and repetition.
 
-    Attributes:
-        clock: the clock of the harness.
-        other: the timer that it is compared with.
-        kernels: the calls.
-        waits: the calls of known length.
-        repetitions: repetitions of each kernel.
-        budget_s: seconds per kernel, arm and repetition.
+    ``clock`` is that of the harness, ``waits`` are calls of known length.
     """
 
     clock: Clock
