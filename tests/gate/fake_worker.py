@@ -4,8 +4,9 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
-from esbench.gate.gate import CONTROL_UNITS
+from esbench.gate.gate import CONTROL_UNITS, Gate
 from esbench.gate.protocol import (
     Answer,
     Control,
@@ -19,9 +20,10 @@ from esbench.gate.protocol import (
     Visit,
     Visited,
 )
-from esbench.gate.records import Arm, Cell, Surveyed
+from esbench.gate.records import ARMS, Arm, Cell, Revision, Surveyed
 from esbench.gate.worker_process import A, WorkerError, WorkerProcess
 from esbench.schema import Case, Variant
+from tests import synthetic
 
 LAUNCH_NS = 1e7
 """So slow that a cell has only the minimum number of rounds."""
@@ -108,6 +110,17 @@ class FakeWorker(WorkerProcess):
             return Surveyed(cell, self.arm, "failed", reason="wrong result: forward is off by 1")
         counts = {name: count + (self.fault == name and is_victim) for name, count in COUNTS.items()}
         return Surveyed(cell, self.arm, "ok", counts)
+
+
+def fake_gate(folder: Path, workers: "FakeWorkers") -> Gate:
+    """Return a gate on fake workers, whose revisions would be in a folder."""
+    return Gate(
+        orders=Orders(device="cpu", threads=1, seed=0, suite="gate"),
+        folders={arm: folder / arm for arm in ARMS},
+        revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
+        environment=synthetic.environment(),
+        start=workers,
+    )
 
 
 class FakeWorkers:

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from esbench.gate.decision import Evidence, decide
 from esbench.gate.records import (
@@ -127,26 +130,10 @@ def decided(measured: Evidence, *invalid: str, settings: Settings = SETTINGS) ->
     return decide(opening(), measured, settings, wall_s=12.0, invalid=invalid)
 
 
-def decision(
-    *verdicts: Verdict,
-    mean: Verdict | None = None,
-    controls: tuple[Verdict, ...] = (),
-    invalid: tuple[str, ...] = (),
-    exit_code: int = 0,
-) -> Decision:
-    """Return a decision with these verdicts, whatever the decision rule would return."""
-    return Decision(
-        schema=1,
-        gate_id="20260101T000000Z-gate-0001",
-        opening=opening(),
-        settings=SETTINGS,
-        verdicts=verdicts,
-        mean=mean,
-        controls=controls,
-        invalid=invalid,
-        exit_code=exit_code,
-        wall_s=12.0,
-    )
+def decision(*verdicts: Verdict, **fields: Any) -> Decision:
+    """Return a decision with these verdicts and fields, whatever the decision rule would return."""
+    changed = {"verdicts": verdicts, "invalid": (), "exit_code": 0, **fields}
+    return msgspec.structs.replace(decided(Evidence()), **changed)
 
 
 def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:

@@ -11,14 +11,11 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate.decision import MEAN
-from esbench.gate.gate import Gate
-from esbench.gate.protocol import Orders
-from esbench.gate.records import ARMS, Revision, Settings
+from esbench.gate.records import Settings
 from esbench.report.plots.style import FAMILIES
 from esbench.studies import gate_power, newest_files
 from esbench.studies.gate_power import CONTROLS, CellLogs, GateStudy, Power
-from tests import synthetic
-from tests.gate.fake_worker import NAMES, FakeWorkers
+from tests.gate.fake_worker import NAMES, FakeWorkers, fake_gate
 
 SETTINGS = Settings()
 
@@ -32,14 +29,7 @@ def few_suites(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def study(results: Path, replicates: int = 16, fault: str = "none") -> GateStudy:
     """Measure a study of four cells on fake workers; store it and read it back."""
-    gate = Gate(
-        orders=Orders(device="cpu", threads=1, seed=0, suite="gate"),
-        folders={arm: results / arm for arm in ARMS},
-        revisions={arm: Revision(asked="HEAD", commit="0" * 40) for arm in ARMS},
-        environment=synthetic.environment(),
-        start=FakeWorkers(fault),
-    )
-    path = gate_power.measure(gate, replicates, results)
+    path = gate_power.measure(fake_gate(results, FakeWorkers(fault)), replicates, results)
     assert newest_files(results, gate_power.FOLDER) == [path]
     return msgspec.json.decode(path.read_bytes(), type=GateStudy)
 

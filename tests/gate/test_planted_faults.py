@@ -11,11 +11,9 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate import waivers
-from esbench.gate.gate import REPLICATES, Gate
-from esbench.gate.protocol import Orders
-from esbench.gate.records import ARMS, Line, Replicate, Revision
-from tests import synthetic
-from tests.gate.fake_worker import VICTIM, FakeWorkers
+from esbench.gate.gate import REPLICATES
+from esbench.gate.records import ARMS, Line, Replicate
+from tests.gate.fake_worker import VICTIM, FakeWorkers, fake_gate
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
 LAST_DAY = dt.date.today() + dt.timedelta(days=300)  # noqa: DTZ011  a waiver's last day is a local date
@@ -26,13 +24,7 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
     """Run a gate on fake workers with a fault; return its exit code and its messages other than "PASS"."""
     folder.mkdir()
     (folder / waivers.FILE).write_text(gate_toml, encoding="utf-8")
-    gate = Gate(
-        orders=Orders(device="cpu", threads=1, seed=0, suite="gate"),
-        folders={arm: folder / arm for arm in ARMS},
-        revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
-        environment=synthetic.environment(),
-        start=FakeWorkers(fault) if isinstance(fault, str) else fault,
-    )
+    gate = fake_gate(folder, FakeWorkers(fault) if isinstance(fault, str) else fault)
     try:
         accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
         decision = waivers.apply(gate.run(folder), accepted)

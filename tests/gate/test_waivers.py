@@ -2,6 +2,7 @@
 
 import datetime as dt
 import os
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate.decision import MEAN
-from esbench.gate.records import Decision, Verdict
+from esbench.gate.records import Verdict
 from esbench.gate.waivers import FILE, Waiver, apply, read
 from tests.gate.gate_cases import ABLE, BAKER, bounds, fail, no_sign
 from tests.gate.gate_cases import decision as decision_of
@@ -36,9 +37,7 @@ def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to 
     return Waiver(cell=cell, metric=metric, reason=reason, expires=TODAY)  # type: ignore[arg-type]  # a metric in each test
 
 
-def failed(*verdicts: Verdict, mean: Verdict | None = None, invalid: tuple[str, ...] = ()) -> Decision:
-    """Return a decision with exit code 1."""
-    return decision_of(*verdicts, mean=mean, invalid=invalid, exit_code=1)
+failed = partial(decision_of, exit_code=1)
 
 
 def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
