@@ -217,8 +217,7 @@ def _compressed_path(path: Path) -> Path:
 
 def run_files(results: Path) -> Iterator[Path]:
     """Yield the file of each run under a results folder, compressed or not, by device and time."""
-    named = (*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}"))
-    paths = {path for path in named if path.is_file()}  # reading a pipe or a device may never end
+    paths = {*results.glob(f"*/*{PLAIN}"), *results.glob(f"*/*{COMPRESSED}")}
     for path in sorted(paths):
         # Both files exist if the run was killed before the plain one was deleted.
         is_copy = path.name.endswith(COMPRESSED) and path.with_suffix("") in paths

@@ -198,13 +198,14 @@ def test_a_file_without_a_header_holds_no_run(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing folder of results is a problem; folders and dangling links named like a run are skipped."""
+    """A missing folder of results is a problem; so are folders and dangling links named like a run."""
     with Writer(tmp_path, synthetic.header()) as writer:
         writer.write(ROW)
     (writer.path.parent / "folder.jsonl").mkdir()
     (writer.path.parent / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     runs, problems = read_results(tmp_path)
-    assert ([run.rows for run in runs], problems) == ([(ROW,)], [])
+    assert [run.rows for run in runs] == [(ROW,)]
+    assert [problem.path.name for problem in problems] == ["folder.jsonl", "gone.jsonl"]
     runs, (problem,) = read_results(tmp_path / "nowhere")
     assert "--results" in str(problem)
 
@@ -316,6 +317,11 @@ def test_only_a_failure_withdraws_the_numbers_of_its_phase(tmp_path: Path) -> No
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """A pipe in the place of a run or of a study is one error; reading from it would never end."""
+    (tmp_path / "cpu").mkdir()
+    os.mkfifo(tmp_path / "cpu/run.jsonl")
+    runs, problems = read_results(tmp_path)
+    assert not runs
+    assert [problem.message for problem in problems] == ["cannot be read: it is not a regular file"]
     path = tmp_path / "pipe.json"
     os.mkfifo(path)
     assert read_run(path) == (None, [Problem(path, "cannot be read: it is not a regular file")])

@@ -32,7 +32,7 @@ from esbench.cli.options import (
     printing_to_stderr,
     seconds_option,
 )
-from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of
+from esbench.cli.run import check_unchanged, conclude, measure, note_load, plan_of, resume_command
 from esbench.cli.screening import KEPT, SHARE, Screened, choose, screen, small_case
 from esbench.errors import UserError
 from esbench.registry import DTYPES, REGISTRY, Entry, candidates, scheme_docs
@@ -206,8 +206,7 @@ def _measure(  # the options of a measurement
 
     plan = plan_of(request, name, device, seed)
     answer = shlex.join(["esbench", *sys.argv[1:], "--offline"])
-    resume = shlex.join(["esbench", "run", "--resume", "--results", str(results), "--device", device])
-    hint = f"`{resume}` completes it, then `{answer}` answers"
+    hint = f"`{resume_command(results, device)}` completes it, then `{answer}` answers"
     with lock_device(device, name, note):
         here = environment(device)
         end_s = child.announcement.end_s or time.monotonic() + budget_s
@@ -372,14 +371,16 @@ def _texts(
     from esbench.report.tables.recommendation import answer, figures, reasons_without_rate
     from esbench.studies.digits import trained_with
 
+    unexplained = {*target.cases} if run else set()
     for case, recommendation in recommendations.items():
         names = [name for name, layer_case in target.layers.items() if layer_case == case and name]
-        if recommendation.ranked or not run:  # else the reasons follow
+        if recommendation.ranked or case in recommendation.ranking.unreliable or not run:
+            unexplained.discard(case)
             yield answer(recommendation, names)
     if code:
         yield code
     for case in target.cases:
-        if run and (case not in recommendations or not recommendations[case].ranked):
+        if run and case in unexplained:
             yield f"{layer_and_members(case)}: {reasons_without_rate(run, case)}"
     if recommendations:
         yield f"\n{figures(recommendations.values(), partial(trained_with, results))}"

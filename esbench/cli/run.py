@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 CLOSING, CLOSING_MOST = 0.02, 0.1
 """Shares of a time budget that are reserved for the tables: the least, and the most for a slow start."""
+RESULTS = Path("results")
 CHOICES = ("suite", "variants", "cases", "phases", "methods", "dtype", "seed", "plugin")
 """Options that --resume reads from the header of the run."""
 
@@ -79,7 +80,7 @@ def run(
     ] = "",
     dtype: Annotated[str | None, typer.Option(help=f"Override the dtype: {', '.join(DTYPES)}.")] = None,
     seed: Seed = 0,
-    results: Annotated[Path, typer.Option(help="Folder to store the run in.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder to store the run in.")] = RESULTS,
     plugin: Plugins = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest unfinished run on this device.")
@@ -109,7 +110,7 @@ def run(
     ] = False,
     forwards_per_step: Forwards = 1,
 ) -> None:
-    """Measure a suite, store the run and print the best variants.
+    """Measure a suite, store the run and print the best variants. Exit code 1 if a variant failed.
 
     Example: esbench run --variants 'Flipped*' --phases step,quality
 
@@ -163,7 +164,8 @@ def run(
             plan = replace(plan, end_s=child.announcement.end_s or start_s + budget - closing_s)
         if cell_limit is not None:
             plan = replace(plan, limit_s=cell_limit)
-        path, outcome = measure(plan, name, request, here, unfinished, results, child)
+        hint = f"continue it with `{resume_command(results, device)}`"
+        path, outcome = measure(plan, name, request, here, unfinished, results, child, hint)
     _conclude(path, outcome, as_json=as_json, tables=tables, forwards=forwards_per_step)
 
 
@@ -175,7 +177,7 @@ def measure(  # the parts of a run
     unfinished: Unfinished | None,
     results: Path,
     child: Child,
-    hint: str = "continue it with `esbench run --resume`",
+    hint: str,
 ) -> tuple[Path, "RunSummary"]:
     """Measure a new or an unfinished run; return its file, and what was measured.
 
@@ -234,6 +236,13 @@ def measure(  # the parts of a run
             raise
     child.announce(variant=None, case=None, activity=TABLES)
     return writer.path, outcome  # the path has changed if a large file was compressed
+
+
+def resume_command(results: Path, device: str) -> str:
+    """Return the command that continues an interrupted run of this device in this folder."""
+    folder = () if results == RESULTS else ("--results", str(results))
+    on_device = () if device == "auto" else ("--device", device)
+    return shlex.join(["esbench", "run", "--resume", *folder, *on_device])
 
 
 def note_load(here: Environment) -> None:

@@ -164,7 +164,7 @@ def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: 
     # Programs started in the background may ignore interrupts, which their child processes inherit.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{heed}; from esbench.cli import main; main()"]
-    command += ["run", "--suite", "tiny", "--device", "cpu", "--results", "results", "--plugin", "waiting.py"]
+    command += ["run", "--suite", "tiny", "--device", "cpu", "--results", "other", "--plugin", "waiting.py"]
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
@@ -192,7 +192,8 @@ def test_ctrl_c_on_a_terminal_leaves_finished_rows_and_a_clean_screen(tmp_path: 
     assert "━" not in after
     assert "─" not in after
     assert "interrupted: the finished rows are in" in text
-    runs, _ = store.read_results(tmp_path / "results")
+    assert "continue it with `esbench run --resume --results other --device cpu`" in text
+    runs, _ = store.read_results(tmp_path / "other")
     assert [run.end and run.end.status for run in runs] == ["interrupted"]
     assert any(isinstance(row, Measurement) for row in runs[0].rows)
 

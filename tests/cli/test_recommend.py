@@ -20,6 +20,7 @@ from esbench.errors import UserError
 from esbench.measure.environment import environment
 from esbench.measure.model_layers import load_model
 from esbench.registry import REGISTRY
+from esbench.report.analysis import load
 from esbench.report.formats.json import recommendation_document
 from esbench.report.site import console_tables
 from esbench.schema import Case, Request, Row, Run, RunEnd, Variant
@@ -236,6 +237,20 @@ def test_without_a_ranking_the_reasons_are_printed(
     (answer,) = document["recommendations"]
     (sparse,) = (entry for entry in answer["variants"] if entry["variant"] == "SparsePerturbed(k=2)")
     assert "layer's 1 input channels" in sparse["reason"]
+
+
+def test_load_is_the_reason_where_nothing_is_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run under load has numbers, but no answer: the reason is the same as with --offline."""
+    for limit in ("FAR", "FAR_NS"):
+        monkeypatch.setattr(load, limit, 0.0)
+    arguments = ["--linear", "8x8", "--members", "16", "--device", "cpu", "--results", str(tmp_path)]
+    for options in (["--variants", "Flipped"], ["--offline"]):
+        assert run(*arguments, *options) == 1
+        out = capsys.readouterr().out
+        assert out.startswith("Linear 8 -> 8, 16 members: no recommendation, unreliable: load")
+        assert "the run holds no reason" not in out
 
 
 def test_run_by_shape_can_be_resumed() -> None:

@@ -10,7 +10,7 @@ from esbench.report.tables.ranking import best_schemes, ranking_sections
 from esbench.report.tables.recommendation import answer, details, figures, training_code
 from esbench.report.web import answers
 from esbench.report.web.views import views
-from esbench.schema import Measurement, Phase, Run, RunEnd, Variant
+from esbench.schema import OUT_OF_TIME, Measurement, Phase, Run, RunEnd, Variant
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import (
@@ -34,6 +34,16 @@ def recommendation_of(
     result = recommend([run], SQUARE, variants=variants, limit_bytes=limit_bytes)
     assert result is not None
     return result
+
+
+def test_variants_without_time_are_counted_beside_the_answer() -> None:
+    """The best of few measured variants may not be the best of all."""
+    left_out = synthetic.skipped(variant("Other"), SQUARE, OUT_OF_TIME)
+    measured = ranking_cases.run([*rows(), left_out])
+    text = answer(recommendation_of(measured)).replace("\n", " ")
+    count = len(recommendation_of(measured).ranked)
+    assert f". Best of {count} measured variants; the time budget left out 1." in text
+    assert "Best of" not in answer(recommendation_of(ranking_cases.run()))
 
 
 def test_a_recommendation_has_the_ranking_of_the_tables() -> None:

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
+from esbench.report.analysis.load import reasons_unreliable
 from esbench.report.analysis.ranking import recommend
 from esbench.report.analysis.rollout import with_forwards_per_step
-from esbench.schema import Conditions, Measurement, Run, Skipped, Variant
+from esbench.schema import Conditions, Measurement, Run, Skipped, Variant, Work
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.ranking_cases import CORES, HADAMARD, SQUARE
@@ -58,3 +59,17 @@ def test_with_many_forwards_the_fastest_forward_counts(forwards: int, best: Vari
     assert recommendation.recommended[0].step_ns == pytest.approx(
         1e6 * (ranking_cases.STEPS[best] + (forwards - 1) * times[best])
     )
+
+
+def test_a_long_rollout_is_no_load() -> None:
+    """The roofline bound of base grows with the forwards, so that their time is not taken for load."""
+    measured = ranking_cases.run(ranking_cases.rows())
+    base = [time_row(BASE, SQUARE, *[0.5] * 6, phase=phase) for phase in ("step", "forward")]
+    rows = [row for row in measured.rows if row.variant != BASE]
+    rows += [synthetic.working(row, 1e6, 1) for row in base]
+    rows += [time_row(HADAMARD, SQUARE, *[1.0] * 6)]
+    measured = msgspec.structs.replace(measured, rows=tuple(rows), device_peaks=synthetic.peaks())
+    combined = with_forwards_per_step(measured, 1000)
+    assert reasons_unreliable(combined) == {}
+    (step,) = [row for row in combined.measurements if row.variant == BASE and row.phase == "step"]
+    assert step.work == Work(flops=1e9, moved_bytes=1e3, output_bytes=1e6)

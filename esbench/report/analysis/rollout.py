@@ -4,7 +4,7 @@ from statistics import fmean
 
 import msgspec
 
-from esbench.schema import Measurement, Row, Run, Skipped
+from esbench.schema import Measurement, Row, Run, Skipped, Work
 
 
 def with_forwards_per_step(run: Run, forwards: int) -> Run:
@@ -46,9 +46,20 @@ def _combine(step: Measurement, forward: Measurement, forwards: int) -> Measurem
     return msgspec.structs.replace(
         step,
         samples=samples,
+        work=_combine_work(step.work, forward.work, forwards),
         labels=(*step.labels, f"combined: a step and {forwards - 1} forwards"),
         positions=step.positions[:count],
         conditions=step.conditions[:count],
+    )
+
+
+def _combine_work(step: Work | None, forward: Work | None, forwards: int) -> Work | None:
+    if step is None or forward is None:
+        return None
+    return msgspec.structs.replace(
+        step,
+        flops=step.flops + (forwards - 1) * forward.flops,
+        moved_bytes=step.moved_bytes + (forwards - 1) * forward.moved_bytes,
     )
 
 

@@ -10,8 +10,8 @@ from esbench.report.analysis.ranking import RankedVariant, Recommendation, tied
 from esbench.report.captions import layer_and_members, short_origin
 from esbench.report.tables.console import LEGEND, figures_table
 from esbench.report.tables.ranking import RATE, STEP, ranking_section, ranking_texts
-from esbench.schema import Case, Run, Scalar, Variant
-from esbench.text import first_names, one_line
+from esbench.schema import OUT_OF_TIME, Case, Run, Scalar, Variant
+from esbench.text import first_names, one_line, pluralize
 from esbench.units import format_number
 
 _TERMINAL_WIDTH = 80
@@ -29,7 +29,11 @@ def answer(recommendation: Recommendation, layers: Sequence[str] = ()) -> str:
     best, *others = (ranked.variant.name for ranked in recommendation.recommended)
     exact = ", exact for a linear fitness" if recommendation.recommended[0].is_exact else ""
     second = f"; the best of the others is {others[0]}" if others else ""
-    return wrap(f"{subject}: use {best}{exact}{second}.")
+    skipped = [ranked.skipped for ranked in recommendation.variants if ranked.skipped]
+    left_out = sum(row.reason == OUT_OF_TIME for row in skipped)
+    measured = pluralize(len(recommendation.ranked), "measured variant")
+    limit = f" Best of {measured}; the time budget left out {left_out}." if left_out else ""
+    return wrap(f"{subject}: use {best}{exact}{second}.{limit}")
 
 
 def figures(recommendations: Iterable[Recommendation], trained_with: Callable[[Variant], str]) -> str:
