@@ -4,6 +4,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import torch
@@ -60,11 +61,15 @@ class BaseWorkload(AbstractPlainWorkload):
         self._case, self._device, self._seed = case, device, seed
         self._module = inputs.layer(case, device, seed)
         self._x = inputs.RotatingBuffers(inputs.rows(case, device, seed))
-        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=inputs.LEARNING_RATE)
         if inputs.is_packed(case):
             self.unavailable = {**self.unavailable, "update": NO_GRADIENT, "step": NO_GRADIENT}
         self._y: Tensor | None = None
         self._gradients: inputs.RotatingBuffers[Tensor] = inputs.RotatingBuffers(())
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.SGD:
+        """The optimizer of a step. The first one takes a second, because torch then imports its compiler."""
+        return torch.optim.SGD(self._module.parameters(), lr=inputs.LEARNING_RATE)
 
     @property
     @override

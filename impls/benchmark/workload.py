@@ -4,6 +4,7 @@ Layers are measured as they are trained, through :func:`impls.perturbation.popul
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import torch
@@ -62,7 +63,6 @@ class PopulationWorkload(Workload):
         self._utilities = inputs.RotatingBuffers(
             inputs.normal(sides * case.members, device=device, dtype=torch.float32, seed=seed + 3)
         )
-        self._optimizer = torch.optim.SGD(module.parameters(), lr=inputs.LEARNING_RATE)
         # A tensor on the GPU if the stream can read it there: each replay of a captured step advances it.
         counts_on_device = scheme.stream == "philox" and self._x.items[0].is_cuda
         self._step_number: int | Tensor = (
@@ -70,6 +70,11 @@ class PopulationWorkload(Workload):
         )
         self._noise: PopulationNoise | None = None
         self._record: ActivationRecord | None = None
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.SGD:
+        """The optimizer of a step. The first one takes a second, because torch then imports its compiler."""
+        return torch.optim.SGD(self._population.model.parameters(), lr=inputs.LEARNING_RATE)
 
     @property
     @override
@@ -225,7 +230,7 @@ class PopulationWorkload(Workload):
         return results
 
     def _update(self) -> object:
-        self._optimizer.zero_grad()
+        self._population.model.zero_grad()
         self._population.update(self._current_noise(), self._utilities.take(), self._record)
         return [parameter.grad for parameter in self._population.model.parameters()]
 
