@@ -4,11 +4,12 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any, get_args
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from impls.training.implicit_optimizer import AutoOptimizer
@@ -121,11 +122,6 @@ def text_model(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Embedding(7, 5), *layers, nn.Linear(16, 6))
 
 
-def report(x: Tensor) -> tuple[int, str | None, Tensor]:
-    """Return facts about this process, and a result; for a process that imports little."""
-    return os.getpid(), os.environ.get("PLANTED"), 2 * x
-
-
 def words(step: int) -> Tensor:
     """Return words [8, 4]."""
     return torch.randint(7, (8, 4), generator=Generator().manual_seed(step))
@@ -193,3 +189,24 @@ class SparseTraining:
             not layer.weight[~layer.mask].any() and int(layer.mask.sum()) == layer.nonzero
             for layer in self.scheduler.layers
         )
+
+
+RUNS = (("gradient", 100), ("gradient", 200), ("random", 100))
+"""Growth, and where the second rank's rows begin."""
+
+
+def train_rank(rank: int, folder: str) -> tuple[list[list[Tensor]], int, str | None]:
+    """Train one of two ranks in each of the runs; return their masks, and facts about the process."""
+    distributed.init_process_group(
+        "gloo", f"file://{folder}/rendezvous", timeout=timedelta(minutes=2), rank=rank, world_size=2
+    )
+    masks = []
+    for growth, rows_from in RUNS:
+        # Weights and mask seeds differ: only the first rank's masks may count.
+        training = SparseTraining(seed=rank, mask_seed=rank, growth=growth, _momentum=0.9)
+        masks.append(training.masks)
+        for step in range(21):
+            training.step(rows_from * rank + step)
+        masks.append(training.masks)
+    distributed.destroy_process_group()
+    return masks, os.getpid(), os.environ.get("PLANTED")

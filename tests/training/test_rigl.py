@@ -3,9 +3,10 @@
 import gc
 import itertools
 import math
-import multiprocessing
+import os
 import re
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from impls.training.memory_reclaim import call_in_fresh_process
 from impls.training.optimizer_in_backward import BackwardError, OptimizerInBackward, Rule
 from impls.training.rigl import RigLInBackward, RigLScheduler, Schedule, entry_state
 from tests.training.models import (
@@ -25,6 +27,7 @@ from tests.training.models import (
     has_no_gradient,
     same_entries,
     text_model,
+    train_rank,
     weights,
     words,
 )
@@ -474,35 +477,19 @@ def test_unsupported_uses_inside_the_backward_pass_are_refused() -> None:
     assert not has_no_gradient(model)
 
 
-RUNS = (("gradient", 100), ("gradient", 200), ("random", 100))
-"""Growth, and where the second rank's rows begin."""
-
-
-def train_rank(rank: int, folder: str) -> list[list[Tensor]]:
-    """Train one of two ranks in each of the runs; write and return its first and last masks."""
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    masks = []
-    for growth, rows_from in RUNS:
-        # Weights and mask seeds differ: only the first rank's masks may count.
-        training = SparseTraining(seed=rank, mask_seed=rank, growth=growth, _momentum=0.9)
-        masks.append(training.masks)
-        for step in range(21):
-            training.step(rows_from * rank + step)
-        masks.append(training.masks)
-    torch.save(masks, Path(folder) / f"{rank}.pt")
-    distributed.destroy_process_group()
-    return masks
-
-
 def test_all_ranks_have_the_same_masks(tmp_path: Path) -> None:
-    """Masks are equal although weights, rows and seeds differ, and they change."""
-    context = multiprocessing.get_context("spawn")
-    second_rank = context.Process(target=train_rank, args=(1, str(tmp_path)))
-    second_rank.start()
-    first = train_rank(0, str(tmp_path))
-    second_rank.join(300)
-    assert second_rank.exitcode == 0
-    second = torch.load(tmp_path / "1.pt", weights_only=True)
+    """Masks are equal although weights, rows and seeds differ, and they change.
+
+    The second rank is an isolated call, which gets its environment variables and whose result comes back.
+    """
+    before = dict(os.environ)
+    with ThreadPoolExecutor() as thread:
+        second_rank = thread.submit(
+            call_in_fresh_process, train_rank, 1, str(tmp_path), environment={"PLANTED": "yes"}
+        )
+        first, *_ = train_rank(0, str(tmp_path))
+    second, pid, planted = second_rank.result()
+    assert (pid != os.getpid(), planted, dict(os.environ)) == (True, "yes", before)
     assert all(map(equal, first, second))
     assert not any(map(equal, first[::2], first[1::2]))
     assert not equal(first[1], first[3])  # the second rank's rows count

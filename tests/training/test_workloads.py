@@ -172,8 +172,9 @@ def test_planted_bugs_of_a_step_are_found(bug: str, monkeypatch: pytest.MonkeyPa
         assert_check_fails(build(Planted(bug=bug), case, "cpu", 0))
 
 
-def test_gradients_and_optimizer_state_in_bytes() -> None:
+def test_gradients_and_optimizer_state_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of one layer or all are alive; AdamW keeps two moments and a step count per parameter."""
+    monkeypatch.setitem(DEPTHS, backward.MANY_SMALL, 5)
     layers: dict[str, int | None] = {
         "NoUpdate": None,
         "StandardStep": None,
