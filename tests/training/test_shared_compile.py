@@ -19,13 +19,7 @@ from impls.benchmark.training.architecture_search import (
     untrained,
 )
 from impls.benchmark.training.shared_compile import Plan, Trial, Way, quality_metrics, run_trial
-from impls.training.shared_compile import (
-    Graphs,
-    SharedLayers,
-    SilentlyEagerError,
-    change_settings,
-    recompile_limit_settings,
-)
+from impls.training.shared_compile import Graphs, SharedLayers, SilentlyEagerError
 
 pytestmark = [
     # torch ignores this warning itself, which does not work if warnings are errors.
@@ -77,7 +71,7 @@ def test_how_many_graphs_a_population_needs() -> None:
         ("whole", 3, 100, 3),
         ("static", 2, 100, len(shapes)),
     ]
-    with change_settings(recompile_limit_settings(2)):
+    with torch._dynamo.config.patch(recompile_limit=2):  # noqa: SLF001  where torch keeps its own limit
         for way, candidates, limit, graphs in cases:
             result = trial(way, candidates, limit)
             assert (result.graphs, result.eager, result.wrong) == (graphs, "", "")
