@@ -281,13 +281,10 @@ class OptimizerInBackward(AbstractBackwardOptimizer):
     def _discard_step(self) -> None:
         """Drop the gradients of a failed pass, and begin another step."""
         self._pending.flush()
-        self._drop_gradients()
-        self._is_in_pass = False
-        self._arrived.clear()
-
-    def _drop_gradients(self) -> None:
         for parameter in self._trainable:
             parameter.grad = None
+        self._is_in_pass = False
+        self._arrived.clear()
 
     def _update(self, indices: Sequence[int]) -> None:
         """Step the ordinary optimizer with only these parameters in its groups; drop their gradients."""

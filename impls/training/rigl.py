@@ -229,15 +229,9 @@ class RigLScheduler:
     Args:
         model: changed in place: entries beyond each layer's density become zero.
         optimizer: any torch optimizer except LBFGS; it must have all of the sparse weights.
-        dense_allocation: like the other settings of :class:`Schedule`, it has the name, the place and the
-            default of rigl-torch.
-        T_end: see :class:`Schedule`.
-        sparsity_distribution: see :class:`Schedule`.
+        dense_allocation, T_end, sparsity_distribution, delta, alpha, static_topo, grad_accumulation_n: see
+            :class:`Schedule`; they have the names, the places and the defaults of rigl-torch.
         ignore_linear_layers: leave linear layers dense, as rigl-torch does by default.
-        delta: see :class:`Schedule`.
-        alpha: see :class:`Schedule`.
-        static_topo: see :class:`Schedule`.
-        grad_accumulation_n: see :class:`Schedule`.
         state_dict: state of an earlier scheduler, whose settings and masks are used instead.
         growth: see :class:`Schedule`.
         ignore: names of modules that stay dense, with everything below them.
@@ -459,9 +453,8 @@ class RigLInBackward:
                 f"grad_accumulation_n must be 1, not {self.schedule.grad_accumulation_n}: gradients are "
                 "freed during the backward pass"
             )
-        weights, generator = sparsifiable(model), Generator().manual_seed(seed)
-        first_name = next(iter(weights), "")
-        masks = self.schedule.random_masks(weights, generator, first_name)
+        weights = sparsifiable(model)
+        masks = self.schedule.random_masks(weights, Generator().manual_seed(seed), next(iter(weights), ""))
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
         self._layer_of = {layer.weight: layer for layer in self.layers}
         self.step = 0
@@ -530,9 +523,8 @@ def entry_state(optimizer: Optimizer, weight: nn.Parameter) -> list[Tensor]:
 
 def has_other_ranks() -> bool:
     """Return whether torch.distributed runs with more than one rank."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return distributed.get_world_size() > 1
+    is_running = distributed.is_available() and distributed.is_initialized()
+    return is_running and distributed.get_world_size() > 1
 
 
 def first_ranks_mask(mask: Tensor) -> Tensor:
