@@ -7,7 +7,6 @@ On a CPU numpy counts bits, in torch's memory; other devices use plain torch.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,11 +91,6 @@ def expand(values: Tensor) -> Tensor:
     expanded = torch.zeros(*values.shape[:-1], words, dtype=torch.int64, device=values.device)
     expanded.view(values.dtype)[..., : values.shape[-1]] = values
     return expanded
-
-
-def as_unsigned(words: Tensor) -> np.ndarray[Any, Any]:
-    """View words as unsigned: numpy counts the bits of the magnitude of a signed integer."""
-    return words.numpy().view(np.uint64)
 
 
 def popcount(words: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impls.binary.bits import WORD_BITS, as_unsigned, chunk_words, chunks, popcount, unpack, word_count
+from impls.binary.bits import WORD_BITS, chunk_words, chunks, popcount, unpack, word_count
 
 MAX_COLUMNS = 4096
 """Most columns of a piece of a product."""
@@ -138,7 +138,8 @@ class Product(NamedTuple):
                 # The last piece of an axis uses a part of the memory.
                 used = tuple(map(slice, (len(out), out.shape[1], rows.shape[2], out.shape[2])))
                 words = torch.bitwise_xor(rows, columns, out=differing[used])
-                np.bitwise_count(as_unsigned(words), out=counts[used])
+                # Unsigned: of a signed integer numpy counts the bits of the magnitude.
+                np.bitwise_count(words.numpy().view(np.uint64), out=counts[used])
                 count = np.add.reduce(counts[used], axis=2, dtype=narrow)
                 twice = np.multiply(count, 2, dtype=np.int32, casting="unsafe")
                 product = np.subtract(product, twice, out=out)

@@ -69,7 +69,6 @@ class ResidualBlock(nn.Module):
     """Two convolutions whose result is added to their input [*, channels, height, width]."""
 
     def __init__(self, channels: int) -> None:
-        """Create the layers without initializing them."""
         super().__init__()
         self.first, self.second = (
             nn.utils.skip_init(nn.Conv2d, channels, channels, 3, padding=1) for _ in range(2)
@@ -87,7 +86,6 @@ class DigitsResNet(nn.Sequential):
     features = (1, 8, 8)
 
     def __init__(self) -> None:
-        """Create the layers without initializing them."""
         super().__init__(
             nn.utils.skip_init(nn.Conv2d, 1, 16, 3, padding=1),
             ResidualBlock(16),

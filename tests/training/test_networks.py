@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from esbench.errors import UserError
 from esbench.studies import digits
@@ -43,17 +43,17 @@ def test_training_is_a_function_of_the_seed() -> None:
     """Equal seeds give equal weights, other seeds others; each caller gets a copy, without gradients."""
     for name in NAMES:
         state = torch.get_rng_state()
-        weights = [weights_of(networks.trained(name, seed, 3)) for seed in (0, 1)]
+        weights = [parameters_to_vector(networks.trained(name, seed, 3).parameters()) for seed in (0, 1)]
         networks._train.cache_clear()  # noqa: SLF001  so that it is trained again
         again = networks.trained(name, 0, 3)
-        assert torch.equal(weights[0], weights_of(again))
+        assert torch.equal(weights[0], parameters_to_vector(again.parameters()))
         assert not torch.equal(*weights)
         assert torch.equal(state, torch.get_rng_state())
         with torch.no_grad():
             for parameter in again.parameters():
                 parameter.zero_()
         copied = networks.trained(name, 0, 3)
-        assert torch.equal(weights[0], weights_of(copied))
+        assert torch.equal(weights[0], parameters_to_vector(copied.parameters()))
         assert all(parameter.grad is None for parameter in copied.parameters())
 
 
@@ -74,8 +74,3 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         networks.digits()
-
-
-def weights_of(model: nn.Module) -> torch.Tensor:
-    """Return all parameters as one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
