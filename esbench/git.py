@@ -75,7 +75,9 @@ def is_dirty(package: Path) -> bool | None:
     try:
         _require_tracked(package)
         top = git(package, "rev-parse", "--show-toplevel")
-        return bool(git(Path(top), "status", "--porcelain", "--", ".", *GENERATED))
+        changes = git(Path(top), "status", "--porcelain", "--", ".", *GENERATED).splitlines()
+        # A new file beside the packages, such as a plug-in, is no change of their code.
+        return any("/" in line or not line.startswith("??") for line in changes)
     except GitError:
         stated = _commit_and_hash()
         return code_hash(package.parent) != stated[1] if stated else None

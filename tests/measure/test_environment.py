@@ -157,7 +157,11 @@ def test_the_commit_of_a_checkout(
     assert len(head) == 40
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "run.jsonl").write_text("{}")
+    (tmp_path / "my_plugin.py").write_text("x = 1\n")
     assert commit_and_dirty() == (head, False)
+    (package / "new.py").touch()
+    assert commit_and_dirty() == (head, True)
+    (package / "new.py").unlink()
     git_module.main()  # print the commit of a clean work tree
     value = capsys.readouterr().out.strip()
     assert value == f"{head}:{code_hash(tmp_path)}"
