@@ -272,6 +272,7 @@ def _answer_offline(
     from esbench import store
     from esbench.measure.environment import environment
     from esbench.report.analysis.ranking import nearest
+    from esbench.report.analysis.rollout import with_forwards_per_step
     from esbench.report.captions import layer_and_members
 
     here = environment(device_type)
@@ -292,10 +293,11 @@ def _answer_offline(
     for case in target.cases:
         if case not in recommendations:
             of_variants = f" for {first_names([variant.name for variant in variants])}" if variants else ""
-            ranked = nearest(runs, case)
+            rollout = f" with {forwards} forwards per step" if forwards > 1 else ""
+            ranked = nearest((with_forwards_per_step(run, forwards) for run in runs), case)
             hint = f"; nearest is {layer_and_members(ranked)}" if ranked else ""
             raise UserError(
-                f"no stored run ranks {layer_and_members(case)}{of_variants}; "
+                f"no stored run ranks {layer_and_members(case)}{rollout}{of_variants}; "
                 f"leave --offline out to measure it{hint}"
             )
     if warning:

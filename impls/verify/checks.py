@@ -383,5 +383,6 @@ def _check_mean(name: str, values: Tensor, expected: float, slack: float = 1e-9)
     standard_error = values.std().item() / math.sqrt(values.numel())
     if not abs(mean - expected) <= DEVIATIONS * standard_error + slack:
         raise WrongResultError(
-            f"{name} is {mean:.3g} with a standard error of {standard_error:.2g}, expected {expected:g}"
+            f"{name} is {mean:.3g}, expected {expected:g}: the difference is {mean - expected:.2g}, its "
+            f"standard error {standard_error:.2g}"
         )

@@ -190,6 +190,12 @@ def test_offline_without_a_matching_run_is_an_error(
             ),
         ),
         ("a", None, "64x64 --variants Orthogonal*", "ranks Linear 64 -> 64, 1024 members for Orthogonal"),
+        (
+            "a",
+            None,
+            "64x64 --forwards-per-step 9",
+            "1024 members with 9 forwards per step; leave --offline out to measure it\n",
+        ),
         ("b", None, "64x64", "no stored run ranks Linear 64 -> 64, 1024 members; leave --offline out"),
         ("c", "", "64x64", "no stored run of this device ("),
         (
