@@ -240,7 +240,7 @@ def measure(  # the parts of a run
 
 def resume_command(results: Path, device: str) -> str:
     """Return the command that continues an interrupted run of this device in this folder."""
-    folder = () if results == RESULTS else ("--results", str(results))
+    folder = () if results.resolve() == RESULTS.resolve() else ("--results", str(results))
     on_device = () if device == "auto" else ("--device", device)
     return shlex.join(["esbench", "run", "--resume", *folder, *on_device])
 
@@ -355,9 +355,10 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool,
             for text in () if tables else warnings(read, history):
                 note(text)
     folder = path.parent.parent
-    results = "" if folder == Path("results") else f" --results {shlex.quote(short_path(folder))}"
+    in_default = folder.resolve() == RESULTS.resolve()
+    results = "" if in_default else f" --results {shlex.quote(short_path(folder))}"
     hint = (
-        f"plots, page and all tables: `esbench report{results}`; "
+        f"plots, page, all tables: `esbench report{results}`; "
         "for your layer: `esbench recommend --linear 512x512`"
     )
     conclude(path, outcome, reasons, "" if as_json or not outcome.measured else hint)
