@@ -240,9 +240,13 @@ def measure(  # the parts of a run
 
 def resume_command(results: Path, device: str) -> str:
     """Return the command that continues an interrupted run of this device in this folder."""
-    folder = () if results.resolve() == RESULTS.resolve() else ("--results", str(results))
     on_device = () if device == "auto" else ("--device", device)
-    return shlex.join(["esbench", "run", "--resume", *folder, *on_device])
+    return shlex.join(["esbench", "run", "--resume", *_in_folder(results), *on_device])
+
+
+def _in_folder(results: Path) -> list[str]:
+    """Return the option that names a folder of results, unless it is the default one."""
+    return [] if results.resolve() == RESULTS.resolve() else ["--results", short_path(results)]
 
 
 def note_load(here: Environment) -> None:
@@ -354,13 +358,8 @@ def _conclude(path: Path, outcome: "RunSummary", *, as_json: bool, tables: bool,
                 note(combined_note(forwards))
             for text in () if tables else warnings(read, history):
                 note(text)
-    folder = path.parent.parent
-    in_default = folder.resolve() == RESULTS.resolve()
-    results = "" if in_default else f" --results {shlex.quote(short_path(folder))}"
-    hint = (
-        f"plots, page, all tables: `esbench report{results}`; "
-        "for your layer: `esbench recommend --linear 512x512`"
-    )
+    report = shlex.join(["esbench", "report", *_in_folder(path.parent.parent)])
+    hint = f"plots, page, all tables: `{report}`; for your layer: `esbench recommend --linear 512x512`"
     conclude(path, outcome, reasons, "" if as_json or not outcome.measured else hint)
 
 

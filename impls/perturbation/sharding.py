@@ -157,7 +157,7 @@ class Shard:
         if failure is not None:
             raise failure
         if not all_finite(total):
-            message = "the gradient of another rank is not finite: that rank says why"
+            message = "the gradient is not finite on some rank: make the utilities smaller, by centered ranks"
             raise ValueError(message)
         sizes = [parameter.numel() for parameter in parameters]
         for parameter, values in zip(parameters, total.split(sizes), strict=True):
