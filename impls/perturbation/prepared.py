@@ -145,7 +145,14 @@ def trace(
         if isinstance(value, NoiseStream):
             message = f"the noise of layer {name!r} is drawn again in each call: there is nothing to prepare"
             raise UnsupportedError(message)
-    expected = tree_flatten(population(*args, noise=noise, **kwargs))[0]
+    population(*args, noise=noise, **kwargs)  # the first call may fill caches
+    with restoring(population.model) as changed:
+        expected = tree_flatten(population(*args, noise=noise, **kwargs))[0]
+    if changed:
+        message = (
+            f"the forward stores {', '.join(changed)} in its modules: return it, and pass it to the next call"
+        )
+        raise ValueError(message)
     leaves, spec = tree_flatten((args, kwargs))
     inputs = tuple(_packed(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     outputs: list[TreeSpec] = []
@@ -163,7 +170,7 @@ def trace(
 
     functional = torch.func.functionalize(forward, remove="mutations")
     try:
-        with torch.no_grad(), restoring(population.model) as changed:
+        with torch.no_grad(), restoring(population.model):
             traced = make_fx(functional)(_tensors(noise), inputs)
     except Exception as error:
         message = (
@@ -171,11 +178,6 @@ def trace(
             "values in tensors: call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
-    if changed:
-        message = (
-            f"the forward stores {', '.join(changed)} in its modules: return it, and pass it to the next call"
-        )
-        raise ValueError(message)
     result = _split(traced, _tensors(noise), Signature.of(noise, args, kwargs), inputs, outputs[0])
     _check_outputs(traced, PreparedForward(result, noise)(*args, **kwargs), expected)
     return result

@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import dataclasses
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -163,26 +165,86 @@ def _order_of_fold(
 def restoring(model: nn.Module) -> Iterator[list[str]]:
     """Restore what a forward changes: attributes, buffers and torch's global random generators.
 
+    Of attributes, also the contents of containers and dataclasses, and other tensors than parameters.
+
     Yields:
         A list, which has the names of the changed attributes after the context.
     """
-    attributes = [(vars(module), {**vars(module)}) for module in model.modules()]
-    attributes += [(module._buffers, {**module._buffers}) for module in model.modules()]  # noqa: SLF001  in place
-    buffers = [(buffer, buffer.clone(), version_of(buffer)) for buffer in model.buffers()]
+    states: dict[int, _State] = {}
+    for module in model.modules():
+        _save(vars(module), None, states)
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     changed: list[str] = []
     try:
         with torch.random.fork_rng(devices):
             yield changed
     finally:
-        for now, before in attributes:
-            changed += [name for name in now if now[name] is not before.get(name)]
-            now.clear()
-            now.update(before)
-        for buffer, value, version in buffers:
+        names = [name for state in states.values() for name in state.restore()]
+        changed += dict.fromkeys(names)
+
+
+class _State(NamedTuple):
+    """What an attribute of a module has before a forward.
+
+    Attributes:
+        name: the attribute's name; None for a dictionary of attributes, whose keys are the names.
+        value: a container, or a tensor.
+        before: a shallow copy of the container, or a copy of the tensor.
+        version: the number of the tensor's in-place changes.
+    """
+
+    name: str | None
+    value: Any
+    before: Any
+    version: int = 0
+
+    def restore(self) -> list[str]:
+        """Restore the value; return the names of the attributes that have changed."""
+        if isinstance(self.value, Tensor):
             # A copy would change the version of the others. Tensors of inference mode have none.
-            if version_of(buffer) != version or buffer.is_inference():
-                buffer.copy_(value)
+            if self.value.is_inference():
+                is_same = torch.equal(self.value, self.before)
+            else:
+                is_same = version_of(self.value) == self.version
+            if is_same:
+                return []
+            self.value.copy_(self.before)
+            return [str(self.name)]
+        now, before = _items(self.value), _items(self.before)
+        keys = [key for key in {**now, **before} if now.get(key, _ABSENT) is not before.get(key, _ABSENT)]
+        if keys:
+            self.value.clear()
+            add = self.value.extend if isinstance(self.value, list | deque) else self.value.update
+            add(self.before)
+        return [self.name or str(key) for key in keys]
+
+
+_ABSENT = object()
+
+
+def _save(value: object, name: str | None, states: dict[int, _State]) -> None:
+    """Save the containers and tensors of an attribute, by their ids."""
+    if id(value) in states:
+        return
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        states[id(value)] = _State(name, value, value.clone(), version_of(value))
+    elif isinstance(value, dict | list | set | deque):
+        states[id(value)] = _State(name, value, copy.copy(value))
+        for key, item in _items(value).items():
+            holds_attributes = name is None and key in {"_buffers", "_parameters", "_modules"}
+            _save(item, None if holds_attributes else name or str(key), states)
+    elif isinstance(value, tuple):
+        for item in value:
+            _save(item, name, states)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        _save(vars(value), name, states)
+
+
+def _items(container: Mapping[Any, Any] | Collection[Any]) -> Mapping[Any, Any]:
+    """Return the values of a container by key, by index, or those of a set by themselves."""
+    if isinstance(container, Mapping):
+        return container
+    return {value: value for value in container} if isinstance(container, set) else dict(enumerate(container))
 
 
 @contextlib.contextmanager

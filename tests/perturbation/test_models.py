@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -631,6 +633,61 @@ def test_the_run_with_other_rows_leaves_no_traces() -> None:
     torch.manual_seed(3)
     torch.rand(())
     assert torch.rand(()) == after
+
+
+@dataclass
+class Memory:
+    """A state of a model that is neither a tensor nor a module."""
+
+    last: Tensor | None = None
+
+
+class Storing(nn.Linear):
+    """A layer that stores its output in a way of the test's choice."""
+
+    def __init__(self, store: Callable[[Any, Tensor], object]) -> None:
+        super().__init__(4, 3)
+        self.store, self.log, self.memory = store, [*torch.zeros(9)], Memory()
+        self.nested = {"nested": (set[Tensor](), deque[Tensor]())}
+        self.mean = torch.zeros(3, dtype=torch.float64)
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Store the output."""
+        y = super().forward(x)
+        self.store(self, y)
+        return y
+
+    def stored(self) -> str:
+        """Return what is stored as text, with four digits of each number."""
+        return str((self.log, self.memory, self.nested, self.mean, self.total))
+
+
+STORES: dict[str, Callable[[Any, Tensor], object]] = {
+    "log": lambda model, y: model.log.append(y),
+    "log ": lambda model, _: model.log.pop(),
+    "memory": lambda model, y: setattr(model.memory, "last", y),
+    "nested": lambda model, y: model.nested["nested"][0].add(y),
+    "nested ": lambda model, y: model.nested["nested"][1].append(y),
+    "mean": lambda model, y: model.mean.add_(y[0]),
+    "total": lambda model, y: model.total.copy_(y[0]),
+}
+"""Changes of an attribute of this name."""
+
+
+@pytest.mark.parametrize(("name", "store"), STORES.items(), ids=STORES)
+def test_a_call_stores_what_one_forward_does(name: str, store: Callable[[Any, Tensor], object]) -> None:
+    """A model that stores values is not prepared, because the recorded operations would store nothing."""
+    model = fill(Storing(store).double())
+    assert isinstance(model, Storing)
+    plain, x = copy.deepcopy(model), normal(ROWS, 4)
+    population = impls.perturb(model, impls.Perturbed(), members=MEMBERS, sigma=1e-12, warn=False)
+    with torch.no_grad():
+        plain(x)
+    population(x, noise=population.sample(0))
+    assert model.stored() == plain.stored()
+    with pytest.raises(ValueError, match=f"the forward stores {name.strip()} in its modules"):
+        population.prepare(population.sample(0), x)
 
 
 def test_a_linear_head_on_a_table_with_padding_is_refused() -> None:
