@@ -33,7 +33,6 @@ from impls.perturbation.layer_functions import (
     EXPANSIONS,
     FEATURES_LAST,
     HANDLERS,
-    IN_PLACE,
     PROPERTIES,
     LayerArguments,
     refuse_batch_statistics,
@@ -677,13 +676,14 @@ class MemberFunctionMode(TorchFunctionMode):
         Raises:
             ValueError: this is a perturbed parameter, or a value computed from it.
         """
-        label = getattr(func, "__name__", "")
-        changes_first = label in IN_PLACE or (label.endswith("_") and not label.endswith("__"))
-        if not changes_first and kwargs.get("out") is None:
+        label = getattr(func, "__name__", "")  # that of += is add_
+        changes_first = label == "__setitem__" or (label.endswith("_") and not label.endswith("__"))
+        changes_parameter = kwargs.get("inplace") is True and id(args[0]) in self._names
+        if not (changes_first or changes_parameter) and kwargs.get("out") is None:
             return False
-        found = self._find(args[0])
-        if found is not None or not changes_first:
-            name = "" if found is None else f" {found.name!r}"
+        member_tensor = self._find(args[0])
+        if member_tensor is not None or not changes_first:
+            name = "" if member_tensor is None else f" {member_tensor.name!r}"
             message = (
                 f"parameter{name} is changed by {resolve_name(func)}: freeze it with requires_grad_(False), "
                 "or pass exclude to perturb()"

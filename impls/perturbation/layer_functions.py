@@ -141,10 +141,6 @@ DTYPE_CASTS = frozenset({Tensor.to, Tensor.type_as})
 """Functions that may take another tensor for its dtype alone."""
 
 
-IN_PLACE = frozenset({"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow")})
-"""Names of functions that change their first argument, besides those that end with an underscore."""
-
-
 def refuse_batch_statistics(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise a ValueError for a BatchNorm that uses batch statistics, perturbed or not."""
     named = {**dict(zip(BATCH_NORM, args, strict=False)), **kwargs}

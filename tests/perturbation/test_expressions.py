@@ -29,11 +29,13 @@ class Expression(nn.Module):
 
 
 def add_in_place(model: Any, x: Tensor) -> Tensor:
-    """Add a parameter to all positions and write another to the first."""
+    """Add a parameter to all positions, write another to the first, and change masks and other values."""
     x = x.clone()
     x += model.w
     x[:, 0] = model.b
-    return x
+    is_positive, values = x > 0, model.b * 2
+    is_positive &= model.b > 0
+    return torch.where(is_positive, x, functional.relu(values, inplace=True) + values)
 
 
 def folded_policy(model: Any, x: Tensor) -> Tensor:

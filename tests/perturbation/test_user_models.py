@@ -89,6 +89,16 @@ def uses(use: Any) -> Callable[[Any, Tensor], Tensor]:
     return run
 
 
+def changes_bias(change: Any) -> Callable[[Any, Tensor], Tensor]:
+    """Return a forward in which a bias is changed before the layers run."""
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        change(model.first.bias)
+        return model.second(model.first(x))
+
+    return run
+
+
 PROPERTIES: dict[str, Callable[[Tensor], object]] = {
     "shape": lambda weight: weight.shape,
     "dtype": lambda weight: weight.dtype,
@@ -145,6 +155,16 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
         ),
         "in compiled code or in a later call",
     ),
+    **{
+        f"bias changed by {label}": (changes_bias(change), f"parameter 'first' is changed by .*{label}")
+        for label, change in {
+            "add_": lambda bias: bias.__iadd__(1),
+            "floor_divide_": lambda bias: bias.__ifloordiv__(2),
+            "remainder_": lambda bias: bias.__imod__(2),
+            "__setitem__": lambda bias: bias.__setitem__(0, 1.0),
+            "relu": lambda bias: functional.relu(bias, inplace=True),
+        }.items()
+    },
     **{
         name: (run, "layer 'first', or a tensor that shares its memory, is used by aten")
         for name, run in {
