@@ -123,7 +123,7 @@ def _other_values(row: Tensor, inputs: Tensor) -> Tensor:
     if row.is_floating_point() or row.is_complex():
         return -row - 1
     least, most = inputs.min(), inputs.max()
-    return least + most - row if least < most else (row - 1).abs()
+    return least + most - row if least < most else torch.where(row > 0, row - 1, row + 1)
 
 
 def _changing_axis(fewer: torch.Size, more: torch.Size) -> RowsAxis | torch.Size | None:

@@ -580,6 +580,25 @@ class Folded(nn.Linear):
         return super().forward(x.flatten(0, 1)).view(*x.shape[:-1], 3)
 
 
+class FoldedTokens(nn.Embedding):
+    """A table that folds positions into the rows."""
+
+    def __init__(self) -> None:
+        super().__init__(TOKENS, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up [rows, positions]."""
+        return super().forward(tokens.flatten().long()).view(*tokens.shape, 4)
+
+
+@pytest.mark.parametrize("value", [0, 1, TOKENS - 1])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_folded_rows_are_found_if_all_tokens_are_equal(dtype: torch.dtype, value: int) -> None:
+    """The run with another second row takes a token that the table has."""
+    population = impls.perturb(fill(FoldedTokens()), impls.Perturbed(), members=8, sigma=0.1, warn=False)
+    check_members(population, population.sample(0), torch.full((8, 8), value, dtype=dtype))
+
+
 class TimeFirst(nn.Module):
     """A model of torch's layers as they are by default: tokens and outputs are [positions, rows]."""
 
