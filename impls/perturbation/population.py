@@ -601,14 +601,22 @@ class Population:
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
             raise ValueError(message)
-        if noise.sigma != self.sigma:
-            message = (
-                f"sigma was changed from {noise.sigma} to {self.sigma} after sample(): call sample() again"
-            )
-            raise ValueError(message)
+        self.check_sigma_unchanged(noise.sigma)
         for layer in self.layers:
             layer.check_parameters()
             layer.check_noise(noise.layers[layer.name])
+
+    def check_sigma_unchanged(self, drawn_for: float) -> None:
+        """Check that sigma is still the one that noise was drawn for.
+
+        Raises:
+            ValueError: it was changed.
+        """
+        if self.sigma != drawn_for:
+            message = (
+                f"sigma was changed from {drawn_for} to {self.sigma} after sample(): call sample() again"
+            )
+            raise ValueError(message)
 
     @property
     def noise_bytes(self) -> int:

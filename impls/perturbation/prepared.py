@@ -97,7 +97,7 @@ class PreparedForward:
     def __init__(self, trace: Trace, noise: "PopulationNoise") -> None:
         """Compute what depends on noise and weights alone."""
         self._program, self._inputs, self._outputs = trace.program, trace.inputs, trace.outputs
-        self._signature = trace.signature
+        self._signature, self._population, self._sigma = trace.signature, noise.owner, noise.sigma
         # Without nesting, keywords or other values, the arguments need not be flattened.
         self._is_flat = trace.signature.spec == tree_flatten((trace.inputs, {}))[1]
         self._is_one_tensor = trace.outputs == tree_flatten(torch.empty(0))[1]
@@ -110,8 +110,9 @@ class PreparedForward:
 
         Raises:
             ValueError: an argument differs from that of :meth:`Population.prepare` in more than its numbers,
-                or a weight has changed.
+                or a weight or the population's sigma has changed.
         """
+        self._population.check_sigma_unchanged(self._sigma)
         inputs = args if self._is_flat and not kwargs else self._flatten(args, kwargs)
         if len(inputs) != len(self._inputs):
             message = f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}"

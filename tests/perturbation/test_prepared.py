@@ -163,6 +163,15 @@ def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
     weight.data = 2 * weight.data  # torch does not count this change
     with pytest.raises(ValueError, match="a weight has changed"):
         forward(x)
+    population.sigma *= 2
+    with pytest.raises(ValueError, match=r"sigma was changed from 0.1 to 0.2 after sample\(\): call sample"):
+        population.prepare(noise, x)
+    noise = population.sample(0)
+    forward = population.prepare(noise, x)
+    check_equal(forward(x), population(x, noise=noise))
+    population.sigma /= 2
+    with pytest.raises(ValueError, match=r"sigma was changed from 0.2 to 0.1 after sample\(\): call sample"):
+        forward(x)
     with pytest.raises(ValueError, match="another population"):
         population_of(nn.Linear(4, 3)).prepare(noise, x)
 
