@@ -239,6 +239,16 @@ def test_a_sum_of_many_pieces_keeps_its_digits(
     assert relative_error(update, truth) < 2 * torch.finfo(torch.bfloat16).eps
 
 
+def test_dense_noise_of_a_range_is_that_of_a_slice() -> None:
+    """As in Python, negative ends count from the last member, for stored, shared and regenerated noise."""
+    for scheme in (impls.Perturbed(), impls.Regenerated(), impls.Permuted(), impls.Flipped(cores=2)):
+        population = impls.perturb(square_layer(), scheme, members=6, sigma=0.1, warn=False)
+        noise = population.sample(0)
+        whole = population.dense_noise(noise)["weight"]
+        for start, stop in ((1, -1), (-3, -2), (2, 6)):
+            assert torch.equal(population.dense_noise(noise, start, stop)["weight"], whole[start:stop])
+
+
 @pytest.mark.parametrize("scheme", [impls.DropoutMask(), impls.DropConnect(), impls.DropoutBlocks()], ids=str)
 def test_noise_that_scales_with_the_weight_follows_it(scheme: AnyScheme) -> None:
     """Noise that scales with the weight follows in-place changes of it; a replaced weight is refused."""

@@ -176,6 +176,19 @@ def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
         population_of(nn.Linear(4, 3)).prepare(noise, x)
 
 
+@pytest.mark.parametrize("makes", [False, True], ids=["trained outside", "made inside"])
+@pytest.mark.parametrize("calls", [False, True], ids=["called outside", "called inside"])
+def test_models_and_calls_of_inference_mode_are_prepared(makes: bool, calls: bool) -> None:
+    """Tensors made in inference mode have no count of their changes."""
+    with torch.inference_mode(makes):
+        population = population_of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    with torch.inference_mode(calls):
+        x = normal(ROWS, 4)
+        for step in range(2):
+            noise = population.sample(step)
+            check_equal(population.prepare(noise, x)(x), population(x, noise=noise))
+
+
 def test_random_numbers_of_a_model_are_new_in_each_call() -> None:
     """Dropout is not frozen, and its noise does not change that of the population."""
     model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5))

@@ -156,6 +156,17 @@ def test_ranks_that_do_not_fit_together_are_refused_on_all_ranks(ranks: list[Any
             assert text in message
 
 
+def test_an_update_after_a_failed_evaluation_is_refused() -> None:
+    """The noise of the step before is not used with the utilities of the failed one."""
+    shard = impls.shard(make(SCHEMES["dense"]), parts=1)
+    zeros = torch.zeros(2, 21)
+    shard.evaluate(0, lambda _: zeros)
+    with pytest.raises(ValueError, match=r"fitness of shape \[1, 21\] instead of \[2, 21\]"):
+        shard.evaluate(1, lambda _: zeros[:1])
+    with pytest.raises(ValueError, match="call evaluate"):
+        shard.update(zeros)
+
+
 def test_members_are_split_evenly() -> None:
     """Parts cover the members in order, start at multiples, and go to the ranks in order."""
     population = make(SCHEMES["dense"], members=1000, stream="block")
