@@ -17,7 +17,7 @@ from impls.benchmark import inputs, minimum_work
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.population import ActivationRecord, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
-from impls.quality import bias
+from impls.quality import bias, kappa
 from impls.quality.kappa import Subject
 from impls.quality.metrics import digits_metrics, quality_metrics
 from impls.verify import checks, reference
@@ -117,7 +117,7 @@ class PopulationWorkload(Workload):
             model, features = self._population.model, inputs.features(self._case)
             bits = self._case.in_channels if inputs.is_packed(self._case) else None
             checks.check(checks.Setting(self._scheme, model, features, bits=bits))
-            bias.check_bias(self._scheme, self._layer_for_noise_checks())
+            self._check_noise_structure()
             self._check_step(range(self._case.members))
             return
         x, eps = self._x.items[0], inputs.eps_of(self._case)
@@ -130,10 +130,9 @@ class PopulationWorkload(Workload):
         if phase == "sample":
             checks.check_timed_moments(self._population)
             if not inputs.is_network(self._case):
-                layer = self._layer_for_noise_checks()
-                setting = checks.Setting(self._scheme, layer, inputs.features(self._case))
-                checks.check_independence(setting, TIMED_NOISE_STEPS)
-                bias.check_bias(self._scheme, layer)
+                layer, features = self._layer_for_noise_checks(), inputs.features(self._case)
+                checks.check_independence(checks.Setting(self._scheme, layer, features), TIMED_NOISE_STEPS)
+                self._check_noise_structure()
         elif phase == "forward":
             inputs.refill(self._case, self._x.items)
             x, is_affine = self._x.items[0], reference.is_affine_layer(self._population)
@@ -168,7 +167,12 @@ class PopulationWorkload(Workload):
 
         return self._call_often("update", update)
 
-    def _layer_for_noise_checks(self) -> nn.Module:
+    def _check_noise_structure(self) -> None:
+        """Check the bias, and kappa if it is declared; kappa without a layer's bias, which does not scale."""
+        bias.check_bias(self._scheme, self._layer_for_noise_checks())
+        kappa.check_kappa(self._scheme, self._layer_for_noise_checks(bias=False))
+
+    def _layer_for_noise_checks(self, **options: bool) -> nn.Module:
         """Return the case's layer with as many channels per group as :data:`CHECKED_WIDTHS` allows.
 
         A narrow layer may have a bias that vanishes at useful widths: members that permute w channels of one
@@ -178,7 +182,8 @@ class PopulationWorkload(Workload):
         widths = {
             name: min(max(least, getattr(self._case, name)), most) for name in ("out_channels", "in_channels")
         }
-        return inputs.layer(msgspec.structs.replace(self._case, **widths), self._device, self._seed)
+        case = msgspec.structs.replace(self._case, **widths, **options)
+        return inputs.layer(case, self._device, self._seed)
 
     def _check_step(self, members: Iterable[int]) -> None:
         """Check a whole step on new inputs, with a random step number and a large learning rate."""

@@ -32,19 +32,21 @@ cover.
 
 import math
 import random
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from esbench.workload import UnavailableError
+from esbench.workload import UnavailableError, WrongResultError
 from impls.perturbation.layer import PerturbedLayer, perturbed_layers, trainable_modules
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.population import Population, perturb
 from impls.perturbation.scheme import AnyScheme
+from impls.verify.reference import random_step
 
 MAX_SAMPLED_NUMBERS = 2**26
 """Most numbers of dense noise of sampled members: 256 MB."""
@@ -240,6 +242,12 @@ ROUNDING = 2.0**-20
 
 ZERO_NOISE = "its noise is 0 on these weights"
 
+CHECKED_STEPS, CHECKED_NUMBERS, CHECKED_MEMBERS = 16, 2**16, (8, 64)
+"""Number of random steps of :func:`check_kappa`; of a step's noise; its least and most members."""
+
+TOLERANCE, STANDARD_ERRORS = 0.5, 8.0
+"""A declared kappa is wrong if 1 + kappa is off by more than this share and this many standard errors."""
+
 SMALLEST_SHARE = 2.0**-40
 """Smaller values of |1 + kappa n / d| count as this one, to keep n_eff finite."""
 
@@ -278,12 +286,14 @@ def fit_kappa(subject: Subject, sampled: Sequence[Moments]) -> tuple[float, ...]
     """
     if not subject.scheme.update_directions_differ:
         return tuple(estimate_kappa(moments, subject.size) for moments in sampled)
+    return tuple(_sample_kappa_of_update(subject, step) for step in range(len(sampled)))
+
+
+def _sample_kappa_of_update(subject: Subject, step: int) -> float:
+    """Sample members of one step; return the estimate of kappa from their noise and update directions."""
     count = sample_size(subject.members, subject.size)
-    samples = (
-        (subject.sample(step, count), subject.sample(step, count, update_directions=True))
-        for step in range(len(sampled))
-    )
-    return tuple(estimate_kappa_of_update(*sample, subject.members) for sample in samples)
+    noise, directions = (subject.sample(step, count, update_directions=differ) for differ in (False, True))
+    return estimate_kappa_of_update(noise, directions, subject.members)
 
 
 def estimate_kappa_of_update(noise: Tensor, directions: Tensor, members: int) -> float:
@@ -362,3 +372,31 @@ def declared_kappa(subject: Subject) -> float | None:
             return None
         total += value * weight.numel()
     return total / subject.size
+
+
+def check_kappa(scheme: AnyScheme, model: nn.Module) -> None:
+    """Compare the closed form of kappa, if a scheme has one, with an estimate from random steps.
+
+    Raises:
+        WrongResultError: they differ by more than the estimate's error.
+
+    """
+    least, most = CHECKED_MEMBERS
+    subject = Subject(model, scheme, most)
+    subject = replace(subject, members=min(most, max(least, CHECKED_NUMBERS // subject.size)))
+    declared = None if scheme.learns_from_rows else declared_kappa(subject)
+    if declared is None:
+        return
+
+    def estimate(step: int) -> float:
+        if scheme.update_directions_differ:
+            return _sample_kappa_of_update(subject, step)
+        return estimate_kappa(sample_moments(subject, step), subject.size)
+
+    estimates = [estimate(random_step()) for _ in range(CHECKED_STEPS)]
+    mean, error = statistics.fmean(estimates), statistics.stdev(estimates) / math.sqrt(CHECKED_STEPS)
+    if not abs(declared - mean) <= max(STANDARD_ERRORS * error, TOLERANCE * max(1.0, 1 + mean)):
+        raise WrongResultError(
+            f"kappa() returns {declared:.3g} for {subject.members} members, but their noise has a kappa of "
+            f"{mean:.3g} ± {2 * error:.2g}: correct kappa() or sample()"
+        )

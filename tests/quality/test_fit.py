@@ -10,10 +10,14 @@ import torch
 from torch import Generator, nn
 
 from esbench.registry import load
+from esbench.schema import Case
+from esbench.workload import WrongResultError, build
+from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
 from impls.quality import kappa
 from impls.quality.kappa import Subject, moments
-from impls.schemes import Flipped, NoiseTable, Orthogonal, Permuted
+from impls.schemes import Flipped, NoiseTable, Orthogonal, Permuted, Perturbed
+from impls.schemes.dense import DenseNoise
 from tests.workload_cases import NUMBERS
 
 load("impls")
@@ -146,3 +150,50 @@ def test_a_closed_form_that_is_off_by_a_tenth_is_found(wrong: float) -> None:
     declared = wrong * (kappa.declared_kappa(Subject(make_layer("linear", 0), scheme, MEMBERS)) or 0.0)
     mean, error = fit_kappa(scheme, "linear", RELATIVE * declared)
     assert abs(mean - declared) > max(RELATIVE * declared, 2 * error)
+
+
+CHECKED = Case(operator="Linear", out_channels=5, in_channels=6, members=8, dtype="float64", bias=True)
+
+
+def in_pairs(stream: NoiseStream, values: torch.Tensor) -> torch.Tensor:
+    """Return noise in which member 2j + 1 has the negative of member 2j."""
+    first = [member - member % 2 - stream.members.start for member in stream.members]
+    signs = torch.tensor([1.0 - 2 * (member % 2) for member in stream.members], dtype=values.dtype)
+    return values[first] * signs.view(-1, *[1] * (values.dim() - 1))
+
+
+def with_a_common_part(stream: NoiseStream, values: torch.Tensor) -> torch.Tensor:
+    """Return noise of which a tenth of the variance is one draw for all members, times a sign of each."""
+    common = stream.shared().normal("common", *values.shape[1:])
+    signs = stream.signs("signs", 1).view(-1, *[1] * (values.dim() - 1))
+    return math.sqrt(0.9) * values + math.sqrt(0.1) * signs * common
+
+
+@pytest.mark.parametrize("share", [in_pairs, with_a_common_part])
+def test_members_that_share_noise_have_no_kappa_of_0(
+    share: Callable[[NoiseStream, torch.Tensor], torch.Tensor],
+) -> None:
+    """The check refuses a scheme that declares independent members, but draws their noise together."""
+
+    def sample(_: Perturbed, weight: torch.Tensor, stream: NoiseStream) -> DenseNoise:
+        values = stream.normal("dense", *weight.shape)
+        return DenseNoise(values if values.is_meta else share(stream, values))
+
+    scheme = type("Sharing", (Perturbed,), {"sample": sample})()
+    work = build(scheme, CHECKED, "cpu", 0)
+    with pytest.raises(WrongResultError, match=r"^kappa\(\) returns 0 .* has a kappa of \d+.* ± \d"):
+        work.verify()
+    work.enter("sample")
+    with pytest.raises(WrongResultError, match=r"^kappa\(\) returns 0"):
+        work.confirm("sample")
+
+
+@pytest.mark.parametrize("wrong", [0.3, 3.0, math.nan])
+def test_a_declared_kappa_is_compared_with_its_estimate(wrong: float) -> None:
+    """A closed form that is a third or three times the true one, or NaN, is refused; the true one is not."""
+    layer = make_layer("linear", 0)
+    true = kappa.declared_kappa(Subject(layer, Flipped(), MEMBERS)) or 0.0
+    kappa.check_kappa(Flipped(), layer)
+    scheme = type("Wrong", (Flipped,), {"kappa": lambda *_: wrong * true})()
+    with pytest.raises(WrongResultError, match=rf"^kappa\(\) returns {wrong * true:.3g} for 64 members, but"):
+        kappa.check_kappa(scheme, layer)

@@ -19,7 +19,7 @@ from impls.benchmark import inputs
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.operators import AbstractOperator, Convolution, Linear
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractScheme, AnyScheme
-from impls.quality import bias
+from impls.quality import bias, kappa
 from impls.verify import checks
 from impls.verify.checks import Setting, check_purity, check_split
 from impls.verify.reference import check_forward, check_update
@@ -70,6 +70,7 @@ def noise_checks_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (checks, "check_moments"),
         (checks, "check_timed_moments"),
         (bias, "check_bias"),
+        (kappa, "check_kappa"),
     ):
         monkeypatch.setattr(module, name, once(getattr(module, name)))
 
