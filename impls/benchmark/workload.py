@@ -168,8 +168,8 @@ class PopulationWorkload(Workload):
         return self._call_often("update", update)
 
     def _check_noise_structure(self) -> None:
-        """Check the bias, and kappa if it is declared; kappa without a layer's bias, which does not scale."""
-        bias.check_bias(self._scheme, self._layer_for_noise_checks())
+        """Check steps and kappa of a layer's noise; kappa without a bias, whose noise is independent."""
+        bias.check_steps(self._scheme, self._layer_for_noise_checks())
         kappa.check_kappa(self._scheme, self._layer_for_noise_checks(bias=False))
 
     def _layer_for_noise_checks(self, **options: bool) -> nn.Module:

@@ -28,6 +28,10 @@ deviation.
 """
 
 import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +40,22 @@ from esbench.workload import WrongResultError
 from impls.perturbation.population import Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.quality.kappa import MAX_SAMPLED_NUMBERS, ROUNDING, Subject
+from impls.verify.reference import random_step
 
 STEPS, MEMBERS = 10, 6
 """Number of sampled steps, and of members at each of them; fewer for a large weight."""
 
-CHECKED_STEPS, CHECKED_MEMBERS = 24, 5
-"""The same numbers for :func:`check_bias`."""
+CHECKED_MEMBERS = 5
+"""Number of members of :func:`check_steps`."""
+
+RUNS, RUN_LENGTH, EARLY_STEPS = 8, 3, 1000
+"""Runs of consecutive steps that :func:`check_steps` draws, below EARLY_STEPS and anywhere; their length."""
+
+REPEATED, REPEATED_SHARE = 4.0, 0.75
+"""Noise is repeated if in this share of runs products of their steps are so many times those of other steps.
+
+They are in at most one of 20 runs of any scheme here, and by Markov's inequality in at most a quarter.
+"""
 
 TOLERANCE, STANDARD_ERRORS = 0.1, 5.0
 """A bias is significant if it is above the tolerance by this many standard errors."""
@@ -58,20 +72,30 @@ def sample_bias(subject: Subject) -> tuple[float, ...]:
     """
     draws = max(8, min(MAX_SAMPLED_NUMBERS // subject.size, STEPS * MEMBERS))
     steps = min(STEPS, draws // 2)
-    return estimate_bias(*draw_steps(subject.population(draws // steps), steps))
+    return estimate_bias(*draw_steps(subject.population(draws // steps), range(steps)))
 
 
-def check_bias(scheme: AnyScheme, model: nn.Module, seed: int = 0) -> None:
-    """Check that a scheme has no significant bias on a model, unless it declares one or learns from rows.
+def check_steps(scheme: AnyScheme, model: nn.Module, seed: int = 0) -> None:
+    """Check that consecutive steps have independent noise, and that their mean estimate has no bias.
+
+    Steps are drawn at random, among those of a short run and of any. A scheme may declare that it is biased.
 
     Raises:
-        WrongResultError: it has a significant bias.
+        WrongResultError: noise is repeated from step to step, or the scheme has a significant bias.
 
     """
+    population = perturb(model, scheme, members=CHECKED_MEMBERS, sigma=0.1, seed=seed, warn=False)
+    early = secrets.SystemRandom().sample(range(secrets.randbelow(RUN_LENGTH), EARLY_STEPS, RUN_LENGTH), RUNS)
+    starts = [*early, *(random_step() for _ in range(RUNS))]
+    products = _Products.of(*draw_steps(population, [n + i for n in starts for i in range(RUN_LENGTH)]))
+    repeated = products.of_runs(RUN_LENGTH) > REPEATED * products.between_runs(RUN_LENGTH)
+    if any(of_group.double().mean() >= REPEATED_SHARE for of_group in repeated.split(RUNS)):
+        raise WrongResultError(
+            "consecutive steps have equal or similar noise: draw new noise from the stream at each step"
+        )
     if scheme.is_biased or scheme.learns_from_rows:
         return
-    population = perturb(model, scheme, members=CHECKED_MEMBERS, sigma=0.1, seed=seed, warn=False)
-    if reason := explain_bias(scheme, estimate_bias(*draw_steps(population, CHECKED_STEPS))):
+    if reason := explain_bias(scheme, products.bias()):
         message = f"{reason}: correct sample(), or set is_biased = True if this is intended"
         raise WrongResultError(message)
 
@@ -93,8 +117,8 @@ def explain_bias(scheme: AnyScheme, samples: tuple[float, ...]) -> str:
     return f"biased{declared}: the mean of its estimates over many steps {relation} the gradient"
 
 
-def draw_steps(population: Population, steps: int) -> tuple[Tensor, Tensor]:
-    """Return the noise and the update's directions of all members of steps 0, 1, ..., [steps, members, d].
+def draw_steps(population: Population, steps: Iterable[int]) -> tuple[Tensor, Tensor]:
+    """Return the noise and the update's directions of all members of these steps, [steps, members, d].
 
     Both are in float32. They are the same tensor if the update sums the noise.
     """
@@ -108,7 +132,7 @@ def draw_steps(population: Population, steps: int) -> tuple[Tensor, Tensor]:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     noises, directions = [], []
-    for step in range(steps):
+    for step in steps:
         noise = population.sample(step)
         noises.append(standardized(noise, update_directions=False))
         if differ:
@@ -147,28 +171,65 @@ def estimate_bias(noise: Tensor, directions: Tensor) -> tuple[float, ...]:
         ValueError: all members of a step are equal.
 
     """
-    steps, members, size = noise.shape
-    e, d = noise.flatten(0, 1), directions.flatten(0, 1)
-    cross = (e @ d.mT).double()
-    smallest_trace = ROUNDING * float(cross.diagonal().mean())
-    cross = _center_within_steps(cross, steps)
-    if directions is noise:
-        e_products = d_products = cross
-    else:
-        e_products = _center_within_steps((e @ e.mT).double(), steps)
-        d_products = _center_within_steps((d @ d.mT).double(), steps)
-    # tr(C) from each step, and tr(C^2) from each pair of steps.
-    traces = cross.flatten(2).flatten(0, 1).diagonal().view(steps, members).sum(1) / (members - 1)
-    pairs = (e_products * d_products).sum((1, 3)).fill_diagonal_(0.0) / (members - 1) ** 2
-    if traces.mean() <= smallest_trace:
-        message = "all members have the same noise: less its mean over members it is 0"
-        raise ValueError(message)
-    bias = size * pairs.sum() / (steps * (steps - 1)) / traces.mean().square() - 1
-    # Jackknife: the bias without each of the steps.
-    pair_means = (pairs.sum() - 2 * pairs.sum(1)) / ((steps - 1) * (steps - 2))
-    trace_means = (traces.sum() - traces) / (steps - 1)
-    bias_without_step = size * pair_means / trace_means.square() - 1
-    return tuple((steps * bias - (steps - 1) * bias_without_step).tolist())
+    return _Products.of(noise, directions).bias()
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Products of the noise of steps, from which the bias is estimated.
+
+    Attributes:
+        size: d.
+        traces: an estimate of tr(C) from each step, [steps].
+        pairs: an estimate of tr(C^2) from each pair of steps, [steps, steps]; 0 on the diagonal.
+    """
+
+    size: int
+    traces: Tensor
+    pairs: Tensor
+
+    @classmethod
+    def of(cls, noise: Tensor, directions: Tensor) -> Self:
+        """Multiply the noise of steps; the arguments are those of :func:`estimate_bias`."""
+        steps, members, size = noise.shape
+        e, d = noise.flatten(0, 1), directions.flatten(0, 1)
+        cross = (e @ d.mT).double()
+        smallest_trace = ROUNDING * float(cross.diagonal().mean())
+        cross = _center_within_steps(cross, steps)
+        if directions is noise:
+            e_products = d_products = cross
+        else:
+            e_products = _center_within_steps((e @ e.mT).double(), steps)
+            d_products = _center_within_steps((d @ d.mT).double(), steps)
+        traces = cross.flatten(2).flatten(0, 1).diagonal().view(steps, members).sum(1) / (members - 1)
+        pairs = (e_products * d_products).sum((1, 3)).fill_diagonal_(0.0) / (members - 1) ** 2
+        if traces.mean() <= smallest_trace:
+            message = "all members have the same noise: less its mean over members it is 0"
+            raise ValueError(message)
+        return cls(size, traces, pairs)
+
+    def bias(self) -> tuple[float, ...]:
+        """Return the pseudo-values of :func:`estimate_bias`."""
+        size, traces, pairs, steps = self.size, self.traces, self.pairs, len(self.traces)
+        bias = size * pairs.sum() / (steps * (steps - 1)) / traces.mean().square() - 1
+        # Jackknife: the bias without each of the steps.
+        pair_means = (pairs.sum() - 2 * pairs.sum(1)) / ((steps - 1) * (steps - 2))
+        trace_means = (traces.sum() - traces) / (steps - 1)
+        bias_without_step = size * pair_means / trace_means.square() - 1
+        return tuple((steps * bias - (steps - 1) * bias_without_step).tolist())
+
+    def of_runs(self, length: int) -> Tensor:
+        """Return the mean of the pairs within each run of ``length`` steps, [runs]."""
+        return self._blocks(length).diagonal() / (length * (length - 1))
+
+    def between_runs(self, length: int) -> float:
+        """Return the mean of the pairs of steps of different runs."""
+        blocks = self._blocks(length)
+        runs = len(blocks)
+        return float(blocks.sum() - blocks.trace()) / (runs * (runs - 1) * length**2)
+
+    def _blocks(self, length: int) -> Tensor:
+        return self.pairs.unflatten(1, (-1, length)).sum(2).unflatten(0, (-1, length)).sum(1)
 
 
 def _center_within_steps(products: Tensor, steps: int) -> Tensor:

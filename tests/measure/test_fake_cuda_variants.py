@@ -171,8 +171,12 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         reference.check_update(population, x, members[:2], step=step)
 
     monkeypatch.setattr("impls.benchmark.workload.REPEATED_CALLS", 2)
-    monkeypatch.setattr(bias, "CHECKED_STEPS", 3)
+    monkeypatch.setattr(bias, "RUNS", 1)
+    monkeypatch.setattr(bias, "REPEATED", math.inf)
     monkeypatch.setattr(bias, "TOLERANCE", math.inf)
+    monkeypatch.setattr(kappa, "CHECKED_STEPS", 2)
+    monkeypatch.setattr(kappa, "CHECKED_MEMBERS", (8, 8))
+    monkeypatch.setattr(kappa, "TOLERANCE", math.inf)
     independence = checks.check_independence
     monkeypatch.setattr(checks, "check_independence", lambda setting, *_: independence(setting, 1))
     monkeypatch.setattr(checks, "COMPARED_PARTS", 1)

@@ -16,7 +16,7 @@ from esbench.report.tables.ranking import ranking_section
 from esbench.workload import WrongResultError
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.scheme import AbstractDenseScheme, AnyScheme
-from impls.quality.bias import check_bias, draw_steps, estimate_bias, sample_bias
+from impls.quality.bias import check_steps, draw_steps, estimate_bias, sample_bias
 from impls.quality.kappa import Subject
 from impls.quality.metrics import quality_metrics
 from impls.schemes.compiled import Compiled
@@ -114,7 +114,7 @@ def test_directions_of_the_update_count() -> None:
             for parameter in model.parameters():
                 parameter.copy_(scale * normal(*parameter.shape))
         for scheme in (impls.Binary(), impls.BinaryMixture(group=4)):
-            check_bias(scheme, model)
+            check_steps(scheme, model)
             estimated = estimate(sample_bias(Subject(model, scheme, 64)))
             assert estimated
             assert abs(estimated.mean) < max(2 * estimated.reach, 0.2), (scheme, scale)
@@ -145,7 +145,7 @@ def test_schemes_without_a_bias_pass(scheme: AnyScheme) -> None:
     """Schemes whose covariance over steps is that of dense noise pass at three seeds, and have n_eff."""
     model = fill(nn.Linear(24, 16), torch.float32)
     for seed in range(3):
-        check_bias(scheme, model, seed)
+        check_steps(scheme, model, seed)
         assert _n_eff_reason(scheme, model, seed) == ""
 
 
@@ -154,7 +154,7 @@ def test_a_bias_has_to_be_declared(scheme: AnyScheme) -> None:
     """A biased scheme has no n_eff; it fails the check unless it declares the bias."""
     model = fill(nn.Linear(24, 16, bias=False), torch.float32)
     declared = RowShift(is_declared=True) if isinstance(scheme, RowShift) else scheme
-    check_bias(declared, model)
+    check_steps(declared, model)
     assert _n_eff_reason(declared, model, 0).startswith("biased (declared): ")
     undeclared = type("Undeclared", (type(scheme),), {"is_biased": False})(**vars(scheme))
     assert Compiled("DropoutMask").is_biased  # as a wrapped scheme
@@ -162,7 +162,7 @@ def test_a_bias_has_to_be_declared(scheme: AnyScheme) -> None:
         with pytest.raises(
             WrongResultError, match=r"^biased: .* cosine of 0\.\d+ with the gradient: correct"
         ):
-            check_bias(undeclared, model, seed)
+            check_steps(undeclared, model, seed)
         assert _n_eff_reason(undeclared, model, seed).startswith("biased: ")
 
 
@@ -193,7 +193,7 @@ def test_equal_members_have_no_bias() -> None:
     """Equal members have no covariance; directions are the noise itself unless they differ."""
     with pytest.raises(ValueError, match="the same noise"):
         _bias(torch.ones(4, 3, 5))
-    drawn, directions = draw_steps(Subject(nn.Linear(6, 5), impls.Perturbed(), 3).population(), 2)
+    drawn, directions = draw_steps(Subject(nn.Linear(6, 5), impls.Perturbed(), 3).population(), range(2))
     assert drawn is directions
     assert drawn.shape == (2, 3, 35)
 

@@ -69,7 +69,7 @@ def noise_checks_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (checks, "check_independence"),
         (checks, "check_moments"),
         (checks, "check_timed_moments"),
-        (bias, "check_bias"),
+        (bias, "check_steps"),
         (kappa, "check_kappa"),
     ):
         monkeypatch.setattr(module, name, once(getattr(module, name)))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esbench.workload import WrongResultError
+from esbench.schema import Case
+from esbench.workload import WrongResultError, build
 from impls.perturbation import function_mode, layer_functions
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import Convolution
@@ -223,6 +224,47 @@ def test_a_planted_bug_is_found(scheme: AnyScheme, method: str, wrong: Method, w
 def test_schemes_without_the_bugs_pass(scheme: AnyScheme) -> None:
     """The same checks pass on the original schemes."""
     run_checks(scheme)
+
+
+def in_threes(step: int) -> int:
+    """Return the first step of three that share their noise, after step 20."""
+    return step - step % 3 if step > 20 else step
+
+
+def share_with_neighbors(original: Any, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+    """Seed member m of step s with m + s, as its neighbor at the next step."""
+    if stream.device.type == "meta":
+        noise: DenseNoise = original(weight, stream)
+        return noise
+    numbers = [member + int(stream.step) for member in stream.members]
+    streams = [replace(stream, step=0, members=range(number, number + 1)) for number in numbers]
+    return DenseNoise(torch.cat([each.normal("dense", *weight.shape) for each in streams]))
+
+
+def keep_core(original: Any, weight: Tensor, stream: NoiseStream) -> Any:
+    """Draw new signs at each step, but a new core only at every third."""
+    first = original(weight, replace(stream, step=in_threes(int(stream.step))))
+    return replace(original(weight, stream), core=first.core)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sample"),
+    [
+        (Perturbed(), with_stream(lambda stream: replace(stream, step=in_threes(int(stream.step))))),
+        (Perturbed(), share_with_neighbors),
+        (Flipped(), keep_core),
+    ],
+    ids=["equal steps", "neighbors of the step before", "equal cores"],
+)
+def test_noise_of_consecutive_steps_is_independent(scheme: AnyScheme, sample: Method) -> None:
+    """A scheme that draws new noise at each of the first steps, and repeats it later, fails the check."""
+    case = Case(operator="Linear", out_channels=5, in_channels=6, members=8, dtype="float64", bias=True)
+    work = build(replace_method(scheme, "sample", sample), case, "cpu", 0)
+    with pytest.raises(WrongResultError, match=r"^consecutive steps have equal or similar noise: draw new"):
+        work.verify()
+    work.enter("sample")
+    with pytest.raises(WrongResultError, match=r"^consecutive steps have"):
+        work.confirm("sample")
 
 
 class Ascent(Perturbed):
