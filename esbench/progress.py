@@ -17,8 +17,8 @@ from esbench.text import cut
 
 REDRAW_S = 0.25
 """Seconds between two redrawings on a terminal."""
-LINE_S, MAX_LINE_S = 10.0, 30.0
-"""Limits of the seconds between two lines, which are as many as have passed: two minutes have six lines."""
+LINE_S, MAX_LINE_S = 10.0, 120.0
+"""Limits of the seconds between two lines, which are as many as have passed: two minutes have five lines."""
 BAR = 16
 """Characters of a bar."""
 CASES = 12

@@ -32,6 +32,12 @@ from esbench.schema import OUT_OF_TIME, Case, Checkpoint, Skipped, Variant
 
 CHILD = "ESBENCH_CHILD"
 """The environment variable by which a child knows its supervisor."""
+BOUND_THREADS = {"OMP_PROC_BIND": "spread", "OMP_PLACES": "threads"}
+"""Variables of a child that has several threads, unless they are set: each thread runs on a CPU of its own.
+
+Threads of OpenMP wait actively for each other. If the system puts two of them on one CPU, the one that waits
+takes the time of the other: a call of 0.1 ms then takes 15 ms, for minutes.
+"""
 LIMIT_S = 60.0
 """The seconds without progress after which a child is killed, by default."""
 BUDGET_SHARE, MIN_LIMIT_S = 0.5, 10.0
@@ -117,6 +123,14 @@ class Child:
     def is_supervised(self) -> bool:
         """Whether there is a supervisor."""
         return self._descriptor is not None
+
+    def use_all_cpus(self) -> None:
+        """Let this thread and those that it starts run on all CPUs of the supervisor.
+
+        For a GPU: the threads of a driver or a compiler must not share the CPU that OpenMP gave this one.
+        """
+        if self.is_supervised and sys.platform == "linux":
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 
     @property
     def is_restarted(self) -> bool:
@@ -320,6 +334,8 @@ def _start_child(
     """
     pipe, held_by_child = os.pipe()
     environment = {**os.environ, CHILD: f"{os.getpid()} {descriptor}"}
+    if environment.get("OMP_NUM_THREADS") != "1":  # a single thread may run on any CPU
+        environment = {**BOUND_THREADS, **environment}
     process = subprocess.Popen(  # noqa: S603  # the command line of this process
         command, env=environment, pass_fds=(descriptor, held_by_child), start_new_session=True
     )

@@ -145,6 +145,26 @@ def test_a_crash_before_the_first_file_leaves_the_variant_out() -> None:
     assert messages[0].endswith(": the device is lost during step; the run goes on without it")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bind threads")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is only one CPU to bind a thread to")
+def test_threads_are_bound_to_cpus_unless_the_device_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of a child run on a CPU each; a single one, or a user's own setting, is left alone."""
+    body = """
+import torch
+torch.ones(1 << 20).exp()
+bound = len(os.sched_getaffinity(0)) == 1
+child.use_all_cpus()
+end(10 * bound + (os.sched_getaffinity(0) == os.sched_getaffinity(os.getppid())))
+"""
+    for name in supervisor.BOUND_THREADS:
+        monkeypatch.delenv(name, raising=False)
+    for threads, binding, code in (("2", None, 11), ("1", None, 1), ("2", "false", 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        if binding:
+            monkeypatch.setenv("OMP_PROC_BIND", binding)
+        assert run_children(body)[0] == code
+
+
 def test_a_budget_shortens_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading has no limit; a variant has half of the time that is left, but at least some seconds."""
     now_s = time.monotonic()

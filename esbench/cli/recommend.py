@@ -162,6 +162,8 @@ def recommend(
     named_variants = {entry.variant for entry in entries} if variants else None
     target = target_of(linear, conv, model, template, dtype=dtype, entries=entries)
     device_type = resolve_device(device)
+    if device_type == "cuda":
+        child.use_all_cpus()
     answer = partial(_answer, target, results, tables=tables, as_json=as_json, forwards=forwards_per_step)
     if offline:
         recommendations = _answer_offline(

@@ -128,6 +128,8 @@ def run(
     check_writable("--results", results)
     torch_state = TorchState()  # before a plug-in is loaded
     device_type = resolve_device(device)
+    if device_type == "cuda":
+        child.use_all_cpus()
     name = suite or ("readme" if device_type == "cuda" else "quick")
     request = Request(
         variants=tuple(variants or ()),

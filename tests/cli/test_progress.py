@@ -79,7 +79,7 @@ def test_the_time_left_is_estimated_per_stage() -> None:
 
 
 def test_lines_get_rarer_and_do_not_repeat() -> None:
-    """Lines are 10 s apart, later 30 s; an unchanged state has one line."""
+    """Lines are 10 s apart, later two minutes; an unchanged state has one line."""
     stream, clock = io.StringIO(), FakeTime()
     with showing(stream, clock) as show:
         for second in range(3000):
@@ -90,7 +90,7 @@ def test_lines_get_rarer_and_do_not_repeat() -> None:
             show(3000, 3000, "step")
     lines = stream.getvalue().splitlines()
     cells = [int(number) for number in re.findall(r"cell (\d+)/3000  sample", stream.getvalue())]
-    assert cells == [1, 11, 21, *range(41, 3000, 30)]
+    assert cells == [1, 11, 21, 41, 81, *range(161, 3000, 120)]
     assert sum("step" in line for line in lines) == 1
     assert max(map(len, lines)) == 100
 
