@@ -206,7 +206,7 @@ class Registry:
         return self.suites[name]
 
     def select(self, globs: Iterable[str] = ("*",)) -> list[Entry]:
-        """Return the entries whose name, or label on some operator, matches one of the globs.
+        """Return the entries whose name, or label on an operator that they support, matches one of the globs.
 
         A glob after ``!`` removes entries that earlier globs chose: ``("*", "!Fused*")``. Entries are in the
         order of registration, baselines last.
@@ -214,9 +214,9 @@ class Registry:
         Raises:
             UnknownNameError: a glob matches nothing.
         """
-        operators = {case.operator for suite in self.suites.values() for case in suite.cases}
+        cases = {case.operator: case for suite in self.suites.values() for case in suite.cases}.values()
         labels = {
-            name: {name, *(entry.variant.label(operator) for operator in operators)}
+            name: {name, *(entry.variant.label(case.operator) for case in cases if entry.supports(case))}
             for name, entry in self.entries.items()
         }
         chosen: set[str] = set()

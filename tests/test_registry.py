@@ -67,6 +67,8 @@ def test_a_reserved_operator_has_only_variants_that_name_it() -> None:
     registry.variant(operators=registry.reserve("Work"))(type("Own", (), {}))
     assert [entry.variant.name for entry in registry.select() if entry.supports(work)] == ["Own"]
     assert [entry.variant.name for entry in registry.select() if not entry.supports(CASE)] == ["Own"]
+    registry.suite(Suite("work", "a case of the operator", (work,)))
+    assert [entry.variant.name for entry in registry.select(["*Work"])] == ["Own"]
 
 
 def test_an_unknown_name_is_an_error_with_known_names() -> None:
