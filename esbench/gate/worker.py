@@ -187,7 +187,7 @@ class Worker:
         with precision(case.dtype):
             state = TorchState()  # with the settings of this precision
             workload = build(entry.scheme, case, self.orders.device, self.orders.seed)
-            workload.verify()
+            validation.verify(entry, workload)
             missing = missing_phases(workload)
             for phase in dict.fromkeys(cell.phase for cell in cells):
                 if phase not in missing:

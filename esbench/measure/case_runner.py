@@ -21,7 +21,7 @@ import torch
 
 from esbench.errors import message_line
 from esbench.measure import gpu_monitor, memory, profiler, validation
-from esbench.measure.failure import DeviceLostError, Failure, classify
+from esbench.measure.failure import DeviceLostError, Failure, NotCheckedError, classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments
 from esbench.measure.interleave import LATENCY, REFERENCE_ROUNDS, TimedCall, interleave
@@ -212,7 +212,7 @@ class CoResidentGroup:
                     self.failures.append((entry, failure))
                     return None
                 workload = build(entry.scheme, self.case, self.device, self.seed)
-                workload.verify()
+                validation.verify(entry, workload)
                 self.torch_state.check()
                 return PreparedVariant(entry, workload, missing_phases(workload))
         except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
@@ -552,6 +552,7 @@ class CaseRunner:
         """Read memory, launches, utilization and energy; return labels for the times, and rows.
 
         Raises:
+            NotCheckedError: nothing was compared with a reference after timing.
             WrongResultError: the times are invalid.
         """
         context, workload = self.context, prepared.workload
@@ -580,7 +581,7 @@ class CaseRunner:
         is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
         self._group.torch_state.check()
         if not is_compared and not is_base_or_naive(prepared.entry):
-            labels = (*labels, "not compared with a reference after timing: confirm() wrote no new inputs")
+            raise NotCheckedError("confirm() of its workload compares no result on new inputs")
         return labels, storable(rows)
 
     def _activity_rows(

@@ -16,6 +16,10 @@ class DeviceLostError(UserError):
     """The device stopped responding: finished rows are stored, nothing more can be measured."""
 
 
+class NotCheckedError(Exception):
+    """Nothing was compared with a reference; the message says which check is missing."""
+
+
 class Failure(NamedTuple):
     """The status and the reason of a row without a number."""
 
@@ -42,4 +46,6 @@ def classify(error: BaseException) -> Failure:
         return Failure("unavailable", f"{OUT_OF_MEMORY}: {detail}")
     if isinstance(error, WrongResultError):
         return Failure("failed", f"{WRONG_RESULT}: {text}")
+    if isinstance(error, NotCheckedError):
+        return Failure("failed", f"not checked: {text}")
     return Failure("failed", f"{type(error).__name__}: {text}" if text else type(error).__name__)

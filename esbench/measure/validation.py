@@ -28,8 +28,9 @@ from torch.nn.modules import module
 from torch.optim import optimizer
 
 from esbench.measure import timers
-from esbench.measure.failure import Failure, classify
+from esbench.measure.failure import Failure, NotCheckedError, classify
 from esbench.measure.memory import Footprint
+from esbench.measure.plan import is_base_or_naive
 from esbench.registry import Entry
 from esbench.schema import Case, Phase, Variant
 from esbench.workload import UnavailableError, Workload, WrongResultError, build
@@ -113,7 +114,7 @@ class ExactChecks:
             try:
                 workload = build(entry.scheme, case, self._device, self._seed)
                 is_set_up = True
-                workload.verify()
+                verify(entry, workload)
                 self.compared[key] += 1
             except BaseException as error:  # noqa: BLE001  # any error of a variant is stored as its reason
                 failure = classify(error)
@@ -125,6 +126,24 @@ class ExactChecks:
                 if not is_refused:
                     self.not_compared.setdefault(key, failure)
         return None if self.compared[key] else first_unavailable
+
+
+def verify(entry: Entry, workload: Workload) -> None:
+    """Run the check of a variant's workload, made before anything is timed.
+
+    Raises:
+        NotCheckedError: the check is empty. That of base and naive, the reference, may be.
+        WrongResultError: a result is wrong.
+    """
+    if not is_base_or_naive(entry) and _is_empty(workload.verify):
+        raise NotCheckedError("verify() of its workload is empty: compare results there")
+    workload.verify()
+
+
+def _is_empty(method: Callable[..., object]) -> bool:
+    """Return whether a method uses nothing, as one inherited from the protocol ``Workload``."""
+    code = getattr(method, "__code__", None)
+    return code is not None and not code.co_names and not code.co_freevars
 
 
 class Fingerprint(NamedTuple):
@@ -211,8 +230,8 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> bool:
     fingerprints are compared with those ``before`` timing, of the same step.
 
     Returns:
-        Whether :meth:`Workload.confirm` compared a result for new inputs: False if it left the inputs as they
-        were.
+        Whether :meth:`Workload.confirm` compared a result for new inputs: False if it is empty or left the
+        inputs as they were.
 
     Raises:
         WrongResultError: the result is wrong.
@@ -228,7 +247,8 @@ def postcheck(workload: Workload, phase: Phase, before: Fingerprints) -> bool:
             workload.confirm(phase)
         except WrongResultError as error:
             raise WrongResultError(f"{error}; found after timing, on new inputs") from error
-        return not old_inputs or fingerprints(workload.inputs) != old_inputs
+        are_inputs_new = not old_inputs or fingerprints(workload.inputs) != old_inputs
+        return are_inputs_new and not _is_empty(workload.confirm)
 
 
 def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object]) -> None:

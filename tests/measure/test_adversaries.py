@@ -28,12 +28,12 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.profiler import Trace
 from esbench.registry import Entry
 from esbench.schema import Case, Measurement, Phase, Record, Skipped, Variant
-from esbench.workload import WrongResultError
+from esbench.workload import Workload, WrongResultError
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.schemes.dense import DenseNoise
 from impls.verify import checks, reference
-from tests.fakes import FakeClock, FakeScheme, World
+from tests.fakes import FakeClock, FakeScheme, FakeWorkload, World
 from tests.loop_cases import measure, measurements
 
 Act = Callable[[Phase, int, int], object]
@@ -582,14 +582,25 @@ def test_results_stay_and_are_not_stored() -> None:
             check(setting)
 
 
-def test_a_workload_that_confirms_nothing_has_a_label() -> None:
-    """A workload that writes no new inputs compares nothing with a reference after timing."""
+def test_a_workload_that_compares_nothing_gets_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty check before the timing, and one after it that is empty or has no new inputs, give a reason.
+
+    Base, with which the others are compared, may have such checks.
+    """
     world = World()
-    entries = [FakeScheme(name, world, confirms=name == "Right").entry() for name in ("Right", "Silent")]
-    _, lines = measure(*entries, phases=("forward",))
-    labels = {row.variant.scheme: row.labels for row in measurements(lines)}
-    label = "not compared with a reference after timing: confirm() wrote no new inputs"
-    assert labels == {"Right": (), "Silent": (label,)}
+    silent = "not checked: confirm() of its workload compares no result on new inputs"
+    entries = [FakeScheme(name, world, confirms=name == "Honest").entry() for name in ("Honest", "Cheat")]
+    base = FakeScheme("Base", world, confirms=False).entry("base")
+    assert failure_of(measure(*entries, phases=("forward",))[1]) == silent
+    for method, reason in (
+        ("verify", "not checked: verify() of its workload is empty: compare results there"),
+        ("confirm", silent),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeWorkload, method, getattr(Workload, method))
+            summary, lines = measure(base, entries[0], phases=("sample",))
+        assert (summary.measured, summary.failed) == (1, 1)
+        assert [row.reason for row in lines if isinstance(row, Skipped)] == [reason]
 
 
 @dataclass(frozen=True, eq=False)
