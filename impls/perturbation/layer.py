@@ -738,13 +738,29 @@ def _parameter_names(module: nn.Module) -> list[tuple[str, str]]:
 
 @functools.lru_cache(2**12)  # drawing on the meta device takes milliseconds
 def _find_misfit(scheme: AnyScheme, shape: torch.Size, dtype: torch.dtype) -> str:
-    """Return which option of a scheme does not fit a weight [g, o, i, *taps], or ``""``."""
-    weight = torch.empty(shape, dtype=dtype, device="meta")
-    stream = STREAMS[scheme.stream](0, 0, "weight", range(1), weight.device, dtype)
-    try:
+    """Return which option of a scheme does not fit a weight [g, o, i, *taps], or ``""``.
+
+    Raises:
+        RuntimeError: the scheme draws noise on the CPU, but cannot make its shapes on the meta device.
+    """
+
+    def draw(device: str) -> None:
+        weight = torch.ones(shape, dtype=dtype, device=device)
+        stream = STREAMS[scheme.stream](0, 0, "weight", range(1), weight.device, dtype)
         scheme.prepare(scheme.sample(weight, stream), weight, 1.0)
+
+    try:
+        draw("meta")
     except UnsupportedError as error:
         return str(error)
+    except Exception as error:  # a scheme may raise anything
+        draw("cpu")  # raises the same error unless it is due to the meta device
+        message = (
+            f"{scheme}: sample() fails on the meta device, where it is tried first without values "
+            f"({type(error).__name__}: {error}). Draw from the stream, as by "
+            "stream.normal(name, *shape), not from a torch.Generator, and read no values of the weight"
+        )
+        raise RuntimeError(message) from error
     return ""
 
 

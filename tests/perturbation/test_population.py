@@ -17,6 +17,7 @@ import impls
 from impls.perturbation import noise as streams
 from impls.perturbation.layer import all_finite
 from impls.perturbation.scheme import AnyScheme
+from impls.schemes.dense import DenseNoise
 from impls.verify.checks import Setting, check
 from impls.verify.reference import compute_update
 from tests.scheme_cases import fill, normal
@@ -309,3 +310,37 @@ def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> N
 
     compiled: Any = torch.compile(doubled, backend="eager")
     torch.testing.assert_close(compiled(x), doubled(x))
+
+
+def draw_from_own_generator(_: impls.Perturbed, weight: Tensor, stream: streams.NoiseStream) -> DenseNoise:
+    """Seed a generator on the stream's device, as users of torch do."""
+    generator = torch.Generator(stream.device).manual_seed(stream.seed)
+    return DenseNoise(torch.randn(len(stream.members), *weight.shape, generator=generator))
+
+
+def read_weight(_: impls.Perturbed, weight: Tensor, stream: streams.NoiseStream) -> DenseNoise:
+    """Scale the noise by a number computed from the weight's values."""
+    return DenseNoise(stream.normal("dense", *weight.shape) * float(weight.std()))
+
+
+def fail_anywhere(*_: object) -> DenseNoise:
+    """Raise an error that has nothing to do with the device."""
+    raise ValueError("seven is not even")
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (
+            draw_from_own_generator,
+            r"^Own\(.*\): sample\(\) fails on the meta device, .*not from a torch\.Generator",
+        ),
+        (read_weight, r"fails on the meta device, .* read no values of the weight$"),
+        (fail_anywhere, r"^seven is not even$"),
+    ],
+)
+def test_a_scheme_that_needs_values_to_find_shapes_is_told_so(sample: Callable[..., Any], words: str) -> None:
+    """The error of a scheme that fails only without values says what was tried; others stay as they are."""
+    scheme = type("Own", (impls.Perturbed,), {"sample": sample})()
+    with pytest.raises((RuntimeError, ValueError), match=words):
+        impls.perturb(nn.Linear(3, 2), scheme, members=4, sigma=0.1)
