@@ -6,7 +6,6 @@ A package of variants registers with :func:`variant` and :func:`suite`, and exte
 """
 
 import dataclasses
-import difflib
 import fnmatch
 import importlib
 import importlib.metadata
@@ -23,6 +22,7 @@ import msgspec
 
 from esbench.errors import UserError, message_line, message_of
 from esbench.schema import DENSE, PHASES, QUALITY, Case, Mode, Phase, Scalar, SchemeDoc, Variant
+from esbench.text import suggest
 
 Scheme = TypeVar("Scheme", bound=type)
 
@@ -32,7 +32,6 @@ DEFAULT = "impls"
 """The package that is always loaded."""
 LOADED: dict[str, str] = {}
 """Name given to :func:`load` -> its package; a package registers once in a process."""
-_FEW = 5
 """An error message lists at most this many known names."""
 
 
@@ -240,17 +239,6 @@ class Registry:
 REGISTRY = Registry()
 variant = REGISTRY.variant
 suite = REGISTRY.suite
-
-
-def suggest(name: str, known: Sequence[str], listing: str) -> str:
-    """Return the end of an error message about an unknown name: all known names, or the three closest.
-
-    ``listing`` is a command that prints all names.
-    """
-    if len(known) <= _FEW:
-        return f"available: {', '.join(known)}"
-    closest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-    return f"closest: {', '.join(closest)}; `{listing}` lists all"
 
 
 def changed_options(instance: object) -> tuple[tuple[str, Scalar], ...]:

@@ -1,5 +1,6 @@
 """Escaping and shortening of text for one line, a terminal, Markdown and file names."""
 
+import difflib
 import hashlib
 import re
 import textwrap
@@ -11,6 +12,7 @@ COLUMNS = 100
 _LONGEST_FILE = 80
 _HASH_DIGITS = 8
 _LISTED = 3
+_FEW = 5
 _FOOTNOTE_MARK = re.compile(r"(\[\d+\](?![\[(:]))")
 """``[1]``, unless a link or a reference begins with it."""
 _COMMAND = re.compile(r"`[^`\n]+`")
@@ -57,6 +59,17 @@ def first_names(names: Sequence[str]) -> str:
     """Return the first few names, and the number of others: ``a, b, c and 2 more``."""
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def suggest(name: str, known: Sequence[str], listing: str) -> str:
+    """Return the end of an error message about an unknown name: all known names, or the three closest.
+
+    ``listing`` is a command that prints all names.
+    """
+    if len(known) <= _FEW:
+        return f"available: {', '.join(known)}"
+    closest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+    return f"closest: {', '.join(closest)}; `{listing}` lists all"
 
 
 def escape(text: str) -> str:

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from esbench.errors import UserError
-from esbench.registry import Registry, Suite, UnknownNameError, load, parse_phases, select_cases, suggest
+from esbench.registry import Registry, Suite, UnknownNameError, load, parse_phases, select_cases
 from esbench.schema import Case, Mode, Variant
+from esbench.text import suggest
 from esbench.workload import build
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from esbench.registry import REGISTRY, UnknownNameError, suggest, variant
+from esbench.registry import REGISTRY, UnknownNameError, variant
+from esbench.text import suggest
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator

@@ -158,8 +158,18 @@ def test_globs_choose_variants_and_cases() -> None:
     assert len(history(runs).series) == 3
     assert len(history(runs, variants=["SparsePerturbedLinear*"]).series) == 1
     assert len(history(runs, variants=["Sparse*", "Perturbed"], cases="*256*").series) == 2
-    with pytest.raises(UserError, match=r"nothing matches variants Sparse\* and cases \*512\* in these runs"):
-        history(runs, variants=["Sparse*"], cases="*512*")
+    known = r"available: Linear\(256, 256\), Linear\(512, 512\)$"
+    for variants, cases, words in (
+        (["Sparse*"], "*512*", r"^no variant Sparse\* was measured on a case \*512\* in these runs$"),
+        (["*"], "Nope", rf"^no case matches 'Nope' in these runs; {known}"),
+        (
+            ["Dense", "Spars"],
+            "*",
+            r"^no variant matches 'Dense', 'Spars' in these runs; available: Perturbed, Sp",
+        ),
+    ):
+        with pytest.raises(UserError, match=words):
+            history(runs, variants=variants, cases=cases)
     runs = over_days(3.0, 3.0)
     runs[1] = msgspec.structs.replace(runs[1], rows=(*runs[1].rows, *rows(2.0, linear(512))))
     result = history(runs, fewest=2)
@@ -223,7 +233,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         (results, "--phase quality", "'quality' is not one of 'sample', 'forward', 'update', 'step'"),
         (results, "--metric nope", "the metric 'nope' in forward; available: multiplier, latency_ns"),
         (results, "--phase step", "the metric 'multiplier' in step; available: none"),
-        (results, "--variants nope", "nothing matches variants nope and cases * in these runs; available"),
+        (results, "--variants nope", "no variant matches 'nope' in these runs; available: "),
         (results, "--device nope", "no device 'nope' has runs in"),
         (results, "--out a.gif", "--out a.gif: expected a file that ends in .svg, .png, .pdf"),
         (dead, "", "no run of this device can be shown: run 20260101T000000Z-quick-0001 is left out"),

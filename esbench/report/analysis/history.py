@@ -20,7 +20,7 @@ from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, gr
 from esbench.report.analysis.run_selection import reasons_unusable
 from esbench.schema import Case, Measurement, Phase, Run, Variant
 from esbench.stats import interval, median, round_medians
-from esbench.text import first_names, one_line, pluralize
+from esbench.text import first_names, one_line, pluralize, suggest
 from esbench.units import ABSENT, format_value
 
 _COMMIT_DIGITS = 7
@@ -224,18 +224,27 @@ def _point(  # noqa: PLR0913, PLR0917  # a cell and its run
 def _choose(
     measured_keys: Iterable[tuple[Key, Variant]], variants: Sequence[str], cases: str, left_out: Sequence[str]
 ) -> list[tuple[Key, Variant]]:
-    """Return the series that match the globs; if none does, raise a UserError that has ``left_out``."""
-    known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))
+    """Return the series that match the globs.
 
+    Raises:
+        UserError: none does; the message has the closest names, then ``left_out``.
+    """
+    known = sorted(measured_keys, key=lambda pair: _sort_key(pair[0]))
     chosen = [
         (key, variant)
         for key, variant in known
         if variant.matches(variants, key.case.operator) and fnmatchcase(key.case.label, cases)
     ]
     if known and not chosen:
-        labels = dict.fromkeys(f"{variant.name} on {key.case.label}" for key, variant in known)
-        globs = f"variants {', '.join(variants)} and cases {cases}"
-        message = f"nothing matches {globs} in these runs; available: {first_names(list(labels))}"
+        labels = list(dict.fromkeys(key.case.label for key, _ in known))
+        names = list(dict.fromkeys(variant.name for _, variant in known))
+        if not any(fnmatchcase(label, cases) for label in labels):
+            message = f"no case matches {cases!r} in these runs; {suggest(cases, labels, 'esbench history')}"
+        elif not any(variant.matches(variants, key.case.operator) for key, variant in known):
+            globs = ", ".join(map(repr, variants))
+            message = f"no variant matches {globs} in these runs; {suggest(globs, names, 'esbench history')}"
+        else:
+            message = f"no variant {', '.join(variants)} was measured on a case {cases} in these runs"
         raise UserError(one_line("; ".join([message, *left_out])))
     return chosen
 
