@@ -1,13 +1,18 @@
 """The bibliography of a report, and its small tables."""
 
+import csv
+import io
+import math
 import re
 from pathlib import Path
 
 from esbench.registry import REGISTRY, load
 from esbench.report.formats import Style
+from esbench.report.formats.csv import tidy_numbers
 from esbench.report.formats.latex import cited_keys, references
 from esbench.report.formats.markdown import NOT_MET, table
 from esbench.report.tables.paper import paper_sections
+from esbench.report.tables.table import Block, CellNumber, Section, Table, number_cell
 from tests import synthetic
 from tests.report import ranking_cases
 from tests.report.report_cases import a_run, render_reports, store
@@ -54,6 +59,22 @@ def test_a_table_for_a_paper_has_the_best_schemes_and_dense_noise() -> None:
     rows = [time_row(v, linear(), ms) for v, ms in ((DENSE, 9), (variant("Fast"), 1), (variant("Slow"), 3))]
     (times,) = paper_sections(synthetic.run([*rows, time_row(BASE, linear(), 1)]), best=1)
     assert times.blocks[0].table.labels == ("Fast", "Base", "Perturbed")
+
+
+def test_csv_has_no_number_that_is_not_finite() -> None:
+    """NaN and infinity leave their field empty, and the column out if it has no other number."""
+    numbers = (
+        CellNumber("n_eff", math.inf, (time_row(variant("Exact"), linear(), 1.0),), low=3.0, high=math.inf),
+        CellNumber("n_eff", 4.0, (time_row(variant("Usual"), linear(), 1.0),), low=math.nan, high=5.0),
+        CellNumber("rate", -math.inf, (time_row(variant("None"), linear(), 1.0),)),
+    )
+    cells = tuple((number_cell(number),) for number in numbers)
+    block = Block("", "", Table("variant", ("n_eff",), ("a", "b", "c"), cells))
+    head, *lines = csv.reader(io.StringIO(tidy_numbers([], [Section("", "", "", (block,), ())])))
+    rows = [dict(zip(head, line, strict=True)) for line in lines]
+    shown = [(row["variant"], row.get("n_eff"), row["n_eff_low"], row["n_eff_high"]) for row in rows]
+    assert shown == [("ExactLinear", "", "3.0", ""), ("UsualLinear", "4.0", "", "5.0")]
+    assert "rate" not in head
 
 
 def test_a_markdown_table_escapes_all_but_its_verdicts() -> None:
