@@ -92,7 +92,9 @@ def _check(entry: Entry, cases: Sequence[Case], checks: "ExactChecks", child: Ch
         if entry.supports(case):
             supported.setdefault(case.operator, []).append(case)
     if not supported:
-        yield Outcome(name, "", NOT_CHECKED, NO_CASE)
+        yield Outcome(
+            name, "", NOT_CHECKED, f"{NO_CASE}; `esbench run` compares it, by its workload's verify()"
+        )
     for operator, operator_cases in supported.items():
         child.watch(entry.variant, operator_cases[0], "check")
         failure = checks.outcome(entry, operator)

@@ -196,8 +196,8 @@ class PerturbedLayer:
         label = name or type(module).__name__
         if isinstance(module, AbstractLogitLayer) != layer_scheme.draws_binary_weights:
             message = (
-                f"{label}: {scheme} does not support {type(module).__name__}: use Binary() or "
-                "BinaryMixture() for BinarizedLinear and BinarizedConv2d, and other schemes for other layers"
+                f"{label}: {scheme} does not support {type(module).__name__}: binary layers "
+                "(BinarizedLinear, BinarizedConv2d) need Binary() or BinaryMixture(), others another scheme"
             )
             raise UnsupportedError(message)
         if isinstance(module, nn.Embedding) and layer_scheme.learns_from_rows:

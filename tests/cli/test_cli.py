@@ -256,6 +256,10 @@ def test_check_says_what_it_did_not_compare(tmp_path: Path, capsys: pytest.Captu
         chosen = plugin(tmp_path, name, called, ("return noise.rows\n", f"return noise.rows\n{set_up}"))
         assert run("check", *chosen) == code, words
         assert words in capsys.readouterr().out
+    own = ('@variant(source="another package")', '@variant(operators=("Scale",))')
+    assert run("check", *plugin(tmp_path, "Scaling", own)) == 1
+    words = "no case of its operators; `esbench run` compares it, by its workload's verify()\n"
+    assert f"Scaling  not checked: the suite check has {words}" in capsys.readouterr().out
 
 
 def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
