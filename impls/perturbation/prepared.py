@@ -53,12 +53,14 @@ class Signature(NamedTuple):
         inputs: shape, dtype and device of each tensor among them, and all other values.
         noise: the same of the noise's values.
         training: whether each module is in training mode.
+        autocast: the dtype of autocast on each device where it is enabled.
     """
 
     spec: TreeSpec
     inputs: tuple[object, ...]
     noise: tuple[object, ...]
     training: tuple[bool, ...]
+    autocast: tuple[object, ...]
 
     @classmethod
     def of(
@@ -68,7 +70,13 @@ class Signature(NamedTuple):
         leaves, spec = tree_flatten((args, kwargs))
         values = (noise.sigma, noise.members, *(value for _, _, value in _values(noise)))
         training = tuple(module.training for module in noise.owner.model.modules())
-        return cls(spec, tuple(map(_described, leaves)), tuple(map(_described, values)), training)
+        devices = dict.fromkeys(layer.weight.device.type for layer in noise.owner.layers)
+        autocast = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            for device in devices
+        )
+        described = tuple(map(_described, leaves)), tuple(map(_described, values))
+        return cls(spec, *described, training, tuple(autocast))
 
 
 class Trace(NamedTuple):

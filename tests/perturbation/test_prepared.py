@@ -176,6 +176,18 @@ def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
         population_of(nn.Linear(4, 3)).prepare(noise, x)
 
 
+def test_autocast_is_that_of_each_prepare() -> None:
+    """A record made in autocast is not that of a forward outside of it."""
+    population = population_of(nn.Linear(4, 3))
+    population.model.float()
+    noise, x = population.sample(0), normal(ROWS, 4).float()
+    for is_enabled in (False, True, False):
+        with torch.autocast("cpu", enabled=is_enabled):
+            y = population.prepare(noise, x)(x)
+            assert y.dtype == (torch.bfloat16 if is_enabled else torch.float32)
+            check_equal(y, population(x, noise=noise))
+
+
 @pytest.mark.parametrize("makes", [False, True], ids=["trained outside", "made inside"])
 @pytest.mark.parametrize("calls", [False, True], ids=["called outside", "called inside"])
 def test_models_and_calls_of_inference_mode_are_prepared(makes: bool, calls: bool) -> None:
