@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ from impls.perturbation.noise import (
     keys_of_step,
     to_nonnegative_int,
 )
-from impls.perturbation.prepared import PreparedForward, Signature, Trace, trace
+from impls.perturbation.prepared import PreparedForward, Trace, record_trace
 from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 from impls.perturbation.summary import PopulationSummary, noise_bytes, parameter_count, summarize_layer
 from impls.perturbation.verification import check_rows, check_same_axes, find_rows_axes
@@ -68,6 +68,15 @@ class PopulationNoise:
     def nbytes(self) -> int:
         """Memory in bytes."""
         return sum(noise.nbytes for noise in self.layers.values())
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, layer by layer."""
+        return [
+            value
+            for layer in self.layers.values()
+            for value in (*vars(layer.weight).values(), layer.bias)
+            if isinstance(value, Tensor)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,13 +165,20 @@ class Population:
         return LayerIndex(self.layers)
 
     @cached_property
-    def _traces(self) -> list[Trace]:
+    def traces(self) -> list[Trace]:
         """The last trace of :meth:`prepare`, if there is one."""
         return []
 
+    GRAPH: ClassVar = "_graph"
+    """The names of graphs that :mod:`impls.perturbation.compiled` records begin with this."""
+
     def __getstate__(self) -> dict[str, object]:
         """Return the attributes to copy: in a copy, parameters have other identities."""
-        return {name: value for name, value in vars(self).items() if name not in {"_index", "_traces"}}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in {"_index", "traces"} and not name.startswith(self.GRAPH)
+        }
 
     @property
     def shard_multiple(self) -> int:
@@ -222,6 +238,11 @@ class Population:
 
         With antithetic sampling, the second half of the repeats sees the negated noise.
 
+        Inside code compiled by ``torch.compile`` the call is part of the graph, which serves all steps. The
+        model's Python code runs while the compiler runs: attributes of the model other than ``training`` are
+        those of that moment. The call breaks the graph and runs eagerly where :meth:`prepare` refuses the
+        model, for recurrent modules, and for schemes that store weights or scale noise with them.
+
         Args:
             *args: the model's arguments. The first tensor among all arguments has the rows in its first axis,
                 or in :attr:`rows_axis`.
@@ -232,6 +253,10 @@ class Population:
             ValueError: the number of rows is not a multiple of the noise's members; the number of repeats is
                 odd with antithetic sampling; or the model uses a perturbed parameter in an unsupported way.
         """
+        if torch.compiler.is_dynamo_compiling():
+            from impls.perturbation import compiled  # noqa: PLC0415  it loads the compiler
+
+            return compiled.call(self, noise, args, kwargs)
         return self.call_with_activations(*args, noise=noise, **kwargs)[0]
 
     @torch.no_grad()
@@ -243,13 +268,13 @@ class Population:
     ) -> tuple[Any, ActivationRecord]:
         """Run the model, and return its output with the activations that the update needs.
 
-        Only schemes that learn from rows need the record. Inside code compiled by ``torch.compile`` the
-        forward runs eagerly.
+        Only schemes that learn from rows need the record. Inside code compiled by ``torch.compile`` this call
+        runs eagerly.
 
         Raises:
             ValueError: as for a call.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
         key = self._key(args, kwargs)
@@ -288,7 +313,7 @@ class Population:
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, MemberFunctionMode]:
         """Run the model in a function mode; return its output and the mode."""
-        self._check_noise(noise)
+        self.check_noise(noise)
         if TransformType.Grad in active_transforms():
             message = (
                 "a population computes no gradients, so torch.func.grad of its output would be 0: "
@@ -326,11 +351,8 @@ class Population:
                 modules; or as for a call.
             UnsupportedError: the noise is not stored, but drawn again in each call.
         """
-        self._check_noise(noise)
-        signature = Signature.of(noise, args, kwargs)
-        if not self._traces or self._traces[0].signature != signature:
-            self._traces[:] = [trace(self, noise, args, kwargs)]
-        return PreparedForward(self._traces[0], noise)
+        self.check_noise(noise)
+        return PreparedForward(record_trace(self, noise, args, kwargs), noise)
 
     def forward_traced(self, noise: PopulationNoise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  the model's output
         """Run the model while :mod:`impls.perturbation.prepared` records its operations."""
@@ -363,7 +385,7 @@ class Population:
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
                 needs a record. Layers before the one with the error have been updated.
         """
-        self._check_noise(noise)
+        self.check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
         device = self.layers[0].weight.device
         validate = device.type == "cpu" if validate is None else validate
@@ -395,7 +417,7 @@ class Population:
                 layer has another name in the model.
             IndexError: the noise has no such member.
         """
-        self._check_noise(noise)
+        self.check_noise(noise)
         sigma = -self.sigma if negated else self.sigma
         plain = dict(self.model.named_parameters(remove_duplicate=False))
         changes = {name: sigma * change for name, change in self.perturbation(noise, member).items()}
@@ -597,7 +619,12 @@ class Population:
         """
         check_rows(self, args, kwargs)
 
-    def _check_noise(self, noise: PopulationNoise) -> None:
+    def check_noise(self, noise: PopulationNoise) -> None:
+        """Check that noise is that of this population, and of its present sigma and weights.
+
+        Raises:
+            ValueError: it is not.
+        """
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
             raise ValueError(message)

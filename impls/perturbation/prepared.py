@@ -105,11 +105,11 @@ class PreparedForward:
     def __init__(self, trace: Trace, noise: "PopulationNoise") -> None:
         """Compute what depends on noise and weights alone."""
         self._program, self._inputs, self._outputs = trace.program, trace.inputs, trace.outputs
-        self._signature, self._population, self._sigma = trace.signature, noise.owner, noise.sigma
+        self._signature, self._noise = trace.signature, noise
         # Without nesting, keywords or other values, the arguments need not be flattened.
         self._is_flat = trace.signature.spec == tree_flatten((trace.inputs, {}))[1]
         self._is_one_tensor = trace.outputs == tree_flatten(torch.empty(0))[1]
-        results, self._weights = _evaluate(trace.constants, _tensors(noise))
+        results, self._weights = _evaluate(trace.constants, noise.tensors())
         self._constants = [results[node] for node in trace.used]
         self._versions = [(weight.data_ptr(), version_of(weight)) for weight in self._weights]
 
@@ -120,7 +120,10 @@ class PreparedForward:
             ValueError: an argument differs from that of :meth:`Population.prepare` in more than its numbers,
                 or a weight or the population's sigma has changed.
         """
-        self._population.check_sigma_unchanged(self._sigma)
+        population = self._noise.owner
+        if torch.compiler.is_dynamo_compiling():
+            return population(*args, noise=self._noise, **kwargs)
+        population.check_sigma_unchanged(self._noise.sigma)
         inputs = args if self._is_flat and not kwargs else self._flatten(args, kwargs)
         if len(inputs) != len(self._inputs):
             message = f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}"
@@ -139,6 +142,21 @@ class PreparedForward:
             message = f"the arguments {described} differ from those of prepare(), {self._signature.inputs}"
             raise ValueError(message)
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def record_trace(
+    population: "Population", noise: "PopulationNoise", args: Sequence[object], kwargs: Mapping[str, object]
+) -> Trace:
+    """Return the trace of a call: the population's last one, if it is that of such a call.
+
+    Raises:
+        ValueError: as for :meth:`Population.prepare`.
+        UnsupportedError: the same.
+    """
+    signature = Signature.of(noise, args, kwargs)
+    if not population.traces or population.traces[0].signature != signature:
+        population.traces[:] = [trace(population, noise, args, kwargs)]
+    return population.traces[0]
 
 
 def trace(
@@ -180,14 +198,14 @@ def trace(
     functional = torch.func.functionalize(forward, remove="mutations")
     try:
         with torch.no_grad(), restoring(population.model):
-            traced = make_fx(functional)(_tensors(noise), inputs)
+            traced = make_fx(functional)(noise.tensors(), inputs)
     except Exception as error:
         message = (
             f"the forward cannot be prepared: {message_of(error)}; its control flow must not depend on "
             "values in tensors: call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
-    result = _split(traced, _tensors(noise), Signature.of(noise, args, kwargs), inputs, outputs[0])
+    result = _split(traced, noise.tensors(), Signature.of(noise, args, kwargs), inputs, outputs[0])
     _check_outputs(traced, PreparedForward(result, noise)(*args, **kwargs), expected)
     return result
 
@@ -319,10 +337,6 @@ def _values(noise: "PopulationNoise") -> Iterator[tuple[str, str, object]]:
     for name, layer in noise.layers.items():
         yield from ((name, field, value) for field, value in vars(layer.weight).items())
         yield name, "bias", layer.bias
-
-
-def _tensors(noise: "PopulationNoise") -> list[Tensor]:
-    return [value for *_, value in _values(noise) if isinstance(value, Tensor)]
 
 
 def _with_tensors(noise: "PopulationNoise", tensors: Sequence[Tensor]) -> "PopulationNoise":

@@ -61,7 +61,7 @@ def check_prepared(population: impls.Population, x: Tensor, monkeypatch: pytest.
         forward = population.prepare(noise, x)
         for rows in (x, x.flip(0)):
             check_equal(forward(rows), population(rows, noise=noise))
-        monkeypatch.setattr("impls.perturbation.population.trace", None)
+        monkeypatch.setattr("impls.perturbation.prepared.trace", None)
         with torch.no_grad():
             for parameter in population.model.parameters():
                 parameter.mul_(0.9)
