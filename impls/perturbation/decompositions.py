@@ -26,9 +26,9 @@ def attention(  # noqa: PLR0913, PLR0917  torch's arguments
     heads: int,
     in_weight: Tensor | None,
     in_bias: Tensor | None,
-    bias_k: None,  # noqa: ARG001  perturb() refuses modules with it, and with the next two
-    bias_v: None,  # noqa: ARG001  the same
-    add_zero_attn: bool,  # noqa: ARG001, FBT001  the same
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,  # noqa: FBT001  torch's order
     dropout: float,
     out_weight: Tensor,
     out_bias: Tensor | None,
@@ -64,6 +64,13 @@ def attention(  # noqa: PLR0913, PLR0917  torch's arguments
                 projected[id(x)] = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         q, k, v = (projected[id(x)][part] for part, x in enumerate(inputs))
     mask = _additive_mask(q, k, key_padding_mask, attn_mask)
+    added = [_expand_to_heads(call, bias, k) for bias in (bias_k, bias_v) if bias is not None]
+    if added:  # a learned key and value after those of the positions
+        k, v = (torch.cat(pair, 2) for pair in zip((k, v), added, strict=True))
+    if add_zero_attn:
+        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    if mask is not None:
+        mask = functional.pad(mask, (0, k.shape[2] - mask.shape[-1]))
     dropout = dropout if training else 0.0
     weights = None
     if need_weights:
@@ -75,6 +82,13 @@ def attention(  # noqa: PLR0913, PLR0917  torch's arguments
         heads_out = functional.scaled_dot_product_attention(q, k, v, mask, dropout)
     joined = heads_out.transpose(1, 2).flatten(2)
     return call(functional.linear, joined, out_weight, out_bias).transpose(0, 1), weights
+
+
+def _expand_to_heads(call: Call, bias: Tensor, k: Tensor) -> Tensor:
+    """Return a parameter [1, 1, embed_dim] for each row of keys [rows, heads, ...], [rows, heads, 1, ...]."""
+    rows, heads = k.shape[:2]
+    y: Tensor = call(Tensor.expand, bias, 1, rows, bias.shape[2])
+    return y.transpose(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2).to(k.dtype)
 
 
 def _additive_mask(

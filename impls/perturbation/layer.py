@@ -186,7 +186,7 @@ class PerturbedLayer:
         is_dense = (
             isinstance(module, NORMALIZATIONS)
             or not isinstance(module, SUPPORTED)
-            or weight_name == "in_proj_bias"
+            or weight_name in {"in_proj_bias", "bias_k", "bias_v"}
         )
         groups = None if is_dense else getattr(module, "groups", 1)
         layer_scheme: AnyScheme = ScaleScheme() if is_dense else scheme
@@ -708,11 +708,6 @@ def _unsupported_option(module: nn.Module) -> str:
             "sparse": module.sparse,
             "scale_grad_by_freq": module.scale_grad_by_freq,
         }
-    elif isinstance(module, nn.MultiheadAttention):
-        options = {
-            "add_bias_kv": module.bias_k is not None,
-            "add_zero_attn": module.add_zero_attn,
-        }
     else:
         return ""
     return next((option for option, is_set in options.items() if is_set), "")
@@ -721,10 +716,12 @@ def _unsupported_option(module: nn.Module) -> str:
 def _parameter_names(module: nn.Module) -> list[tuple[str, str]]:
     """Return the names of a module's weights, each with that of its bias, which the module may not have."""
     if isinstance(module, nn.MultiheadAttention):
+        names = [name for name, _ in module.named_parameters(recurse=False)]
         if module.in_proj_weight is not None:
-            return [("in_proj_weight", "in_proj_bias")]
+            others = [name for name in names if name not in {"in_proj_weight", "in_proj_bias"}]
+            return [("in_proj_weight", "in_proj_bias"), *((name, "") for name in others)]
         # With kdim or vdim, three weights share a bias, which is perturbed by itself.
-        return [(name, "") for name, _ in module.named_parameters(recurse=False)]
+        return [(name, "") for name in names]
     if isinstance(module, RECURRENT):
         return [
             (name, name.replace("weight", "bias"))

@@ -234,6 +234,23 @@ class CrossAttention(nn.Module):
         return y
 
 
+class AddedPositions(nn.Module):
+    """Attention to a learned key and value, and to zeros, with masks and without, and to other widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"add_bias_kv": True, "batch_first": True}
+        self.first = nn.MultiheadAttention(4, 2, **options)
+        self.second = nn.MultiheadAttention(4, 2, add_zero_attn=True, kdim=3, vdim=2, **options)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to [rows, positions, 4]; return outputs and attention weights."""
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        y, _ = self.first(x, x, x, attn_mask=hidden, key_padding_mask=x[..., 0] < 0, need_weights=False)
+        outputs: tuple[Tensor, Tensor] = self.second(y, x[..., :3], x[..., 1:3])
+        return outputs
+
+
 def tokens() -> Tensor:
     """Return tokens [rows, positions]."""
     return torch.randint(TOKENS, (ROWS, 5), generator=torch.Generator().manual_seed(1))
@@ -262,6 +279,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "MultiheadAttention": lambda: (Attention(), normal(ROWS, 6, 4)),
     "attention to other widths": lambda: (CrossAttention(bias=True), normal(ROWS, 6, 4)),
     "attention to other widths without bias": lambda: (CrossAttention(bias=False), normal(ROWS, 6, 4)),
+    "attention to added positions": lambda: (AddedPositions(), normal(ROWS, 5, 4)),
     "TransformerEncoder": lambda: (
         nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2), normal(ROWS, 6, 4)
     ),
