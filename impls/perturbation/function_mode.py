@@ -430,11 +430,11 @@ class MemberFunctionMode(TorchFunctionMode):
 
         Return None if it has other arguments.
         """
-        found = [member_tensor for arg in args if (member_tensor := self._find(arg)) is not None]
+        parameters = [member_tensor for arg in args if (member_tensor := self._find(arg)) is not None]
         rows = [arg for arg in args if isinstance(arg, Tensor) and self._find(arg) is None]
-        if len(found) != 1 or len(rows) != 1:
+        if len(parameters) != 1 or len(rows) != 1:
             return None
-        (member_tensor,), (x,) = found, rows
+        (member_tensor,), (x,) = parameters, rows
         axis = self._rows_axis(member_tensor.name, x)
         if axis is None:
             return None
@@ -481,11 +481,13 @@ class MemberFunctionMode(TorchFunctionMode):
         with self._using_parameters():
             values = values.reshape(len(values), *shape)
             values = values.repeat(1, *sizes) if func is Tensor.repeat else values.expand(-1, *sizes)
-            once = spread(values, axis, len(sizes), self._sides, self._members)
-            assert once is not None  # noqa: S101  it has the length 1 at this axis
+            one_repeat = spread(values, axis, len(sizes), self._sides, self._members)
+            assert one_repeat is not None  # noqa: S101  it has the length 1 at this axis
             split = axis.before, self._sides, repeats, self._members, axis.after
             # A copy, because the values themselves are not rows.
-            return axis.join(once.expand(*once.shape[:at], *split, *once.shape[at + 5 :])).clone()
+            return axis.join(
+                one_repeat.expand(*one_repeat.shape[:at], *split, *one_repeat.shape[at + 5 :])
+            ).clone()
 
     def _look_up_index(self, weight: object, index: object) -> Tensor | None:
         """Return rows of a layer's table, as an Embedding does, or None for another index or parameter."""

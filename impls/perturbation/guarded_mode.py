@@ -190,7 +190,7 @@ class InputsMode(GuardedMode):
         self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
         leaves = tree_leaves((args, kwargs))
-        names = [found.name for leaf in leaves if (found := self._find(leaf)) is not None]
+        names = [tensor.name for leaf in leaves if (tensor := self._find(leaf)) is not None]
         others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and self._find(leaf) is None]
         self._changes_first(func, args, kwargs)
         y: object = self._expand_to_rows(func, args) if func in EXPANSIONS else None
@@ -213,7 +213,7 @@ class InputsMode(GuardedMode):
 
     def _note_values(self, y: object, args: Sequence[object]) -> None:
         """Note results that are computed from parameters alone, with the name of the first."""
-        name = next(found.name for leaf in tree_leaves(args) if (found := self._find(leaf)) is not None)
+        name = next(tensor.name for leaf in tree_leaves(args) if (tensor := self._find(leaf)) is not None)
         for leaf in tree_leaves(y):
             if isinstance(leaf, Tensor) and self._find(leaf) is None:
                 with self._using_parameters():

@@ -140,7 +140,7 @@ def compute_per_member(  # noqa: PLR0913, PLR0917  a call, and where its tensors
             raise ValueError(message)
         if result is None:
             return y
-        return tree_map(lambda each: each.unflatten(result.axis, (result.before, -1, result.after)), y)
+        return tree_map(lambda values: values.unflatten(result.axis, (result.before, -1, result.after)), y)
 
     # After the axis of sides, that of members is one axis earlier.
     outer = tuple(axes[at].axis + 1 if at in axes else 0 for at in inputs)
@@ -149,13 +149,13 @@ def compute_per_member(  # noqa: PLR0913, PLR0917  a call, and where its tensors
     by_member = torch.vmap(run, inner, out + 2 if result else 0, randomness="different")
     y = torch.vmap(by_member, outer, out + 1 if result else 0, randomness="different")(*inputs.values())
     if result is None:
-        return tree_map(lambda each: each.flatten(0, 1), y)
+        return tree_map(lambda values: values.flatten(0, 1), y)
 
-    def join(each: Tensor) -> Tensor:
-        if {each.shape[result.axis + 2]} != repeats:
-            message = f"its result has the shape {list(each.shape)}, without an axis of rows"
+    def join(values: Tensor) -> Tensor:
+        if {values.shape[result.axis + 2]} != repeats:
+            message = f"its result has the shape {list(values.shape)}, without an axis of rows"
             raise ValueError(message)
-        return result.join(each)
+        return result.join(values)
 
     return tree_map(join, y)
 

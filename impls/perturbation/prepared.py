@@ -240,7 +240,9 @@ def _split(
     for node in traced.graph.nodes:
         if varying.keys() & node.all_input_nodes or _is_random(node):
             varying[node] = None
-    used = dict.fromkeys(each for node in varying for each in node.all_input_nodes if each not in varying)
+    used = dict.fromkeys(
+        source for node in varying for source in node.all_input_nodes if source not in varying
+    )
     program = fx.GraphModule(nn.Module(), _program([*varying], [*used], values))
     return Trace(signature, traced, tuple(used), program.forward, inputs, outputs)
 
@@ -293,7 +295,7 @@ def _evaluate(traced: fx.GraphModule, tensors: Sequence[Tensor]) -> tuple[dict[f
             weights.append(weight)
             results[node] = weight.detach()
         elif node.op == "call_function" and results.keys() >= {*node.all_input_nodes}:
-            arguments, keywords = (fx.map_arg(each, results.__getitem__) for each in (node.args, node.kwargs))
+            arguments, keywords = fx.map_arg((node.args, node.kwargs), results.__getitem__)
             results[node] = node.target(*arguments, **keywords)
     return results, weights
 

@@ -252,7 +252,7 @@ def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> No
         f"the norm of {name}": f"{parameter.detach().double().norm():.6g}"
         for name, parameter in population.model.named_parameters()
     }
-    mine = {
+    own_settings = {
         "torch": torch.__version__,
         "esbench": esbench.__version__,
         "seed": str(population.seed),
@@ -261,10 +261,10 @@ def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> No
         **norms,
     }
     ranks: list[dict[str, str]] = [{} for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather_object(ranks, mine, group=group)
-    for rank, theirs in enumerate(ranks):
-        for name in {**ranks[0], **theirs}:
-            first, value = (settings.get(name, "missing") for settings in (ranks[0], theirs))
+    distributed.all_gather_object(ranks, own_settings, group=group)
+    for rank, rank_settings in enumerate(ranks):
+        for name in {**ranks[0], **rank_settings}:
+            first, value = (settings.get(name, "missing") for settings in (ranks[0], rank_settings))
             if value != first:
                 message = (
                     f"all ranks need one population: {name} is {first} on rank 0, {value} on rank {rank}"

@@ -79,15 +79,15 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
         changed: dict[str, list[Tensor]] = {}
         for name, inputs in more.items():
             shapes = [(x.shape, y.shape) for x, y in zip(fewer.get(name, []), inputs, strict=False)]
-            found = [_changing_axis(*pair) for pair in shapes]
-            if None in found or len(fewer.get(name, [])) != len(inputs):
+            rows_axes = [_changing_axis(*pair) for pair in shapes]
+            if None in rows_axes or len(fewer.get(name, [])) != len(inputs):
                 continue
-            if any(isinstance(axis, RowsAxis) and axis.after > 1 for axis in found):
+            if any(isinstance(axis, RowsAxis) and axis.after > 1 for axis in rows_axes):
                 changed = changed or run(FEW_ROWS[1], changes_second=True)
-                triples = zip(found, inputs, changed.get(name, []), strict=True)
-                found = [_order_of_fold(*triple) for triple in triples]
-            if None not in found and set(found) != {FIRST}:
-                axes[name] = list(dict.fromkeys(axis for axis in found if axis is not None))
+                triples = zip(rows_axes, inputs, changed.get(name, []), strict=True)
+                rows_axes = [_order_of_fold(*triple) for triple in triples]
+            if None not in rows_axes and set(rows_axes) != {FIRST}:
+                axes[name] = list(dict.fromkeys(axis for axis in rows_axes if axis is not None))
     except Exception:  # noqa: BLE001  the model may need the number of rows that it got
         return dict.fromkeys((layer.name for layer in index.layers.values()), UNKNOWN)
     return axes
