@@ -29,6 +29,9 @@ BLOCK = 256
 PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
 """Bytes of temporaries computed at a time: they fit a CPU's cache, or keep a GPU busy for a launch."""
 
+SORTED_WIDTH = 256
+"""The most channels that are permuted by sorting keys on a CPU; more are shuffled, member by member."""
+
 
 def piece_bytes(device: torch.device) -> int:
     """Return :data:`PIECE_BYTES` of a device."""
@@ -174,6 +177,18 @@ class BlockStream(NoiseStream):
         return self._draw(draw, shape, torch.int64, Tensor.random_, 0, high)
 
     @override
+    def permutations(self, draw: str, groups: int, width: int) -> Tensor:
+        if self.device.type != "cpu" or width <= SORTED_WIDTH:
+            return super().permutations(draw, groups, width)
+        return self._draw(draw, (groups, width), torch.int64, _shuffle)
+
+    @override
+    def subsets(self, draw: str, groups: int, width: int, size: int) -> Tensor:
+        if self.device.type != "cpu" or width <= SORTED_WIDTH:
+            return super().subsets(draw, groups, width, size)
+        return self.permutations(draw, groups, width)[..., :size].contiguous()
+
+    @override
     def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
         # One block at a time, whatever its bytes: a part of a block costs as much as the whole.
         first, stop = self.members.start, self.members.stop
@@ -277,6 +292,13 @@ class PhiloxStream(NoiseStream):
         key = philox.DrawKey.of(self.seed, self.step, self.layer, draw)
         members = range(philox.SHARED, philox.SHARED + 1) if self.is_shared else self.members
         return philox.fill(values, distribution, key, members, elements).view(len(values), *shape)
+
+
+def _shuffle(permutations: Tensor, *, generator: Generator) -> Tensor:
+    """Fill the last axis with random permutations of its indices, each in linear time."""
+    for permutation in permutations.flatten(0, -2):
+        torch.randperm(len(permutation), generator=generator, out=permutation)
+    return permutations
 
 
 STREAMS: dict[str, type[NoiseStream]] = {"block": BlockStream, "philox": PhiloxStream}

@@ -63,7 +63,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side
-              is one product for each core, that of both sides computes the members' dense noise in pieces.
+              is one product for each core. That of both sides sums utilities by place, or, where these sums
+              do not fit a cache, the members' dense noise in pieces.
     Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are selected, likewise for outputs:
               all members share the core's second moments, and its mean is lost to centering. Both sides:
               (3 taps + 4) / (o * i), about 0. These hold up to factors of 1 + 1 / width; the method ``kappa``
@@ -114,7 +115,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     @override
     def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        # With one permuted side, the members' permutation matrices are summed before they multiply the core.
+        # Utilities are summed by the places of channels or entries before they multiply the core.
         core = noise.core.reshape(*noise.core.shape[:4], -1)
         if noise.outputs is None:
             columns = _sum_utilities_by_channel(noise, noise.inputs, utilities, noise.width)
@@ -123,13 +124,19 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             rows = _sum_utilities_by_channel(noise, noise.outputs, utilities, core.shape[2])
             total = torch.einsum("cgok,cgkit->goit", rows, core)
         else:
-            # With both sides permuted, dense E_m are summed: no smaller sum is known.
-            channel_bytes = core[0, :, :1, :1].nbytes  # of one output and one input, in all groups and taps
-            member_bytes = channel_bytes * noise.outputs.shape[2] * noise.width
-            return sum_pieces(
-                torch.tensordot(utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1)
-                for start, stop in pieces(len(utilities), member_bytes, piece_bytes(core.device))
-            )
+            # Sums by place are cores * rows * k numbers for each entry of the weight: many for a wide layer.
+            entries, most_bytes = noise.outputs[0].numel() * noise.width, piece_bytes(core.device)
+            place_bytes = core[:, 0, :, :, 0].nbytes * entries
+            member_bytes = core[0, 0, 0, 0].nbytes * entries
+            if place_bytes > min(most_bytes, member_bytes * len(utilities)):
+                return sum_pieces(
+                    torch.tensordot(
+                        utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1
+                    )
+                    for start, stop in pieces(len(utilities), member_bytes, most_bytes)
+                )
+            places = _sum_utilities_by_place(noise, noise.inputs, noise.outputs, utilities)
+            total = torch.einsum("cgoirk,cgrkt->goit", places, core)
         return total.reshape(*total.shape[:3], *noise.core.shape[4:])
 
     @override
@@ -174,11 +181,13 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         columns, rows = self._core_shape(weight)
         selected = weight.numel() // (outputs * inputs) * rows * columns
         update = 2 * selected * members
-        if self.side != "both":
-            # Either each member's E_m is summed, or utilities are summed by channel, followed by one product.
-            selected_channels, width = (columns, inputs) if self.side == "in" else (rows, outputs)
-            product = 2 * selected * width * min(self.cores, members)
-            update = min(update, groups * selected_channels * members + product)
+        # Either each member's E_m is summed, or utilities are summed by place, followed by one product.
+        if self.side == "both":
+            sums, product = outputs * columns, 2 * weight.numel() * rows * columns
+        else:
+            sums, width = (columns, inputs) if self.side == "in" else (rows, outputs)
+            product = 2 * selected * width
+        update = min(update, groups * sums * members + product * min(self.cores, members))
         return Flops(forward=2 * (weight.numel() + selected), update=update)
 
     def _core_shape(self, weight: torch.Size) -> tuple[int, int]:
@@ -235,6 +244,32 @@ def permuted_kappa(
     mean_of_means = (1 - same_core) ** 2 + (moved_together * groups + 1) * same_core * (1 - same_core)
     total = forms - 1 + (moved_together + 1) * same_core * (squares - 1) + mean_of_means
     return forms * total / (forms - same_core) ** 2 - 1
+
+
+def _sum_utilities_by_place(
+    noise: PermutedNoise, inputs: Tensor, outputs: Tensor, utilities: Tensor
+) -> Tensor:
+    """Sum, for each core, the utilities of members whose output o has entry (r, k) of the core at input i.
+
+    Returns:
+        [cores, g, o, i, rows, k].
+    """
+    count, groups, rows, columns = noise.core.shape[:4]
+    sums = utilities.new_zeros(count, groups, outputs.shape[2], noise.width, rows, columns)
+    per_core, per_group, per_output, per_input, per_row, _ = sums.stride()
+    core, group, output, column = (
+        torch.arange(stop, device=sums.device)
+        for stop in (noise.members.stop, groups, outputs.shape[2], columns)
+    )
+    core = core[noise.members.start :] % count
+    same_in_members = per_group * group.view(-1, 1, 1) + per_output * output.view(-1, 1) + column  # [g, o, k]
+    for start, stop in pieces(len(utilities), same_in_members.nbytes, piece_bytes(sums.device)):
+        index = same_in_members + per_core * core[start:stop].view(-1, 1, 1, 1)
+        index += per_input * inputs[start:stop].unsqueeze(2)
+        index += per_row * outputs[start:stop].unsqueeze(3)
+        values = utilities[start:stop].repeat_interleave(same_in_members.numel())
+        sums.view(-1).index_add_(0, index.flatten(), values)
+    return sums
 
 
 def _sum_utilities_by_channel(
