@@ -377,7 +377,7 @@ def _check_noise_varies(population: Population) -> None:
 
 
 def _check_members_differ(population: Population, step: int) -> None:
-    """Check that no two members have the same noise of a layer.
+    """Check that no two members have the same noise of a layer, or opposite noise.
 
     Schemes with so few different perturbations that two members may be equal by chance are left out.
     """
@@ -401,14 +401,15 @@ def _check_members_differ(population: Population, step: int) -> None:
         if layer.scheme.distinct_perturbations(weight.shape) < COLLISION_MARGIN * len(members) ** 2:
             continue
         name = layer.weight_path
-        values, order = torch.cat(projections[name]).sort()
+        values, order = torch.cat(projections[name]).abs().sort()
         for index in (values[1:] == values[:-1]).nonzero().flatten().tolist():
             first, second = sorted(order[index : index + 2].tolist())
             # Different noise can have equal projections.
-            pair = [population.perturbation(noise, member)[name] for member in (first, second)]
-            if torch.equal(*pair):
+            a, b = (population.perturbation(noise, member)[name] for member in (first, second))
+            if torch.equal(a, b) or torch.equal(a, -b):
+                relation = "the same" if torch.equal(a, b) else "opposite"
                 raise WrongResultError(
-                    f"step: members {first} and {second} have the same noise of {name}: draw independent "
+                    f"step: members {first} and {second} have {relation} noise of {name}: draw independent "
                     "noise, or declare distinct_perturbations()"
                 )
 

@@ -361,6 +361,14 @@ def repeated_members(_: Memory, draw: Callable[[NoiseStream], Tensor], stream: N
     return noise[torch.arange(len(noise)) % 128]
 
 
+def mirrored_members(_: Memory, draw: Callable[[NoiseStream], Tensor], stream: NoiseStream) -> Tensor:
+    """Negate the noise of the first 128 members for the next 128."""
+    noise = draw(stream)
+    members = torch.arange(len(noise), device=noise.device)
+    signs = 1 - 2 * (members // 128 % 2)
+    return noise[members % 128] * signs.view(-1, *[1] * (noise.dim() - 1)).to(noise.dtype)
+
+
 NO_NOISE_AFTER_STEP_0 = Cheating(sampling=lambda _, draw, stream: draw(stream) * (stream.step == 0))
 """Its forward and update agree."""
 STALE_NOISE = Cheating(
@@ -444,13 +452,14 @@ def test_a_step_is_checked_for_all_members_after_step_0(
 
 
 def test_all_members_of_a_large_population_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward without one member's noise, and noise that repeats after 128 members, are found."""
+    """A forward without one member's noise, and noise that returns after 128 members, are found."""
     monkeypatch.setattr(reference, "random_members", lambda count, _=0: iter([0, count - 1]))
     case = Case(operator="Linear", out_channels=16, in_channels=16, members=256)
     one_member_less = Cheating(passing=without_member(100))
     cheats: tuple[tuple[Cheating, Phase, str], ...] = (
         (one_member_less, "forward", "forward of all members: .* is off by"),
         (Cheating(sampling=repeated_members), "step", "members .* have the same noise of weight"),
+        (Cheating(sampling=mirrored_members), "step", "members .* have opposite noise of weight"),
     )
     for scheme, phase, words in cheats:
         assert re.search(f"{words}.*{LATE}", reason_here(case, phase, scheme))
