@@ -5,6 +5,7 @@ import ast
 import msgspec
 
 from esbench.report.analysis.ranking import Recommendation, nearest, recommend
+from esbench.report.tables.console import warnings
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import best_schemes, ranking_sections
 from esbench.report.tables.recommendation import answer, details, figures, training_code
@@ -135,7 +136,7 @@ def test_a_case_that_no_run_ranks_has_no_recommendation() -> None:
 
 
 def test_a_variant_with_impossible_values_is_not_ranked() -> None:
-    """A peak below the output, or a time below the bound, has a reason in place of a rate."""
+    """A peak below the output, or a time below the bound, has a reason in place of a rate, and a warning."""
     big, cached = 2**31, 10**8
     contradictions: tuple[tuple[Phase, float, float, int, str], ...] = (
         ("step", 0, 1, 10**9, "a peak of 1100000 bytes"),
@@ -164,6 +165,7 @@ def test_a_variant_with_impossible_values_is_not_ranked() -> None:
             if ranked.skipped:
                 assert ranked.skipped.reason.startswith("impossible: ")
                 assert words in ranked.skipped.reason
+                assert f"Flipped is not ranked: {ranked.skipped.reason}" in warnings(measured)
 
 
 def test_a_variant_with_a_wrong_phase_is_not_ranked() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from esbench.report import captions
 from esbench.report.analysis.pivot import LATENCY, PEAK, UNMEASURED, Grid, latency_grids, operators
 from esbench.report.analysis.ranking import RankedVariant, Rankings, dense, rankings
+from esbench.report.analysis.roofline import impossible_results
 from esbench.report.tables.ranking import COST, KEPT, PEAK_MEMORY, RATE, RELATIVE_RATE, STEP, ranking_texts
 from esbench.report.tables.table import NOTHING
 from esbench.schema import DENSE, Case, Run, Variant
@@ -59,11 +60,13 @@ def run_summary(run: Run, history: Iterable[Run] = ()) -> str:
 
 
 def warnings(run: Run, history: Iterable[Run] = ()) -> list[str]:
-    """Return warnings on variants that failed, were not checked, or have a small effective population."""
+    """Return warnings on variants that failed, are impossible or not checked, or have a small n_eff."""
     failures = {row.variant.name: one_line(row.reason) for row in run.skipped if row.status == "failed"}
     lines = [cut(f"{name} failed: {reason}") for name, reason in list(failures.items())[:FAILURES]]
     if len(failures) > FAILURES:
         lines.append(f"and {len(failures) - FAILURES} more variants failed: --tables gives the reasons")
+    impossible = {variant.name: reason for (variant, _), reason in impossible_results(run).items()}
+    lines += [cut(f"{name} is not ranked: impossible: {reason}") for name, reason in impossible.items()]
     not_checked: dict[str, dict[str, None]] = {}
     for row in run.measurements:
         for label in row.labels:
