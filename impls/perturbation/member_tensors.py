@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _is_alias_of  # type: ignore[attr-defined]  # torch has no hint
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from impls.perturbation.layer import PerturbedLayer
@@ -155,7 +156,10 @@ def compute_per_member(  # noqa: PLR0913, PLR0917  a call, and where its tensors
         if {values.shape[result.axis + 2]} != repeats:
             message = f"its result has the shape {list(values.shape)}, without an axis of rows"
             raise ValueError(message)
-        return result.join(values)
+        joined = result.join(values)
+        # A copy of what shares memory with parameters, such as expanded ones, because these are not rows.
+        parameters = (x for at, x in inputs.items() if at not in axes)
+        return joined.clone() if any(_is_alias_of(joined, parameter) for parameter in parameters) else joined
 
     return tree_map(join, y)
 

@@ -115,6 +115,13 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (ROWS, 4),
     ),
+    "normal distribution": (
+        lambda: Expression(
+            lambda m, x: torch.distributions.Normal(m.a(x), m.w.exp(), validate_args=False).log_prob(x[:, :3]),
+            w=(3,), a=nn.Linear(4, 3),
+        ),
+        (ROWS, 4),
+    ),
     "deviations of folded rows": (lambda: Expression(folded_policy, w=(3,), a=nn.Linear(4, 3)), (ROWS, 5, 4)),
     "own table": (
         lambda: Expression(
