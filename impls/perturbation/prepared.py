@@ -205,6 +205,15 @@ def trace(
             "values in tensors: call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
+    others = [
+        type(leaf).__name__ for leaf in expected if not isinstance(leaf, Tensor | int | float | str | None)
+    ]
+    if others:
+        message = (
+            f"the forward cannot be prepared: the model returned {others[0]}: return tensors in tuples, "
+            "lists and dictionaries, or call population(x, noise=noise) instead"
+        )
+        raise ValueError(message)
     result = _split(traced, noise.tensors(), Signature.of(noise, args, kwargs), inputs, outputs[0])
     _check_outputs(traced, PreparedForward(result, noise)(*args, **kwargs), expected)
     return result

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -106,6 +107,21 @@ class Remembering(nn.Linear):
         return self.last
 
 
+@dataclass
+class Output:
+    """An output that is no tuple, list or dictionary."""
+
+    y: Tensor
+
+
+class Wrapping(nn.Linear):
+    """A layer that returns an object."""
+
+    def forward(self, input: Tensor) -> Output:  # type: ignore[override]  # noqa: A002  on purpose; torch's name
+        """Wrap the output."""
+        return Output(super().forward(input))
+
+
 class Counting(nn.Linear):
     """A layer whose result depends on a counter outside of the model."""
 
@@ -123,6 +139,7 @@ class Counting(nn.Linear):
         (Branching, "dense", "must not depend on values"),
         (Remembering, "dense", "stores last in its modules"),
         (Counting, "dense", "have another result"),
+        (Wrapping, "dense", "the model returned Output: return tensors in tuples"),
         (nn.Linear, "regenerated", "drawn again in each call"),
     ],
 )
@@ -134,7 +151,8 @@ def test_a_forward_that_cannot_be_prepared_is_refused(
     noise, x = population.sample(0), normal(ROWS, 4)
     with pytest.raises(ValueError, match=words):
         population.prepare(noise, x)
-    assert population(x, noise=noise).shape == (ROWS, 3)
+    y = population(x, noise=noise)
+    assert (y.y if isinstance(y, Output) else y).shape == (ROWS, 3)
 
 
 def test_later_calls_with_other_shapes_or_changed_weights_are_refused() -> None:
