@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from impls.perturbation.function_mode import LayerIndex, RowsAxes
@@ -171,15 +172,17 @@ def restoring(model: nn.Module) -> Iterator[list[str]]:
         A list, which has the names of the changed attributes after the context.
     """
     states: dict[int, _State] = {}
-    for module in model.modules():
-        _save(vars(module), None, states)
+    with DisableTorchFunctionSubclass():  # a value of a perturbed parameter may be stored, but not used
+        for module in model.modules():
+            _save(vars(module), None, states)
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     changed: list[str] = []
     try:
         with torch.random.fork_rng(devices):
             yield changed
     finally:
-        names = [name for state in states.values() for name in state.restore()]
+        with DisableTorchFunctionSubclass():
+            names = [name for state in states.values() for name in state.restore()]
         changed += dict.fromkeys(names)
 
 

@@ -117,8 +117,8 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "normal distribution": (
         lambda: Expression(
-            lambda m, x: torch.distributions.Normal(m.a(x), m.w.exp(), validate_args=False).log_prob(x[:, :3]),
-            w=(3,), a=nn.Linear(4, 3),
+            lambda m, x: torch.distributions.Normal(m.a(x), m.w.exp(), validate_args=False).log_prob(x),
+            w=(4,), a=nn.Linear(4, 4),
         ),
         (ROWS, 4),
     ),

@@ -712,6 +712,16 @@ STORES: dict[str, Callable[[Any, Tensor], object]] = {
 """Changes of an attribute of this name."""
 
 
+def test_a_stored_value_of_a_parameter_does_not_disturb_later_calls() -> None:
+    """The state of a model that stores such a value is restored, too."""
+    model = Storing(lambda model, _: model.log.append(model.bias.exp()))
+    population = impls.perturb(fill(model), impls.Perturbed(), members=MEMBERS, sigma=0.1, warn=False)
+    noise = population.sample(0)
+    population(normal(ROWS, 4), noise=noise)
+    with pytest.raises(ValueError, match="the forward stores log in its modules"):
+        population.prepare(noise, normal(2 * ROWS, 4))
+
+
 @pytest.mark.parametrize(("name", "store"), STORES.items(), ids=STORES)
 def test_a_call_stores_what_one_forward_does(name: str, store: Callable[[Any, Tensor], object]) -> None:
     """A model that stores values is not prepared, because the recorded operations would store nothing."""
