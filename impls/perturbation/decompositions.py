@@ -224,8 +224,19 @@ def _cell(step: _Step) -> Callable[..., Tensor | _State]:
     return run
 
 
+def _normalized_weight(call: Call, direction: Tensor, size: Tensor, dim: int = 0) -> Tensor:
+    """Compute ``torch._weight_norm``, for which torch.vmap warns that it is slow."""
+    # With one more axis, as a norm over no axis would be over all.
+    axes = [axis for axis in range(direction.dim() + 1) if axis != dim]
+    column = call(Tensor.unsqueeze, direction, -1)
+    norm = call(torch.linalg.vector_norm, column, 2, axes, True)  # noqa: FBT003  torch's order
+    weight: Tensor = call(torch.mul, direction, call(torch.div, size, call(Tensor.squeeze, norm, -1)))
+    return weight
+
+
 DECOMPOSITIONS: dict[Callable[..., object], Callable[..., object]] = {
     functional.multi_head_attention_forward: attention,
+    torch._weight_norm: _normalized_weight,  # noqa: SLF001  what weight_norm() calls
     torch.lstm: _recurrent(_lstm_step),
     torch.gru: _recurrent(_gru_step),
     torch.rnn_tanh: _recurrent(_tanh_step),
@@ -235,4 +246,4 @@ DECOMPOSITIONS: dict[Callable[..., object], Callable[..., object]] = {
     torch.rnn_tanh_cell: _cell(_tanh_step),
     torch.rnn_relu_cell: _cell(_relu_step),
 }
-"""For each function of torch, the function that computes it from linear layers."""
+"""For each function of torch, the function that computes it from others."""

@@ -20,6 +20,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
@@ -186,6 +188,7 @@ class PerturbedLayer:
         is_dense = (
             isinstance(module, NORMALIZATIONS)
             or not isinstance(module, SUPPORTED)
+            or is_parametrized(module)
             or weight_name in {"in_proj_bias", "bias_k", "bias_v"}
         )
         groups = None if is_dense else getattr(module, "groups", 1)
@@ -217,8 +220,8 @@ class PerturbedLayer:
 
     @cached_property
     def is_own_parameter(self) -> bool:
-        """Whether the weight is a module's own parameter, and the module is no layer of torch."""
-        return not isinstance(self.module, SUPPORTED)
+        """Whether the weight is a module's own parameter, and not the weight of a layer of torch."""
+        return not isinstance(self.module, SUPPORTED) or is_parametrized(self.module)
 
     @cached_property
     def padding_idx(self) -> int | None:
@@ -700,7 +703,10 @@ def _unsupported_reason(module: nn.Module) -> str:
 
 def _unsupported_option(module: nn.Module) -> str:
     """Return an option of a layer of torch with which it cannot be perturbed, or ``""``."""
-    if is_parametrized(module):
+    hooks = module._forward_pre_hooks.values()  # noqa: SLF001  no public name
+    if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks):
+        options = {"a hook that computes its weight: use torch.nn.utils.parametrizations": True}
+    elif is_parametrized(module) and isinstance(module, (*RECURRENT, nn.MultiheadAttention)):
         options = {"a weight that is computed from other parameters": True}
     elif isinstance(module, nn.Embedding):
         options = {
@@ -715,6 +721,8 @@ def _unsupported_option(module: nn.Module) -> str:
 
 def _parameter_names(module: nn.Module) -> list[tuple[str, str]]:
     """Return the names of a module's weights, each with that of its bias, which the module may not have."""
+    if is_parametrized(module):  # the other parameters are those of modules inside it
+        return [(name, "") for name, _ in module.named_parameters(recurse=False)]
     if isinstance(module, nn.MultiheadAttention):
         names = [name for name, _ in module.named_parameters(recurse=False)]
         if module.in_proj_weight is not None:

@@ -669,7 +669,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
 
     The scheme perturbs the weights of Linear, Embedding, attention, recurrent and (transposed) convolution
     modules. Biases, scales and shifts of normalizations, and a module's own parameters get dense noise; any
-    function may use them. Parameters with ``requires_grad=False`` are not perturbed.
+    function may use them. So do those from which a parametrization, as ``weight_norm``, computes a weight.
+    Parameters with ``requires_grad=False`` are not perturbed.
 
     Args:
         model: any module built of these.

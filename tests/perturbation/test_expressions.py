@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 import impls
 from tests.perturbation.test_models import MEMBERS, ROWS, SCHEMES, TOKENS, tokens
@@ -114,6 +115,15 @@ EXPRESSIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             lambda m, x: torch.cat([m.a(x), m.w.exp().expand_as(x)], -1), w=(4,), a=nn.Linear(4, 3)
         ),
         (ROWS, 4),
+    ),
+    "normalized weights": (
+        lambda: Expression(
+            lambda m, x: m.c(m.a(m.b(x.mT).mT)),
+            a=parametrizations.weight_norm(nn.Linear(6, 3)),
+            c=parametrizations.weight_norm(nn.LayerNorm(3), dim=0),
+            b=parametrizations.spectral_norm(nn.Conv1d(4, 6, 3, groups=2)),
+        ),
+        (ROWS, 5, 4),
     ),
     "normal distribution": (
         lambda: Expression(

@@ -660,13 +660,19 @@ def test_unsupported_layers_are_named_unless_excluded() -> None:
     layers = {
         "words": nn.Embedding(3, 2, max_norm=1.0),
         "bag": nn.EmbeddingBag(3, 2),
+        "norm": nn.utils.spectral_norm(nn.Linear(2, 2)),
+        "memory": nn.utils.parametrizations.weight_norm(nn.LSTM(2, 2), "weight_hh_l0"),
         "head": nn.Linear(2, 2),
     }
     model = nn.ModuleDict(layers)
-    words = r"words \(Embedding with max_norm\), bag \(EmbeddingBag\)"
+    words = (
+        r"words \(Embedding with max_norm\), bag \(EmbeddingBag\), "
+        r"norm \(Linear with a hook that computes its weight: use torch.nn.utils.parametrizations\), "
+        r"memory \(ParametrizedLSTM with a weight that is computed from other parameters\)"
+    )
     with pytest.raises(ValueError, match=words):
         perturb(model)
-    population = perturb(model, exclude=["words", "bag"])
+    population = perturb(model, exclude=["words", "bag", "norm", "memory"])
     assert set(population.perturbation(population.sample(0), 0)) == {"head.weight", "head.bias"}
     # TorchScript calls layer functions that torch's function mode does not see.
     with pytest.raises(ValueError, match="scripted code cannot be perturbed"):
