@@ -171,7 +171,7 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         reference.check_update(population, x, members[:2], step=step)
 
     monkeypatch.setattr("impls.benchmark.workload.REPEATED_CALLS", 2)
-    monkeypatch.setattr(bias, "RUNS", 1)
+    monkeypatch.setattr(bias, "RUNS", 2)
     monkeypatch.setattr(bias, "REPEATED", math.inf)
     monkeypatch.setattr(bias, "TOLERANCE", math.inf)
     monkeypatch.setattr(kappa, "CHECKED_STEPS", 2)

@@ -247,6 +247,31 @@ def keep_core(original: Any, weight: Tensor, stream: NoiseStream) -> Any:
     return replace(original(weight, stream), core=first.core)
 
 
+def shrink_late(original: Any, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+    """Halve the noise after step 2000, as annealing does."""
+    noise: DenseNoise = original(weight, stream)
+    return DenseNoise(noise.values * 0.5) if int(stream.step) > 2000 else noise
+
+
+def repeat_columns_late(original: Any, weight: Tensor, stream: NoiseStream) -> DenseNoise:
+    """Give all inputs of an output the same noise after step 2000."""
+    noise: DenseNoise = original(weight, stream)
+    late = noise.values[..., :1].expand_as(noise.values).clone()
+    return DenseNoise(late) if int(stream.step) > 2000 else noise
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [(shrink_late, "^variance of the noise of weight is"), (repeat_columns_late, "^biased: the mean")],
+)
+def test_noise_is_checked_at_late_steps_too(sample: Method, words: str) -> None:
+    """A scheme that is right at the first steps alone fails the check."""
+    scheme = replace_method(Perturbed(), "sample", sample)
+    case = Case(operator="Linear", out_channels=5, in_channels=6, members=8, dtype="float64")
+    with pytest.raises(WrongResultError, match=words):
+        build(scheme, case, "cpu", 0).verify()
+
+
 @pytest.mark.parametrize(
     ("scheme", "sample"),
     [
