@@ -640,6 +640,21 @@ def trainable_modules(model: nn.Module, excluded: Container[str]) -> dict[str, n
     return modules
 
 
+def check_whole(layers: Iterable["PerturbedLayer"]) -> None:
+    """Check that the parameters are whole tensors.
+
+    Raises:
+        UnsupportedError: one is a part of a tensor that is split over devices.
+    """
+    # Only a DTensor has this attribute. Importing that class takes as long as importing torch.
+    if split := [layer.weight_path for layer in layers if hasattr(layer.weight, "placements")]:
+        message = (
+            f"{', '.join(split)} are split over devices, as by FSDP, and cannot be perturbed: load the whole "
+            "model on each rank, and split the members with impls.shard()"
+        )
+        raise UnsupportedError(message)
+
+
 def check_memory(model: nn.Module, layers: Iterable["PerturbedLayer"]) -> None:
     """Check that no other tensor of the model shares memory with a perturbed parameter.
 

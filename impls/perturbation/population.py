@@ -29,6 +29,7 @@ from impls.perturbation.layer import (
     active_transforms,
     all_finite,
     check_memory,
+    check_whole,
     matching_names,
     perturbed_layers,
     trainable_modules,
@@ -711,6 +712,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
         raise UnsupportedError(message)
+    check_whole(layers)
     check_memory(model, layers)
     check_layer_names(
         STREAMS[stream], (f"{layer.name}.{kind}" for layer in layers for kind in ("weight", "bias"))

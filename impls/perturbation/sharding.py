@@ -4,11 +4,15 @@ What crosses the wire in a step are the fitness of all members and one gradient.
 step and member, so it is drawn where it is used, and results do not depend on the number of ranks.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 import esbench
 from impls.perturbation.errors import UnsupportedError
@@ -18,7 +22,7 @@ from impls.perturbation.population import Population, PopulationNoise, has_utili
 
 def shard(
     population: Population,
-    group: ProcessGroup | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
     *,
     parts: int | None = None,
     ordered: bool = False,
@@ -36,24 +40,30 @@ def shard(
 
     Args:
         population: the population; its model is on this rank's device.
-        group: the ranks that share the population, by default all.
+        group: the ranks that share the population, by default all; or a device mesh with one axis.
         parts: how many parts the population is evaluated in, one after the other on a rank. More parts need
             less memory. By default one part for each rank.
         ordered: add the gradients of the parts in their order, so that the sum has the same bits for every
             number of ranks with the same ``parts``. Then the gradient of each part crosses the wire.
 
     Raises:
-        ValueError: the population cannot be split into that many parts, there are fewer parts than ranks, or
-            ranks have different populations, weights or versions.
+        ValueError: the population cannot be split into that many parts, there are fewer parts than ranks,
+            ranks have different populations, weights, options or versions, or this process is not in the
+            group.
+        RuntimeError: a rank has ended, or the group's time limit is over.
         UnsupportedError: a scheme learns from rows, which are not kept.
     """
+    group = group.get_group() if isinstance(group, DeviceMesh) else group
+    ranks = distributed.get_world_size(group) if distributed.is_initialized() else 1
+    if ranks < 1:
+        message = f"rank {distributed.get_rank()} of all ranks is not in the group: call shard() on its ranks"
+        raise ValueError(message)
+    parts = ranks if parts is None else parts
+    if ranks > 1:  # before all other checks, which then have the same result on all ranks
+        _check_equal_ranks(population, group, {"parts": str(parts), "ordered": str(ordered)})
     if learning := [layer.name for layer in population.layers if layer.learns_from_rows]:
         message = f"layers {learning} learn from the rows of a forward, which a shard does not keep"
         raise UnsupportedError(message)
-    ranks = distributed.get_world_size(group) if distributed.is_initialized() else 1
-    if ranks > 1:
-        _check_equal_ranks(population, group)
-    parts = ranks if parts is None else parts
     return Shard(population, group, split(population, parts, ranks), ordered=ordered)
 
 
@@ -93,14 +103,17 @@ class Shard:
             [members], or [2, members] with antithetic sampling, in float64.
 
         Raises:
-            ValueError: ``evaluate`` returned another shape. If it raises on one rank, the others get NaN for
-                the members of that rank.
+            ValueError: ``evaluate`` returned another shape, or ranks have different steps.
+            RuntimeError: ``evaluate`` raised on another rank, a rank has ended, or the group's time limit is
+                over.
         """
         self._step = self._noise = None
         members, sides = self.population.members, 2 if self.population.antithetic else 1
         device = self.population.layers[0].weight.device
-        fitness = torch.zeros(sides, members, dtype=torch.float64, device=device)
-        own = range(self.own_parts[0].start, self.own_parts[-1].stop)
+        # The fitness of all members, and the step of each rank: NaN if evaluate raised there.
+        values = torch.zeros(sides * members + len(self.parts), dtype=torch.float64, device=device)
+        fitness, steps = values[: sides * members].view(sides, members), values[sides * members :]
+        steps[self.rank] = step
         try:
             for part in self.own_parts:
                 noise = self.population.sample(step, part)
@@ -108,11 +121,11 @@ class Shard:
                 # Noise of a single part is kept for the update; that of several would not fit at once.
                 self._noise = noise if len(self.own_parts) == 1 else None
         except Exception:
-            # The other ranks wait for this sum. They find the NaN.
-            fitness[:, own.start : own.stop] = torch.nan
-            self._sum_over_ranks(fitness)
+            steps[self.rank] = torch.nan  # the other ranks wait for this sum
+            self._sum_over_ranks(values)
             raise
-        self._sum_over_ranks(fitness)  # adding the zeros of other ranks changes no bit
+        self._sum_over_ranks(values)  # adding the zeros of other ranks changes no bit
+        _check_equal_steps(steps.tolist())
         self._step = step
         return fitness if self.population.antithetic else fitness[0]
 
@@ -125,8 +138,37 @@ class Shard:
                 :meth:`evaluate` returned last.
 
         Raises:
-            ValueError: :meth:`evaluate` was not called before, a utility is not finite, or the gradient of a
-                rank is not. All ranks raise it.
+            ValueError: :meth:`evaluate` was not called before, utilities have another shape, or a utility or
+                the gradient of a rank is not finite. All ranks raise it, and ``.grad`` is not changed.
+            RuntimeError: a rank has ended, or the group's time limit is over.
+        """
+        parameters = _parameters(self.population)
+        gradients, failure = list[Tensor](), None
+        try:
+            gradients = self._own_gradients(parameters, utilities)
+        except Exception as error:  # noqa: BLE001  the other ranks wait for the sum, and find the NaN
+            failure = error
+            gradients = [torch.full_like(_concatenate(parameters), torch.nan)] * len(self.own_parts)
+        total = self._sum_in_order(gradients) if self._ordered else self._sum(gradients)
+        if failure is not None:
+            raise failure
+        if not all_finite(total):
+            message = (
+                "the gradient of a rank is not finite: its utilities are not, or are too large, or it has an "
+                "error of its own; see the messages of all ranks"
+            )
+            raise ValueError(message)
+        self._step = self._noise = None
+        sizes = [parameter.numel() for parameter in parameters]
+        for parameter, values in zip(parameters, total.split(sizes), strict=True):
+            gradient = values.view_as(parameter).to(parameter.dtype)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _own_gradients(self, parameters: list[nn.Parameter], utilities: Tensor) -> list[Tensor]:
+        """Return the gradient of each of this rank's parts as a vector.
+
+        Raises:
+            ValueError: as for :meth:`update`.
         """
         if self._step is None:
             message = "update needs the noise of a step: call evaluate(step, ...) first"
@@ -143,26 +185,11 @@ class Shard:
             message = "a utility is not finite: replace it, on all ranks"
             raise ValueError(message)
         utilities = utilities.reshape(2 if antithetic else 1, -1)
-        parameters = _parameters(self.population)
-        gradients, failure = list[Tensor](), None
+        gradients = []
         for part in self.own_parts:
             noise = self._noise or self.population.sample(self._step, part)
-            try:
-                gradients.append(_gradient(self.population, parameters, noise, utilities[:, noise.members]))
-            except ValueError as error:  # the other ranks wait for the sum, and find the NaN
-                failure = error
-                gradients.append(torch.full_like(_concatenate(parameters), torch.nan))
-        self._step = self._noise = None
-        total = self._sum_in_order(gradients) if self._ordered else self._sum(gradients)
-        if failure is not None:
-            raise failure
-        if not all_finite(total):
-            message = "the gradient is not finite on some rank: make the utilities smaller, by centered ranks"
-            raise ValueError(message)
-        sizes = [parameter.numel() for parameter in parameters]
-        for parameter, values in zip(parameters, total.split(sizes), strict=True):
-            gradient = values.view_as(parameter).to(parameter.dtype)
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            gradients.append(_gradient(self.population, parameters, noise, utilities[:, noise.members]))
+        return gradients
 
     def _fitness(self, values: Tensor, members: int) -> Tensor:
         """Return what ``evaluate`` returned as [1, members], or [2, members] with antithetic sampling."""
@@ -185,13 +212,15 @@ class Shard:
             for index in range(len(parts)):
                 gradient = gradients[index] if rank == self.rank else torch.empty_like(total)
                 if len(self.parts) > 1:
-                    distributed.broadcast(gradient, group=self._group, group_src=rank)
+                    with _lost_ranks_named():
+                        distributed.broadcast(gradient, group=self._group, group_src=rank)
                 total += gradient
         return total
 
     def _sum_over_ranks(self, values: Tensor) -> None:
         if len(self.parts) > 1:
-            distributed.all_reduce(values, group=self._group)
+            with _lost_ranks_named():
+                distributed.all_reduce(values, group=self._group)
 
 
 def split(population: Population, parts: int, ranks: int) -> list[list[range]]:
@@ -245,12 +274,38 @@ def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.to(wide).flatten() for tensor in tensors])
 
 
-def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> None:
-    """Raise ValueError on all ranks if one has another population, other weights or other versions."""
-    # To six digits, as devices of two kinds round norms differently.
-    norms = {
-        f"the norm of {name}": f"{parameter.detach().double().norm():.6g}"
-        for name, parameter in population.model.named_parameters()
+@contextmanager
+def _lost_ranks_named() -> Iterator[None]:
+    """Name the usual reasons for an error of a collective, which speaks of sockets."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = (
+            "lost a rank: it has ended, or it took longer than the process group's time limit, which is "
+            "init_process_group(timeout=...); see the messages of all ranks"
+        )
+        raise RuntimeError(message) from error
+
+
+def _check_equal_steps(steps: list[float]) -> None:
+    """Raise an error if ranks have evaluated different steps, or if one raised, whose step is NaN."""
+    for rank, step in enumerate(steps):
+        if math.isnan(step):
+            message = f"evaluate raised an error on rank {rank}: see the messages of that rank"
+            raise RuntimeError(message)
+        if step != steps[0]:
+            message = f"all ranks need one step: it is {steps[0]:.0f} on rank 0, {step:.0f} on rank {rank}"
+            raise ValueError(message)
+
+
+def _check_equal_ranks(
+    population: Population, group: ProcessGroup | None, options: Mapping[str, str]
+) -> None:
+    """Raise ValueError on all ranks if one has another population, other weights, options or versions."""
+    model = population.model
+    checksums = {
+        f"the checksum of {name}": _checksum(tensor)
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers())
     }
     own_settings = {
         "torch": torch.__version__,
@@ -258,10 +313,12 @@ def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> No
         "seed": str(population.seed),
         "sigma": str(population.sigma),
         **population.settings(),
-        **norms,
+        **options,
+        **checksums,
     }
     ranks: list[dict[str, str]] = [{} for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather_object(ranks, own_settings, group=group)
+    with _lost_ranks_named():
+        distributed.all_gather_object(ranks, own_settings, group=group)
     for rank, rank_settings in enumerate(ranks):
         for name in {**ranks[0], **rank_settings}:
             first, value = (settings.get(name, "missing") for settings in (ranks[0], rank_settings))
@@ -270,3 +327,13 @@ def _check_equal_ranks(population: Population, group: ProcessGroup | None) -> No
                     f"all ranks need one population: {name} is {first} on rank 0, {value} on rank {rank}"
                 )
                 raise ValueError(message)
+
+
+def _checksum(tensor: Tensor) -> str:
+    """Return the sum of all numbers with weights from 1 to 2: all orthogonal matrices have the same norm.
+
+    It has six digits, as devices of two kinds round sums differently.
+    """
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    values = tensor.detach().flatten().double()
+    return f"{values @ torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device):.6g}"
