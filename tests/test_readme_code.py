@@ -4,6 +4,9 @@ import copy
 import re
 import runpy
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,39 @@ def test_the_training_example_learns(tmp_path: Path, capsys: pytest.CaptureFixtu
             runpy.run_path(str(file), run_name="__main__")
             errors.append(float(capsys.readouterr().out))
         assert errors[1] < errors[0] / 10
+
+
+def test_several_processes_train_as_one_does_even_if_one_of_them_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher starts the program of the page in two processes, and again after a kill within a step."""
+    text = program("shard.evaluate(step, evaluate)").replace("range(first, 100)", "range(first, 8)")
+    one, two = (tmp_path / name for name in ("one", "two"))
+    for folder in (one, two):
+        folder.mkdir()
+        (folder / "train.py").write_text(text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    update = "    shard.update("
+    assert text.count(update) == 1
+    kill = f"    if step == 4 and shard.rank == 1 and first == 0:\n        os.kill(os.getpid(), 9)\n{update}"
+    (two / "train.py").write_text(text.replace(update, kill))
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    process = subprocess.run(
+        (*command, "--max-restarts=1", "--monitor-interval=0.1", "train.py"),
+        cwd=two,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "exitcode: -9" in process.stderr
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(one)
+    runpy.run_path("train.py", run_name="__main__")
+    assert float(process.stdout) == pytest.approx(float(capsys.readouterr().out), rel=1e-4)
 
 
 def test_the_programs_of_the_page_on_rigl_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
