@@ -208,6 +208,10 @@ def _check_draws(population: Population, draws: Sequence[Mapping[str, Tensor]]) 
         values = torch.stack([draw[name] for draw in draws])
         # Biases have a standard deviation of 1.
         deviation = expected.get(name, values.new_ones(())).expand_as(values[0, 0])
+        if not bool(deviation.isfinite().all()):
+            raise WrongResultError(
+                f"noise_std() is not finite for {name}: return the standard deviation of E_m"
+            )
         varying = deviation > 0
         if bool(values[:, :, ~varying].any()):
             raise WrongResultError(

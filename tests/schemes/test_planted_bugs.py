@@ -204,6 +204,8 @@ BUGS: list[tuple[str, AnyScheme, str, Method, str]] = [
     ("equal antithetic halves", Gates, "node_gradient",
      with_utilities(lambda c: torch.cat([c[: len(c) // 2], -c[len(c) // 2 :]])), UPDATE),
     ("standard deviation of 1", DropoutMask(), "noise_std", with_result(torch.ones_like), "variance"),
+    ("standard deviation of NaN", DropoutMask(), "noise_std", with_result(lambda std: std * float("nan")),
+     r"noise_std\(\) is not finite for weight"),
     ("standard deviation of 0", DropoutMask(), "noise_std", with_result(torch.zeros_like), "is not 0 where"),
 ]  # fmt: skip
 """Name, scheme, method, the method with the bug, and a pattern of the error message."""
