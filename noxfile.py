@@ -114,6 +114,13 @@ def digits(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def scaling(session: nox.Session) -> None:
+    """Time training over 1, 2 and 4 processes in a minute; writes build/reports/scaling.md."""
+    install(session, *PROJECT)
+    session.run("python", "-m", "esbench", "scaling", *session.posargs)
+
+
+@nox.session(default=False)
 def gate(session: nox.Session) -> None:
     """Compare this revision with the merge base, or with `-- --base REV`: is it slower, larger or wrong?"""
     install(session, *PROJECT)

@@ -129,6 +129,22 @@ class Trainer(Protocol):
             UnavailableError: the scheme does not support the network.
         """
 
+    def sharded_step(
+        self,
+        scheme: Any,  # noqa: ANN401  # see the class
+        recipe: Recipe,
+        device: str,
+        group: Any,  # noqa: ANN401  # a torch.distributed.ProcessGroup
+    ) -> tuple[Callable[[int], None], int]:
+        """Return a training step of a network, and the number of its parameters.
+
+        The population is split over the ranks of the group, which all call the step with its number.
+
+        Raises:
+            ValueError: the population cannot be split over these ranks, or the scheme does not support the
+                network.
+        """
+
 
 @singledispatch
 def trainer(scheme: object) -> Trainer | None:  # noqa: ARG001  # dispatched on

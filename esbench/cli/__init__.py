@@ -28,6 +28,7 @@ from esbench.cli import (  # noqa: F401  # each registers its command
     recommend,
     report,
     run,
+    scaling,
 )
 from esbench.cli.options import FAILED, INTERRUPTED, USAGE, app
 from esbench.errors import UserError

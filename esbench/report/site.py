@@ -20,7 +20,7 @@ from esbench.report.tables.table import Section
 from esbench.report.web.render import page as web_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
-from esbench.studies import digits, gate_power, kernels, timer_accuracy
+from esbench.studies import digits, gate_power, kernels, scaling, timer_accuracy
 from esbench.text import escape, file_name, one_line, short_file_name
 
 HISTORY, WEB_PAGE = "history.md", "index.html"
@@ -110,6 +110,7 @@ def render(
         lambda: digits.render(results, out),
         lambda: gate_power.render(results, out),
         lambda: kernels.render(out, selected.runs),
+        lambda: scaling.render(results, out),
     )
     for write_study in studies:
         try:

@@ -1,10 +1,10 @@
-"""Studies: accuracy of the timers, power of the gate, training on digits, goals of kernels."""
+"""Studies: accuracy of the timers, power of the gate, training on digits, scaling, goals of kernels."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from esbench.schema import Environment
-from esbench.text import escape
+from esbench.text import escape, pluralize
 from esbench.units import format_value
 
 
@@ -20,7 +20,7 @@ def origin(study_id: str, started: str, here: Environment, facts: Sequence[str])
     commit = f"commit {here.commit[:7]}" if here.commit else "commit unknown"
     every = [
         f"Study {study_id}, started {started}",
-        f"{here.threads} threads on {escape(here.cpu)}",
+        f"{pluralize(here.threads, 'thread')} on {escape(here.cpu)}",
         commit + (" with uncommitted changes" if here.dirty else ""),
         f"esbench {here.esbench}, torch {here.torch}, Python {here.python}",
         *(f"{name} {version}" for name, version in (("CUDA", here.cuda), ("driver", here.driver)) if version),

@@ -1,17 +1,19 @@
 """Training by evolution strategies, for any model and scheme; the digits study uses it."""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.distributed import ProcessGroup
 
 from esbench.schema import Outcome, Recipe
 from esbench.workload import UnavailableError, trainer
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import perturbed_layers, trainable_modules
-from impls.perturbation.population import Population, perturb
+from impls.perturbation.population import Population, PopulationNoise, perturb
 from impls.perturbation.scheme import AbstractScheme, AnyScheme
+from impls.perturbation.sharding import shard
 from impls.shaping import centered_ranks
 from impls.training import networks
 
@@ -89,6 +91,36 @@ class PopulationTrainer:
         effective = effective_members(model, scheme, recipe.members, x, y) if unbiased else None
         evolve(population, recipe, x, y, seed)
         return Outcome(accuracy=networks.accuracy(model), unbiased=unbiased, effective_members=effective)
+
+    def sharded_step(
+        self, scheme: AnyScheme, recipe: Recipe, device: str, group: ProcessGroup
+    ) -> tuple[Callable[[int], None], int]:
+        """Return a training step on the same batch whose population is split over the ranks of a group.
+
+        Raises:
+            ValueError: the population cannot be split over these ranks, or as for :func:`perturb`.
+        """
+        data, model = networks.digits(), networks.untrained(recipe.network, 0).to(device)
+        population = perturb(
+            model, scheme, members=recipe.members, sigma=recipe.sigma, antithetic=True, warn=False
+        )
+        ranks = shard(population, group)
+        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
+        x = networks.rows_for(model, data.train_x[: recipe.batch]).to(device)
+        y = data.train_y[: recipe.batch].to(device)
+
+        def evaluate(noise: PopulationNoise) -> Tensor:
+            logits = population(population.rows(x, noise), noise=noise)
+            loss = nn.functional.cross_entropy(logits.float(), population.rows(y, noise), reduction="none")
+            return population.fitness(-loss, noise)
+
+        def step(number: int) -> None:
+            fitness = ranks.evaluate(number, evaluate)
+            optimizer.zero_grad()
+            ranks.update(centered_ranks(fitness))
+            optimizer.step()
+
+        return step, sum(parameter.numel() for parameter in model.parameters())
 
 
 @trainer.register(AbstractScheme)
